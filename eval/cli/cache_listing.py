@@ -7,7 +7,6 @@ What a run uses, be it this run or another run that still goes on, is never remo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,33 +40,18 @@ class Entry:
 
 
 def entries(cache: Cache) -> list[Entry]:
-    """Everything that the cache holds; the entry that was used last comes first."""
-    every = [entry for section in SECTIONS for entry in section_entries(cache, section)]
-    return sorted(every, key=lambda entry: -entry.used)
-
-
-def section_entries(cache: Cache, section: str) -> Iterator[Entry]:
-    """The entries of one section; files that vanish meanwhile are left out."""
-    try:
-        paths = sorted((cache.root / section).iterdir())
-    except OSError:  # nothing was ever kept
-        return
-    for path in paths:
-        name = NAMES[section].fullmatch(path.name)
-        files = own_files(section, path)
-        if name and (files or is_empty(path)):
-            with suppress(OSError):
-                stats = [file.stat() for file in files]
-                used = max(stat.st_mtime for stat in [*stats, path.stat()])  # a run that uses an entry touches its path
-                label = label_of(section, path)
-                yield Entry(section, name[1], path, sum(stat.st_size for stat in stats), used, label)
-
-
-def is_empty(path: Path) -> bool:
-    """Whether a path is a folder in which nothing lies, as a killed run may leave one."""
-    with suppress(OSError):  # another run has removed it meanwhile
-        return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
-    return False
+    """Everything that the cache holds, but for what vanishes meanwhile; the entry that was used last comes first."""
+    found = []
+    for section in SECTIONS:
+        with suppress(OSError):  # nothing was ever kept
+            for path in (cache.root / section).iterdir():
+                if files := own_files(section, path):
+                    with suppress(OSError):
+                        stats, key = [file.stat() for file in files], NAMES[section].fullmatch(path.name)
+                        used = max(stat.st_mtime for stat in [*stats, path.stat()])  # a run that uses it touches it
+                        size = sum(stat.st_size for stat in stats)
+                        found.append(Entry(section, key[1] if key else "", path, size, used, label_of(section, path)))
+    return sorted(found, key=lambda entry: (-entry.used, entry.path))
 
 
 def label_of(section: str, path: Path) -> str:
@@ -99,14 +83,12 @@ def prune(cache: Cache, limit: int) -> tuple[list[Entry], int]:
 
 def remove(cache: Cache, entry: Entry) -> bool:
     """Delete one entry and say whether it is gone; an entry that a run uses or locks, or that resists, stays."""
-    try:
-        with cache.lock(entry.section, entry.key).acquire(timeout=0):
-            if entry.key in cache.used_by_runs():  # asked now: a run may have begun since the entries were listed
-                return False
-            cache.remove(entry.section, entry.path)
-        remove_lock(cache.path(entry.section, entry.key, ".lock"))
-    except (Timeout, OSError):
-        return False
+    lock = cache.path(entry.section, entry.key, ".lock")
+    with suppress(Timeout, OSError):
+        with cache.lock_at(lock).acquire(timeout=0):
+            if entry.key not in cache.used_by_runs():  # asked now: a run may have begun since the entries were listed
+                cache.remove(entry.section, entry.path)
+        remove_lock(lock)
     return not own_files(entry.section, entry.path)
 
 
@@ -121,21 +103,11 @@ def limited(cache: Cache, limit: int) -> str:
 
 
 def listing(cache: Cache) -> tuple[Table, str]:
-    """(a table with a row for every entry, a line with the sums of each section)."""
-    found = entries(cache)
-    drawn = Table("what", "of", "size", "last used", "key")
-    for entry in found:
+    """(a table with a row for every entry, a line with the sums of each section: ``3 scores 1.2 MB, 4 GB in all``)."""
+    drawn, sizes = Table("what", "of", "size", "last used", "key"), dict[str, list[int]]()
+    for entry in entries(cache):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         drawn.add_row(MEANING[entry.section], Text(entry.label), bytes_in_words(entry.size), when, entry.key[:8])
-    return drawn, f"{cache.root}: {sums(found)}"
-
-
-def sums(found: Iterable[Entry]) -> str:
-    """``3 scores 1.2 MB, ..., 4 GB in all``."""
-    listed = list(found)
-    parts = []
-    for section in SECTIONS:
-        sizes = [entry.size for entry in listed if entry.section == section]
-        if sizes:
-            parts.append(f"{len(sizes)} {section} {bytes_in_words(sum(sizes))}")
-    return ", ".join([*parts, f"{bytes_in_words(sum(entry.size for entry in listed))} in all"])
+        sizes.setdefault(entry.section, []).append(entry.size)
+    parts = [f"{len(sizes[name])} {name} {bytes_in_words(sum(sizes[name]))}" for name in SECTIONS if name in sizes]
+    return drawn, f"{cache.root}: {', '.join([*parts, f'{bytes_in_words(sum(map(sum, sizes.values())))} in all'])}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from compare_q import backends
@@ -14,21 +13,8 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run import jobs
 from compare_q.eval.run.hosts import Hosts
-from compare_q.eval.run.jobs import Job
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import windows
-
-
-@dataclass(frozen=True)
-class Checked:
-    """``lines`` say what would run, and what the doctor finds; ``problems`` why something would not.
-
-    ``is_wrong``: a number or an answer of a model would be wrong.
-    """
-
-    lines: list[str]
-    problems: list[str]
-    is_wrong: bool
 
 
 def check(
@@ -38,8 +24,9 @@ def check(
     cache: Cache,
     progress: Progress,
     hosts: Hosts,
-) -> Checked:
-    """What would run, and what is wrong; ``texts``: by their names.
+) -> tuple[list[str], list[str], bool]:
+    """(lines on what would run, and what the doctor finds; why something would not; whether a number or an answer of a
+    model would be wrong).  ``texts``: by their names.
 
     A text that is on this machine, or whose tokens the cache holds, is tokenized, so that its windows can be counted;
     the hub is only asked which files it has.
@@ -53,35 +40,30 @@ def check(
             missing = downloads(spec, cache)
             if not missing:
                 found[name] = windows.build(spec, n_windows, cache, progress)
-            told = [f"data: {windows.in_words(spec, found.get(name))}", *missing]
-            lines += [f"{title}{line.removeprefix('data')}" for line in told]
+            lines.append(f"{title}: {windows.in_words(spec, found.get(name))}")
+            lines += [f"{title}: {line}" for line in missing]
         except InputError as error:
             problems.append(f"{title}: {error}")
     longest = max(found[name].length if name in found else spec.longest for name, spec in texts.items())
     planned, refused = jobs.plan(model_specs, longest, hosts)
     problems += refused
+    reference = next((Path(job.request.model_dir) for job in planned if job.spec.is_reference), None)
+    named = {name if len(texts) > 1 else "": data for name, data in found.items()}
     for job in planned:
+        label, folder = job.request.label, job.request.model_dir
+        line = f"{label}: {job.engine} ({' '.join(job.described.installed or ()).strip()}), {folder}"
         try:
-            lines += model_lines(job)
-            said, is_wrong = examined(job, planned)
-            lines, wrong = lines + said, wrong or is_wrong
+            with backends.suggest_engine():
+                lines.append(f"{line}, {job.files.would_fetch()}" if job.is_remote else line)
+            said, is_wrong = ([], False) if job.is_remote else doctor.short_form(label, Path(folder), reference)
         except InputError as error:
-            problems.append(f"{job.request.label}: {error}")
+            problems.append(f"{label}: {error}")
             continue
+        lines, wrong = lines + said, wrong or is_wrong
         if job.described.silence:
-            problems.append(f"{job.request.label}: {job.described.silence}")
-        named = {name if len(texts) > 1 else "": data for name, data in found.items()}
+            problems.append(f"{label}: {job.described.silence}")
         problems += jobs.vocabulary_problems(job, named)
-    lines += filter(None, [jobs.emulated_dtypes(planned)])
-    return Checked(lines, problems, wrong)
-
-
-def examined(job: Job, planned: Sequence[Job]) -> tuple[list[str], bool]:
-    """The doctor's lines on a model that is on this machine, and whether something is wrong with it."""
-    if job.is_remote:
-        return [], False
-    reference = next((Path(each.request.model_dir) for each in planned if each.spec.is_reference), None)
-    return doctor.short_form(job.request.label, Path(job.request.model_dir), reference)
+    return [*lines, *filter(None, [jobs.emulated_dtypes(planned)])], problems, wrong
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
@@ -94,15 +76,7 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
         if not hub.is_hub_id(name):
             raise
         size = hub.would_fetch(name, spec.tokenizer_revision, hub.TOKENIZER_FILES)
-        missing.append(f"data: the tokenizer of {name}, {size}")
+        missing.append(f"the tokenizer of {name}, {size}")
     if what := windows.would_fetch(spec, cache, tokenizer_is_here=not missing):
-        missing.append(f"data: {what}")
+        missing.append(what)
     return missing
-
-
-def model_lines(job: Job) -> list[str]:
-    """A model in one line, with what of its files would be downloaded."""
-    version = " ".join(job.described.installed or ())
-    line = f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}"
-    with backends.suggest_engine():
-        return [f"{line}, {job.files.would_fetch()}" if job.is_remote else line]

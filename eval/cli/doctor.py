@@ -6,32 +6,47 @@ No engine loads a weight.  Exit status: 0; 1 if a number or an answer would be w
 from __future__ import annotations
 
 import argparse
+import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import comparison, parameters
-from compare_q.backends.checkpoint.doctor.comparison import LayerError
+from compare_q.backends.checkpoint.doctor.comparison import LayerError, worst_first
 from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded
 from compare_q.backends.common.messages import printable
 from compare_q.backends.layers.groups import AFTER_LOADING, PLAIN, groups_from_json, short_kernel_name
+from compare_q.backends.layers.names import NUMBER
 from compare_q.backends.layers.schemes import UNKNOWN
-from compare_q.eval.cli import doctor_errors
 from compare_q.eval.common.processes import apart
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 
 TITLE_WIDTH = 11
 NOTHING = "nothing wrong found"
+WORST = 10
+"""Matrices in the table; the picture has all."""
+HEIGHT = 6.5
+IN_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.(.+)$")
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
+MARKERS = "osD^vP*X<>"
+SPREAD = 5
+"""From this ratio of largest to smallest error on the y axis is logarithmic."""
+NUMBERED = 3
+"""How many of the worst matrices have their layer's number beside them."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,8 +66,11 @@ def run(args: argparse.Namespace) -> int:
             examination = examination.with_findings(*comparison.findings(errors))
         print(*([""] if number else []), *map(printable, lines(examination, here.get(patient, []))), sep="\n")
         if against is not None and patient != against:
-            doctor_errors.show(errors, Console())
-            draw(args, patient, errors)
+            show(errors, Console())
+            if args.plot_file:
+                title = args.title or f"Weights of {patient.path.name} against {Path(args.against).name}"
+                draw(errors, args.plot_file, title, dark=args.dark)
+                print(f"plot: {args.plot_file}")
         wrong = wrong or examination.is_wrong
     return 1 if wrong else 0
 
@@ -159,16 +177,78 @@ def compared(patient: Patient, against: Patient, progress: Progress) -> list[Lay
         return list(comparison.layer_errors(model, reference, phase.advance))
 
 
-def draw(args: argparse.Namespace, patient: Patient, errors: Sequence[LayerError]) -> None:
-    """The picture of the errors, if one is asked for."""
-    if args.plot_file is None:
-        return
-    title = args.title or f"Weights of {patient.path.name} against {Path(args.against).name}"
-    try:
-        doctor_errors.draw(errors, args.plot_file, title, dark=args.dark)
-    except OSError as error:
-        raise InputError(f"{args.plot_file}: could not be written: {error.strerror}") from None
-    print(f"plot: {args.plot_file}")
+def show(errors: Sequence[LayerError], console: Console) -> None:
+    """Print the worst matrices, the kinds of layers (the worst median first), and what was not compared.
+
+    InputError if nothing was compared.
+    """
+    ranked = worst_first(errors)
+    if ranked:
+        worst = [
+            (printable(layer.name), layer.stored, f"{layer.error:.5f}", f"{layer.scale:.5f}")
+            for layer in ranked[:WORST]
+        ]
+        console.print(table(("worst matrices", "stored", "relative error", "scale"), worst))
+        kinds: dict[str, list[float]] = {}
+        for layer in ranked:
+            kinds.setdefault(NUMBER.sub("*", layer.name), []).append(layer.error or 0.0)
+        rows = [
+            (printable(kind), f"{len(values):,}", f"{median(values):.5f}", f"{max(values):.5f}")
+            for kind, values in sorted(kinds.items(), key=lambda item: -median(item[1]))
+        ]
+        console.print(table(("kind of layer", "matrices", "median error", "largest"), rows))
+    left_out = Counter(layer.note for layer in errors if layer.error is None)
+    for note, count in left_out.items():
+        name = next(layer.name for layer in errors if layer.note == note)
+        more = f" (and {count - 1:,} more)" if count > 1 else ""
+        console.print(f"{printable(name)}{more}: {printable(note)}", markup=False, highlight=False, soft_wrap=True)
+    if not ranked:
+        raise InputError("--against: no matrix of the model could be compared with the reference's")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    made = Table(title=None)
+    made.add_column(columns[0], overflow="fold")
+    for name in columns[1:]:
+        made.add_column(name, justify="right")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def draw(errors: Sequence[LayerError], file: Path, title: str, *, dark: bool = False) -> None:
+    """Draw the errors above zero over the number of the decoder layer, kinds of layers in colours."""
+    from matplotlib.ticker import MaxNLocator
+
+    from compare_q.eval.plots import style
+
+    shown = [(layer.name, layer.error) for layer in worst_first(errors) if layer.error and math.isfinite(layer.error)]
+    points = [(match[1], match[2], error) for name, error in shown if (match := IN_LAYER.search(name))]
+    kinds: dict[str, list[tuple[int, float]]] = {}
+    for number, rest, error in points:  # the experts of a layer are one kind
+        kinds.setdefault(re.sub(r"\.\d+(?=\.)", ".*", rest), []).append((int(number), error))
+    subtitle = "relative error of each dequantized matrix, ||W_q - W|| / ||W||"
+    with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
+        for at, (kind, line) in enumerate(sorted(kinds.items())):
+            axes.plot(
+                *zip(*sorted(line), strict=True), label=kind, color=COLOURS[at % len(COLOURS)], linewidth=1,
+                marker=MARKERS[at % len(MARKERS)], markersize=5,
+            )  # fmt: skip
+        if shown and shown[0][1] > SPREAD * shown[-1][1]:
+            axes.set_yscale("log")
+            style.log_ticks(axes.yaxis)
+        for number, _, error in points[:NUMBERED]:
+            axes.annotate(
+                number, (int(number), error), (0, 7), textcoords="offset points", ha="center", size=11,
+                color=theme.ink, path_effects=style.halo(theme),
+            )  # fmt: skip
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("decoder layer")
+        axes.set_ylabel("relative error")
+        if kinds:
+            figure.legend(loc="outside right upper")
+        style.save_figure(figure, file)
 
 
 def short_form(name: str, path: Path, reference: Path | None) -> tuple[list[str], bool]:

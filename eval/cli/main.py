@@ -148,10 +148,11 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: 
     """``--check``: print what would run and what is wrong."""
     from compare_q.eval.cli import checking
 
-    checked = checking.check(texts, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args))
-    for line in checked.lines:
-        print(printable(line))
-    return complain("\n".join(checked.problems)) or int(checked.is_wrong)
+    lines, problems, is_wrong = checking.check(
+        texts, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args)
+    )
+    print(*map(printable, lines), sep="\n")
+    return complain("\n".join(problems)) or int(is_wrong)
 
 
 def show_cache(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -52,24 +52,9 @@ def default_root() -> Path:
     return Path(chosen) if chosen else user_cache_path("compare_q", appauthor=False)
 
 
-class NoLock:
-    """In the place of a lock in a cache that cannot be written, and so is not changed by this run."""
-
-    def acquire(self, timeout: float | None = None) -> nullcontext[None]:
-        """Nothing is held."""
-        return nullcontext()
-
-    def release(self) -> None:
-        """Nothing was held."""
-
-    def __enter__(self) -> None:
-        """Nothing is held."""
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was held."""
-
-
-Lock: TypeAlias = FileLock | NoLock
+NoLock = threading.Semaphore
+"""A new one is in the place of a lock in a cache that cannot be written, and so is not changed by this run."""
+Lock: TypeAlias = FileLock | threading.Semaphore
 
 
 class Cache:

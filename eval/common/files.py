@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +19,7 @@ def replacing(target: Path) -> Iterator[Path]:
     What a link leads to is replaced, and not the link; the mode of the old file is kept.  A device or a pipe is not
     replaced, but gets the content: if root renamed a file over /dev/null, every program would write into that.  So does
     a file that may be written and not replaced: a mount point, as of ``docker -v``, or another user's in /tmp.  OSError
-    if the target is a folder, cannot be written, or is a pipe that nobody reads.
+    if the target is a folder or cannot be written.
     """
     if json_files.is_file(target) or not json_files.exists(target):
         real = Path(os.path.realpath(target))
@@ -32,34 +30,15 @@ def replacing(target: Path) -> Iterator[Path]:
                 shutil.copymode(real, temporary)
             try:
                 os.replace(temporary, real)
-            except OSError as error:
-                if error.errno not in (errno.EBUSY, errno.EPERM, errno.EXDEV) or not json_files.is_file(real):
+            except OSError:
+                if not json_files.is_file(real):
                     raise
-                write_through(temporary, real)
+                real.write_bytes(temporary.read_bytes())
         return
     with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
         temporary = Path(folder) / "content"
         yield temporary
-        write_through(temporary, target)
-
-
-def write_through(source: Path, target: Path) -> None:
-    """Give what is at the target the content of a file."""
-    with source.open("rb") as content, open(target, "wb", opener=at_once) as stream:
-        shutil.copyfileobj(content, stream)
-
-
-def at_once(file: str, _: int) -> int:
-    """An opener for writing that neither waits for a pipe's reader nor writes over a disk; afterwards writing waits."""
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        raise OSError(error.errno, "nobody reads from it") if error.errno == errno.ENXIO else error from None
-    if stat.S_ISBLK(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ENOTSUP, "it is a disk")
-    os.set_blocking(descriptor, True)
-    return descriptor
+        target.write_bytes(temporary.read_bytes())
 
 
 def is_writable(target: Path) -> bool:

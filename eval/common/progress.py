@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
-from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from compare_q.backends.common.messages import bytes_in_words, printable
@@ -43,17 +42,6 @@ class EtaColumn(ProgressColumn):
         return Text(f"ETA {minutes // 60}:{minutes % 60:02d}:{seconds:02d}", style="cyan")
 
 
-class Bar(BarColumn):
-    """A bar that follows the clock where only the expected duration is known."""
-
-    def render(self, task: Task) -> ProgressBar:
-        drawn = super().render(task)
-        expected = task.fields.get("expected")
-        if expected and task.elapsed is not None and not task.finished:
-            drawn.total, drawn.completed = expected, min(task.elapsed, 0.99 * expected)
-        return drawn
-
-
 class Counter(ProgressColumn):
     """``3/16 windows``, or without the total where that is not known."""
 
@@ -68,10 +56,10 @@ class Counter(ProgressColumn):
 
 @dataclass
 class Phase:
-    """One running phase; ``seconds`` is set when it ends."""
+    """One running phase; ``say`` prints one line above the bar, ``seconds`` is set when it ends."""
 
     unit: str
-    tell: Callable[[str], None] = print
+    say: Callable[[str], None]
     rich: RichProgress | None = None
     task: TaskID | None = None
     done: int = 0
@@ -88,10 +76,6 @@ class Phase:
         """Set the ``total`` number of units, which was not known at the start."""
         if self.rich is not None and self.task is not None:
             self.rich.update(self.task, total=total)
-
-    def say(self, line: str) -> None:
-        """Print one line of plain text above the bar."""
-        self.tell(line)
 
 
 class Progress:
@@ -141,7 +125,7 @@ class Progress:
         """A live display on the terminal."""
         columns = (
             SpinnerColumn(), TextColumn("{task.description}", markup=False),
-            Bar(), Counter(), TimeElapsedColumn(), EtaColumn(),
+            BarColumn(), Counter(), TimeElapsedColumn(), EtaColumn(),
         )  # fmt: skip
         # Redirected, sys.stdout and sys.stderr would print above the bar what an engine says, past its log file: 36
         # lines of three models (vLLM's logging, bars of Transformers and tqdm).

@@ -255,14 +255,6 @@ def test_a_file_named_as_a_data_set(compare_q: Run, write_specs: Specs, toy_text
     assert 'is a file; give "dataset": "text" and the file as "path"' in ran.err
 
 
-def test_half_a_surrogate_pair_is_no_text(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    (tmp_path / "web.jsonl").write_text('{"text": "good"}\n{"text": "bad \\ud800"}\n')
-    data, spec = write_specs(path=str(tmp_path / "web.jsonl"))
-    ran = compare_q("-d", data, "-m", spec)
-    assert ran.status == 2
-    assert "line 2: text: no Unicode text" in ran.err
-
-
 @pytest.mark.parametrize(("rows", "gold"), [([], "9 windows, 891"), (["-r", "2"], "2 windows, 198")])
 def test_check_counts_windows_and_tokens(compare_q: Run, write_specs: Specs, rows: list[str], gold: str) -> None:
     data, spec = write_specs()

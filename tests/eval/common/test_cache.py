@@ -157,7 +157,7 @@ def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monk
     monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)  # root may write everywhere
     cache = Cache(tmp_path)
     cache.use("tokens", KEY)
-    with cache.lock("tokens", KEY), cache.lock("tokens", KEY).acquire(timeout=0):
+    with cache.lock("tokens", KEY), cache.lock("tokens", KEY):
         assert cache.path("tokens", KEY, ".npz").read_bytes() == b"tokens"
     assert refusal(cache.check_writable) == f"--cache-dir: {tmp_path}: cannot be written: it may only be read"
     assert cache.used_by_runs() == set()

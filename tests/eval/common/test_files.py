@@ -69,8 +69,6 @@ def test_a_pipe_gets_the_content_also_through_a_link(tmp_path: Path) -> None:
     os.close(reader)
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
     assert link.is_symlink()
-    with pytest.raises(OSError, match="nobody reads from it"):
-        write(pipe)
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.progress import Progress as RichProgress
-from rich.progress import TextColumn
 
-from compare_q.eval.common.progress import Bar, EtaColumn, Progress
+from compare_q.eval.common.progress import EtaColumn, Progress
 from tests.support import ROOT
 
 
@@ -124,32 +123,11 @@ def test_what_an_engine_says_never_stands_between_bars(tmp_path: Path) -> None:
     assert b"after it" in shown
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_eta_of_a_phase_whose_duration_is_expected() -> None:
-    """After 30 of 90 expected seconds one minute is left, and a third of the bar is filled."""
-    clock = Clock()
-    progress = RichProgress(TextColumn("{task.description}"), Bar(), EtaColumn(), get_time=clock, auto_refresh=False)
-    number = progress.add_task("loading", total=None, expected=90.0)
-    task = progress.tasks[number]
-    clock.now = 30.0
-    assert EtaColumn().render(task).plain == "ETA 0:01:00"
-    drawn = Bar().render(task)
-    assert (drawn.completed, drawn.total) == (30.0, 90.0)
-    clock.now = 500.0
-    assert EtaColumn().render(task).plain == "ETA 0:00:00"
-    assert Bar().render(task).completed < 90.0
-
-
-def test_unknown_duration_is_said() -> None:
-    progress = RichProgress(auto_refresh=False)
-    number = progress.add_task("loading", total=None, expected=None)
-    assert EtaColumn().render(progress.tasks[number]).plain == "ETA -:--:--"
+@pytest.mark.parametrize(
+    ("expected", "now", "gold"), [(90.0, 30.0, "0:01:00"), (90.0, 500.0, "0:00:00"), (None, 30.0, "-:--:--")]
+)
+def test_eta_of_a_phase_whose_duration_is_expected_or_not_known(expected: float | None, now: float, gold: str) -> None:
+    times = iter([0.0])
+    progress = RichProgress(get_time=lambda: next(times, now), auto_refresh=False)
+    progress.add_task("loading", total=None, expected=expected)
+    assert EtaColumn().render(progress.tasks[0]).plain == f"ETA {gold}"

@@ -17,7 +17,7 @@ from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import comparison
 from compare_q.backends.checkpoint.doctor.comparison import LayerError, layer_errors
 from compare_q.backends.checkpoint.gguf import read_model
-from compare_q.eval.cli import doctor_errors
+from compare_q.eval.cli import doctor
 from tests.support.toy import TOY_VOCAB, refusal
 from tests.support.transformers_models import changed
 
@@ -196,5 +196,5 @@ def test_gguf_of_a_language_model_that_the_hub_has_with_a_tower(toy_model: Path,
 def test_nothing_compared_is_said_after_why() -> None:
     console = Console(file=io.StringIO())
     left_out = [LayerError("a", "", 1, note="not compared: shapes 1x2 and 2x1")]
-    assert refusal(lambda: doctor_errors.show(left_out, console)).startswith("--against: no matrix")
+    assert refusal(lambda: doctor.show(left_out, console)).startswith("--against: no matrix")
     assert console.file.getvalue() == "a: not compared: shapes 1x2 and 2x1\n"
