@@ -80,12 +80,6 @@ class Conversations:
         """The conversations that the windows are of."""
         return len(set(self.begins))
 
-    def nothing_scored(self, spec: DataSpec) -> str:
-        """Why there is no window, and what to look at."""
-        longer = f", and {self.too_long:,} are longer than eval_len" if self.too_long else ""
-        roles = ", ".join(spec.score_roles)
-        return f"score_roles: none of {self.total:,} conversations has a token of {roles} in a window{longer}"
-
     def subtitle(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
         """The line below a title, e.g. ``ultrachat, 200 conversations, 61,234 scored tokens of the assistant``."""
         split = "" if n_windows == self.scored else f" in {n_windows:,} windows"
@@ -231,7 +225,9 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
         every = cutting.by_method(text, spec)
     taken = every[: max_rows or None] if asked is None else every[: len(asked.begins)]
     if not taken and talks is not None:
-        raise InputError(talks.nothing_scored(spec))
+        longer = f", and {talks.too_long:,} are longer than eval_len" if talks.too_long else ""
+        what = f"{talks.total:,} conversations has a token of {', '.join(spec.score_roles)} in a window"
+        raise InputError(f"score_roles: none of {what}{longer}")
     if not taken:
         least = cutting.least_tokens(spec.method, spec.eval_len)
         raise InputError(f"eval_len: the text has {len(text.ids)} tokens, one window takes {least}; shorten eval_len")

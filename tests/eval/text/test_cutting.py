@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
-from compare_q.eval.specs.types import Long, Method
+from compare_q.eval.specs.types import Long
 from compare_q.eval.text import cutting
 from compare_q.eval.text.cutting import Cut
 
@@ -48,41 +48,28 @@ def test_exllamav3_starts(n_tokens: int, eval_len: int, stride: int, gold: list[
     assert [cut.start for cut in cutting.exllamav3(text(n_tokens), eval_len, stride)] == gold
 
 
-def test_exllamav3() -> None:
-    gold = [(0, [10, 11, 12, 13], 1), (2, [12, 13, 14, 15], 1), (4, [14, 15, 16, 17], 1)]
-    assert plain(cutting.exllamav3(text(10), 4, 2)) == gold
-    assert {cut.spans for cut in cutting.exllamav3(text(10), 4, 2, warmup=2)} == {((3, 4),)}
-
-
 @pytest.mark.parametrize(
-    ("n_tokens", "eval_len", "bos", "gold"),
+    ("method", "n_tokens", "eval_len", "bos", "gold"),
     [
-        (11, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3)]),
-        (12, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3), (8, [18, 19, 20, 21], 3)]),  # an exact last
-        (11, 4, BOS, [(0, [90, 11, 12, 13], 3), (4, [90, 15, 16, 17], 3)]),
-        (11, 5, BOS, [(0, [90, 11, 12, 13, 14], 3), (5, [90, 16, 17, 18, 19], 3)]),  # first = 5 / 2 = 2; 3 and 4
-        (3, 3, None, [(0, [10, 11, 12], 2)]),
-        (3, 4, None, []),
+        ("llamacpp", 11, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3)]),
+        ("llamacpp", 12, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3), (8, [18, 19, 20, 21], 3)]),
+        ("llamacpp", 11, 4, BOS, [(0, [90, 11, 12, 13], 3), (4, [90, 15, 16, 17], 3)]),
+        # The first one is 5 / 2 = 2: positions 3 and 4 are scored.
+        ("llamacpp", 11, 5, BOS, [(0, [90, 11, 12, 13, 14], 3), (5, [90, 16, 17, 18, 19], 3)]),
+        ("llamacpp", 3, 3, None, [(0, [10, 11, 12], 2)]),
+        ("llamacpp", 3, 4, None, []),
+        # ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``, ``[:, 1:]`` of it scored.
+        ("gptq", 11, 4, None, [(0, [10, 11, 12, 13], 1), (4, [14, 15, 16, 17], 1)]),
+        ("gptq", 12, 4, None, [(0, [10, 11, 12, 13], 1), (4, [14, 15, 16, 17], 1), (8, [18, 19, 20, 21], 1)]),
+        ("gptq", 4, 4, None, [(0, [10, 11, 12, 13], 1)]),
+        ("gptq", 3, 4, None, []),
     ],
-)
-def test_llamacpp(n_tokens: int, eval_len: int, bos: int | None, gold: Any) -> None:
+)  # fmt: skip
+def test_windows_that_follow_one_another(method: str, n_tokens: int, eval_len: int, bos: int | None, gold: Any) -> None:
     ids = text(n_tokens)
-    assert plain(cutting.llamacpp(ids, eval_len, bos)) == gold
+    cuts = cutting.llamacpp(ids, eval_len, bos) if method == "llamacpp" else cutting.gptq(ids, eval_len)
+    assert plain(cuts) == gold
     assert ids.tolist() == text(n_tokens).tolist()  # BOS goes into copies
-
-
-@pytest.mark.parametrize(
-    ("n_tokens", "gold"),
-    [
-        (11, [(0, [10, 11, 12, 13], 1), (4, [14, 15, 16, 17], 1)]),
-        (12, [(0, [10, 11, 12, 13], 1), (4, [14, 15, 16, 17], 1), (8, [18, 19, 20, 21], 1)]),  # an exact last one
-        (4, [(0, [10, 11, 12, 13], 1)]),
-        (3, []),
-    ],
-)
-def test_gptq(n_tokens: int, gold: Any) -> None:
-    """``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``, ``[:, 1:]`` of it scored."""
-    assert plain(cutting.gptq(text(n_tokens), 4)) == gold
 
 
 # lm_eval.utils of lm-eval 0.4.13: make_disjoint_window of each of get_rolling_token_windows(tokens, 90, L, 1), as
@@ -135,24 +122,6 @@ def test_once(n_tokens: int, eval_len: int, stride: int, gold: Any) -> None:
     cuts = cutting.once(text(n_tokens), eval_len, stride)
     assert plain(cuts) == gold
     assert scored(cuts) == list(range(1, n_tokens))
-
-
-@pytest.mark.parametrize("method", get_args(Method))
-def test_least_tokens(method: Method) -> None:
-    """A text of so many tokens has a window, one of a token less has none."""
-    least = cutting.least_tokens(method, 6)
-
-    def count(n: int) -> int:
-        found = {
-            "exllamav3": cutting.exllamav3(text(n), 6, 6),
-            "llamacpp": cutting.llamacpp(text(n), 6, None),
-            "lm_eval": cutting.lm_eval(text(n), np.array([n]), 6, 90),
-            "gptq": cutting.gptq(text(n), 6),
-            "once": cutting.once(text(n), 6, 3),
-        }
-        return len(found[method])
-
-    assert (count(least - 1), count(least)) == (0, 1)
 
 
 @pytest.mark.parametrize(

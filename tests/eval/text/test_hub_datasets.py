@@ -139,8 +139,8 @@ def test_the_client_refuses_a_bare_name(client: Client) -> None:
     answer = client.answer('import datasets\ndatasets.load_dataset("wikitext", "wikitext-2-raw-v1", split="test")')
     assert answer["kind"] == "HfUriError"
     assert refusal(client, dataset="wikitext") == (
-        "dataset 'wikitext': cannot load wikitext: no known name; data sets of the hub are named owner/name: "
-        "this one is 'Salesforce/wikitext' (did you mean 'wikitext2'?)"
+        "dataset 'wikitext': cannot load wikitext: no known name; data sets of the hub are named owner/name "
+        "(did you mean 'wikitext2'?)"
     )
     assert refusal(client, dataset="wikki2") == (
         "dataset 'wikki2': cannot load wikki2: no known name; data sets of the hub are named owner/name "

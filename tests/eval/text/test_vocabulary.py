@@ -46,16 +46,6 @@ def disagreement(model: Path, data: Path) -> str:
     return vocabulary.disagreement(model, data, trusted=False, data_trusted=False)
 
 
-def test_ordinary_tokens_are_those_of_the_text(tmp_path: Path) -> None:
-    """One token a byte; the special token 256 is none of them, an added token that is not special is."""
-    assert loaded(toy_tokenizer(tmp_path / "plain")).keys() == set(range(256))
-    found = loaded(toy_tokenizer(tmp_path / "added", added(257, "<image>", special=True)))
-    assert found.keys() == set(range(256))
-    found = loaded(toy_tokenizer(tmp_path / "word", added(257, "word", special=False)))
-    assert found.keys() == {*range(256), 257}
-    assert (found[0], found[A], found[B], found[257]) == ("!", "a", "b", "word")
-
-
 def test_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
     text = refusal(vocabulary.load_tokenizer, tmp_path, trust_remote_code=False)
     assert text.startswith(f"tokenizer_dir: {tmp_path}: no usable tokenizer: ")
@@ -73,11 +63,38 @@ def test_digest_follows_content_and_not_order() -> None:
     assert len({digest, *(vocabulary.digest(other) for other in others)}) == 6
 
 
-def test_a_swapped_pair_is_a_disagreement(tmp_path: Path) -> None:
-    """The lowest id is named, with what it stands for on both sides."""
-    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", swap)
-    assert disagreement(model, data) == f"token {A} is 'b' in {model} and 'a' in {data}"
-    assert disagreement(data, model) == f"token {A} is 'a' in {data} and 'b' in {model}"
+def renamed(content: dict[str, Any]) -> None:
+    """Another name of the one special token."""
+    content["added_tokens"][0]["content"] = "<|stop|>"
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "config", "gold"),
+    [
+        ("same", "same", {}, ""),
+        ("same", "swapped", {}, f"token {A} is 'b' in {{model}} and 'a' in {{data}}"),  # the lowest id
+        ("swapped", "same", {}, f"token {A} is 'a' in {{model}} and 'b' in {{data}}"),
+        ("same", "word", {}, ""),  # an id that only one has
+        ("word", "same", {}, ""),
+        ("Wort", "word", {}, "token 257 is 'word' in {model} and 'Wort' in {data}"),
+        ("same", "renamed", {"eos_token": "<|stop|>"}, ""),  # special tokens may differ
+        # "a" is the model's EOS by its config, and special in neither file: Transformers decides.
+        ("same", "other a", {"eos_token": "\u0100\u0100"}, ""),
+        ("same", "other a", {}, f"token {A} is '\u0100\u0100' in {{model}} and 'a' in {{data}}"),
+    ],
+)
+def test_disagreements(tmp_path: Path, data: str, model: str, config: dict[str, str], gold: str) -> None:
+    def other_a(content: dict[str, Any]) -> None:
+        content["model"]["vocab"]["\u0100\u0100"] = content["model"]["vocab"].pop("a")
+
+    changes: dict[str, Change] = {
+        "same": lambda content: None, "swapped": swap, "renamed": renamed, "other a": other_a,
+        "word": added(257, "word", special=False), "Wort": added(257, "Wort", special=False),
+    }  # fmt: skip
+    folders = [toy_tokenizer(tmp_path / side, changes[kind]) for side, kind in (("data", data), ("model", model))]
+    file = folders[1] / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    assert disagreement(folders[1], folders[0]) == gold.format(data=folders[0], model=folders[1])
 
 
 def test_special_tokens_that_a_conversation_holds(tmp_path: Path) -> None:
@@ -115,26 +132,29 @@ def in_config(number: int, token: str, *, special: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "config"),
+    ("change", "config", "n_plain"),
     [
-        (lambda content: None, {}),
-        (swap, {}),
-        (added(257, "<image>", special=True), {}),
-        (added(257, "word", special=False), {}),
-        (added(257, "word", special=False), in_config(257, "word", special=True)),
-        (lambda content: None, in_config(257, "<pad>", special=True) | {"pad_token": "<pad>"}),
-        (lambda content: None, {"bos_token": "<s>", "additional_special_tokens": ["<x>"]}),
-        (lambda content: content.update(added_tokens=[]), {}),  # <|end|>, which only the config names
-        (lambda content: content["model"].update(byte_fallback=True), {"tokenizer_class": "LlamaTokenizer"}),
+        (lambda content: None, {}, 256),
+        (swap, {}, 256),
+        (added(257, "<image>", special=True), {}, 256),
+        (added(257, "word", special=False), {}, 257),
+        (added(257, "word", special=False), in_config(257, "word", special=True), 256),
+        (lambda content: None, in_config(257, "<pad>", special=True) | {"pad_token": "<pad>"}, 256),
+        (lambda content: None, {"bos_token": "<s>", "additional_special_tokens": ["<x>"]}, 256),
+        (lambda content: content.update(added_tokens=[]), {}, 256),  # <|end|>, which only the config names
+        (lambda content: content["model"].update(byte_fallback=True), {"tokenizer_class": "LlamaTokenizer"}, 256),
     ],
 )
-def test_a_tokenizer_file_says_what_transformers_says(tmp_path: Path, change: Change, config: dict[str, Any]) -> None:
+def test_a_tokenizer_file_says_what_transformers_says(
+    tmp_path: Path, change: Change, config: dict[str, Any], n_plain: int
+) -> None:
+    """Ordinary tokens: one a byte, and added ones that are not special."""
     folder = toy_tokenizer(tmp_path / "a", change)
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
     found = vocabulary.of_file(folder)
     assert found == loaded(folder)
-    assert len(found) in (256, 257)
+    assert len(found) == n_plain
 
 
 def test_a_tokenizer_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -147,41 +167,6 @@ def test_a_tokenizer_file_that_cannot_be_read(tmp_path: Path) -> None:
         (folder / name).write_text(text)
         assert vocabulary.of_file(folder) is None
     assert vocabulary.of_file(tmp_path) is None
-
-
-def test_a_special_token_that_only_transformers_knows_is_no_disagreement(tmp_path: Path) -> None:
-    """ "a" is the config's EOS on one side, and not special in either file: the files differ, Transformers decides."""
-    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model")
-    content = json.loads((model / "tokenizer.json").read_text())
-    content["model"]["vocab"]["\u0100\u0100"] = content["model"]["vocab"].pop("a")
-    (model / "tokenizer.json").write_text(json.dumps(content))
-    config = json.loads((model / "tokenizer_config.json").read_text()) | {"eos_token": "\u0100\u0100"}
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
-    mine, theirs = vocabulary.of_file(model), vocabulary.of_file(data)
-    assert mine is not None
-    assert theirs is not None
-    assert vocabulary.differing(mine, theirs) == A
-    assert disagreement(model, data) == ""
-
-
-def test_ids_that_only_one_has_are_no_disagreement(tmp_path: Path) -> None:
-    data = toy_tokenizer(tmp_path / "data")
-    more = toy_tokenizer(tmp_path / "more", added(257, "word", special=False))
-    assert disagreement(more, data) == disagreement(data, more) == ""
-    other = toy_tokenizer(tmp_path / "other", added(257, "Wort", special=False))
-    assert disagreement(more, other) == f"token 257 is 'word' in {more} and 'Wort' in {other}"
-
-
-def test_special_tokens_may_differ(tmp_path: Path) -> None:
-    def rename(content: dict[str, Any]) -> None:
-        (token,) = content["added_tokens"]
-        token["content"] = "<|stop|>"
-
-    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", rename)
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|stop|>"}))
-    assert vocabulary.load_tokenizer(model, trust_remote_code=False).convert_ids_to_tokens(256) == "<|stop|>"
-    assert disagreement(model, data) == ""
 
 
 def test_a_folder_without_a_tokenizer_cannot_disagree(tmp_path: Path) -> None:

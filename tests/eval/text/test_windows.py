@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from compare_q.backends.base import LoadRequest, Task
-from compare_q.backends.common.errors import InputError
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.worker import scoring
 from compare_q.eval.common.cache import Cache
@@ -23,7 +22,7 @@ from compare_q.eval.text import windows
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData, TextSize
 from tests.support.command_line import Run, Specs
-from tests.support.toy import ATOL_LOGPROB, brute_force
+from tests.support.toy import ATOL_LOGPROB, brute_force, refusal
 
 TEN = Tokens(np.arange(10, dtype=np.int32), np.zeros(0, np.int32), 9, "words")
 SIZES = np.array([1, 1, 2, 3, 0, 1, 1, 1, 1, 1], np.int32)
@@ -74,29 +73,21 @@ def test_digest_follows_content() -> None:
     assert cut(Tokens(TEN.ids[::-1].copy(), TEN.prefix, 9, "words"), spec(), None).digest != digest
 
 
-def test_build_tokenizes_once_and_follows_the_text(tmp_path: Path, toy_model: Path) -> None:
-    text = tmp_path / "t.txt"
+@pytest.mark.parametrize("chat_template", [False, True])
+def test_build_tokenizes_once_and_follows_the_text(tmp_path: Path, toy_model: Path, chat_template: bool) -> None:
+    """One token a byte; the toy template gives 8 + 20 + 2 tokens of prefix."""
+    text, prefix = tmp_path / "t.txt", "system:\nuser:Say something.\na:" if chat_template else ""
     text.write_text("abcdefgh")
     store, progress = Cache(tmp_path / "cache"), Progress(quiet=True)
-    local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text))
+    local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text), chat_template=chat_template)
     first = windows.build(local, None, store, progress)
     assert first.n_tokens == 8
-    assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
+    assert len(first.windows[0].token_ids) == len(prefix) + 4
+    assert first.windows[0].spans == ((len(prefix) + 1, len(prefix) + 4),)
     assert windows.build(local, None, store, progress).digest == first.digest
     text.write_text("abcdefgX")
     assert windows.build(local, None, store, progress).n_tokens == 8
     assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 2
-
-
-def test_chat_template_of_a_real_tokenizer(tmp_path: Path, toy_model: Path) -> None:
-    """system:, user:Say something., a: in the toy template; one token a byte, so 8 + 20 + 2 tokens of prefix."""
-    text = tmp_path / "t.txt"
-    text.write_text("abcdefgh")
-    local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text), chat_template=True)
-    (window, *_) = windows.build(local, None, Cache(tmp_path / "cache"), Progress(quiet=True)).windows
-    prefix = "system:\nuser:Say something.\na:"
-    assert len(window.token_ids) == len(prefix) + 4
-    assert window.spans == ((len(prefix) + 1, len(prefix) + 4),)
 
 
 def test_subtitle() -> None:
@@ -210,18 +201,17 @@ def test_digest_of_other_methods_follows_where_windows_lie_and_what_is_scored() 
 
 
 @pytest.mark.parametrize(
-    ("method", "gold"),
-    [("gptq", "the text has 10 tokens, one window takes 11"), ("llamacpp", "takes 11"), ("exllamav3", "takes 12")],
+    ("method", "least"), [("exllamav3", 7), ("llamacpp", 6), ("lm_eval", 1), ("gptq", 6), ("once", 2)]
 )
-def test_text_that_is_too_short_for_a_method(method: str, gold: str) -> None:
-    with pytest.raises(InputError, match=gold):
-        of(method, eval_len=11)
+def test_a_text_that_is_too_short_for_a_method(method: str, least: int) -> None:
+    """A text of so many tokens has a window of 6, or of all of them, and one of a token less has none."""
 
+    def first(count: int) -> EvalData:
+        return of(method, replace(LED, ids=TEN.ids[:count], ends=np.array([count]), sizes=None), eval_len=6)
 
-@pytest.mark.parametrize("method", ["lm_eval", "once"])
-def test_text_shorter_than_a_window_is_one(method: str) -> None:
-    data = of(method, replace(LED, ends=np.array([10])), eval_len=64)
-    assert [window.n_scored for window in data.windows] == [10 if method == "lm_eval" else 9]
+    assert len(first(least).windows) == 1
+    message = refusal(first, least - 1)
+    assert message == f"eval_len: the text has {least - 1} tokens, one window takes {least}; shorten eval_len"
 
 
 @pytest.mark.engine
