@@ -19,7 +19,7 @@ from safetensors import safe_open
 from compare_q.backends.base import Layer, LoadRequest, Task
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.layers.groups import KVCache, groups_from_json
-from compare_q.backends.vllm import layers, plugin
+from compare_q.backends.vllm import layers
 from compare_q.backends.worker import scoring
 from compare_q.eval.common import processes
 from tests.support import ROOT
@@ -104,26 +104,6 @@ def test_what_ran_was_foretold_without_a_weight(
     assert refused == "none/config.json: missing; model_dir must be a Hugging Face model folder"
 
 
-def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
-    """Log-probabilities of WINDOWS, [windows, 99], by Transformers."""
-    backend = TransformersEngine(LoadRequest("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
-    backend.load()
-    scores = [scores.logprob for scores in scoring.token_scores(backend, WINDOWS, Task())]
-    backend.close()
-    return np.stack(scores)
-
-
-@pytest.mark.engine
-@CPU_ONLY
-def test_weight_only_against_compressed_tensors(weight_only: dict[str, Any], toy_model: Path, checkpoints: Any) -> None:
-    """Its own decompression, which Transformers runs in bf16 only: as far off as bf16 makes the unquantized model."""
-    rounding = np.abs(transformers_logprobs(toy_model, "bfloat16") - transformers_logprobs(toy_model, "float32"))
-    found = np.stack([weight_only["scores"][window.index].logprob for window in WINDOWS])
-    off = np.abs(found - transformers_logprobs(checkpoints("NVFP4A16"), "bfloat16"))
-    assert off.mean() < 1.5 * rounding.mean()
-    assert np.abs(found - transformers_logprobs(toy_model, "float32")).mean() > 5 * rounding.mean()
-
-
 @pytest.mark.engine
 @CPU_ONLY
 def test_w4a4_against_the_definition(
@@ -138,78 +118,6 @@ def test_w4a4_against_the_definition(
     np.testing.assert_allclose(logprobs, gold, atol=ATOL_LOGPROB)
     assert np.abs(logprobs - without).mean() > 0.1
     assert kernels == {"EmulationNvFp4LinearKernel", "UnquantizedEmbeddingMethod"}
-
-
-@pytest.mark.engine
-def test_emulation_against_the_definition() -> None:
-    """One layer, inputs over six orders of magnitude, one group of zeros."""
-    from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
-    from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
-
-    generator = torch.Generator().manual_seed(0)
-    device = "cuda" if GPU else "cpu"
-    packed = torch.randint(0, 256, (24, 32), generator=generator, dtype=torch.uint8)
-    scale = torch.rand(24, 4, generator=generator).mul(448).to(torch.float8_e4m3fn)
-    x = torch.randn(16, 64, generator=generator) * 10 ** torch.empty(16, 4).uniform_(
-        -6, 0, generator=generator
-    ).repeat_interleave(16, 1)
-    x[3, :16] = 0
-    inputs = 6 * 448 / float(x.abs().max())
-    layer = SimpleNamespace(
-        weight=packed.to(device),
-        weight_scale=scale.to(device),
-        weight_global_scale=torch.tensor(1 / 300.0, device=device),
-        input_global_scale_inv=torch.tensor(inputs, device=device),
-    )
-    kernel = EmulationNvFp4LinearKernel(NvFp4LinearLayerConfig())
-    kernel.process_weights_after_loading(layer)
-    found = kernel.apply_weights(layer, x.to(device)).cpu()
-    gold = rounded(x, inputs).double() @ unpacked(packed, scale, torch.tensor(300.0)).T
-    np.testing.assert_allclose(found, gold, atol=1e-5 * float(gold.abs().max()))
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's kernel tables as it ships them."""
-    import vllm.model_executor.kernels.linear as linear
-    from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
-    from vllm.platforms import PlatformEnum
-
-    monkeypatch.setenv(plugin.KERNELS, "1")
-
-    shipped = {
-        platform: list(them)
-        for platform, them in linear._POSSIBLE_NVFP4_KERNELS.items()
-        if platform != PlatformEnum.CPU
-    }
-    monkeypatch.setattr(linear, "_POSSIBLE_NVFP4_KERNELS", shipped)
-    monkeypatch.setattr(linear, "MarlinNvFp4LinearKernel", MarlinNvFp4LinearKernel)
-    return SimpleNamespace(linear=linear, marlin=MarlinNvFp4LinearKernel, cpu=PlatformEnum.CPU)
-
-
-@pytest.mark.engine
-@CPU_ONLY
-def test_registering_twice_is_registering_once(kernels: Any) -> None:
-    before = {name: value for name, value in vars(kernels.linear).items() if name.startswith("_POSSIBLE")}
-    gpus = dict(kernels.linear._POSSIBLE_NVFP4_KERNELS)
-    for _ in range(2):
-        plugin.register()
-        assert {
-            **gpus,
-            kernels.cpu: [kernels.linear.EmulationNvFp4LinearKernel],
-        } == kernels.linear._POSSIBLE_NVFP4_KERNELS
-        for use_a16, name in ((True, "CpuNvFp4W4A16LinearKernel"), (False, "EmulationNvFp4LinearKernel")):
-            assert type(kernels.linear.init_nvfp4_linear_kernel(use_a16=use_a16)).__name__ == name
-    assert all(getattr(kernels.linear, name) is value for name, value in before.items())
-
-
-@pytest.mark.engine
-def test_other_platforms_keep_their_kernels(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.platforms.current_platform", SimpleNamespace(is_cpu=lambda: False))
-    shipped = dict(kernels.linear._POSSIBLE_NVFP4_KERNELS)
-    plugin.register()
-    assert shipped == kernels.linear._POSSIBLE_NVFP4_KERNELS
-    assert kernels.linear.MarlinNvFp4LinearKernel is kernels.marlin
 
 
 WHAT_A_SERVER_LOADS = """
@@ -450,15 +358,17 @@ def test_int4_against_the_product_of_vllm(zero_points: bool) -> None:
 def test_ours_is_taken_where_vllm_would_fail(
     dtype: torch.dtype, has_product: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from types import SimpleNamespace
-
-    from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+    from vllm.model_executor.kernels import linear
+    from vllm.platforms import PlatformEnum
     from vllm.scalar_type import scalar_types
 
     from compare_q.backends.vllm import cpu_kernels
 
-    cpu_kernels.add_kernels()
+    for _ in range(2):
+        cpu_kernels.add_kernels()
+    assert linear._POSSIBLE_KERNELS[PlatformEnum.CPU].count(cpu_kernels.CpuInt4W4A16LinearKernel) == 1
+    assert linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CPU] == [linear.EmulationNvFp4LinearKernel]
     ops = SimpleNamespace(_C=SimpleNamespace(**({"cpu_gemm_wna16": None} if has_product else {})))
     monkeypatch.setattr(cpu_kernels, "torch", SimpleNamespace(ops=ops, float32=torch.float32))
-    config = MPLinearLayerConfig((IN, OUT), (IN, OUT), scalar_types.uint4b8, dtype, 32, False)
-    assert choose_mp_linear_kernel(config).__name__ == chosen
+    config = linear.MPLinearLayerConfig((IN, OUT), (IN, OUT), scalar_types.uint4b8, dtype, 32, False)
+    assert linear.choose_mp_linear_kernel(config).__name__ == chosen

@@ -11,7 +11,7 @@ import torch
 
 from compare_q.backends.reference.reading import StoredRows
 from compare_q.backends.vllm import hooks
-from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, ranges, scored_rows, states_of
+from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, scored_rows, states_of
 from compare_q.backends.vllm.worker import ScoringExtension
 
 OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})
@@ -44,16 +44,11 @@ def test_v1_rows() -> None:
     assert attach(runner, lambda states, requests, tokens: seen.extend([requests, tokens])) == "V1"
     states = torch.zeros(10, 2)
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
-    requests, tokens = seen
+    assert runner._get_prompt_logprobs_dict(states, {"b": 3}) == "original"
+    requests, tokens = seen  # of the first step alone: nobody is called without rows of ours
     assert taken(requests) == [([7, [[1, 10]]], 4, 3, 6, 10)]
     found = tokens([(requests[0].prompt, 5, 8), (requests[0].prompt, 0, 2)])
     assert (found.tolist(), found.dtype) == ([5, 6, 7, 0, 1], torch.int64)
-
-
-def test_nobody_is_called_without_rows_of_ours() -> None:
-    runner = RunnerV1()
-    attach(runner, lambda *_: pytest.fail("nobody asked"))
-    assert runner._get_prompt_logprobs_dict(torch.zeros(3, 2), {"b": 3}) == "original"
 
 
 class WorkerV2:
@@ -95,10 +90,6 @@ def test_v2_rows() -> None:
     assert worker.remove_request("a") == "removed a"
     worker.compute_prompt_logprobs(*arguments)
     assert len(seen) == 1
-
-
-def test_ranges_by_hand() -> None:
-    assert ranges(np.array([5, 0, 7]), np.array([8, 1, 7])).tolist() == [5, 6, 7, 0]
 
 
 def test_an_earlier_pipeline_stage_has_nothing_to_hook() -> None:
@@ -205,6 +196,7 @@ def test_chunks_cut_parts() -> None:
     assert pack.between(5, 6) == [ScoredRows(StoredRows(5, 9, 4, 5), 12, 1, "e", 5)]
     assert pack.between(8, 20) == [ScoredRows(StoredRows(5, 9, 7, 9), 15, 2, "e", 8)]
     assert pack.between(10, 12) == []
+    assert len(Pack(scored_rows(STEP[2:]))) == 0
 
 
 def test_states_are_gathered_only_where_they_lie_apart() -> None:
@@ -212,13 +204,3 @@ def test_states_are_gathered_only_where_they_lie_apart() -> None:
     assert states_of(NUMBERED, pack.between(0, 5)).data_ptr() == NUMBERED[3:].data_ptr()
     assert states_of(NUMBERED, pack.between(3, 8))[:, 0].tolist() == [6, 7, 12, 13, 14]
     assert states_of(NUMBERED, pack.between(5, 10))[:, 0].tolist() == [12, 13, 14, 15, 16]
-
-
-def test_targets_are_asked_for_at_once() -> None:
-    asked = []
-    Pack(PARTS).targets(lambda parts: asked.append(parts))  # type: ignore[arg-type, return-value]
-    assert asked == [[("b", 4, 9), ("e", 5, 10)]]
-
-
-def test_an_empty_step() -> None:
-    assert len(Pack(scored_rows(STEP[2:]))) == 0

@@ -49,36 +49,10 @@ def test_unsupported_versions(monkeypatch: pytest.MonkeyPatch, package: str, ver
         install.check_version()
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.32.0+cpu", "0.33.4", "0.33.0rc1"])
-def test_supported_versions(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(install, "installed", lambda: ("vllm", Version(version)))
-    install.check_version()
-
-
-def test_missing_vllm_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supported_versions_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("0.26.0", "0.32.0+cpu", "0.33.4", "0.33.0rc1"):
+        monkeypatch.setattr(install, "installed", lambda version=version: ("vllm", Version(version)))
+        install.check_version()
     monkeypatch.setattr(install, "installed", lambda: None)
     with pytest.raises(InputError, match=r"not installed: pip install 'vllm>=0.26,<0.34'"):
         install.check_version()
-
-
-@pytest.mark.parametrize(
-    ("form", "version", "package"),
-    [
-        ("gguf", "0.26.0", "vllm-gguf-plugin"),
-        ("bitsandbytes", "0.28.0", "vllm-bnb-plugin"),
-        ("bitsandbytes", "0.32.0+cpu", "vllm-bnb-plugin"),
-        ("bitsandbytes", "0.27.1", ""),
-        ("gptq", "0.32.0", ""),
-    ],
-)
-def test_formats_that_vllm_moved_into_plugins(
-    monkeypatch: pytest.MonkeyPatch, form: str, version: str, package: str
-) -> None:
-    """vLLM's packages have these names on PyPI; one that is installed is enough."""
-    monkeypatch.setattr(install, "installed", lambda: ("vllm", Version(version)))
-    monkeypatch.setattr(install, "installed_versions", lambda _: {})
-    if package:
-        with pytest.raises(InputError, match=rf"model_dir: vLLM reads {form} by a plugin .*: pip install {package}"):
-            install.check_plugin("model_dir", form)
-        monkeypatch.setattr(install, "installed_versions", lambda names: dict.fromkeys(names, "0.0.2"))
-    install.check_plugin("model_dir", form)

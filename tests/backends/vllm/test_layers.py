@@ -63,18 +63,15 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
     [
         # Marlin is weight-only, whatever the checkpoint asks; FP8 too, whose config still names activations.
         (named("MarlinNvFp4LinearKernel"), NVFP4, {}, BF16, "nvfp4 g16"),
-        (named("MarlinNvFp4LinearKernel"), Scheme("nvfp4 g16"), {}, BF16, ""),
         (fp8("MarlinFP8ScaledMMLinearKernel", 1, -1), FP8, {}, BF16, "fp8 token"),
         (named("EmulationNvFp4LinearKernel"), NVFP4, {}, "nvfp4 g16", ""),
         (named("FlashInferCuteDslNvFp4W4A16LinearKernel"), NVFP4, {}, BF16, "nvfp4 g16"),
         (named("HummingNvFp4LinearKernel"), NVFP4, {}, "unknown", "nvfp4 g16"),
         (fp8("CutlassFP8ScaledMMLinearKernel", 1, -1), FP8, {}, "fp8 token", ""),
-        (fp8("CutlassFP8ScaledMMLinearKernel", -1, -1), FP8, {}, "fp8 tensor", ""),
         (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128), FP8, {}, "fp8 g128", ""),
         # VLLM_USE_DEEP_GEMM_E8M0, which is on unless it is set to 0, rounds scales up to powers of two.
         (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128, use_deep_gemm_e8m0=True), BLOCKS, {},
          "fp8 g128 e8m0", "fp8 g128"),
-        (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128, use_deep_gemm_e8m0=True), ROUNDED, {}, "fp8 g128 e8m0", ""),
         (fp8("FlashInferFp8DeepGEMMDynamicBlockScaledKernel", 1, 128, fallback=named("x", use_deep_gemm_e8m0=True)),
          BLOCKS, {}, "fp8 g128 e8m0", "fp8 g128"),
         (fp8("CutlassFp8BlockScaledMMKernel", 1, 128), ROUNDED, {}, "fp8 g128", ""),
@@ -89,16 +86,10 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         (named("NeverSeen"), FP8, {}, "unknown", "fp8 token"),
         # What is asked is not known, and so nothing deviates from it; the kernel still says what it takes.
         (named("NeverSeen"), None, {}, "unknown", ""),
-        (named("MarlinLinearKernel"), None, {}, BF16, ""),
-        (mixed("MarlinLinearKernel", "int8"), None, {}, "int8", ""),
-        (named("CutlassNvFp4LinearKernel"), None, {}, "unknown", ""),
         (fp8("CutlassFP8ScaledMMLinearKernel", 1, -1), None, {}, "fp8 token", ""),
-        (fp8("MarlinFP8ScaledMMLinearKernel", 1, -1), None, {}, BF16, ""),
         (named("EmulationMxfp4LinearKernel", config=NO_KEY), MXFP4, {}, BF16, "mxfp4 g32"),
         (named("EmulationMxfp4LinearKernel", config=fp4(32)), MXFP4, {}, "mxfp4 g32", ""),
-        (named("EmulationMxfp4LinearKernel", config=fp4(32)), None, {}, "mxfp4 g32", ""),
         (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype=None)), NVFP4, {}, BF16, "nvfp4 g16"),
-        (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype="nvfp4")), NVFP4, {}, "nvfp4 g16", ""),
         # Emulated MXFP8 experts dequantize their weights, and say in a property that they round nothing.
         (named("Mxfp8EmulationTritonExperts", quant_config=SimpleNamespace(quant_dtype="mxfp8"), quant_dtype=None),
          Scheme("mxfp8 g32", "mxfp8 g32"), {}, BF16, "mxfp8 g32"),
@@ -135,18 +126,6 @@ def test_weight_only_nvfp4_of_any_kernel_takes_the_models_dtype() -> None:
     module = SimpleNamespace(scheme=SimpleNamespace(kernel=named("CutlassNvFp4LinearKernel"), use_a16=True))
     layer = layers.layer("x", module, named("LinearMethod"), NVFP4, BF16)
     assert (layer.activations, layer.asked) == (BF16, "nvfp4 g16")
-
-
-def test_where_the_kernel_is_found() -> None:
-    kernel, method = named("K"), named("M")
-    assert layers.kernel_of(SimpleNamespace(scheme=SimpleNamespace(fp8_linear=kernel)), method) is kernel
-    assert layers.kernel_of(SimpleNamespace(), named("M", linear_kernel=kernel)) is kernel
-    experts = SimpleNamespace(fused_experts=kernel)
-    assert layers.kernel_of(SimpleNamespace(), named("M", moe_kernel=experts, kernel=method)) is kernel
-    assert layers.kernel_of(SimpleNamespace(), named("M", moe_kernel=None, experts_cls=type(kernel))) is type(kernel)
-    assert layers.kernel_of(SimpleNamespace(), method) is method
-    scheme = named("S")
-    assert layers.kernel_of(SimpleNamespace(scheme=scheme), method) is scheme
 
 
 def test_experts_before_their_weights_are_loaded() -> None:
@@ -251,32 +230,10 @@ def test_the_installed_vllm_has_these_classes_of_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    "asks",
-    [
-        lambda meta: meta.sum().item(),
-        lambda meta: bool(meta[0] > 0),
-        lambda meta: meta.cpu(),
-        lambda meta: meta.tolist(),
-        lambda meta: meta.numpy(),
-        lambda meta: meta.nonzero(),
-        lambda meta: torch.equal(meta, meta),
-        lambda meta: meta.unique(),
-    ],
+    "asks", [lambda meta: meta.sum().item(), lambda meta: meta.cpu(), lambda meta: meta.numpy(), torch.nonzero]
 )
 def test_code_that_wants_the_numbers_of_a_tensor(asks: Callable[[torch.Tensor], Any]) -> None:
     with pytest.raises((RuntimeError, TypeError)) as caught:
         asks(torch.ones(3, device="meta"))
     assert layers.wants_numbers(caught.value), caught.value
-
-
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        "Cannot find any model weights with `meta-llama/Llama-3.1-8B`",
-        "Unsupported quantization: metadata 'x' is missing",
-        "no kernel for device meta-llama/x",
-        "meta",
-    ],
-)
-def test_a_refusal_that_has_meta_in_a_name(refusal: str) -> None:
-    assert not layers.wants_numbers(ValueError(refusal))
+    assert not layers.wants_numbers(ValueError("Cannot find any model weights with `meta-llama/Llama-3.1-8B`"))

@@ -52,7 +52,7 @@ def test_defaults_and_options(toy_model: Path) -> None:
     assert arguments(toy_model) == OURS | sized | {"gpu_memory_utilization": 0.01}
     given = {"kv_cache_dtype": "fp8", "load_format": "dummy", "enforce_eager": False}
     assert arguments(toy_model, cpu=True, **given) == OURS | given | sized
-    assert arguments(toy_model, noise="bf16", noise_seed=1, cpu=True) == OURS | sized
+    assert arguments(toy_model, noise="bf16", noise_seed=1, emulate=True, cpu=True) == OURS | sized
 
 
 @pytest.mark.parametrize(
@@ -121,27 +121,23 @@ def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.M
     VllmEngine.check(request_for(toy_model, **off))
 
 
-def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path) -> None:
+ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1], "long_factor": [2]}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"rope_scaling": ROPE}, {"rope_scaling": {**ROPE, "rope_type": "su"}}, {"text_config": {"rope_parameters": ROPE}},
+     {"rope_parameters": {"full_attention": ROPE}}],
+)  # fmt: skip
+def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
     """vLLM picks the short or long factors by max_model_len, so following the windows would choose for the user."""
     long = tmp_path / "long"
     shutil.copytree(toy_model, long)
-    config = json.loads((long / "config.json").read_text())
-    rope = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1], "long_factor": [2]}
-    nested = ({"llm_config": {"rope_scaling": rope}}, {"thinker_config": {"text_config": {"rope_parameters": rope}}})
-    for keys in ({"rope_scaling": rope}, {"rope_scaling": {**rope, "rope_type": "su"}}, *nested):
-        (long / "config.json").write_text(json.dumps(config | keys))
-        with pytest.raises(InputError, match=r"engine\.max_model_len: missing; this model's longrope"):
-            VllmEngine.check(request_for(long))
-        VllmEngine.check(request_for(long, max_model_len=128))
-
-
-@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_overrides_that_bring_longrope_need_it_as_well(toy_model: Path, key: str) -> None:
-    rope = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1], "long_factor": [2]}
-    for overrides in ({key: rope}, {"text_config": {key: rope}}, {key: {"full_attention": rope}}):
-        request = request_for(toy_model, hf_overrides=overrides)
-        assert "this model's longrope factors" in refusal(check_checkpoint, request, toy_model)
-        check_checkpoint(request_for(toy_model, hf_overrides=overrides, max_model_len=128), toy_model)
+    (long / "config.json").write_text(json.dumps(json.loads((long / "config.json").read_text()) | keys))
+    for folder, options in ((long, {}), (toy_model, {"hf_overrides": keys})):
+        said = refusal(check_checkpoint, request_for(folder, **options), folder)
+        assert said.startswith("engine.max_model_len: missing; this model's longrope factors depend on it")
+        check_checkpoint(request_for(folder, **options, max_model_len=128), folder)
     check_checkpoint(request_for(toy_model, hf_overrides={"rope_theta": 1e5}), toy_model)
 
 
@@ -337,10 +333,6 @@ def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp
     for name in arguments:
         said = refusal(VllmEngine.check, request_for(folder, emulate=True, **{name: "marlin"}))
         assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"
-
-
-def test_emulate_is_not_an_argument_of_vllm(toy_model: Path) -> None:
-    assert "emulate" not in engine_arguments(request_for(toy_model, emulate=True), {}, cpu=False)
 
 
 def test_nothing_to_emulate(toy_model: Path, tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ import pytest
 import torch
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.reference.reading import StoredRows
-from compare_q.backends.scoring import divergences, statistics
-from compare_q.backends.vllm.hooks import Pack, RequestRows, ScoredRows
-from compare_q.backends.vllm.scorer import CPU_ROWS, Buffers, Plan, Scorer
+from compare_q.backends.scoring import divergences
+from compare_q.backends.vllm.hooks import RequestRows
+from compare_q.backends.vllm.scorer import CPU_ROWS, Plan, Scorer
 from tests.support.definitions import assert_divergences_of, draw
 
 LIMIT = 256 << 20
@@ -98,7 +97,7 @@ def test_shards_are_cut_to_what_the_reference_has() -> None:
     assert scorer(320, gathered=True).shard == (0, 320)
 
 
-STATES, TOKENS = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0)), torch.arange(1000) % 40
+STATES, REFERENCE, TOKENS = draw(1000, 40), draw(1000, 40, seed=1), torch.arange(1000) % 40
 REQUEST = RequestRows((7, [(2, 1000)]), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7, scored from position 2 on; on a CPU in chunks of 256."""
 
@@ -152,22 +151,6 @@ def test_chunks_that_do_not_fit_are_halved(fits: int, asked: list[int]) -> None:
     assert one.buffers.windows[7].landed == 998
     assert one.buffers.windows[7].written.all()
     np.testing.assert_array_equal(one.buffers.windows[7].statistics, whole.buffers.windows[7].statistics)
-
-
-def test_memory_that_ends_after_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the statistics, say: the chunk is scored again in halves."""
-    whole = stepped(Small(1000)).buffers.windows[7].statistics
-    partial = statistics.partial
-
-    def hungry(logits: torch.Tensor, *rest: Any, **keys: Any) -> None:
-        partial(logits, *rest, **keys)
-        if len(logits) > 100:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(statistics, "partial", hungry)
-    one = stepped(Small(1000))
-    assert (one.error, one.buffers.windows[7].landed) == ("", 998)
-    np.testing.assert_array_equal(one.buffers.windows[7].statistics, whole)
 
 
 def test_one_row_that_does_not_fit_is_an_error() -> None:
@@ -243,9 +226,6 @@ def test_what_a_probe_compares(own: list[list[float]] | None, difference: float)
     assert probing.differences.head == (0.0 if own is None else 0.25)
 
 
-DRAWN, REFERENCE = draw(1000, 40), draw(1000, 40, seed=1)
-FROM_THE_FIRST = RequestRows((7, [(1, 1000)]), 0, 0, 1000, 1000, TOKENS)
-"""A window of 1,000 tokens, number 7; on a CPU in chunks of 256."""
 SHARDS = ((0, 25), (25, 40))
 
 
@@ -278,7 +258,7 @@ class Ranks:
         source: Any = SimpleNamespace(processors=[], processor=None, shard=(first, last), local=local)
         one = Scorer(source, Plan(divergences=True), torch.device("cpu"), 40, 2, of_all_ranks=of_all_ranks)
         one.comparison = SimpleNamespace(  # type: ignore[assignment]
-            head=None, logits=lambda parts: torch.cat([REFERENCE[a.begin : a.end, first:last] for a in parts])
+            head=None, logits=lambda parts: torch.cat([REFERENCE[a.begin + 1 : a.end + 1, first:last] for a in parts])
         )
         return one
 
@@ -286,7 +266,7 @@ class Ranks:
         """Both ranks after one step with the whole window."""
         scorers = [self.scorer(0), self.scorer(1)]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda one: one.step(DRAWN, [FROM_THE_FIRST], tokens), scorers))
+            list(pool.map(lambda one: one.step(STATES, [REQUEST], tokens), scorers))
         for one in scorers:
             one.buffers.land()
         return scorers
@@ -297,9 +277,9 @@ def test_two_ranks_score_as_one_does() -> None:
     scorers = ranks.step()
     assert [one.error for one in scorers] == ["", ""]
     shards = [one.buffers.windows[7].statistics for one in scorers]
-    found = divergences.scores(7, TOKENS[1:].numpy(), shards)
-    assert_divergences_of(found, DRAWN[:-1], REFERENCE[:-1], atol=1e-5)
-    assert ranks.exchanged == [[256, 256, 256, 231]] * 2
+    found = divergences.scores(7, TOKENS[2:].numpy(), shards)
+    assert_divergences_of(found, STATES[1:-1], REFERENCE[1:-1], atol=1e-5)
+    assert ranks.exchanged == [[256, 256, 256, 230]] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -309,7 +289,7 @@ def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exceptio
     ranks = Ranks((rank, 1), error)
     scorers = ranks.step()
     assert [bool(one.error) for one in scorers] == [rank == 0, rank == 1]
-    assert ranks.exchanged == [[256, 256, 256, 231]] * 2
+    assert ranks.exchanged == [[256, 256, 256, 230]] * 2
 
 
 @pytest.mark.parametrize("plan", [{"gathered": True}, {}])
@@ -352,36 +332,3 @@ def test_chunks_do_not_depend_on_whose_head_it_is(tp_size: int) -> None:
         assert max(rows) * (128_256 // tp_size * 4 + 4096 * 10 + 33 * 4 + 8 + 80) < 256 << 20
     assert rows == {384} if tp_size == 1 else len(rows) == 1
     assert np.all([each % 128 == 0 for each in rows])
-
-
-PARTS = [ScoredRows(StoredRows(2, 6, 0, 5), 3, 5, "b", 4), ScoredRows(StoredRows(5, 9, 4, 9), 12, 5, "e", 5)]
-
-
-def test_results_land_by_window_and_position() -> None:
-    """Also out of order, and again: a repetition overwrites itself and is counted."""
-    buffers = Buffers()
-    rows = torch.arange(50, dtype=torch.float32).reshape(10, 5)
-    buffers.send(rows, PARTS)
-    assert not buffers.windows
-    buffers.land()
-    assert buffers.windows[2].written.tolist() == [True] * 5 + [False]
-    assert buffers.windows[5].written.tolist() == [False] * 4 + [True] * 5
-    np.testing.assert_array_equal(buffers.windows[5].statistics[4:], rows[5:].numpy())
-    buffers.send(rows[:3] + 100, [PARTS[0].cut(3, 5), ScoredRows(StoredRows(2, 6, 5, 6), 0, 1, "b", 9)])
-    buffers.land(wait=False)
-    whole = buffers.finished(2)
-    np.testing.assert_array_equal(whole.statistics[:, 0], [0, 5, 10, 100, 105, 110])
-    assert buffers.recomputed == 2
-    for window, missing in ((2, "any"), (5, "4")):
-        with pytest.raises(ModelError, match=f"no hidden states for {missing} of its positions"):
-            buffers.finished(window)
-
-
-def test_what_is_kept_goes_to_its_windows() -> None:
-    buffers, kept = Buffers(), torch.arange(20.0).reshape(10, 2)
-    buffers.keep(kept[:7], Pack(PARTS).between(0, 7))
-    buffers.keep(kept[7:], Pack(PARTS).between(7, 10))
-    assert buffers.windows[2].kept is not None
-    assert buffers.windows[5].kept is not None
-    assert torch.equal(buffers.windows[2].kept[:5], kept[:5])
-    assert torch.equal(buffers.windows[5].kept[4:], kept[5:])

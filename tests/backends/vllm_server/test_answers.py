@@ -54,10 +54,6 @@ def cut(body: dict[str, Any], answer: dict[str, Any]) -> None:
     del choice(answer)["prompt_logprobs"][-1]
 
 
-def first_scored(body: dict[str, Any], answer: dict[str, Any]) -> None:
-    choice(answer)["prompt_logprobs"][0] = {"1": {"logprob": -1.0}}
-
-
 def hole(body: dict[str, Any], answer: dict[str, Any]) -> None:
     choice(answer)["prompt_logprobs"][3] = None
 
@@ -66,23 +62,16 @@ def positive(body: dict[str, Any], answer: dict[str, Any]) -> None:
     next(iter(choice(answer)["prompt_logprobs"][-1].values()))["logprob"] = 0.5
 
 
-def wordy(body: dict[str, Any], answer: dict[str, Any]) -> None:
-    next(iter(choice(answer)["prompt_logprobs"][-1].values()))["logprob"] = "none"
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
         (shift, "does not score token"),
         (cut, "prompt_logprobs of 99 positions for 100 tokens"),
-        (first_scored, "prompt_logprobs of 100 positions for 100 tokens"),
         (hole, "at position 3"),
         (positive, "--logprobs-mode raw_logprobs"),
-        (wordy, "another shape than vLLM's"),
         (another, "vllm-0.1-def answers in place of vllm-0.0-abc"),
         (without, "needs vLLM's own server"),
         (lambda body, answer: [1], "answers no JSON object"),
-        (lambda body, answer: b"<html>", "answers no JSON object"),
         (lambda body, answer: {"choices": []}, "another shape than vLLM's"),
     ],
 )

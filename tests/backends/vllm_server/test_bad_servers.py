@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,38 +69,20 @@ def bad(stub: Stub, path: str, act: Act, *, after: int = 0) -> None:
     stub.bad = answers
 
 
-def bomb() -> bytes:
-    squeeze = zlib.compressobj(9, wbits=31)
-    return b"".join(squeeze.compress(bytes(1 << 20)) for _ in range(64)) + squeeze.flush()
-
-
 LATE = "no answer from {path} within 0.5 s"
 MANNERS: dict[str, tuple[Act, str]] = {
     "endless": (forever(bytes(1 << 16)), "{path} answers more than"),
-    "endless chunks": (
-        forever(b"10000\r\n" + bytes(1 << 16) + b"\r\n", OK + b"Transfer-Encoding: chunked\r\n\r\n"),
-        "{path} answers more than",
-    ),
     "a byte at a time": (forever(b" ", OK + b"\r\n", 0.05), LATE),
     "silent": (lambda handler: time.sleep(2), LATE),
-    "only hints": (forever(b"HTTP/1.1 103 Early Hints\r\n\r\n", b"", 0.001), LATE),
     "endless headers": (forever(b"X: " + b"y" * 1000 + b"\r\n", OK), "cannot be reached ("),
     "no HTTP": (forever(bytes(1000), b""), "cannot be reached ("),
-    "gzip": (whole(bomb(), Content_Encoding="gzip"), "{path} answers no JSON object"),
+    "gzip": (whole(gzip.compress(bytes(100)), Content_Encoding="gzip"), "{path} answers no JSON object"),
     "deep": (whole(b'{"data":' + b"[" * 100_000), "{path} answers no JSON object (brackets are nested more than 64"),
-    "deep objects": (whole(b'{"a":' * 90 + b"1" + b"}" * 90), "nested more than 64 deep"),
-    "digits": (whole(b'{"data": ' + b"9" * 5000 + b"}"), "an integer of thousands of digits"),
-    "no number": (whole(b'{"data": NaN}'), "is no number that JSON has"),
-    "no UTF-8": (whole(b'{"data": "\xff"}'), "not UTF-8 text"),
     "a list": (whole(b"[]"), "{path} answers no JSON object"),
     "elsewhere": (
         whole(b"", 302, Location="http://example.com/"), "HTTP 302 from {path}: Found; give the URL to which it leads: http://"
     ),
-    "a file": (whole(b"", 307, Location="file:///etc/passwd"), "HTTP 307 from {path}"),
-    "204": (whole(b"", 204), "HTTP 204 from {path}"),
     "999": (whole(b"x" * 100_000, 999), "HTTP 999 from {path}: "),
-    "charset": (whole(zlib.compress(bytes(1000)), 400, Content_Type="text/plain; charset=zlib"), "HTTP 400 from"),
-    "backslashes": (whole(b"\\" * 1_000_000, 400), "HTTP 400 from {path}"),
     "escapes": (whole(b'{"error": "\\u001b[2J\\nsecond line"}', 400), "HTTP 400 from {path}: \\x1b[2J second line"),
 }  # fmt: skip
 
@@ -128,12 +110,8 @@ def test_manners(stub: Stub, monkeypatch: pytest.MonkeyPatch, manner: str) -> No
         ("/v1/models", {"data": 3}, "data: input should be a valid list (got 3)"),
         ("/v1/models", {"data": [{"id": "x" * 5000}]}, "data.0.id: string should have at most 1000 characters"),
         ("/v1/models", {"data": [{"id": "toy", "max_model_len": "256"}]}, "max_model_len: input should be a valid int"),
-        ("/v1/models", {"data": [{"id": "toy", "max_model_len": True}]}, "max_model_len: input should be a valid int"),
-        ("/v1/models", {"data": [{"id": "toy", "max_model_len": -1}]}, "max_model_len: input should be greater"),
         ("/version", {"version": 3}, "version: input should be a valid string"),
         ("/tokenize", {"tokens": [[1]], "token_strs": ["a"]}, "tokens.0: input should be a valid integer"),
-        ("/tokenize", {"tokens": [-1], "token_strs": ["a"]}, "tokens.0: input should be greater than or equal to 0"),
-        ("/tokenize", {"tokens": [1], "token_strs": [2]}, "token_strs.0: input should be a valid string"),
     ],
 )  # fmt: skip
 def test_types(stub: Stub, path: str, answer: Any, message: str) -> None:
@@ -167,11 +145,8 @@ def scored(value: Any) -> Callable[..., None]:
     ("edit", "message"),
     [
         (replaced(system_fingerprint={}), "system_fingerprint: input should be a valid string"),
-        (replaced(choices={}), "choices: input should be a valid list"),
         (entries(len), "prompt_logprobs: input should be a valid list"),
         (scored("-1.0"), "logprob: input should be a valid number"),
-        (scored(False), "logprob: input should be a valid number"),
-        (scored(None), "logprob: input should be a valid number"),
         (scored(10**39), "--logprobs-mode"),
         (scored(-1e300), "--logprobs-mode"),
     ],
@@ -186,22 +161,12 @@ def test_types_of_scores(stub: Stub, edit: Callable[..., Any], message: str) -> 
 
 def test_a_wait_has_an_end(stub: Stub) -> None:
     """A server may ask for a year, and gets a minute, of the time that its answer has."""
-    assert [client.retry_after(answer(asked)) for asked in ("7", "9" * 5000, "-3", "Mon, 1 Jan", "٣")] == [
-        7, 60, 0, 0, 3,
-    ]  # fmt: skip
     engine = loaded(stub)
     engine.served.server.timeout_s = 0.3
     stub.faults = [(503, {"Retry-After": "9" * 400}, "busy")] * 9
     late = "no answer from /v1/completions within 0.3 s; engine.timeout_s allows more, and before that: HTTP 503"
     assert late in failure(engine)
     assert len(stub.windows) == 1
-
-
-def answer(asked: str) -> Any:
-    class Response:
-        headers = {"Retry-After": asked}  # noqa: RUF012
-
-    return Response
 
 
 def test_an_answer_grows_with_what_was_asked(stub: Stub) -> None:
