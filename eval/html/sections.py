@@ -36,6 +36,8 @@ from compare_q.eval.table.tables import table_of_text
 
 MEASURES = {**KLD_VALUES, "ppl": PPL, **ACCURACIES}
 OVERVIEW = {"kld": KLD, "ppl": PPL, **ACCURACIES}
+OVER_BPW = ("median", "p99")
+"""Measures that are not drawn over other sizes: the places of the labels of 41 rows take a second or two a drawing."""
 MOST_PAIRED = 60
 """Rows of which all pairs are in the report; of more rows each with the next one, and with the reference."""
 FOREIGN = re.compile(r" \((?:--[^)]*|\*)\)")
@@ -281,7 +283,7 @@ def drawn(draw: Callable[[], Figure], name: str, title: str, words: Mapping[int,
 
 
 def scatter_drawings(text: TextResult, i: int) -> Drawings:
-    """Each measure over each size that some model has, the measure that ``-p`` draws first."""
+    """Each measure over each size that a model has, that of ``-p`` first; ``OVER_BPW`` over bits per weight alone."""
     first = measures.chosen(Results((text,)), None, None)
     known = {
         key: measure for key, measure in sorted(MEASURES.items(), key=lambda item: item[1] != first)
@@ -293,6 +295,8 @@ def scatter_drawings(text: TextResult, i: int) -> Drawings:
     }  # fmt: skip
     drawings: Drawings = {}
     for (of, measure), (over, size) in itertools.product(known.items(), sizes.items()):
+        if of in OVER_BPW and over != "bpw":
+            continue
         shown, left_out = points_of(text, size, measure)
         words = {p.number: f"{p.label}: {size.name} {p.x:.2f}, {measure.name} {p.shown}" for p in shown}
         draw = partial(scatter_figure, text, size=size, measure=measure, title="")
@@ -357,12 +361,11 @@ def confidence_table(text: TextResult) -> str:
 
 def overview(results: Results) -> str:
     """The table and the drawing of all texts."""
-    # On a phone only the first columns are seen: the label, what is known of the means, the texts, then the models.
-    known = [
+    label, *others = (
         each for each in columns.columns_of_texts(results)
         if each.block != columns.MEANS or any(cell.value != "n/a" for cell in each.cells)
-    ]  # fmt: skip
-    label, *others = known
+    )  # fmt: skip
+    # On a phone only the first columns are seen: the label, then means, texts, and what models are.
     shown = [label, *sorted(others, key=lambda each: (each.block == 0, each.block))]
     models = columns.models_of(results).models
     drawings: Drawings = {}

@@ -11,16 +11,57 @@ from typing import Any
 from compare_q.backends.common.messages import printable
 from compare_q.backends.layers import groups
 from compare_q.eval.common.files import replacing
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results.run_result import ModelResult, Results
 from compare_q.eval.results.timing import shared_seconds
-from compare_q.eval.stats.answers import AnswerEstimates
-from compare_q.eval.stats.estimates import DIVERGENCES, AgainstReference
-from compare_q.eval.stats.uncertainty import Value
+from compare_q.eval.stats.estimates import DIVERGENCES
 
 LEAST = 0.01
 """Share of a row's seconds from which something counts as beside it: less than a hundredth slows by less."""
 FORMULAS = tuple("=+-@\t\r＝＋－＠")
 """How text begins that spreadsheets run; the last four are the signs as Japanese writes them."""
+
+
+OF_ANSWERS = {
+    "acc": "accuracy/value", "acc_stderr": "accuracy/stderr",
+    "flips": "flips/flips/value", "flips_stderr": "flips/flips/stderr",
+    "changed": "flips/changed/value", "changed_stderr": "flips/changed/stderr",
+    "flips_lost": "flips/lost", "flips_won": "flips/won", "mcnemar_p": "flips/mcnemar_p",
+}  # fmt: skip
+"""Of answers to questions, by each of lm-eval's two rules."""
+ESTIMATES = {
+    "ppl": "ppl/value",
+    "ppl_stderr": "ppl/stderr",
+    "ppl_stderr_independent": "ppl/stderr_independent",
+    "logprob_sum": "ppl/logprob_sum",
+    "tokens": "ppl/tokens",
+    "non_finite": "ppl/non_finite",
+    "ln_ppl_ratio": "estimates/against/ln_ppl_ratio/value",
+    "ln_ppl_ratio_stderr": "estimates/against/ln_ppl_ratio/stderr",
+    "ppl_ratio": "estimates/against/ppl_ratio/value",
+    "ppl_ratio_stderr": "estimates/against/ppl_ratio/stderr",
+    "kld": "mean_kld",
+    "kld_stderr": "kld/stderr",
+    "kld_median": "estimates/against/kld_percentiles/50",
+    "kld_p99": "estimates/against/kld_percentiles/99",
+    "kld_p99.9": "estimates/against/kld_percentiles/99.9",
+    "kld_max": "estimates/against/kld_percentiles/max",
+    "kld_sum": "kld/total",
+    "kld_tokens": "kld/tokens",
+    "kld_non_finite": "kld/non_finite",
+    "same_top": "same_top/value",
+    "same_top_stderr": "same_top/stderr",
+    "top1": "estimates/top1/value",
+    "entropy": "estimates/entropy/value",
+    "bits_per_byte": "estimates/rates/bits_per_byte/value",
+    "byte_perplexity": "estimates/rates/byte_perplexity/value",
+    "word_perplexity": "estimates/rates/word_perplexity/value",
+    **{f"{name}{end}": f"estimates/against/{name}/{field}"
+       for name in DIVERGENCES for end, field in (("", "value"), ("_stderr", "stderr"))},
+    "questions": "estimates/answers/questions",
+    **{f"{name.removesuffix('_stderr')}{rule}{'_stderr' * name.endswith('_stderr')}":
+       f"estimates/answers/acc{rule}/{path}" for rule in ("", "_norm") for name, path in OF_ANSWERS.items()},
+}  # fmt: skip
+"""Field of results.json -> where a ``ModelResult`` has it; errors are the clustered ones but for one."""
 
 
 def flat_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, Any]:
@@ -38,7 +79,7 @@ def flat_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, An
         "vram_bits": model.storage.vram_bits,
         "file_bytes": model.storage.file_bytes,
         "storage_note": model.storage.note or None,
-        **flat_estimates(model),
+        **{name: value_at(model, path) for name, path in ESTIMATES.items()},
         "reference": model.is_reference,
         "noise_floor": model.is_noise_floor,
         "windows": model.windows,
@@ -54,65 +95,12 @@ def flat_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, An
     }
 
 
-def flat_estimates(model: ModelResult) -> dict[str, Any]:
-    """The estimates that most readers want, one key each; errors are the clustered ones but for one."""
-    found = model.estimates
-    ppl, kld, same_top, against = model.ppl, model.kld, model.same_top, found.against if found else None
-    spread = against.kld_percentiles if against else {}
-    top1, entropy, rates = (found.top1, found.entropy, found.rates) if found else (None, None, None)
-    ratio, unknown = against.ln_ppl_ratio if against else None, Value(None)
-    return {
-        "ppl": ppl.value if ppl else None,
-        "ppl_stderr": ppl.stderr if ppl else None,
-        "ppl_stderr_independent": ppl.stderr_independent if ppl else None,
-        "logprob_sum": ppl.logprob_sum if ppl else None,
-        "tokens": ppl.tokens if ppl else None,
-        "non_finite": ppl.non_finite if ppl else None,
-        "ln_ppl_ratio": ratio.value if ratio else None,
-        "ln_ppl_ratio_stderr": ratio.stderr if ratio else None,
-        "ppl_ratio": against.ppl_ratio.value if against else None,
-        "ppl_ratio_stderr": against.ppl_ratio.stderr if against else None,
-        "kld": model.mean_kld,
-        "kld_stderr": kld.stderr if kld else None,
-        "kld_median": spread.get("50"),
-        "kld_p99": spread.get("99"),
-        "kld_p99.9": spread.get("99.9"),
-        "kld_max": spread.get("max"),
-        "kld_sum": kld.total if kld else None,
-        "kld_tokens": kld.tokens if kld else None,
-        "kld_non_finite": kld.non_finite if kld else None,
-        "same_top": same_top.value if same_top else None,
-        "same_top_stderr": same_top.stderr if same_top else None,
-        "top1": top1.value if top1 else None,
-        "entropy": entropy.value if entropy else None,
-        "bits_per_byte": (rates.bits_per_byte if rates else unknown).value,
-        "byte_perplexity": (rates.byte_perplexity if rates else unknown).value,
-        "word_perplexity": (rates.word_perplexity if rates else unknown).value,
-        **flat_divergences(against),
-        **flat_answers(found.answers if found else None),
-    }
-
-
-def flat_answers(found: AnswerEstimates | None) -> dict[str, Any]:
-    """Accuracy and flips, by lm-eval's two rules; None unless answers were scored."""
-    flat: dict[str, Any] = {"questions": found.questions if found else None}
-    for suffix, each in (("", found.acc if found else None), ("_norm", found.acc_norm if found else None)):
-        accuracy, flips = each.accuracy if each else None, each.flips if each else None
-        for name, share in (("acc", accuracy), ("flips", flips and flips.flips), ("changed", flips and flips.changed)):
-            flat[f"{name}{suffix}"] = share.value if share else None
-            flat[f"{name}{suffix}_stderr"] = share.stderr if share else None
-        flat[f"flips_lost{suffix}"] = flips.lost if flips else None
-        flat[f"flips_won{suffix}"] = flips.won if flips else None
-        flat[f"mcnemar_p{suffix}"] = flips.mcnemar_p if flips else None
-    return flat
-
-
-def flat_divergences(against: AgainstReference | None) -> dict[str, Any]:
-    """The means of what a run with ``--divergences`` measures, and their errors; None without it."""
-    found: dict[str, Any] = {}
-    for name in DIVERGENCES:
-        mean = getattr(against, name, None)
-        found |= {name: mean.value if mean else None, f"{name}_stderr": mean.stderr if mean else None}
+def value_at(found: Any, path: str) -> Any:
+    """What stands at a path of attributes and keys; None where a step of it is None, or a key is missing."""
+    for step in path.split("/"):
+        if found is None:
+            return None
+        found = found.get(step) if isinstance(found, dict) else getattr(found, step)
     return found
 
 
@@ -150,28 +138,20 @@ def csv_text(results: Results, fields: Sequence[str] | None = None) -> str:
     Of several texts a line for each text and model, with the text's name before the fields, and of a text that failed
     one line with its name and, where all fields are asked for, its error.
     """
-    rows = [row for text in results.texts for row in rows_of(text)]
-    first = ["text"] if len(results.texts) > 1 else []
-    names = (
-        [name for name in next(row for row in rows if "label" in row) if name != "text"] if fields is None else fields
-    )
+    rows = []
+    for text in results.texts:
+        for model in text.models:
+            cells = {**flat_json(model, text.models), "notes": "; ".join(model.notes)}
+            rows.append({"text": text.name, **cells})
+        if text.error:
+            rows.append({"text": text.name, "error": text.error})
+    names = [name for name in next(row for row in rows if "label" in row) if name != "text"]
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=[*first, *names], extrasaction="ignore")
+    columns = [*(["text"] if len(results.texts) > 1 else []), *(names if fields is None else fields)]
+    writer = csv.DictWriter(stream, fieldnames=columns, extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     return stream.getvalue()
-
-
-def rows_of(text: TextResult) -> list[dict[str, Any]]:
-    """The name of a text, the flat fields of every model, and its notes; of a text that failed its error."""
-    name = {"text": csv_cell(text.name)}
-    if text.error:
-        return [{**name, "error": csv_cell(text.error)}]
-    return [
-        {**name, **{key: csv_cell(value) for key, value in flat_json(model, text.models).items()}}
-        | {"notes": csv_cell("; ".join(model.notes))}
-        for model in text.models
-    ]
 
 
 def csv_cell(value: Any) -> Any:

@@ -222,16 +222,6 @@ class Part:
         """The GPUs or the CPU of its machine."""
         return machine.words(self.origin["hardware"]) or "an unknown machine"
 
-    @property
-    def created(self) -> str:
-        """When its results were written, ISO 8601."""
-        return str(self.origin.get("created"))
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the packages with which it ran."""
-        return dict(self.origin["versions"])
-
 
 @dataclass(frozen=True)
 class Results:

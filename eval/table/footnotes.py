@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,14 +170,14 @@ def merge_notes(parts: Sequence[Part]) -> list[str]:
     """Footnotes of a merged run: its parts, the versions in which they differ, and the references of their KLDs."""
     if not parts:
         return []
-    found = [f"{part.file} ({part.created[:10]}, {part.where}; rows: {len(part.labels)})" for part in parts]
-    versions = {name: None for part in parts for name in part.versions}
+    runs = [f"{part.file} ({part.origin['created'][:10]}, {part.where}; rows: {len(part.labels)})" for part in parts]
+    versions = [part.origin["versions"] for part in parts]
     off = [
-        f"{name} " + ", ".join(part.versions.get(name, "none") for part in parts)
-        for name in versions if len({part.versions.get(name) for part in parts}) > 1
+        f"{name} " + ", ".join(own.get(name, "none") for own in versions)
+        for name in dict.fromkeys(itertools.chain(*versions)) if len({own.get(name) for own in versions}) > 1
     ]  # fmt: skip
     return [
-        f"merged from {len(parts)} runs: {'; '.join(found)}",
+        f"merged from {len(parts)} runs: {'; '.join(runs)}",
         *([f"their versions differ, in this order: {'; '.join(off)}"] if off else []),
         *reference_notes(parts),
     ]
@@ -226,28 +227,21 @@ def floor_kld(run: TextResult) -> str:
 
 def model_notes(model: ModelResult, run: TextResult) -> list[str]:
     """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and the notes of the run."""
-    notes = []
-    if model.error:
-        notes.append(f"failed: {model.error}")
-    elif model.storage.note:
-        notes.append(f"size n/a: {model.storage.note}")
-    if not (model.error or model.layers):
-        notes.append("kernel n/a: this engine does not say what it runs")
-    if model.ppl is not None and model.ppl.value is None:
-        notes.append("PPL n/a: it is too large for a number")
-    if model.ppl is not None and model.ppl.non_finite:
-        notes.append(f"{model.ppl.non_finite} positions had no finite log-probability; PPL leaves them out")
-    if model.kld is not None and model.kld.non_finite:
-        notes.append(f"{model.kld.non_finite} positions had no finite KL divergence; KLD leaves them out")
-    answers = model.estimates.answers if model.estimates else None
-    if answers is not None and answers.undecided:
-        notes.append(
-            f"acc n/a: {answers.undecided:,} questions without finite log-probabilities to choose an answer by"
-        )
-    unexplained = not (model.error or model.is_reference or model.kld or model.notes)
-    if run.reference is not None and unexplained:
-        notes.append("KLD n/a: this engine measured none")
-    return [*notes, *model.notes]
+    ppl, kld, failed = model.ppl, model.kld, bool(model.error)
+    undecided = model.estimates.answers.undecided if model.estimates and model.estimates.answers else 0
+    explained = failed or model.is_reference or bool(kld) or bool(model.notes)
+    notes = {
+        f"failed: {model.error}": failed,
+        f"size n/a: {model.storage.note}": bool(model.storage.note) and not failed,
+        "kernel n/a: this engine does not say what it runs": not (failed or model.layers),
+        "PPL n/a: it is too large for a number": ppl is not None and ppl.value is None,
+        f"{ppl and ppl.non_finite} positions had no finite log-probability; PPL leaves them out": ppl
+        and ppl.non_finite,
+        f"{kld and kld.non_finite} positions had no finite KL divergence; KLD leaves them out": kld and kld.non_finite,
+        f"acc n/a: {undecided:,} questions without finite log-probabilities to choose an answer by": undecided,
+        "KLD n/a: this engine measured none": run.reference is not None and not explained,
+    }
+    return [*(note for note, holds in notes.items() if holds), *model.notes]
 
 
 def notes_of_texts(results: Results) -> list[str]:

@@ -309,20 +309,25 @@ async function inflate(figure) {
 function drawings() {
   for (const section of all("section:has(figure[data-choice])")) {
     const figures = all("figure[data-choice]", section),
+      fields = all(".choice", section),
+      keys = (figure) => figure.dataset.choice.split(" "),
       current = () => figures.find((figure) => !figure.hidden);
-    inflate(current());
-    all(".choice", section).forEach((field, i) => {
-      for (const input of all("input", field)) input.name = `${section.id}-${i}`;
-      const chosen = figures[0].dataset.choice.split(" ")[field.dataset.place];
-      all("input", field).find((input) => input.value === chosen).checked = true;
-    });
+    const show = (shown) => {
+      for (const figure of figures) figure.hidden = figure !== shown;
+      for (const field of fields)
+        all("input", field).find((input) => input.value === keys(shown)[field.dataset.place]).checked = true;
+      inflate(shown);
+    };
+    fields.forEach((field, i) => all("input", field).forEach((input) => (input.name = `${section.id}-${i}`)));
+    show(figures[0]);
     section.addEventListener("change", (event) => {
-      const field = event.target.closest(".choice");
-      if (!field) return;
-      const keys = current().dataset.choice.split(" ");
-      keys[field.dataset.place] = event.target.value;
-      for (const figure of figures) figure.hidden = figure.dataset.choice !== keys.join(" ");
-      inflate(current());
+      const place = event.target.closest(".choice")?.dataset.place,
+        wanted = keys(current());
+      if (!place) return;
+      wanted[place] = event.target.value;
+      // Not every value is drawn over every size.
+      const fitting = figures.filter((figure) => keys(figure)[place] === wanted[place]);
+      show(fitting.find((figure) => figure.dataset.choice === wanted.join(" ")) ?? fitting[0]);
     });
     for (const button of all("[data-save]", section))
       saying(button, async () => {

@@ -187,7 +187,7 @@ def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, 
     assert compare_q("--from", first, second).out == other
     ran = compare_q("--from", first, second, "--csv", second)
     assert "--csv: " in ran.err
-    assert "is the file of --from as well" in ran.err
+    assert "is read here" in ran.err
 
 
 def test_runs_of_two_caches_are_the_run_of_all_models(
