@@ -45,10 +45,9 @@ def engine_class(engine: str) -> type[Engine]:
     return found
 
 
-def engines() -> Iterator[tuple[str, type[Engine]]]:
+def engines() -> list[tuple[str, type[Engine]]]:
     """Every (engine name, its class)."""
-    for engine in ENGINES:
-        yield engine, engine_class(engine)
+    return [(engine, engine_class(engine)) for engine in ENGINES]
 
 
 def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:

@@ -54,7 +54,7 @@ class ReferenceWindows:
         self.pool = ThreadPoolExecutor(1)
         self.ahead = min(max(AHEAD_BYTES * store.n_windows // max(store.stored_bytes, 1), 1), 64)
         self.futures: dict[int, Future[torch.Tensor]] = {}
-        self.read: dict[int, torch.Tensor] = {}
+        self.asked: set[int] = set()
 
     def _read(self, window: int) -> torch.Tensor:
         tensor = self.store.window(window)
@@ -62,26 +62,23 @@ class ReferenceWindows:
 
     def get(self, window: int) -> torch.Tensor:
         """States [T, H] or logits [T, V] of a window, on the CPU."""
-        if window not in self.read:
-            self._submit(window)
-            self.read[window] = self.futures[window].result()
-        return self.read[window]
-
-    def _submit(self, window: int) -> None:
-        for wanted in range(window, min(window + 1 + self.ahead, self.store.n_windows)):
-            if wanted not in self.futures:
-                self.futures[wanted] = self.pool.submit(self._read, wanted)
+        if window not in self.asked:
+            self.asked.add(window)
+            for wanted in range(window, min(window + 1 + self.ahead, self.store.n_windows)):
+                if wanted not in self.futures:
+                    self.futures[wanted] = self.pool.submit(self._read, wanted)
+        return self.futures[window].result()
 
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""
         self.futures.pop(window, None)
-        self.read.pop(window, None)
+        self.asked.discard(window)
 
     def close(self) -> None:
         """Stop reading."""
         self.pool.shutdown(cancel_futures=True)
         self.futures.clear()
-        self.read.clear()
+        self.asked.clear()
 
 
 class Block(NamedTuple):

@@ -29,9 +29,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     machine.installed_gpus.cache_clear()
 
 
-def says(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
-    """Let nvidia-smi say that."""
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, output, ""))
+def says(monkeypatch: pytest.MonkeyPatch, output: str | Exception, edited: str = "") -> None:
+    """Let nvidia-smi or git say that, or fail so; ``edited``: what git says of edited files."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if isinstance(output, Exception):
+            raise output
+        return subprocess.CompletedProcess(command, 0, edited if "status" in command else output, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +71,12 @@ def test_gpus_that_a_process_may_use(
         ("0, GPU-1, NVIDIA GB10, 580.1, [N/A]\n", (Gpu("0", "NVIDIA GB10", "580.1"),)),
         ("No devices were found\n", ()),
         ("", ()),
+        (FileNotFoundError("nvidia-smi"), ()),
     ],
 )
-def test_what_nvidia_smi_may_say(monkeypatch: pytest.MonkeyPatch, output: str, gold: tuple[Gpu, ...]) -> None:
+def test_what_nvidia_smi_may_say(
+    monkeypatch: pytest.MonkeyPatch, output: str | Exception, gold: tuple[Gpu, ...]
+) -> None:
     says(monkeypatch, output)
     assert machine.gpus() == gold
 
@@ -135,41 +144,6 @@ def test_instruction_sets(tmp_path: Path, lines: str, gold: str) -> None:
     assert machine.words({"cpu": "AMD EPYC", "instructions": gold, "cores": 2}) == "AMD EPYC"
 
 
-def test_no_nvidia_smi_means_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(subprocess, "run", missing)
-    assert machine.gpus() == ()
-    assert machine.cpu()
-
-
-def test_versions_name_what_is_installed() -> None:
-    found = machine.versions()
-    assert {"python", "torch", "transformers"} <= found.keys()
-    assert all(found.values())
-
-
-def test_commit_of_a_copy_without_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_git(command: list[str], **_: Any) -> None:
-        raise subprocess.CalledProcessError(128, command)
-
-    monkeypatch.setattr(subprocess, "run", no_git)
-    monkeypatch.delenv("COMPARE_Q_COMMIT", raising=False)
-    assert machine.commit() is None
-    monkeypatch.setenv("COMPARE_Q_COMMIT", "abc")
-    assert machine.commit() == "abc"
-
-
-@pytest.mark.parametrize(("edited", "gold"), [("", "abc"), (" M eval/cli/main.py", "abc+changes")])
-def test_commit_says_whether_files_were_edited(monkeypatch: pytest.MonkeyPatch, edited: str, gold: str) -> None:
-    def git(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 0, "abc\n" if "rev-parse" in command else edited, "")
-
-    monkeypatch.setattr(subprocess, "run", git)
-    assert machine.commit() == gold
-
-
 @pytest.mark.parametrize(
     ("flags", "most", "kind", "emulated"),
     [
@@ -206,12 +180,28 @@ def test_kernels_that_were_compiled_for_other_instructions_are_not_found(monkeyp
         machine.keep_compiled_kernels_apart()
         folders.add(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert len(folders) == 3
-
-
-def test_a_folder_of_compiled_kernels_that_the_user_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kernels")
     machine.keep_compiled_kernels_apart()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels", "a folder that the user names stays"
+
+
+@pytest.mark.parametrize(
+    ("output", "edited", "stated", "gold"),
+    [
+        ("abc\n", "", None, "abc"),
+        ("abc\n", " M eval/cli/main.py", None, "abc+changes"),
+        (subprocess.CalledProcessError(128, "git"), "", None, None),
+        (subprocess.CalledProcessError(128, "git"), "", "abc", "abc"),  # of a copy without history
+    ],
+)
+def test_the_commit_and_whether_files_were_edited(
+    monkeypatch: pytest.MonkeyPatch, output: Any, edited: str, stated: str | None, gold: str | None
+) -> None:
+    says(monkeypatch, output, edited)
+    monkeypatch.delenv("COMPARE_Q_COMMIT", raising=False)
+    if stated is not None:
+        monkeypatch.setenv("COMPARE_Q_COMMIT", stated)
+    assert machine.commit() == gold
 
 
 def test_what_editors_leave_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,20 +36,6 @@ SIGNATURES = [
 ]  # fmt: skip
 OTHERWISE = {("exllamav2", "linear.py", "device"), ("exllamav2", "linear.py", "__init__")}
 """Methods that the real class inherits, or whose arguments the stand-in changes."""
-WORDS = [
-    ("exllamav2", "attn.py", "has_flash_attn = False", "has_xformers = False", "not cfg.no_sdpa and",
-     "self.sliding_window ="),
-    ("exllamav2", "config.py", "self.max_input_len = 2048", "max_attention_size", "self.vocab_size =",
-     "self.architecture ="),
-    ("exllamav2", "module.py", "def device(self) -> str:", '"q_weight"', '"qweight"'),
-    ("exllamav2", "linear.py", "self.q_tensors = w", "self.linear = nn.Linear"),
-    ("exllamav2", "model.py", "x[:, :, -head_padding:] = -65504."),
-    ("exllamav3", "modules/attn.py", 'case "flash_attn_nc":', "self.dispatch_cache = {}"),
-    ("exllamav3", "modules/attention_fn/dispatch.py", 'hint_key = "fn_qc" if q_cache is not None else "fn"'),
-    ("exllamav3", "modules/quant/exl3.py", "class LinearEXL3:", "self._fused_reconstruct is None:", "self.K ="),
-    ("exllamav3", "modules/quant/fp16.py", "class LinearFP16:", "self.weight = weight", "self.bias = bias"),
-    ("exllamav3", "architecture/llama.py", "self.logit_layer_idx = len(self.modules) - 1"),
-]  # fmt: skip
 
 
 def source(engine: str, file: str) -> str:
@@ -79,14 +65,6 @@ def test_the_stand_in_has_the_signatures_of_the_source(
         }
         assert set(inspect.signature(method).parameters) <= taken, name
     assert attributes <= {node.attr for node in ast.walk(real) if isinstance(node, ast.Attribute)}
-
-
-@pytest.mark.parametrize("engine", ["exllamav2", "exllamav3"])
-def test_what_is_read_of_the_engine_is_in_its_source(engine: str) -> None:
-    for owner, file, *wanted in WORDS:
-        if owner == engine:
-            for words in wanted:
-                assert words in source(engine, file), (file, words)
 
 
 def on_a_gpu(engine: str) -> pytest.MarkDecorator:

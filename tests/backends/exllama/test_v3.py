@@ -41,13 +41,10 @@ def loaded(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **
     return backend
 
 
-def test_max_seq_len_reaches_the_config(engine: Any, toy_model: Path) -> None:
-    assert loaded(toy_model, max_seq_len=4096).model.config.seq_len == 4096
-
-
 def test_what_the_loader_is_told(engine: Any, toy_model: Path) -> None:
     told = {"max_chunk_size": 300, "max_output_size": 300, "max_output_factor": 4}
     assert loaded(toy_model, 300).model.loaded == told
+    assert loaded(toy_model, max_seq_len=4096).model.config.seq_len == 4096
     assert loaded(toy_model, 300, use_per_device=[20, 0]).model.loaded == {**told, "use_per_device": [20, 0]}
 
 
@@ -131,17 +128,12 @@ def test_override_tensors_reach_the_loader(
         loaded(toy_model, overrides=files)
 
 
-def test_closing(engine: Any, toy_model: Path) -> None:
+def test_closing_and_failing(engine: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = loaded(toy_model)
     model = backend.model
-    backend.close()
-    backend.close()
-    assert model.unloaded
-    assert not model.config.stc.open
-    assert backend.model is None
-
-
-def test_failed_load_is_one_line(engine: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        backend.close()
+        assert (model.unloaded, model.config.stc.open, backend.model) == (True, False, None)
     monkeypatch.setattr(Model, "failure", RuntimeError("Insufficient VRAM\nin split"))
     backend = ExLlamaV3Engine(request(toy_model))
     with pytest.raises(ModelError, match=r"exllamav3 could not load .*: Insufficient VRAM in split$"):

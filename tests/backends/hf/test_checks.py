@@ -44,18 +44,15 @@ def test_stored_size(toy_model: Path) -> None:
         ({"dtpe": "auto"}, "did you mean 'dtype'"),
         ({"dtype": "int4"}, "engine.dtype: "),
         ({"noise_seed": 1}, "engine.noise_seed: needs"),
+        ({"streaming": True, "device_map": "auto"}, "cannot go with device_map"),
+        ({"streaming": True, "max_memory": {0: "1GiB"}}, "cannot go with max_memory"),
+        ({"streaming_windows": 2}, 'needs "streaming": true'),
+        ({"streaming": True, "streaming_windows": 0}, "greater than or equal to 1"),
     ],
 )
 def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         checked(toy_model, **options)
-
-
-def test_options_that_cannot_go_with_streaming(toy_model: Path) -> None:
-    assert "cannot go with device_map" in refusal(checked, toy_model, streaming=True, device_map="auto")
-    assert "cannot go with max_memory" in refusal(checked, toy_model, streaming=True, max_memory={0: "1GiB"})
-    assert 'needs "streaming": true' in refusal(checked, toy_model, streaming_windows=2)
-    assert "greater than or equal to 1" in refusal(checked, toy_model, streaming=True, streaming_windows=0)
 
 
 @pytest.mark.parametrize("package", ["accelerate", "greenlet"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,20 +32,21 @@ def test_scores_against_float64(toy_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load_fn", "dtype"),
-    [("transformers", "float16"), ("transformers_auto", "float16"), ("transformers_auto_bf16", "bfloat16")],
+    ("load_fn", "options", "dtype"),
+    [
+        ("transformers", {}, "float16"),
+        ("transformers_auto", {}, "float16"),
+        ("transformers_auto_bf16", {}, "bfloat16"),
+        ("transformers", {"dtype": "float32"}, "float32"),
+    ],
 )
-def test_upstream_dtypes(toy_model: Path, load_fn: str, dtype: str) -> None:
-    engine = loaded(toy_model, load_fn)
+def test_upstreams_dtypes_and_another(toy_model: Path, load_fn: str, options: dict[str, Any], dtype: str) -> None:
+    engine = loaded(toy_model, load_fn, **options)
     said = engine.provenance()
     assert said["dtype"] == dtype
     assert said["model_class"] == "LlamaForCausalLM"
     assert engine.logits(toy_windows(1, 10)[0]).dtype == getattr(torch, dtype)
     engine.close()
-
-
-def test_dtype_option_replaces_upstreams(toy_model: Path) -> None:
-    assert loaded(toy_model, "transformers", dtype="float32").provenance()["dtype"] == "float32"
 
 
 def test_states_and_head_give_the_logits(toy_model: Path) -> None:
@@ -83,22 +85,18 @@ def test_windows_and_answers_do_not_depend_on_the_ones_before(toy_model: Path, t
     engine.close()
 
 
-def test_refused_checkpoint_is_one_line(toy_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pickled", [False, True])
+def test_damaged_and_pickled_weights_are_refused_in_one_line(toy_model: Path, tmp_path: Path, pickled: bool) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(toy_model, broken)
-    (broken / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header at all")
+    if pickled:
+        torch.save({}, broken / "pytorch_model.bin")
+        (broken / "model.safetensors").unlink()
+    else:
+        (broken / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header at all")
     with pytest.raises(ModelError, match="Transformers could not load") as failure:
         loaded(broken)
     assert "\n" not in str(failure.value)
-
-
-def test_pickled_weights_are_not_loaded(toy_model: Path, tmp_path: Path) -> None:
-    pickled = tmp_path / "pickled"
-    shutil.copytree(toy_model, pickled)
-    torch.save({}, pickled / "pytorch_model.bin")
-    (pickled / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="could not load"):
-        loaded(pickled)
 
 
 def test_noise_is_the_seeds(toy_model: Path) -> None:
@@ -121,17 +119,6 @@ def test_noise_is_the_seeds(toy_model: Path) -> None:
     assert first.noise is not None
     first.noise.remove()
     assert torch.equal(first.logits(windows[0]), plain.logits(windows[0]))
-
-
-def test_streamed_noise_is_that_of_the_whole_model(toy_model: Path) -> None:
-    """Layer by layer through three windows at a time, or window by window: each keeps its own tokens."""
-    windows = toy_windows(5, 40)
-    whole = loaded(toy_model, "transformers_auto_bf16", noise="bf16")
-    streamed = loaded(toy_model, "transformers_auto_bf16", noise="bf16", streaming=True, streaming_windows=3)
-    streamed.prepare(windows)
-    for window in windows:
-        assert torch.equal(streamed.logits(window), whole.logits(window))
-    streamed.close()
 
 
 def test_a_model_whose_layers_run_past_their_hooks_is_refused(toy_model: Path) -> None:

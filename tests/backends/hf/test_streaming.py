@@ -42,6 +42,11 @@ def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None) -> N
     assert_same_logits(toy_model, group)
 
 
+def test_streamed_noise_is_that_of_the_whole_model(toy_model: Path) -> None:
+    """Layer by layer through three windows at a time, or window by window: each keeps its own tokens."""
+    assert_same_logits(toy_model, 3, noise="bf16")
+
+
 def test_windows_in_any_order(toy_model: Path) -> None:
     """Again, backwards, and one that was never announced."""
     windows = toy_windows(4, 40)

