@@ -43,29 +43,30 @@ METHOD = ("version", "reference", "vocabulary")
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its name, its results of one text, and the report's excerpts or None."""
+    """One file: its name, the runs in it (itself, or those that it was merged from), its only text, whose rows have the
+    keys of the references that they are or that their KLDs are against, and the report's excerpts or None."""
 
     name: str
-    results: Results
+    parts: tuple[Part, ...]
+    text: TextResult
+    title: str | None = None
     excerpts: Inspection | None = None
 
     @property
-    def text(self) -> TextResult:
-        """The only text."""
-        (text,) = self.results.texts
-        return text
+    def references(self) -> list[dict[str, Any]]:
+        """The references of its runs."""
+        return [part.reference for part in self.parts if part.reference is not None]
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The runs in it: itself, or those that it was merged from."""
-        results, text = self.results, self.text
-        whole = Part(self.name, results.labels, results.origin or {}, text.reference, text.reference_ppl)
-        return results.parts or (whole,)
 
-    def reference_key(self, model: ModelResult) -> str:
-        """The key of the reference that a row is, or that its KLD is against; "" where the file does not say it."""
-        keys = {part.reference_key or "" for part in self.parts if part.reference is not None}
-        return model.reference_key or (keys.pop() if len(keys) == 1 else "")
+def source_of(name: str, results: Results, excerpts: Inspection | None) -> Source:
+    """A file's results of one text; a row's key is "" where the file does not say it."""
+    (text,) = results.texts
+    whole = Part(name, results.labels, results.origin or {}, text.reference, text.reference_ppl)
+    parts = results.parts or (whole,)
+    keys = {part.reference_key or "" for part in parts if part.reference is not None}
+    only = keys.pop() if len(keys) == 1 else ""
+    models = tuple(replace(model, reference_key=model.reference_key or only) for model in text.models)
+    return Source(name, parts, replace(text, models=models), results.title, excerpts)
 
 
 def load(files: Sequence[Path]) -> tuple[Results, list[Inspection | None]]:
@@ -86,7 +87,8 @@ def load(files: Sequence[Path]) -> tuple[Results, list[Inspection | None]]:
                 f"{printable(file)}: holds several texts, which are not merged with other runs; name this file alone"
             )
     sources = [
-        Source(name, results, excerpts) for name, (results, (excerpts,)) in zip(short_names(files), loaded, strict=True)
+        source_of(name, results, excerpts)
+        for name, (results, (excerpts,)) in zip(short_names(files), loaded, strict=True)
     ]
     for other in sources[1:]:
         check_windows(sources[0], other)
@@ -143,11 +145,11 @@ def merged_run(sources: Sequence[Source], chosen: Mapping[str, str]) -> tuple[Re
         for source in sources
         for part in source.parts
     )
-    references = [part.reference for source in sources for part in source.parts if part.reference is not None]
+    references = [reference for source in sources for reference in source.references]
     text = replace(sources[0].text, models=rows.finished(parts), reference=references[0] if references else None)
     results = Results(
         (text,),
-        title=next((source.results.title for source in sources if source.results.title), None),
+        title=next((source.title for source in sources if source.title), None),
         origin=common_origin([part.origin for part in parts]),
         parts=parts,
     )
@@ -209,12 +211,11 @@ def same_references(sources: Sequence[Source]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     known: list[tuple[ModelResult, dict[str, Any]]] = []
     for source in sources:
-        references = [part.reference for part in source.parts if part.reference is not None]
-        described: dict[str, dict[str, Any]] = {each["key"]: each for each in references if each.get("key")}
+        described: dict[str, dict[str, Any]] = {each["key"]: each for each in source.references if each.get("key")}
         for key, each in described.items():
             chosen = united(chosen, key, each.get(SAME_AS) or key)
         for row in (model for model in source.text.models if model.is_reference):
-            reference = described.get(source.reference_key(row))
+            reference = described.get(row.reference_key)
             if reference is None:
                 continue
             for other, first in known:
@@ -239,7 +240,7 @@ def with_same(part: Part, chosen: Mapping[str, str]) -> Part:
 
 def check_references(sources: Sequence[Source], chosen: Mapping[str, str]) -> None:
     """InputError unless all KL divergences are against one reference, wherever it was measured."""
-    found = [(s.name, part.reference) for s in sources for part in s.parts if part.reference is not None]
+    found = [(source.name, reference) for source in sources for reference in source.references]
     for name, other in found[1:]:
         first_name, first = found[0]
         keys = [chosen.get(each["key"]) if each.get("key") else None for each in (first, other)]
@@ -275,19 +276,13 @@ class MergedRows:
         self.places: dict[tuple[str, str], int] = {}
         self.failures: dict[int, list[tuple[str, str]]] = {}
         self.chosen = chosen
-        rows = [(source, model) for source in sources for model in source.text.models]
         self.marked = {
-            model.scores_key: self.reference_key(model, source)
-            for source, model in rows if model.is_reference and model.scores_key
+            model.scores_key: chosen.get(model.reference_key, model.reference_key)
+            for source in sources for model in source.text.models if model.is_reference and model.scores_key
         }  # fmt: skip
-        references = [part.reference for source in sources for part in source.parts if part.reference is not None]
+        references = [reference for source in sources for reference in source.references]
         self.compared = bool(references)
         self.several = len({chosen.get(str(each.get("key")), each.get("key")) for each in references}) > 1
-
-    def reference_key(self, model: ModelResult, source: Source) -> str:
-        """The key of the reference that a row is, or that its KLD is against, or "": one key for the same reference."""
-        key = source.reference_key(model)
-        return self.chosen.get(key, key)
 
     def add(self, source: Source) -> None:
         """Add all rows of a source; a row that another source has too is joined to it."""
@@ -299,7 +294,7 @@ class MergedRows:
             if place is None:
                 place = len(self.models)
                 taken = {other.label for other in self.models}
-                names = itertools.chain([model.label], (f"{model.label} ({i})" for i in itertools.count(2)))
+                names = (model.label if i == 1 else f"{model.label} ({i})" for i in itertools.count(1))
                 self.put(place, self.prepared(model, source, next(name for name in names if name not in taken)), source)
             else:
                 self.join(place, model, source)
@@ -321,7 +316,7 @@ class MergedRows:
             notes.append(f"called {model.label!r} in {source.name}, measured on {model.where or 'an unknown machine'}")
         if self.compared and source.text.reference is None and not (model.error or is_reference):
             notes.append(f"no KLD: {source.name} has no reference; measure it again with one")
-        key = self.reference_key(model, source) or self.marked.get(model.scores_key, "")
+        key = self.chosen.get(model.reference_key, model.reference_key) or self.marked.get(model.scores_key, "")
         key = key if self.several and (model.kld or is_reference) else ""
         return replace(model, label=label, is_reference=is_reference, reference_key=key, notes=tuple(notes))
 

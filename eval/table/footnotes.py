@@ -42,11 +42,18 @@ def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = Tr
     notes += [f"where {letter}: {machine}" for letter, machine in sorted(fullest.items()) if letters]
     notes += [*merge_notes(parts), *window_notes(run), *error_notes(run)]
     if run.reference is not None:
-        notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
-        notes += text_rates(run)
+        about = f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}"
+        if run.reference_ppl is not None and not any(model.is_reference for model in run.models):
+            # So that a reference store of another text is noticed at once.
+            about += f", whose own PPL on these tokens is {number_text(run.reference_ppl, PPL_DIGITS)}"
+        notes += [about, *text_rates(run)]
     notes += best_notes(run)
     if any(model.is_noise_floor for model in run.models):
-        notes.append(f"{FLOOR} marked as the noise floor, the reference's weights with other roundings{floor_kld(run)}")
+        about = f"{FLOOR} marked as the noise floor, the reference's weights with other roundings"
+        if run.noise_floor is not None and run.noise_floor.kld is not None:
+            least = number_text(run.noise_floor.kld.value, KLD_DIGITS)
+            about += f"; a KLD near or below its {least} says nothing about a quantization"
+        notes.append(about)
     notes += near_notes(run)
     if cached := sum(model.cached for model in run.models):
         notes.append(f"{cached} of {len(run.models)} rows come from the cache; their speed (*) is of an earlier run")
@@ -111,18 +118,11 @@ def answer_notes(run: TextResult) -> list[str]:
             f"flips: questions that either the model or {run.reference['label']} has right (arXiv 2407.09141); "
             "McNemar p: how probable flips so one-sided are if neither is better (exact, two-sided; by acc)"
         )
-        notes += unknown_flips(run)
+        compared = {m.label: m.estimates.answers for m in run.models if m.estimates and m.estimates.against}
+        without = [label for label, own in compared.items() if own and own.acc.right and not own.acc.flips]
+        why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
+        notes += [f"flips of {', '.join(without)} n/a: {why}"] if without else []
     return notes
-
-
-def unknown_flips(run: TextResult) -> list[str]:
-    """Why models whose accuracy is known have no flips."""
-    compared = {m.label: m.estimates.answers for m in run.models if m.estimates and m.estimates.against}
-    without = [label for label, found in compared.items() if found and found.acc.right and not found.acc.flips]
-    if not without:
-        return []
-    why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
-    return [f"flips of {', '.join(without)} n/a: {why}"]
 
 
 def best_notes(run: TextResult) -> list[str]:
@@ -200,13 +200,6 @@ def reference_notes(parts: Sequence[Part]) -> list[str]:
     ]
 
 
-def reference_ppl(run: TextResult) -> str:
-    """The perplexity of a reference that has no row, so that a reference store of another text is noticed at once."""
-    if run.reference_ppl is None or any(model.is_reference for model in run.models):
-        return ""
-    return f", whose own PPL on these tokens is {number_text(run.reference_ppl, PPL_DIGITS)}"
-
-
 def text_rates(run: TextResult) -> list[str]:
     """The reference's losses in units that no tokenizer changes."""
     rows = [(m.label, m.estimates.rates) for m in run.models if m.is_reference and m.estimates]
@@ -215,14 +208,6 @@ def text_rates(run: TextResult) -> list[str]:
         f"{number_text(rates.byte_perplexity.value, 4)}, word perplexity {number_text(rates.word_perplexity.value, 4)}"
         for label, rates in rows if rates
     ]  # fmt: skip
-
-
-def floor_kld(run: TextResult) -> str:
-    """The meaning of the noise floor's KLD, if it has one."""
-    floor = run.noise_floor
-    if floor is None or floor.kld is None:
-        return ""
-    return f"; a KLD near or below its {number_text(floor.kld.value, KLD_DIGITS)} says nothing about a quantization"
 
 
 def model_notes(model: ModelResult, run: TextResult) -> list[str]:
@@ -245,22 +230,17 @@ def model_notes(model: ModelResult, run: TextResult) -> list[str]:
 
 
 def notes_of_texts(results: Results) -> list[str]:
-    """The footnotes: what is true of every text once, and what is not with the name of its text."""
-    found = {text.name: notes_of_text(text) for text in results.scored}
-    known = list(found.values())
-    everywhere = [note for note in known[0] if all(note in each for each in known)]
+    """The footnotes: what is true of every text once, and what is not with the name of its text.
+
+    The first of a text's own says what it is; what ± is stands below the table once.
+    """
+    notes = {
+        text.name: [text.subtitle, *(note.removesuffix(f"; {COMMON_ERROR}") for note in footnotes(text))]
+        for text in results.scored
+    }
+    first, *others = notes.values()
+    everywhere = [note for note in first if all(note in own for own in others)]
     lines = [f"{text.name}: failed: {text.error}" for text in results.texts if text.error]
-    lines += [f"{name}: {note}" for name, own in found.items() for note in own if note not in everywhere]
-    errors = [COMMON_ERROR] if any(map(has_errors, results.scored)) else []
-    return [*lines, *errors, MEANS, *everywhere]
-
-
-def notes_of_text(run: TextResult) -> list[str]:
-    """A text's footnotes, the first of them what it is; what ± is stands below the table once."""
-    own = [note.removesuffix(f"; {COMMON_ERROR}") for note in footnotes(run)]
-    return [run.subtitle, *own]
-
-
-def has_errors(run: TextResult) -> bool:
-    """Whether any error of a text is known."""
-    return any(model.ppl and model.ppl.stderr is not None for model in run.models)
+    lines += [f"{name}: {note}" for name, own in notes.items() for note in own if note not in everywhere]
+    has_errors = any(model.ppl and model.ppl.stderr is not None for text in results.scored for model in text.models)
+    return [*lines, *([COMMON_ERROR] if has_errors else []), MEANS, *everywhere]

@@ -8,7 +8,7 @@ brackets behind it is clustered by blocks of the text (``eval/stats/uncertainty.
 from __future__ import annotations
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.stats.estimates import AgainstReference, Bucket, Estimates, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
@@ -31,14 +31,9 @@ def statistics_lines(run: TextResult) -> list[str]:
     lines = [CLUSTERED]
     for model in run.models:
         if model.estimates:
-            lines += ["", printable(model_heading(model, run)), "", *model_lines(model.estimates)]
+            against = f" against {run.reference['label']}" if model.estimates.against and run.reference else ""
+            lines += ["", printable(model.label + against), "", *model_lines(model.estimates)]
     return lines
-
-
-def model_heading(model: ModelResult, run: TextResult) -> str:
-    """The model's label, and the reference's if the model was compared with it."""
-    compared = model.estimates is not None and model.estimates.against is not None and run.reference is not None
-    return f"{model.label} against {run.reference['label']}" if compared and run.reference else model.label
 
 
 def model_lines(found: Estimates) -> list[str]:
@@ -108,14 +103,19 @@ def ppl_line(name: str, of: Estimate) -> str:
 
 def value_in_nats(of: Estimate) -> str:
     """A value with both errors, six decimals."""
-    value, independent = right_aligned(of.value, 10, 6), right_aligned(of.stderr_independent, 10, 6)
-    return f"{value} ± {independent} (± {right_aligned(of.stderr, 1, 6)})"
+    return value_with_errors(of, (10, 10), 6)
 
 
 def value_in_percent(of: Estimate) -> str:
     """A value with both errors, in percent, three decimals."""
-    value, independent = right_aligned(of.value, 6, 3, 100), right_aligned(of.stderr_independent, 5, 3, 100)
-    return f"{value} ± {independent} % (± {right_aligned(of.stderr, 1, 3, 100)} %)"
+    return value_with_errors(of, (6, 5), 3, 100, " %")
+
+
+def value_with_errors(of: Estimate, widths: tuple[int, int], digits: int, times: float = 1, unit: str = "") -> str:
+    """A value, the error of independent tokens, and in brackets the clustered one."""
+    value = right_aligned(of.value, widths[0], digits, times)
+    independent = right_aligned(of.stderr_independent, widths[1], digits, times)
+    return f"{value} ± {independent}{unit} (± {right_aligned(of.stderr, 1, digits, times)}{unit})"
 
 
 def right_aligned(value: float | None, width: int, digits: int, times: float = 1) -> str:
