@@ -24,6 +24,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -56,7 +57,7 @@ from compare_q.backends.hub import local_folder
 from compare_q.backends.layers import groups, noise
 from compare_q.backends.vllm import install, layers
 from compare_q.backends.vllm.driver import VllmDriver, has_own_process
-from compare_q.backends.vllm.install import accept_one_more_than, kernel_environment, set_environment, set_ranks
+from compare_q.backends.vllm.install import kernel_environment, set_environment, set_ranks
 from compare_q.backends.vllm.options import (
     EMULATE,
     check_checkpoint,
@@ -165,7 +166,10 @@ class VllmEngine(ScoringEngine):
         log = self.request.log_file
         self.log_start = log.stat().st_size if log is not None and log.exists() else 0
         try:
-            accept_one_more_than(config.stated_context, self.request)
+            if self.request.max_tokens == config.stated_context:
+                # The one token that vLLM must generate is sampled from the window's last position and never fed back,
+                # so that no position beyond the context is computed.
+                os.environ.setdefault("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
             from vllm import LLM
 
             register()  # in this process, which may have imported the worker before it was to wake the plugin

@@ -286,10 +286,6 @@ class Pack:
             cut.append(part.cut(max(a - begin, 0), min(b - begin, part.n_rows)))
         return cut
 
-    def targets(self, tokens: Tokens) -> torch.Tensor:
-        """The predicted tokens of all rows, int64."""
-        return tokens([(part.prompt, part.token, part.token + part.n_rows) for part in self.parts])
-
 
 def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch.Tensor:
     """The hidden states [n, H] of parts, one after the other: a view where they lie side by side, else one gather."""

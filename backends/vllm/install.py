@@ -14,7 +14,6 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from compare_q.backends.base import LoadRequest
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.packages import installed_versions, package_folder
@@ -106,10 +105,9 @@ def arguments() -> frozenset[str]:
         for node in class_body(root / "engine" / "arg_utils.py", "EngineArgs")
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-    parameters: set[str] = set()
-    for node in class_body(root / "entrypoints" / "llm.py", "LLM"):
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            parameters = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+    methods = [node for node in class_body(root / "entrypoints" / "llm.py", "LLM") if isinstance(node, ast.FunctionDef)]
+    signature = next(node.args for node in methods if node.name == "__init__")
+    parameters = {argument.arg for argument in [*signature.args, *signature.kwonlyargs]}
     return frozenset(fields | parameters) - {"self"}
 
 
@@ -161,13 +159,3 @@ def shared_cores(parts: int) -> str:
     cores = sorted(os.sched_getaffinity(0))
     size = max(len(cores) // parts, 1)
     return "|".join(",".join(map(str, cores[part * size : (part + 1) * size] or cores[-1:])) for part in range(parts))
-
-
-def accept_one_more_than(context: int | None, request: LoadRequest) -> None:
-    """Let vLLM accept ``max_model_len`` = context + 1, where the windows are exactly as long as the context.
-
-    The one token that vLLM must generate is sampled from the window's last position and never fed back, so no position
-    beyond the context is computed.
-    """
-    if request.max_tokens == context:
-        os.environ.setdefault("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")

@@ -110,14 +110,10 @@ def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str
     ran = activations(module, method, kernel, asked, dtype)
     if scheme is None:  # quantized while loading, or by a method that is not known here: nothing to deviate from
         key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
-        stored = online(type(method).__name__) if key is None else key_text(key, "channel")
+        by_method = (words for begins, words in ONLINE.items() if type(method).__name__.startswith(begins))
+        stored = next(by_method, UNKNOWN) if key is None else key_text(key, "channel")
         return Layer(name, stored, ran, class_name(kernel))
     return Layer(name, scheme.weights, ran, class_name(kernel), deviation(asked or dtype, ran))
-
-
-def online(method: str) -> str:
-    """What the weights of a layer are stored as that vLLM quantized while it loaded, by the class of its method."""
-    return next((words for begins, words in ONLINE.items() if method.startswith(begins)), UNKNOWN)
 
 
 def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: Declared) -> Scheme | None:

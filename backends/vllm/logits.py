@@ -163,7 +163,7 @@ def ungathered(processors: list[Any]) -> Iterator[None]:
     """LogitsProcessors that neither gather nor cut."""
     sizes = [processor.org_vocab_size for processor in processors]
     for processor in processors:
-        processor._gather_logits = unchanged  # shadows the method on this instance
+        processor._gather_logits = lambda logits: logits  # shadows the method on this instance
         processor.org_vocab_size = UNLIMITED
     try:
         yield
@@ -171,8 +171,3 @@ def ungathered(processors: list[Any]) -> Iterator[None]:
         for processor, size in zip(processors, sizes, strict=True):
             del processor._gather_logits
             processor.org_vocab_size = size
-
-
-def unchanged(logits: Any) -> Any:
-    """In the place of the gather."""
-    return logits

@@ -271,7 +271,7 @@ class Scorer:
         """Score a pack by chunks, and send its results to the host."""
         import torch
 
-        targets = pack.targets(tokens)
+        targets = tokens([(part.prompt, part.token, part.token + part.n_rows) for part in pack.parts])
         out = torch.empty(len(pack), self.width, device=targets.device)
         a, size = 0, self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
         following = pack.between(a, size)

@@ -115,7 +115,10 @@ class Server:
                     try:
                         response, content = await self.exchange(client, path, body, largest)
                     except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
-                        refused = ServerError(self.unreachable(error))
+                        refused = ServerError(
+                            f"cannot be reached ({self.quoted(str(error)) or type(error).__name__}); start the server, "
+                            "or correct the URL"
+                        )
                         if within <= CONNECT_S:
                             raise refused from None
                     else:
@@ -149,11 +152,6 @@ class Server:
                     most = bytes_in_words(largest)
                     raise ServerError(f"{path} answers more than {most}, which nothing that was asked can take; {OURS}")
         return response, bytes(content)
-
-    def unreachable(self, error: Exception) -> str:
-        """What to do about a connection that could not be made or broke."""
-        reason = self.quoted(str(error)) or type(error).__name__
-        return f"cannot be reached ({reason}); start the server, or correct the URL"
 
     def refusal_text(self, response: httpx2.Response, content: bytes, path: str) -> str:
         """The server's own reason, without the key that some servers quote."""

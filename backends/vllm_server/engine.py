@@ -113,7 +113,7 @@ class VllmServerEngine(ScoringEngine):
                     flying |= {loop.create_task(ask(client, one)) for one in islice(queue, most - len(flying))}
                     if not flying:
                         return
-                    for landed in runner.run(first_of(flying)):
+                    for landed in runner.run(asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED))[0]:
                         flying.remove(landed)
                         yield landed.result()
             finally:
@@ -159,11 +159,6 @@ class VllmServerEngine(ScoringEngine):
 
     def close(self) -> None:
         """Nothing to release: the server stays."""
-
-
-async def first_of(tasks: set[asyncio.Task[T]]) -> set[asyncio.Task[T]]:
-    """The tasks that have ended, as soon as one has."""
-    return (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]
 
 
 async def abandon(tasks: set[asyncio.Task[T]], client: httpx2.AsyncClient) -> None:

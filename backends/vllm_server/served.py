@@ -160,15 +160,15 @@ class ChatChoice(BaseModel):
     """An answer of the chat endpoint."""
 
     message: Message
-    finish_reason: Any = None
-    token_ids: Any = None
+    finish_reason: str | None = None
+    token_ids: list[TokenId] | None = None
 
 
 class ChatCompletion(BaseModel):
     """What ``/v1/chat/completions`` answers."""
 
     choices: list[ChatChoice] = Field(min_length=1)
-    prompt_token_ids: Any = None
+    prompt_token_ids: list[TokenId] | None = None
     system_fingerprint: Name | None = None
 
 
@@ -312,7 +312,7 @@ class ServedModel:
             message = {"role": "assistant", "content": said.pop("content", ""), **said}
             return Answer(question.number, None, finish, message=message), found.system_fingerprint
         new, prompt = choice.token_ids, found.prompt_token_ids
-        if not (are_ids(new) and are_ids(prompt)):
+        if not (new and prompt):
             raise ServerError(NO_IDS)
         return Answer(question.number, tuple(new), finish, tuple(prompt)), found.system_fingerprint
 
@@ -411,11 +411,6 @@ def check_normalized(answer: Completion) -> None:
             top = np.exp(np.sort(values)[-TOP:])
         if not top.sum() <= 1 + ROUNDING or top.sum() + MOST_LOGITS * top[0] < 1 - ROUNDING:
             raise ServerError(NO_LOGPROBS)
-
-
-def are_ids(found: Any) -> bool:
-    """Whether these are token ids, at least one."""
-    return isinstance(found, list) and bool(found) and all(type(one) is int and 0 <= one < MOST_LOGITS for one in found)
 
 
 def body(model: str, question: Question, sampling: Sampling) -> dict[str, Any]:
