@@ -19,7 +19,7 @@ from tests.support import ROOT
 from tests.support.questions import asked, evaluated, model_class
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, refusal, toy_windows
 from tests.support.traces import assert_greedy
-from tests.support.vllm_engine import TWO_DEVICES, WINDOWS, against, assert_same, engine, scores_of
+from tests.support.vllm_engine import WINDOWS, against, assert_same, engine, scores_of
 
 
 @pytest.mark.engine
@@ -91,14 +91,6 @@ def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, 
     for index in gold:
         np.testing.assert_allclose(found[index].logprob, gold[index], atol=ATOL_LOGPROB, rtol=0)
         assert np.abs(plain[index].logprob - gold[index]).mean() > 20 * ATOL_LOGPROB
-
-
-@pytest.mark.engine
-@TWO_DEVICES
-def test_noise_is_the_same_on_two_ranks(toy_model: Path, floor_engine: VllmEngine, logs: Path) -> None:
-    gold = scores_of(floor_engine, WINDOWS)
-    with engine(toy_model, logs / "floor tp.log", noise="bf16", noise_seed=3, tensor_parallel_size=2) as backend:
-        assert_same(scores_of(backend, WINDOWS), gold, 10 * ATOL_BATCH)
 
 
 @pytest.mark.engine

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.checkpoint import nvfp4_scales
@@ -31,7 +30,7 @@ from compare_q.backends.vllm.options import (
 )
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
-from tests.support.toy import Ran, refusal
+from tests.support.toy import refusal
 from tests.support.vllm_engine import ARGUMENTS, request_for
 
 pytestmark = pytest.mark.usefixtures("stand_in_vllm")
@@ -278,36 +277,20 @@ def test_what_a_cpu_cannot_run_is_said_before_it_loads(
 COMPRESSED_TENSORS = {"quant_method": "compressed-tensors"}
 
 
-def test_unequal_scales_end_the_run_before_it_starts(
-    write_specs: Callable[..., tuple[Path, Path]], compare_q: Callable[..., Ran], toy_model: Path, tmp_path: Path
-) -> None:
-    """The toy with an NVFP4 MLP, whose two matrices that engines fuse differ in their global scale."""
-    folder = tmp_path / "unequal"
-    shutil.copytree(toy_model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": COMPRESSED_TENSORS}))
-    tensors = load_file(folder / "model.safetensors")
-    for name, scale in (("gate_proj", 1.0), ("up_proj", 2.0)):
-        layer = f"model.layers.0.mlp.{name}"
-        rows, columns = tensors.pop(f"{layer}.weight").shape
-        tensors[f"{layer}.weight_packed"] = torch.zeros(rows, columns // 2, dtype=torch.uint8)
-        tensors[f"{layer}.weight_scale"] = torch.ones(rows, columns // 16).to(torch.float8_e4m3fn)
-        tensors[f"{layer}.weight_global_scale"] = torch.tensor([scale])
-    save_file(tensors, folder / "model.safetensors")
-    data, models = write_specs([{"load_fn": "vllm_score", "label": "x", "model_dir": str(folder)}])
-    ran = compare_q("-d", data, "-m", models, "--check")
-    assert ran.status == 2
-    unequal = "x: model_dir: model.layers.0.mlp: gate_proj and up_proj have unequal weight_global_scale (1, 2)"
-    assert unequal in ran.err + ran.out, ran.err
-
-
 def with_scales(folder: Path, *names: str) -> Path:
-    """A checkpoint of one-byte NVFP4 layers, each with the scales that are named."""
+    """A checkpoint of one-byte NVFP4 layers, each with the scales that are named, which are 1, 2, ..."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"quantization_config": COMPRESSED_TENSORS}))
     tensors = {f"{name.rpartition('.')[0]}.weight_packed": torch.zeros(1, dtype=torch.uint8) for name in names}
-    save_file(tensors | {name: torch.ones(1) for name in names}, folder / "model.safetensors")
+    scales = {name: torch.tensor([number + 1.0]) for number, name in enumerate(names)}
+    save_file(tensors | scales, folder / "model.safetensors")
     return folder
+
+
+def test_unequal_scales_end_the_run_before_it_starts(tmp_path: Path) -> None:
+    folder = with_scales(tmp_path / "x", "mlp.gate_proj.weight_global_scale", "mlp.up_proj.weight_global_scale")
+    said = refusal(VllmEngine.check, request_for(folder))
+    assert "model_dir: mlp: gate_proj and up_proj have unequal weight_global_scale (1, 2)" in said
 
 
 @pytest.mark.parametrize(

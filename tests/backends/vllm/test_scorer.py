@@ -189,26 +189,6 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
         one.buffers.finished(7)
 
 
-class Both:
-    """A rank whose own logits and the gathered ones are given."""
-
-    processors: tuple[Any, ...] = ()
-    processor = None
-    shard = (0, 3)
-
-    def __init__(self, own: torch.Tensor | None, whole: torch.Tensor) -> None:
-        self.own, self.whole = own, whole
-
-    def gathered(self, _: torch.Tensor) -> torch.Tensor:
-        return self.whole
-
-    def local_again(self) -> torch.Tensor | None:
-        return self.own
-
-    def head_difference(self, _: torch.Tensor) -> float:
-        return 0.25
-
-
 @pytest.mark.parametrize(
     ("own", "difference"),
     [
@@ -219,7 +199,11 @@ class Both:
     ],
 )
 def test_what_a_probe_compares(own: list[list[float]] | None, difference: float) -> None:
-    source: Any = Both(None if own is None else torch.tensor(own), torch.tensor([[1.0, 2.0, 3.0]]))
+    logits = None if own is None else torch.tensor(own)
+    source: Any = SimpleNamespace(
+        processors=(), processor=None, shard=(0, 3), gathered=lambda _: torch.tensor([[1.0, 2.0, 3.0]]),
+        local_again=lambda: logits, head_difference=lambda _: 0.25,
+    )  # fmt: skip
     probing = Scorer(source, Plan(probe=True), SimpleNamespace(type="cpu"), 3, 2)
     probing.logits(torch.zeros(1, 2))
     assert probing.differences.local == difference

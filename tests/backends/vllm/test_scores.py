@@ -44,15 +44,6 @@ def test_conversations_against_float64(toy_engine: VllmEngine, toy_logits: Any, 
 
 
 @pytest.mark.engine
-def test_one_at_a_time_equals_all_at_once(toy_engine: VllmEngine) -> None:
-    windows = toy_windows(6, 100)
-    together = scores_of(toy_engine, windows)
-    for window in windows:
-        alone = scores_of(toy_engine, [window])
-        np.testing.assert_allclose(alone[window.index].logprob, together[window.index].logprob, atol=ATOL_BATCH)
-
-
-@pytest.mark.engine
 def test_the_same_run_again_is_the_same_to_the_bit(noisy_engine: VllmEngine) -> None:
     """The scheduler is paused while windows are queued, so that batches do not depend on who was faster."""
     first, second = scores_of(noisy_engine, WINDOWS), scores_of(noisy_engine, WINDOWS)

@@ -19,7 +19,6 @@ import pytest
 from compare_q.backends.base import Task, Window
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm_server.engine import VllmServerEngine
-from compare_q.backends.vllm_server.served import ServedModelFiles
 from tests.support.chats import encoded
 from tests.support.toy import GPU, TOY_CONTEXT, Ran, refusal, toy_windows
 from tests.support.traces import assert_greedy
@@ -105,18 +104,6 @@ def test_real_server_refuses_what_the_stub_refuses(real_server: str) -> None:
     said = backend.provenance()
     assert said["server"]["max_model_len"] == TOY_CONTEXT
     assert said["system_fingerprint"].startswith("vllm-")
-
-
-@pytest.mark.engine
-def test_real_server_from_the_command_line(
-    real_server: str, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], toy_model: Path
-) -> None:
-    engine = {"weights": str(toy_model)}
-    data, models = write_specs([{"load_fn": "vllm_server", "label": "s", "model_dir": real_server, "engine": engine}])
-    ran = compare_q("-d", data, "-m", models)
-    assert ran.status == 0, ran.err
-    assert "16.00" in ran.out
-    assert ServedModelFiles(request_for(real_server)).stamp() == ServedModelFiles(request_for(real_server)).stamp()
 
 
 @pytest.mark.engine

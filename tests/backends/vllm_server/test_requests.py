@@ -30,28 +30,15 @@ def test_what_fails_on_the_way_is_asked_again(stub: Stub, monkeypatch: pytest.Mo
         assert longest / 2 <= wait <= longest
 
 
-def test_it_gives_up(stub: Stub) -> None:
+@pytest.mark.parametrize(
+    ("status", "text", "asked"), [(503, "engine is\ndead", 3), (400, "Token id 400 is out of vocabulary", 1)]
+)
+def test_it_gives_up_and_asks_no_more_what_was_refused(stub: Stub, status: int, text: str, asked: int) -> None:
     engine = loaded(stub, retries=2)
-    stub.faults = [(503, {}, "engine is\ndead")] * 9
-    assert failure(engine) == f"window 0: {stub.url}: HTTP 503 from /v1/completions: engine is dead"
-    assert len(stub.windows) == 3
-
-
-def test_a_refusal_is_not_asked_again(stub: Stub) -> None:
-    engine = loaded(stub)
-    stub.faults = [(400, {}, "Token id 400 is out of vocabulary")]
-    assert "HTTP 400 from /v1/completions: Token id 400 is out of vocabulary" in failure(engine)
-    assert len(stub.windows) == 1
-
-
-def test_a_server_that_hangs(stub: Stub) -> None:
-    engine, release = loaded(stub), threading.Event()
-    engine.served.server.timeout_s = 0.3
-    stub.hold = lambda prompt: suppress_result(release.wait(20))
-    late = "no answer from /v1/completions within 0.3 s; engine.timeout_s allows more"
-    assert failure(engine) == f"window 0: {stub.url}: {late}"
-    assert len(stub.windows) == 1
-    release.set()
+    stub.faults = [(status, {}, text)] * 9
+    told = f"HTTP {status} from /v1/completions: {' '.join(text.split())}"
+    assert failure(engine) == f"window 0: {stub.url}: {told}"
+    assert len(stub.windows) == asked
 
 
 def test_windows_in_flight(stub: Stub) -> None:
