@@ -126,7 +126,6 @@ def test_against_plain_loops() -> None:
     columns = {"logprob": np.array(tokens, np.float32), "ref_logprob": np.array(reference, np.float32)}
     found = summarize(columns, np.array(window), asked)
     flips = found.acc.flips
-    assert flips is not None
     assert found.acc.right == "".join("01"[each] for each in golds["acc"])
     assert found.acc_norm.accuracy.value == sum(golds["acc_norm"]) / 200
     assert flips.changed.value == sum(golds["changed"]) / 200 > flips.flips.value == sum(golds["flips"]) / 200 > 0.1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,40 @@ import pytest
 from compare_q.eval.stats import estimates
 from compare_q.eval.stats.estimates import BlockSums, Estimates, correlation, paired_difference, summarize, text_rates
 from compare_q.eval.stats.uncertainty import Mean, Value
-from tests.support.four_tokens import LN2, QUARTERS, four_tokens, near
+
+LN2 = math.log(2)
+QUARTERS = np.arange(1, 5)
+"""Places in the text of four tokens, which make three blocks, {1, 2}, {3}, {4}, and so two waves.
+
+Of sums off by u, v, w the first wave is cos 30° (u - w), the second u / 2 - v + w / 2 = -3/2 v; weighted by 1 + 0.6 and
+1 + 0.6 * 4 (12,000 / 20,000): error^2 = 1/2 (2 * 3/4 (u - w)^2 * 1.6 + 2 * 9/4 v^2 * 3.4) / 4^2, that is
+(1.2 (u - w)^2 + 7.65 v^2) / 16."""
+
+
+def four_tokens() -> dict[str, np.ndarray]:
+    """Probabilities 1/2, 1/4, 1/8, 1/4 of the model and 1/2, 1/2, 1/4, 1/8 of the reference: in units of ln 2, losses
+    1, 2, 3, 2 (mean 2) and 1, 1, 2, 3 (mean 7/4)."""
+    return {
+        "logprob": np.log(np.array([1 / 2, 1 / 4, 1 / 8, 1 / 4])).astype(np.float32),
+        "entropy": np.array([0.5, 1.0, 1.5, 1.0], np.float32),
+        "top1": np.array([True, False, False, True]),
+        "ref_logprob": np.log(np.array([1 / 2, 1 / 2, 1 / 4, 1 / 8])).astype(np.float32),
+        "ref_top1_logprob": np.log(np.array([0.6, 0.6, 0.3, 0.97])).astype(np.float32),
+        "kld": np.array([0.25, 0.5, 1.0, 0.25], np.float32),
+        "same_top": np.array([True, False, True, True]),
+    }
+
+
+def near(found: Mean | Value | Any, value: float, stderr: float | None, independent: float | None) -> bool:
+    """Whether an estimate and both errors are those, to the seven digits of float32."""
+    pairs = ((found.value, value), (found.stderr, stderr), (found.stderr_independent, independent))
+    return all(a == b if b is None else a == pytest.approx(b, rel=1e-6, abs=1e-7) for a, b in pairs)
+
+
+@pytest.fixture
+def four() -> Estimates:
+    """16 bytes, 2 words."""
+    return summarize(four_tokens(), QUARTERS, QUARTERS, (16.0, 2.0))
 
 
 def test_perplexity(four: Estimates) -> None:
@@ -27,7 +61,6 @@ def test_perplexity(four: Estimates) -> None:
 def test_reference_perplexity(four: Estimates) -> None:
     """2 ** 1.75.  Off by -.75, -.75, .25, 1.25: squares 2.75, independent root(2.75 / 4 / 3); blocks' sums 2, 2, 3
     off by -1.5, .25, 1.25: root(1.2 * 2.75^2 + 7.65 / 16) / 4."""
-    assert four.against is not None
     ppl = 2**1.75
     assert near(four.against.ref_ppl, ppl, ppl * LN2 * math.sqrt(9.553125) / 4, ppl * LN2 * math.sqrt(2.75 / 12))
 
@@ -35,7 +68,6 @@ def test_reference_perplexity(four: Estimates) -> None:
 def test_ratio_of_perplexities(four: Estimates) -> None:
     """Differences 0, 1, 1, -1: mean 1/4, mean square 3/4; independent root((3/4 - 1/16) / 3); blocks' sums 1, 1, -1
     off by .5, .75, -1.25: root(1.2 * 1.75^2 + 7.65 * .75^2) / 4.  The ratio is 2 ** (1/4), with that of them."""
-    assert four.against is not None
     clustered, independent = LN2 * math.sqrt(7.978125) / 4, LN2 * math.sqrt(0.6875 / 3)
     assert near(four.against.ln_ppl_ratio, LN2 / 4, clustered, independent)
     assert near(four.against.ppl_ratio, 2**0.25, 2**0.25 * clustered, 2**0.25 * independent)
@@ -44,7 +76,6 @@ def test_ratio_of_perplexities(four: Estimates) -> None:
 def test_paired_error_is_llamacpp_s(four: Estimates) -> None:
     """root(SE(a)^2 + SE(b)^2 - 2 Cov), Cov = (mean ab - mean a mean b) / (n - 1) = (15/4 - 7/2) / 3 ln2^2; the
     correlation is Cov / (SE(a) SE(b)) = (1/12) / root(1/6 * 2.75/12); PPL(Q) - PPL(ref) likewise from PPL SE."""
-    assert four.against is not None
     se_a, se_b, covariance = math.sqrt(1 / 6) * LN2, math.sqrt(2.75 / 12) * LN2, LN2**2 / 12
     paired = math.sqrt(se_a**2 + se_b**2 - 2 * covariance)
     assert four.against.ln_ppl_ratio.stderr_independent == pytest.approx(paired, rel=1e-6)
@@ -59,7 +90,6 @@ def test_difference_of_perplexities(four: Estimates) -> None:
     """4 - 2 ** 1.75 = .6364143.  4 a - 3.3635857 b: .6364143, 4.6364143, 5.2728287, -2.0907570, mean 2.1137251.
     BlockSums' sums 5.2728287, 5.2728287, -2.0907570 off by 1.0453785, 3.1591036, -4.2044820: root(109.4198) / 4.
     Independent: off by -1.4773107, 2.5226893, 3.1591036, -4.2044820, root(36.2040 / 4 / 3)."""
-    assert four.against is not None
     off = (-1.4773107, 2.5226893, 3.1591036, -4.2044820)
     clustered = math.sqrt(1.2 * (off[0] + off[1] - off[3]) ** 2 + 7.65 * off[2] ** 2) / 4
     independent = math.sqrt(math.fsum(each**2 for each in off) / 12)
@@ -70,7 +100,6 @@ def test_difference_of_perplexities(four: Estimates) -> None:
 def test_kld(four: Estimates) -> None:
     """Mean 1/2; off by -1/4, 0, 1/2, -1/4: independent root(.375 / 4 / 3); blocks' sums .75, 1, .25 off by -1/4,
     1/2, -1/4: root(7.65 / 4) / 4.  Sorted 1/4, 1/4, 1/2, 1: the percentile p lies at 3 p."""
-    assert four.against is not None
     assert four.kld is four.against.kld
     assert near(four.kld, 0.5, math.sqrt(1.9125) / 4, math.sqrt(0.03125))
     assert four.against.kld_percentiles == pytest.approx(
@@ -84,7 +113,6 @@ def test_kld(four: Estimates) -> None:
 def test_change_of_probability(four: Estimates) -> None:
     """0, -1/4, -1/8, 1/8: mean -1/16, mean square 3/128.  Independent root((3/128 - 1/256) / 3); blocks' sums -1/4,
     -1/8, 1/8 off by -1/8, -1/16, 3/16: root(.1470703125) / 4.  Sorted -1/4, -1/8, 0, 1/8: the median is -1/16."""
-    assert four.against is not None
     assert near(four.against.delta_p, -1 / 16, math.sqrt(0.1470703125) / 4, math.sqrt(5 / 768))
     found = four.against.delta_p_percentiles
     assert found["min"] == pytest.approx(-0.25)
@@ -97,7 +125,6 @@ def test_change_of_probability(four: Estimates) -> None:
 def test_rms_change_of_probability(four: Estimates) -> None:
     """Squares 0, 1/16, 1/64, 1/64: mean 3/128, mean square 9/8192.  Independent root((9/8192 - 9/16384) / 3);
     blocks' sums 1/16, 1/64, 1/64 off by 1/64, -1/128, -1/128: root(18.45 / 16384) / 4; both over 2 root(3/128)."""
-    assert four.against is not None
     rms = math.sqrt(3 / 128)
     independent, clustered = math.sqrt(9 / 16384 / 3), math.sqrt(18.45 / 16384) / 4
     assert near(four.against.delta_p_rms, rms, clustered / (2 * rms), independent / (2 * rms))
@@ -106,8 +133,6 @@ def test_rms_change_of_probability(four: Estimates) -> None:
 def test_shares(four: Estimates) -> None:
     """Same top 3 of 4: root(3/4 * 1/4 / 3) = 1/4; blocks' sums 1, 1, 1 off by -1/2, 1/4, 1/4: root(1.153125) / 4.
     Top 1 in 2 of 4: root(1/4 / 3); sums 1, 0, 1 off by 0, -1/2, 1/2: root(8.85 / 4) / 4."""
-    assert four.same_top is not None
-    assert four.top1 is not None
     assert near(four.same_top, 0.75, math.sqrt(1.153125) / 4, 0.25)
     assert near(four.top1, 0.5, math.sqrt(2.2125) / 4, math.sqrt(1 / 12))
 
@@ -115,13 +140,11 @@ def test_shares(four: Estimates) -> None:
 def test_entropy(four: Estimates) -> None:
     """1/2, 1, 3/2, 1: mean 1, independent root(1/2 / 4 / 3); sums 3/2, 3/2, 1 off by -1/2, 1/2, 0:
     root(8.85 / 4) / 4."""
-    assert four.entropy is not None
     assert near(four.entropy, 1, math.sqrt(2.2125) / 4, math.sqrt(1 / 24))
 
 
 def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
     """.6 and .6: KLD 1/4 and 1/2, in one block, so that only the independent error, root(1/64 / 1), is known."""
-    assert four.against is not None
     lowest, low, middle, high, highest = four.against.confidence
     assert [(b.low, b.high) for b in four.against.confidence] == [
         (0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95), (0.95, 1),
@@ -137,7 +160,6 @@ def test_rates_over_bytes_and_words(four: Estimates) -> None:
     """8 ln 2 over 16 bytes: 1/2 bit each, perplexity 2 ** (1/2); over 2 words 2 ** 4.  Errors: those of the mean,
     root(8.85) / 4 and root(1/6) in bits a token, times 4 tokens over 16 bytes or 2 words."""
     rates = four.rates
-    assert rates is not None
     clustered, independent = math.sqrt(8.85) / 4, math.sqrt(1 / 6)
     assert near(rates.bits_per_byte, 0.5, clustered / 4, independent / 4)
     root2 = math.sqrt(2)
@@ -160,8 +182,8 @@ def test_difference_of_two_models() -> None:
     a = BlockSums((2, 3), (0.0, 0.0), kld=(2.0, 6.0), whole=("nll", "kld"))
     b = BlockSums((2, 3), (0.0, 0.0), kld=(1.0, 2.0), whole=("nll", "kld"))
     error = pytest.approx(math.sqrt(6.4) / 5)
-    assert paired_difference(a, b, "kld") == Value(1, error)  # type: ignore[arg-type]
-    assert paired_difference(b, a, "kld") == Value(-1, error)  # type: ignore[arg-type]
+    assert paired_difference(a, b, "kld") == Value(1, error)
+    assert paired_difference(b, a, "kld") == Value(-1, error)
     assert paired_difference(a, a, "kld") == Value(0, 0)
 
 
@@ -171,8 +193,6 @@ def test_difference_of_losses_is_that_against_the_reference() -> None:
     model = summarize(columns, QUARTERS, QUARTERS)
     reference = summarize({"logprob": columns["ref_logprob"]}, QUARTERS, QUARTERS)
     found = paired_difference(model.blocks, reference.blocks, "nll")
-    assert found is not None
-    assert model.against is not None
     ratio = model.against.ln_ppl_ratio
     assert (found.value, found.stderr) == (pytest.approx(ratio.value), pytest.approx(ratio.stderr))
 
@@ -225,10 +245,9 @@ def test_one_token() -> None:
     columns = {name: values[:1] for name, values in four_tokens().items()}
     found = summarize(columns, np.array([5]), np.array([5]), (4.0, 1.0))
     assert (found.ppl.stderr, found.ppl.stderr_independent) == (None, None)
-    assert found.against is not None
     assert found.against.correlation is None
     assert found.against.delta_p_rms == Value(0)
-    assert found.against.kld_percentiles["99.9"] == found.kld.value == 0.25  # type: ignore[union-attr]
+    assert found.against.kld_percentiles["99.9"] == found.kld.value == 0.25
 
 
 @pytest.mark.parametrize(
@@ -275,9 +294,7 @@ def test_non_finite_scores() -> None:
     for of, value, tokens, left in (
         (found.kld, 0.25, 3, 2), (found.entropy, 1.25, 4, 1), (found.top1, 2 / 3, 3, 2), (found.same_top, 1 / 3, 3, 2),
     ):  # fmt: skip
-        assert of is not None
         assert (of.value, of.tokens, of.non_finite) == (pytest.approx(value), tokens, left)
-    assert found.against is not None
     ref_ppl, ratio = found.against.ref_ppl, found.against.ln_ppl_ratio
     assert (ref_ppl.value, ref_ppl.tokens, ref_ppl.non_finite) == (pytest.approx(math.exp(1.5)), 3, 2)
     assert (ratio.value, ratio.tokens, ratio.non_finite) == (pytest.approx(0.5), 3, 2)
@@ -294,7 +311,6 @@ def test_nothing_finite() -> None:
         warnings.simplefilter("error")
         found = summarize(columns, np.arange(3), np.arange(1, 4), (9.0, 2.0))
     against = found.against
-    assert against is not None
     assert (found.ppl.value, against.ref_ppl.value, against.ln_ppl_ratio.value, against.kld.value) == (None,) * 4
     assert (against.ppl_ratio, against.ppl_difference, against.delta_p_rms) == (Value(None),) * 3
     assert (against.correlation, against.kld_percentiles, found.rates, found.blocks.whole) == (None, {}, None, ())
@@ -305,8 +321,6 @@ def test_same_top_needs_both_models() -> None:
     columns = four_tokens()
     columns["ref_logprob"][0] = np.nan
     found = summarize(columns, QUARTERS, QUARTERS)
-    assert found.same_top is not None
-    assert found.top1 is not None
     assert (found.same_top.value, found.same_top.tokens, found.same_top.non_finite) == (pytest.approx(2 / 3), 3, 1)
     assert (found.top1.value, found.top1.tokens) == (0.5, 4)
 

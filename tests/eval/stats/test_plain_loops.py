@@ -79,7 +79,6 @@ def test_everything_against_plain_loops() -> None:
         assert estimate.stderr_independent == pytest.approx(slope * independent, rel=1e-7)
 
     against = found.against
-    assert against is not None
     ppl = math.exp(loop_mean(a, block)[0])
     same(found.ppl, a, math.exp, ppl)
     q, r = (math.exp(loop_mean(paired(pick), block)[0]) for pick in (lambda x, y: x, lambda x, y: y))
@@ -106,7 +105,6 @@ def test_everything_against_plain_loops() -> None:
     ):
         for name, percentile in percents.items():
             percent = {"min": 0.0, "max": 100.0}.get(name) if name in ("min", "max") else float(name)
-            assert percent is not None
             assert percentile == pytest.approx(loop_percentile(values, percent), rel=1e-9, abs=1e-15), name
     for bucket in against.confidence:
         inside = [

@@ -30,7 +30,7 @@ def fed_by_lm_eval(kind: str, folder: Path, task: Path, max_length: int) -> list
     model: Any = model_class(kind)
     found: list[tuple[list[int], list[int]]] = []
 
-    class Silent(model):  # type: ignore[misc]
+    class Silent(model):
         def __init__(self) -> None:
             self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
             self.add_bos_token = self.custom_prefix_token_id = self.enable_thinking = None
@@ -61,7 +61,6 @@ def test_windows_are_what_lm_eval_feeds(tmp_path: Path, kind: str, keys: dict[st
     for window, (context, answer) in zip(data.windows, gold, strict=True):
         assert window.token_ids.tolist() == (context + answer)[-(eval_len + 1) :]
         assert window.targets.tolist() == answer
-    assert data.answers is not None
     assert data.answers.cut_off == sum(len(context + answer) > eval_len + 1 for context, answer in gold)
     assert (data.answers.cut_off > 0) == (eval_len == 45)
 
@@ -69,7 +68,6 @@ def test_windows_are_what_lm_eval_feeds(tmp_path: Path, kind: str, keys: dict[st
 def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
     data = asked(tmp_path, write_task(tmp_path / "task"))
     answers = data.answers
-    assert answers is not None
     question, right, chars = (
         column.tolist() for column in (answers.requests.question, answers.requests.right, answers.requests.chars)
     )
@@ -97,7 +95,6 @@ def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
 def test_the_first_questions(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task")
     data, whole = asked(tmp_path, task, max_rows=2), asked(tmp_path, task)
-    assert data.answers is not None
     assert (len(data.windows), data.answers.questions, data.answers.total) == (5, 2, 6)
     assert data.series == whole.series
     assert len(asked(tmp_path, task, max_rows=100).windows) == len(whole.windows)
@@ -107,15 +104,12 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
     """As lm-eval's process_results: a list of right answers, a number beyond the choices, and winogrande's form."""
     several = [{"q": "Even?", "c": ["2", "3", "4"], "a": [0, 2]}, {"q": "Odd?", "c": ["2", "3", "4"], "a": [1]}]
     data = asked(tmp_path, write_task(tmp_path / "several", several))
-    assert data.answers is not None
     assert data.answers.requests.right.tolist() == [True, False, True, False, True, False]
     rows = [{"q": "?", "c": ["a", "b"], "a": 1}, {"q": "?", "c": ["a", "b"], "a": 7}]
     beyond = asked(tmp_path, write_task(tmp_path / "beyond", rows))
-    assert beyond.answers is not None
     assert beyond.answers.requests.right.tolist() == [False, True, False, False]
     rows = [{"c": ["Ann said that Ann", "Ann said that Bob"], "a": "slept.", "n": 1}]
     swapped = asked(tmp_path, write_task(tmp_path / "swapped", rows, doc_to_text="{{n}}"))
-    assert swapped.answers is not None
     assert swapped.answers.requests.right.tolist() == [False, True]
     assert [window.n_scored for window in swapped.windows] == [len(" slept.")] * 2
 
@@ -178,7 +172,6 @@ def test_trusted_code_runs(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", text="process_docs: !function code_of_odd.run\n")
     (tmp_path / "task" / "code_of_odd.py").write_text("def run(docs):\n    return docs.select([1, 0])\n")
     data = asked(tmp_path, task, trust_remote_code=True)
-    assert data.answers is not None
     assert data.answers.requests.question.tolist() == [0, 0, 1, 1, 1]
 
 
@@ -188,7 +181,6 @@ def test_include_path_and_includes(tmp_path: Path) -> None:
     (tmp_path / "tasks" / "mine.yaml").write_text("include: base/odd.yaml\ntask: mine\ndoc_to_text: 'Q {{q}}'\n")
     (tmp_path / "tasks" / "loop.yaml").symlink_to("loop.yaml")
     data = asked(tmp_path, "mine", include_path=str(tmp_path / "tasks"))
-    assert data.answers is not None
     assert data.answers.requests.task == "mine"
     plain = asked(tmp_path, "base", include_path=str(tmp_path / "tasks"))
     # A byte is a token here, and the toy's ids are the places of bytes in the sorted alphabet.
@@ -206,7 +198,6 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
     os.utime(tmp_path / "task" / "rows.jsonl", (1, 1))
     second = asked(tmp_path, task)
     assert second.digest == first.digest
-    assert second.answers is not None
     assert second.answers.requests.right[:3].tolist() == [False, True, False]
     write_task(tmp_path / "task", doc_to_text="Q: {{q}}")
     assert asked(tmp_path, task).digest != first.digest

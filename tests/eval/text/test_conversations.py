@@ -151,7 +151,6 @@ def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
 def scored_texts(folder: Path, found: Tokens) -> list[str]:
     """Each run of scored tokens as text; of several documents, since none here begins with a scored token."""
     tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
-    assert found.chat is not None
     edges = np.flatnonzero(np.diff(np.concatenate(([False], found.chat.scored, [False])).astype(int)))
     return [tokenizer.decode(found.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
 
@@ -160,15 +159,12 @@ def scored_texts(folder: Path, found: Tokens) -> list[str]:
 def test_scored_tokens(tmp_path: Path, template: str, way: str) -> None:
     """Contents, calls and ends of turns are scored; headers, what others say and the newline behind a turn are not."""
     found = tokenized(tmp_path, template)
-    assert found.chat is not None
     assert (found.chat.told_by, found.chat.across) == (way, 0)
     assert scored_texts(tmp_path, found) == SCORED
 
 
 def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
     marked, unmarked = tokenized(tmp_path / "a", MARKED), tokenized(tmp_path / "b", UNMARKED)
-    assert marked.chat is not None
-    assert unmarked.chat is not None
     np.testing.assert_array_equal(marked.ids, unmarked.ids)
     np.testing.assert_array_equal(marked.chat.scored, unmarked.chat.scored)
     assert marked.chat.template != unmarked.chat.template
@@ -198,7 +194,6 @@ def test_a_template_without_header_that_prints_the_date(tmp_path: Path) -> None:
 
 def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     both = tokenized(tmp_path, MARKED, SUMS, score_roles=["user", "assistant"])
-    assert both.chat is not None
     assert both.chat.told_by == "rendered prefixes"
     asked = ["2+2?<|im_end|>", "And 3+3?<|im_end|>"]
     assert scored_texts(tmp_path, both) == [asked[0], SCORED[2], asked[1], SCORED[3]]
@@ -229,7 +224,6 @@ def test_marks_in_a_macro_are_not_taken(tmp_path: Path) -> None:
     prompt = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     turn = MARKED.partition("{%- for m in messages %}")[2].partition("{%- endfor %}\n{%- if add")[0]
     found = tokenized(tmp_path, start + turn + end + prompt, SUMS)
-    assert found.chat is not None
     assert found.chat.told_by == "rendered prefixes"
     assert scored_texts(tmp_path, found) == SCORED[2:]
 
@@ -314,13 +308,11 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     assert data.vocabulary == vocabulary.digest({**plain, 257: "<|im_start|>", 258: "<|im_end|>"})
     assert {257, 258} <= data.seen < {*range(259)}
     talks = data.conversations
-    assert talks is not None
     assert (talks.total, talks.scored, talks.unscored, talks.too_long) == (3, 2, 1, 0)
     assert data.starts == talks.begins == (0, 220)
     assert [window.spans for window in data.windows] == [((114, 178), (201, 219)), ((42, 44), (72, 81))]
     subtitle = "a, 2 conversations, 93 scored tokens of the assistant"
     assert windows.subtitle(spec(tmp_path), data) == subtitle
-    assert data.text_size is not None
     assert data.text_size.n_bytes == sum(len(each.encode()) for each in SCORED)
     assert windows.data_json(spec(tmp_path), data)["method"] == "chat"
     assert windows.data_json(spec(tmp_path), data)["conversations"] == {
@@ -357,7 +349,6 @@ def test_long_conversations(
     data = built(tmp_path, **{"eval_len": 160, **keys})
     assert (len(data.windows), data.n_scored) == (count, scored)
     assert [len(window.token_ids) for window in data.windows] == lengths
-    assert data.conversations is not None
     assert list(data.conversations.begins) == begins
     whole = np.concatenate([data.text_index(np.full(w.n_scored, w.index), w.positions) for w in data.windows])
     assert len(set(whole.tolist())) == scored  # no token twice
@@ -410,10 +401,8 @@ def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
     assert data.n_scored == content["meta"]["output_tokens"]
     assert data.n_tokens == data.n_scored + content["meta"]["input_tokens"]
     assert data.text_note == "bytes and words are not known: the text came as tokens"
-    assert data.conversations is not None
     assert data.conversations.told_by == "the trace"
     smaller, padded = (built_trace(tmp_path, content | {"vocab_size": size}).conversations for size in (250, 512))
-    assert smaller is not None
     assert smaller.told_by == "the trace, of a tokenizer of 250 ids where this one has 259"
     assert padded == data.conversations
     assert len(built_trace(tmp_path, content, max_text_rows=1).windows) == 1
