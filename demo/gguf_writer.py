@@ -18,14 +18,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf import (
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+    get_tensor_name_map,
+)
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from demo.smollm2 import GGUF_TO_HF, find_gguf
+from demo.smollm2 import find_gguf
 
-HF_TO_GGUF = {hf: gguf for gguf, hf in GGUF_TO_HF.items()}
+NAMES = get_tensor_name_map(MODEL_ARCH.LLAMA, 128)
+"""llama.cpp's names of a Llama's tensors; the largest Llama has 126 layers."""
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 
@@ -40,17 +49,10 @@ def permute(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 def gguf_name(name: str) -> str:
     """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``; ValueError for a tensor that Llama lacks."""
-    known = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    if name in known:
-        return known[name]
-    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    if part not in HF_TO_GGUF:
+    found: str | None = NAMES.get_name(name, (".weight",))
+    if found is None:
         raise ValueError(f"{name}: no tensor of a Llama in GGUF")
-    return f"blk.{layer}.{HF_TO_GGUF[part]}.weight"
+    return found
 
 
 def gguf_tensors(source: Path, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -70,20 +72,21 @@ def gguf_tensors(source: Path, config: dict[str, Any]) -> Iterator[tuple[str, ND
 
 def add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     """The model's shape, from the folder's config.json."""
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    for add, key in (
+        (writer.add_block_count, "num_hidden_layers"),
+        (writer.add_context_length, "max_position_embeddings"),
+        (writer.add_embedding_length, "hidden_size"),
+        (writer.add_feed_forward_length, "intermediate_size"),
+        (writer.add_head_count, "num_attention_heads"),
+        (writer.add_head_count_kv, "num_key_value_heads"),
+        (writer.add_layer_norm_rms_eps, "rms_norm_eps"),
+        (writer.add_vocab_size, "vocab_size"),
+    ):
+        add(config[key])
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(head_dim)
     writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
 
 
 def copy_tokenizer_fields(writer: GGUFWriter, reader: GGUFReader) -> None:

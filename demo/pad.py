@@ -17,13 +17,12 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import shutil
 from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-from demo.tokenizer_files import copy_tokenizer
 
 
 def padded_config(config: LlamaConfig, hidden: int) -> LlamaConfig:
@@ -68,6 +67,12 @@ def pad(source: Path, out: Path, hidden: int) -> None:
     transformers.utils.logging.disable_progress_bar()
     padded(AutoModelForCausalLM.from_pretrained(source, dtype="auto", device_map="cpu"), hidden).save_pretrained(out)
     copy_tokenizer(source, out)
+
+
+def copy_tokenizer(source: Path, out: Path) -> None:
+    """Copy the tokenizer's files from one model folder to another."""
+    for file in [*source.glob("*token*"), *source.glob("chat_template*")]:
+        shutil.copy(file, out)
 
 
 def main() -> None:

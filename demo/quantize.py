@@ -25,7 +25,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compare_q.backends.layers.names import FUSED
-from demo.tokenizer_files import copy_tokenizer
+from demo.pad import copy_tokenizer
 
 FP8_MAX, FP4_MAX = 448.0, 6.0
 TEXT = Path(__file__).resolve().parent / "opticks.txt"
@@ -61,19 +61,11 @@ def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Ten
     per channel.
     """
     weight = layer.weight.data.float()
-    if args.block_structure:
-        rows, columns = args.block_structure
-        if weight.shape[0] % rows or weight.shape[1] % columns:
-            raise ValueError(f"{tuple(weight.shape)} weights do not divide into blocks of {rows} x {columns}")
-        blocks = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
-        low, high = blocks.amin((1, 3)), blocks.amax((1, 3))
-    elif args.group_size:
-        if weight.shape[1] % args.group_size:
-            raise ValueError(f"{weight.shape[1]} input features do not divide into groups of {args.group_size}")
-        groups = weight.reshape(weight.shape[0], -1, args.group_size)
-        low, high = groups.amin(-1), groups.amax(-1)
-    else:
-        low, high = weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True)
+    rows, columns = args.block_structure or (1, args.group_size or weight.shape[1])
+    if weight.shape[0] % rows or weight.shape[1] % columns:
+        raise ValueError(f"{tuple(weight.shape)} weights do not divide into blocks of {rows} x {columns}")
+    blocks = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    low, high = blocks.amin((1, 3)), blocks.amax((1, 3))
     scale, zero_point = calculate_qparams(low, high, args, global_scale=global_scale)
     layer.weight_scale.data = scale.to(layer.weight_scale.dtype)
     if hasattr(layer, "weight_zero_point"):

