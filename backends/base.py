@@ -479,13 +479,19 @@ class Engine(ABC):
 
 
 class LogitsEngine(Engine):
-    """One model in an engine that hands out logits; ``options_type``: what its ``engine`` object may hold."""
+    """One model in an engine that hands out logits; ``options_type``: what its ``engine`` object may hold.
+
+    ``model`` is for what an engine loads, ``entered`` for the states [L, H] of its last window, once ``head`` has asked
+    for them.
+    """
 
     options_type: ClassVar[type[EngineOptions]] = EngineOptions
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.options: Any = parse_options(self.options_type, request.options)
+        self.model: Any = None
+        self.entered: Any = None
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -507,7 +513,8 @@ class LogitsEngine(Engine):
 
     def states(self) -> torch.Tensor:
         """States [L, H] that entered the head in the last call of ``logits``, once ``head`` has returned a head."""
-        raise NotImplementedError
+        states: torch.Tensor = self.entered
+        return states
 
 
 class ScoringEngine(Engine):

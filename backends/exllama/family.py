@@ -41,11 +41,7 @@ class ExLlamaEngine(LogitsEngine):
     files = HuggingFaceFolder
     methods: ClassVar[tuple[str, ...]]
     settings: ClassVar[str]
-
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
-        self.model: Any = None
-        self.dtype = ""
+    dtype = ""
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:

@@ -67,11 +67,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
     methods = ("exl3",)
     """Quantization methods that it runs as they are: fp8 and mxfp4 become float16, and modelopt's NVFP4 garbage."""
     settings = "EXL3_"
-
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
-        self.vocab_size = 0
-        self.entered: Any = None
+    vocab_size = 0
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -124,10 +120,6 @@ class ExLlamaV3Engine(ExLlamaEngine):
         weight, bias = module.inner.weight[: module.in_features_unpadded, : self.vocab_size].T, module.inner.bias
         head = Head(self.vocab_size, dtype_name(weight.dtype), module.softcap or None, module.post_scale)
         return weight, None if bias is None else bias[: self.vocab_size], head
-
-    def states(self) -> torch.Tensor:
-        states: torch.Tensor = self.entered
-        return states
 
     def layers(self) -> tuple[Layer, ...]:
         return group_layers(layer_of(module) for module in self._linears())

@@ -50,9 +50,12 @@ from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, proven
 if TYPE_CHECKING:
     import torch
 
-BF16 = {"transformers_auto_bf16"}
+DTYPES = {
+    "transformers": "float16", "transformers_auto": "float16", "transformers_auto_bf16": "bfloat16",
+    "transformers_mm": "float16",
+}  # fmt: skip
+"""Upstream's ways to load, and the dtype that it gives each."""
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
-IMAGE_TEXT = {"transformers_mm"}
 PLACEMENT = ("device_map", "max_memory", "offload_folder")
 LONGEST_SEEN = "max_seq_len_cached"
 """Where a rotary embedding notes the longest sequence that it has seen."""
@@ -79,7 +82,7 @@ class TransformersFolder(HuggingFaceFolder):
 
     def facts(self) -> ModelFacts:
         found = super().facts()
-        return found if "dtype" in self.request.options else replace(found, dtype=default_dtype(self.request))
+        return found if "dtype" in self.request.options else replace(found, dtype=DTYPES[self.request.load_fn])
 
     def storage(self) -> Storage:
         on_load = (self.request.options.get("quantization_config") or {}).get("quant_method")
@@ -92,7 +95,7 @@ class TransformersEngine(LogitsEngine):
     """A causal language model of Transformers."""
 
     capabilities = Capabilities(
-        load_fns=("transformers", "transformers_auto", "transformers_auto_bf16", "transformers_mm"),
+        load_fns=tuple(DTYPES),
         fwd_fn="transformers",
         packages=("transformers",),
         install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
@@ -105,8 +108,6 @@ class TransformersEngine(LogitsEngine):
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.checkpoint = TransformersFolder(request)
-        self.model: Any = None
-        self.entered: Any = None
         self.rotary: list[Any] = []
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
@@ -120,7 +121,7 @@ class TransformersEngine(LogitsEngine):
         stored = {} if found.is_remote else found.config.quantization
         for where, config in (("engine.quantization_config", options.quantization_config or {}), ("model_dir", stored)):
             check_packages(where, config)
-        check_dtype(options.dtype or default_dtype(request), stored)
+        check_dtype(options.dtype or DTYPES[request.load_fn], stored)
         if options.streaming:
             check_streaming(options, stored)
         elif options.streaming_windows:
@@ -148,7 +149,7 @@ class TransformersEngine(LogitsEngine):
         folder, stored = self.checkpoint.folder, self.checkpoint.config.quantization
         loader = (
             transformers.AutoModelForImageTextToText
-            if self.request.load_fn in IMAGE_TEXT
+            if self.request.load_fn == "transformers_mm"
             else transformers.AutoModelForCausalLM
         )
         arguments = self._arguments(torch.cuda.is_available())
@@ -170,14 +171,13 @@ class TransformersEngine(LogitsEngine):
 
     def _arguments(self, cuda: bool) -> dict[str, Any]:
         options = self.options.model_dump(exclude_none=True, exclude=OURS)
-        dtype = default_dtype(self.request)
         one_device = "cuda:0" if cuda else "cpu"
         device_map = "auto" if self.request.load_fn in DEVICE_MAP_AUTO and cuda else one_device
         if self.options.streaming:
             device_map = "cpu"
         if self.options.quantization_config:
             options["quantization_config"] = transformers_config(self.options.quantization_config)
-        return {"dtype": dtype, "device_map": device_map, "use_safetensors": True, **options}
+        return {"dtype": DTYPES[self.request.load_fn], "device_map": device_map, "use_safetensors": True, **options}
 
     def prepare(self, windows: Sequence[Window]) -> None:
         if self.streamer is not None:
@@ -264,10 +264,6 @@ class TransformersEngine(LogitsEngine):
     def _enter(self, _: Any, given: tuple[Any, ...]) -> None:
         self.entered = given[0][0]
 
-    def states(self) -> torch.Tensor:
-        states: torch.Tensor = self.entered
-        return states
-
     def layers(self) -> tuple[Layer, ...]:
         from compare_q.backends.hf import layers as transformers_layers
 
@@ -293,11 +289,6 @@ class TransformersEngine(LogitsEngine):
         self.streamer = None
         self.model = self.entered = self.noise = None
         self.rotary = []
-
-
-def default_dtype(request: LoadRequest) -> str:
-    """The dtype that upstream gives each of its ways to load."""
-    return "bfloat16" if request.load_fn in BF16 else "float16"
 
 
 def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:

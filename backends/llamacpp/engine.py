@@ -94,7 +94,6 @@ class LlamacppEngine(LogitsEngine):
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.library: Any = None
-        self.model: Any = None
         self.context: Any = None
         self.batch: Any = None
         self.threads = 0

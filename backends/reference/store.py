@@ -279,16 +279,19 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
         raise ValueError(f"the reference's window {n_there} was not kept")
     if not new:
         return
-    written, again = written_in(folder, new), f"delete {folder}, so that the reference is made again"
+    written = written_in(folder, new)
     if written is None:
         raise ModelError(f"{folder}: what was kept of the reference is not of one form; run again")
     head = written.head if old is None else old.head
     if head is None:
         raise ValueError("the reference's head was not kept")
-    if old is not None and old.contents != written.contents:
-        raise ModelError(f"the reference's store keeps {old.contents}, this run kept {written.contents}; {again}")
-    if old is not None and (written.head not in (None, head) or numbered(new, HEAD)):
-        raise ModelError(f"the reference's head is not the one that its store has; {again}")
+    if old is not None and (
+        old.contents != written.contents or written.head not in (None, head) or numbered(new, HEAD)
+    ):
+        raise ModelError(
+            f"{folder}: this run kept a reference with another head or other contents; delete it, so that the "
+            "reference is made again"
+        )
     names = [*windows.values(), *(numbered(new, HEAD) | numbered(listed, HEAD)).values()]
     made = (unfinished_in(folder) or {"made": False})["made"] if old is None else old.made
     files = {name: (folder / name).stat().st_size if name in new else listed[name] for name in sorted(names)}
