@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 import logging
+import math
 import os
 import re
 import shutil
@@ -47,25 +48,19 @@ class Watch(Protocol):
 
     def expect(self, total: int) -> None:
         """``total`` bytes will come."""
+        return
 
     def advance(self, amount: int = 1) -> None:
         """``amount`` more bytes have come; negative where some have to come again."""
+        return
 
     def say(self, text: str) -> None:
         """One line for the user."""
+        return
 
 
-class Silent:
+class Silent(Watch):
     """A Watch that tells nobody."""
-
-    def expect(self, total: int) -> None:
-        pass
-
-    def advance(self, amount: int = 1) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
 
 
 SILENT = Silent()
@@ -76,45 +71,38 @@ class HubAwayError(InputError):
 
 
 def why_away() -> str:
-    """Why the hub cannot be asked, or an empty string; takes at most ``deadline_s``, also where DNS never answers."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    endpoint = constants.ENDPOINT
-    when, found = _answers.get(endpoint, (0.0, ""))
-    if not when or time.monotonic() - when > REMEMBERED_S:
-        found = _why_unreachable(endpoint)
-        _answers[endpoint] = time.monotonic(), found
-    return found and f"{endpoint} cannot be reached ({found})"
-
-
-def deadline_s() -> float:
-    """Seconds within which the hub has to answer; HF_HUB_ETAG_TIMEOUT, the client's own variable, lengthens it."""
-    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
-
-
-def _why_unreachable(endpoint: str) -> str:
-    """Why one request to the hub's front page got no answer; an empty string for any answer.
+    """Why the hub cannot be asked, or an empty string; takes at most ``deadline_s``, also where DNS never answers.
 
     The request runs in a thread, since a time limit of the HTTP client does not count the look-up of the host's name.
     """
-    from huggingface_hub import get_session
+    from huggingface_hub import constants, get_session
 
-    answers: list[str] = []
+    endpoint = constants.ENDPOINT
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
 
     def request() -> None:
         try:
             get_session().head(endpoint, timeout=2 * deadline_s(), follow_redirects=False)
             answers.append("")
         except Exception as error:  # the client's, the HTTP library's, proxies', TLS
-            answers.append(one_line(error))
+            answers.append(f"{endpoint} cannot be reached ({one_line(error)})")
 
-    thread = threading.Thread(target=request, daemon=True)
-    thread.start()
-    thread.join(deadline_s())
-    late = f"no answer within {deadline_s():.0f} s; HF_HUB_ETAG_TIMEOUT sets another number"
-    return answers[0] if answers else late
+    when, why = _answers.get(endpoint, (-math.inf, ""))
+    if time.monotonic() - when > REMEMBERED_S:
+        late = f"no answer within {deadline_s():.0f} s; HF_HUB_ETAG_TIMEOUT sets another number"
+        answers: list[str] = []
+        thread = threading.Thread(target=request, daemon=True)
+        thread.start()
+        thread.join(deadline_s())
+        why = answers[0] if answers else f"{endpoint} cannot be reached ({late})"
+        _answers[endpoint] = time.monotonic(), why
+    return why
+
+
+def deadline_s() -> float:
+    """Seconds within which the hub has to answer; HF_HUB_ETAG_TIMEOUT, the client's own variable, lengthens it."""
+    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
 
 
 @dataclass(frozen=True)
@@ -237,8 +225,6 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
         if found.gated:  # anybody may ask what there is, not everybody may have it
             HfApi().auth_check(name, repo_type=repo_type)
         sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
-        if not all(type(each) is int and each >= 0 for each in sizes.values()):
-            raise ValueError("the hub's answer has sizes that are no numbers")
         return Repo(repo_type, name, str(found.id), str(found.sha or ""), sizes)
     except Exception as error:  # the hub's answers, and whatever the layers below the client raise
         why = failure_reason(error, repository_page(repo_type, name), revision)
@@ -268,26 +254,23 @@ def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Seque
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    how_much = "only partly"
     try:
         folder = Path(
             snapshot_download(
                 name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), local_files_only=True
             )
         )
+        lacking = [pattern for pattern in patterns if not any(folder.glob(pattern))]
+        needed = [pattern for pattern in lacking if "*" not in pattern or pattern == "*.safetensors"]
+        if not needed and len(lacking) < len(patterns):
+            return folder
     except LocalEntryNotFoundError as error:
-        raise not_cached(name, "only partly" if "incomplete" in str(error) else "not", why) from None
+        how_much = "only partly" if "incomplete" in str(error) else "not"
     except Exception as error:
         raise InputError(f"{name}: {one_line(error)}") from None
-    lacking = [each for each in patterns if not any(folder.glob(each))]
-    if "*.safetensors" in lacking or len(lacking) == len(patterns) or any("*" not in each for each in lacking):
-        raise not_cached(name, "only partly", why)
-    return folder
-
-
-def not_cached(name: str, how_much: str, why: str) -> InputError:
-    """The error for files "not" or "only partly" (``how_much``) in the local cache; ``why`` as in ``cached``."""
     and_why = f", and {why}" if why else ""
-    return (HubAwayError if why else InputError)(f"{name}: {how_much} in the local cache{and_why}")
+    raise (HubAwayError if why else InputError)(f"{name}: {how_much} in the local cache{and_why}")
 
 
 def repository_page(repo_type: RepoType, name: str) -> str:
@@ -351,31 +334,22 @@ def bar_for(watch: Watch) -> type[Any]:
 
     The client counts the bytes twice, as received and as written; ``watch`` is told the larger count.
     """
-    lock, told = threading.Lock(), [0]
-    counts: dict[int, float] = {}
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class Bar:
+    lock, counts = threading.Lock(), {0: 0.0}
+
+    class Bar(tqdm):
         def __init__(self, *_: object, total: float | None = None, unit: str = "", **__: object) -> None:
-            self.total, self.n, self.unit = total, 0.0, unit
-            self.format_dict: dict[str, Any] = {}
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def __getattr__(self, name: str) -> Any:  # what else a bar can be told: descriptions, refreshing, its end
-            return lambda *_, **__: None
+            super().__init__(total=total, disable=True)  # type: ignore[no-untyped-call]
+            self.counts_bytes = unit == "B"
 
         def update(self, n: float | None = 1) -> None:
-            with lock:
-                self.n += n or 0
-                if self.unit == "B":
+            self.n += n or 0
+            if self.counts_bytes:
+                with lock:
+                    before = max(counts.values())
                     counts[id(self)] = self.n
-                    more = int(max(counts.values())) - told[0]
-                    told[0] += more
-                    watch.advance(more)
+                    watch.advance(int(max(before, self.n)) - int(before))
 
     return Bar
 
@@ -388,7 +362,8 @@ def failure_reason(error: BaseException, page: str, revision: str | None) -> str
     while len(chain) < 9 and (below := chain[-1].__cause__ or chain[-1].__context__):
         chain.append(below)
     for each in chain:
-        status = getattr(getattr(each, "response", None), "status_code", None)
+        response: Any = getattr(each, "response", None)
+        status = getattr(response, "status_code", None)
         if isinstance(each, errors.GatedRepoError):
             signed_in = f"your account has no access yet; ask for it at {page}"
             not_signed_in = f"accept its licence at {page}, then sign in ({SIGN_IN})"
@@ -400,18 +375,12 @@ def failure_reason(error: BaseException, page: str, revision: str | None) -> str
         if status == 401:
             return f"the hub does not know your token; sign in again ({SIGN_IN})"
         if status == 429:
-            return (
-                f"the hub limits how often you may ask; {waiting_time(each)}, or sign in for a higher limit ({SIGN_IN})"
-            )
+            headers = response.headers
+            seconds = headers.get("Retry-After") or headers.get("ratelimit", "").rpartition("t=")[2]
+            later = f"in {seconds} s" if str(seconds).isdigit() else "later"
+            return f"the hub limits how often you may ask; try again {later}, or sign in for a higher limit ({SIGN_IN})"
         if isinstance(each, OSError) and each.errno == errno.ENOSPC:
             return "no space left for it; HF_HOME names another place for the hub's cache"
         if isinstance(each, errors.HfHubHTTPError) and not isinstance(each, errors.EntryNotFoundError):
             return f"{page} answers {status}: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
     return one_line(error)
-
-
-def waiting_time(error: Any) -> str:
-    """How long a client that asked too often has to wait."""
-    headers = error.response.headers
-    seconds = headers.get("Retry-After") or headers.get("ratelimit", "").rpartition("t=")[2]
-    return f"try again in {seconds} s" if str(seconds).isdigit() else "try again later"

@@ -34,8 +34,8 @@ OTHER_CACHES = (
     "attn_layer_period",
 )
 """Keys of configs whose layers keep something else than keys and values: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
-ELSEWHERE = ("text_model_id", "audio_model_id")
-"""Ultravox's keys for weights outside of the folder, on the hub or on this machine."""
+ELSEWHERE = {"transformers_weights": (SINGLE, INDEX), "text_model_id": (), "audio_model_id": ()}
+"""Keys that name weights in another file, or (Ultravox) outside of the folder -> values that do no harm."""
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
 """Where multimodal configs keep the language model's part: most, InternVL's, DeepSeek-VL2's.  Qwen-Omni's keep it in
 the text_config of their thinker_config."""
@@ -47,15 +47,6 @@ FEATURE_PAIRS = (
 )  # fmt: skip
 """Pairs of config keys whose product is a number of features."""
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-
-
-@dataclass(frozen=True)
-class KVShape:
-    """The keys, or the values, of one token in the KV cache: ``layers`` x ``heads`` x ``head_size`` numbers."""
-
-    layers: int
-    heads: int
-    head_size: int
 
 
 @dataclass(frozen=True)
@@ -76,16 +67,11 @@ class CheckpointConfig:
         if not exists(file):
             raise InputError(f"{printable(file)}: missing; model_dir must be a Hugging Face model folder")
         config = cls(read_object(file, strict=False))
-        if (named := config.text.get("transformers_weights")) not in (None, SINGLE, INDEX):
-            raise InputError(
-                f"{printable(file)}: transformers_weights: {printable(str(named))}: not every engine loads the weights "
-                f"from there; name the file {SINGLE}, and leave the key out"
-            )
-        for key in ELSEWHERE:
-            if isinstance(named := config.raw.get(key), str):
+        for key, usual in ELSEWHERE.items():
+            if isinstance(named := config.text.get(key), str) and named not in usual:
                 raise InputError(
-                    f"{printable(file)}: {key}: {printable(named)}: engines load those weights from there, whatever it "
-                    "holds then; save them into the folder, and leave the key out"
+                    f"{printable(file)}: {key}: {printable(named)}: not every engine loads the weights from there, or "
+                    f"the same ones later; save them into the folder as {SINGLE}, and leave the key out"
                 )
         legacy = folder / LEGACY_FILE
         stated = config.quantization
@@ -192,19 +178,17 @@ class CheckpointConfig:
         return schemes.kv_cache(self.quantization)
 
     @property
-    def kv_shape(self) -> KVShape | None:
-        """The shape of the KV cache, by the usual keys of attention.
+    def kv_numbers(self) -> int | None:
+        """Numbers that the KV cache keeps of one token, by the usual keys of attention.
 
         None if the config lacks one of them, or names a cache of another kind: latent attention, or layers with a
         state in its place.
         """
-        if any(self.text.get(key) for key in OTHER_CACHES):
-            return None
         hidden, attention_heads = self.hidden_size, self._integer("num_attention_heads")
-        if not (self.hidden_layers and hidden and attention_heads):
+        if any(map(self.text.get, OTHER_CACHES)) or not (self.hidden_layers and hidden and attention_heads):
             return None
         heads = self._integer("num_key_value_heads") or attention_heads
-        return KVShape(self.hidden_layers, heads, self._integer("head_dim") or hidden // attention_heads)
+        return 2 * self.hidden_layers * heads * (self._integer("head_dim") or hidden // attention_heads)
 
     @property
     def quant_method(self) -> str:

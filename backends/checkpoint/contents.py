@@ -7,10 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.checkpoint import formats
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
-from compare_q.backends.checkpoint.formats import Parts, is_quantized, main_part
+from compare_q.backends.checkpoint.formats import Parts, is_quantized, layout_of, main_part
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
 from compare_q.backends.layers.names import Role, by_module, role_of
@@ -74,8 +73,10 @@ class Checkpoint:
         return role_of(module, self.config.hidden_layers)
 
     def described(self, module: str) -> str:
-        """What the matrix of a module is stored in, in words."""
-        return formats.described(self.modules[module], self.config)
+        """What a module with a main part stores: "int4 g128"; "unknown (why)" where that is not known."""
+        parts = self.modules[module]
+        main = main_part(parts) or ""
+        return layout_of(parts, self.config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
 
     def json(self, name: str) -> dict[str, Any]:
         """One of its JSON files; empty if there is none."""

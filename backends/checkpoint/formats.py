@@ -57,14 +57,6 @@ The last line is DeepSeek-V4's: what mixes its residual streams, and positions.
 
 
 @dataclass(frozen=True)
-class StoredWeights:
-    """Stored bits, and the number of weights that they encode."""
-
-    bits: int
-    weights: int
-
-
-@dataclass(frozen=True)
 class Layout:
     """How one matrix is stored: in words ("int4 g128"), "" where they are not known, and how many weights it has.
 
@@ -329,41 +321,27 @@ def _exl3(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layo
     return Layout(f"exl3 {shape[2] / 16:g} bits", weights or PADDED)
 
 
-@dataclass(frozen=True)
-class Format:
-    """``bits``: names of the parts that are stored bits; ``read`` returns what they are and how many weights."""
-
-    bits: frozenset[str]
-    read: Reader
-
-
-FORMATS = {
-    "trellis": Format(frozenset({"trellis", "suh", "svh", "su", "sv", "mcg", "mul1"}), _exl3),
-    "q_weight": Format(
-        frozenset({"q_weight", "q_scale", "q_scale_max", "q_groups", "q_group_map", "q_invperm", "q_perm"}), _exl2
+FORMATS: dict[str, tuple[Reader, str]] = {
+    "trellis": (_exl3, "trellis suh svh su sv mcg mul1"),
+    "q_weight": (_exl2, "q_weight q_scale q_scale_max q_groups q_group_map q_invperm q_perm"),
+    "qweight": (_qweight, "qweight qzeros scales g_idx weight_global_scale forward_hadamard_matrix"),
+    "B": (_marlin, "B s"),
+    "bitmask": (_bitmask, "compressed bitmask row_offsets weight_scale weight_zero_point"),
+    "weight_packed": (
+        _weight_packed,
+        "weight_packed weight_scale weight_zero_point weight_global_scale weight_g_idx meta scale_packed",
     ),
-    "qweight": Format(
-        frozenset({"qweight", "qzeros", "scales", "g_idx", "weight_global_scale", "forward_hadamard_matrix"}), _qweight
+    "_weight_qdata": (
+        _torchao, "_weight_qdata _weight_scale _weight_zero_point _weight_scale_and_zero _weight_act_pre_scale",
     ),
-    "B": Format(frozenset({"B", "s"}), _marlin),
-    "bitmask": Format(
-        frozenset({"compressed", "bitmask", "row_offsets", "weight_scale", "weight_zero_point"}), _bitmask
-    ),
-    "weight_packed": Format(
-        frozenset({"weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale",
-                   "weight_g_idx", "meta", "scale_packed"}), _weight_packed
-    ),
-    "_weight_qdata": Format(
-        frozenset({"_weight_qdata", "_weight_scale", "_weight_zero_point", "_weight_scale_and_zero",
-                   "_weight_act_pre_scale"}), _torchao
-    ),
-    "weight": Format(
-        frozenset({"weight", "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_zero_point", "weight_g_idx",
-                   "pre_quant_scale", "SCB", "scale", "weight.absmax", "weight.quant_map", "weight.nested_absmax",
-                   "weight.nested_quant_map"}), _weight
+    "weight": (
+        _weight,
+        "weight weight_scale weight_scale_2 weight_scale_inv weight_zero_point weight_g_idx pre_quant_scale SCB scale "
+        "weight.absmax weight.quant_map weight.nested_absmax weight.nested_quant_map",
     ),
 }  # fmt: skip
-"""Name of the part that holds the weights -> format; a module has the format of the first name among its parts."""
+"""Name of the part that holds the weights -> its reader, which says what they are and how many, and the names of the
+parts that are stored bits.  A module has the format of the first name among its parts."""
 
 
 def main_part(parts: Parts) -> str | None:
@@ -383,42 +361,31 @@ def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
     assert main is not None
     sizes = {"layer": config.layer_sizes, "head": config.head_sizes}.get(role, frozenset())
     try:
-        return FORMATS[main].read(parts, config, sizes)
+        return FORMATS[main][0](parts, config, sizes)
     except (ArithmeticError, AttributeError, InputError, LookupError, TypeError, ValueError):
         return Layout("", DAMAGED)
 
 
-def described(parts: Parts, config: CheckpointConfig) -> str:
-    """What a module stores, in words: "int4 g128", "bfloat16"; "unknown (why)" where they are not known."""
-    main = main_part(parts)
-    assert main is not None
-    return layout_of(parts, config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
-
-
-def stored_weights(parts: Parts, role: str, config: CheckpointConfig) -> StoredWeights | str:
+def stored_weights(parts: Parts, role: str, config: CheckpointConfig) -> tuple[int, int] | str:
     """Bits and weights of one module, both 0 if it has no matrix; or ``.part: why`` they are not known.
 
     ``role``: "layer", "head" or "embedding".
     """
     main = next((part for part in FORMATS if part in parts and len(parts[part].shape) > 1), None)
     if main is None:
-        strange = sorted(part for part, tensor in parts.items() if _is_matrix(tensor) and not _lies_beside(part))
-        return f".{strange[0]}: {UNKNOWN}" if strange else StoredWeights(0, 0)
-    bits = FORMATS[main].bits
+        # Also a long row of words can be the weights of a matrix: SpQR has them so.
+        rows = {part for part, tensor in parts.items() if tensor.dtype[0] in "IU" and tensor.numel > LONGEST_LIST}
+        matrices = rows | {part for part, tensor in parts.items() if len(tensor.shape) > 1}
+        strange = sorted(part for part in matrices if not _lies_beside(part))
+        return f".{strange[0]}: {UNKNOWN}" if strange else (0, 0)
+    bits = set(FORMATS[main][1].split())
     strange = sorted(part for part in parts if part not in bits and not _lies_beside(part) and parts[part].numel)
     if strange:
         return f".{strange[0]}: {UNKNOWN}"
     weights = layout_of(parts, config, role).weights
-    if isinstance(weights, str):
-        return f".{main}: {weights}"
-    if weights < 0:
-        return f".{main}: {DAMAGED}"
-    return StoredWeights(sum(parts[part].nbytes * 8 for part in bits & parts.keys()), weights)
-
-
-def _is_matrix(tensor: Tensor) -> bool:
-    """Whether a tensor can be the weights of a matrix: by its dimensions, or, as SpQR has them, a long row of words."""
-    return len(tensor.shape) > 1 or (tensor.dtype[0] in "IU" and tensor.numel > LONGEST_LIST)
+    if isinstance(weights, str) or weights < 0:
+        return f".{main}: {weights if isinstance(weights, str) else DAMAGED}"
+    return sum(parts[part].nbytes * 8 for part in bits & parts.keys()), weights
 
 
 def _lies_beside(part: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,16 +39,6 @@ AS_IN_HF = {"gpt2", "llama"}
 TOWERS = ("v.", "a.", "mm.", "resampler.")
 ROUTERS = {"ffn_gate_inp", "ffn_gate_inp_shexp"}
 OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "embed_tokens"}
-
-
-def role_of(tensor: GgufTensor) -> str:
-    """What a tensor's name makes of it: "layer", "head", "embedding", or "" for none of them."""
-    path, _, part = tensor.name.rpartition(".")
-    last = path.rpartition(".")[2]
-    outside = last in ROUTERS | OTHER_EMBEDDINGS or "norm" in last or tensor.name.startswith(TOWERS)
-    if outside or not (part == "scale" or (part == "weight" and len(tensor.shape) > 1)):
-        return ""
-    return {"output": "head", "token_embd": "embedding"}.get(path, "layer")
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,13 @@ class GgufModel:
         """
         number, blocks = BLOCK.match(tensor.name), self.field("block_count")
         drafts = number and blocks is not None and int(number[1]) >= blocks - (self.field("nextn_predict_layers") or 0)
-        return "" if drafts else role_of(tensor)
+        path, _, part = tensor.name.rpartition(".")
+        last = path.rpartition(".")[2]
+        outside = last in ROUTERS | OTHER_EMBEDDINGS or "norm" in last or tensor.name.startswith(TOWERS)
+        is_matrix = part == "scale" or (part == "weight" and len(tensor.shape) > 1)
+        if drafts or outside or not is_matrix:
+            return ""
+        return {"output": "head", "token_embd": "embedding"}.get(path, "layer")
 
     def field(self, name: str) -> Any:
         """A field whose name begins with the architecture's; None if the file has none."""
@@ -178,16 +175,15 @@ def read_model(path: Path) -> GgufModel:
     InputError in one line for a missing, damaged or incomplete file.
     """
     files = model_files(path)
-    shards = [read_header(file) for file in files]
-    fields = shards[0].fields
-    numbers = [shard.fields.get("split.no", 0) for shard in shards]
+    each_fields, each_tensors, digests = zip(*(read_header(file) for file in files), strict=True)
+    fields: dict[str, Any] = each_fields[0]
+    numbers = [own.get("split.no", 0) for own in each_fields]
     if fields.get("split.count", 0) not in ({0, 1} if len(files) == 1 else {len(files)}):
         raise InputError(f"{files[0]}: one of {fields['split.count']} shards; keep the names that it was split under")
-    tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
+    tensors = tuple(tensor for own in each_tensors for tensor in own)
     if numbers != list(range(len(files))) or len(tensors) != fields.get("split.tensors.count", len(tensors)):
         raise InputError(f"{files[0]}: its shards are not of one model; download them again")
-    digest = hashlib.sha256("".join(shard.digest for shard in shards).encode()).hexdigest()
-    return GgufModel(files, fields, tensors, digest)
+    return GgufModel(files, fields, tensors, hashlib.sha256("".join(digests).encode()).hexdigest())
 
 
 class GgufFiles(ModelFiles):
@@ -220,11 +216,10 @@ class GgufFiles(ModelFiles):
         if not self.is_remote:
             return self.request
         repository, names = self.hub_files()
-        try:
+        with suppress(InputError):
             folder = hub.cached("model", repository, self.request.revision, names, "")
-        except InputError:
-            return None
-        return replace(self.request, model_dir=str(folder / names[0]))
+            return replace(self.request, model_dir=str(folder / names[0]))
+        return None
 
     def would_fetch(self) -> str:
         repository, names = self.hub_files()

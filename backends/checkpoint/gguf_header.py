@@ -19,14 +19,12 @@ from typing import Any
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, open_regular
-from compare_q.backends.common.messages import bytes_in_words, one_line, printable, shortened
+from compare_q.backends.common.messages import bytes_in_words, one_line, printable
 from compare_q.backends.common.packages import package_folder
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's number of a field's type -> ``struct``'s code."""
 STRING, ARRAY = 8, 9
-MOST_DIMENSIONS = 4
-"""Of a tensor, in ggml itself."""
 TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 USED = {
     "general.architecture": str, "general.alignment": int, "tokenizer.ggml.model": str, TOKENS: list,
@@ -68,16 +66,11 @@ class GgufTensor:
         return name.lower().replace("_k", "_K")
 
 
-@dataclass(frozen=True)
-class GgufHeader:
-    """One file's header: ``fields`` by name, ``tensors`` in order, SHA-256 ``digest`` of its bytes.
+GgufHeader = tuple[dict[str, Any], tuple[GgufTensor, ...], str]
+"""One file's fields by name, its tensors in order, and the SHA-256 of its header's bytes.
 
-    Of arrays of strings only the tokens are kept, as bytes; the others are None.
-    """
-
-    fields: dict[str, Any]
-    tensors: tuple[GgufTensor, ...]
-    digest: str
+Of arrays of strings only the tokens are kept, as bytes; the others are None.
+"""
 
 
 @cache
@@ -110,11 +103,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
     try:
         with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
-    except struct.error:  # a number that lies behind the end of the file
-        raise InputError(
-            f"{printable(file)}: not a readable GGUF file: cut off inside its header, or damaged"
-        ) from None
-    except (OSError, ValueError, OverflowError, MemoryError) as error:
+    except (OSError, ValueError, OverflowError, MemoryError, struct.error) as error:
         raise InputError(f"{printable(file)}: not a readable GGUF file: {one_line(error)}") from None
 
 
@@ -148,22 +137,16 @@ class _Reader:
         fields = {}
         for _ in range(n_fields):
             name = self.string().decode()
-            if name in fields:
-                raise ValueError(f"{shortened(name)}: stands twice")
             fields[name] = self.value(self.numbers("I")[0], keep=name == TOKENS)
-        placed: dict[str, tuple[GgufTensor, int]] = {}
-        for _ in range(n_tensors):
-            tensor, offset = self.tensor()
-            if placed.setdefault(tensor.name, (tensor, offset))[0] is not tensor:
-                raise ValueError(f"{shortened(tensor.name)}: stands twice")
+        placed = [self.tensor() for _ in range(n_tensors)]
         check_fields(fields)
         alignment = fields.get("general.alignment", 32)
         start = -(-self.at // alignment) * alignment
-        for tensor, offset in placed.values():
+        for tensor, offset in placed:
             if start + offset + (tensor.nbytes or 0) > len(self.data):
                 raise ValueError(f"cut off before the end of {tensor.name}")
         digest = hashlib.sha256(self.data[: self.at]).hexdigest()
-        return GgufHeader(fields, tuple(tensor for tensor, _ in placed.values()), digest)
+        return fields, tuple(tensor for tensor, _ in placed), digest
 
     def numbers(self, codes: str) -> tuple[Any, ...]:
         """The next numbers, little-endian and without padding; ``codes`` as ``struct`` has them."""
@@ -202,7 +185,5 @@ class _Reader:
         """The next tensor, and the offset of its bytes."""
         name = self.string().decode()
         (dimensions,) = self.numbers("I")
-        if dimensions > MOST_DIMENSIONS:
-            raise ValueError(f"{dimensions:,} dimensions of {shortened(name)}")
         *shape, type_number, offset = self.numbers(f"{dimensions}QIQ")
         return GgufTensor(name, tuple(shape), type_number), offset

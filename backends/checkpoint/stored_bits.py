@@ -27,7 +27,7 @@ from pathlib import Path
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.contents import Checkpoint
-from compare_q.backends.checkpoint.formats import Parts, StoredWeights, stored_weights
+from compare_q.backends.checkpoint.formats import Parts, stored_weights
 from compare_q.backends.layers.names import IN_LAYER, Role, outside_text_model
 
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -47,25 +47,26 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
     for name in outside_text_model(sizes, config.hidden_layers):
         by_role[checkpoint.role(name)].pop(name)
-    layer, head = total(by_role["layer"], config, "layer"), total(by_role["head"], config, "head")
-    if isinstance(head, StoredWeights) and not head.weights:
-        head = total(by_role["embedding"], config, "embedding")
+    totals = {role: total(own, config, role) for role, own in by_role.items() if role}
+    layer, head = totals["layer"], totals["head"]
+    if head == (0, 0):
+        head = totals["embedding"]
     if isinstance(layer, str) or isinstance(head, str):
         return Storage(note=layer if isinstance(layer, str) else str(head))
-    if not layer.weights or not head.weights:
+    if not layer[1] or not head[1]:
         return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
-    return Storage(layer.bits / layer.weights, head.bits / head.weights, layer.bits + head.bits)
+    return Storage(layer[0] / layer[1], head[0] / head[1], layer[0] + head[0])
 
 
-def total(modules: Modules, config: CheckpointConfig, role: Role) -> StoredWeights | str:
+def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, int] | str:
     """Bits and weights of all ``modules``, which have one role; or the first tensor of unknown size, and why."""
     bits = weights = 0
     for name, parts in modules.items():
         stored = stored_weights(parts, role, config)
         if isinstance(stored, str):
             return f"{name}{stored}"
-        bits, weights = bits + stored.bits, weights + stored.weights
-    return StoredWeights(bits, weights)
+        bits, weights = bits + stored[0], weights + stored[1]
+    return bits, weights
 
 
 def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> str:
@@ -73,10 +74,10 @@ def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> st
     ends: tuple[Role, ...] = ("head", "embedding")
     stored = [total({name: parts}, config, role) for role in ends for name, parts in by_role[role].items()]
     rows, columns = config.vocab_size or 0, config.hidden_size or 0
-    sizes = {one.weights for one in stored if isinstance(one, StoredWeights)}
+    sizes = {one[1] for one in stored if not isinstance(one, str)}
     sizes |= {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
     for name, parts in by_role["layer"].items():
         size = "" if IN_LAYER.search(name) else total({name: parts}, config, "head")
-        if isinstance(size, StoredWeights) and size.weights in sizes - {0}:
+        if not isinstance(size, str) and size[1] in sizes - {0}:
             return name
     return ""

@@ -128,24 +128,22 @@ def deviations(groups: Sequence[Layer]) -> list[str]:
     for group in groups:
         if group.asked:
             counts[group.asked, group.activations, short_kernel_name(group.kernel)] += group.count
-    return [deviation_in_words(*key, count) for key, count in counts.items()]
-
-
-def deviation_in_words(asked: str, activations: str, kernel: str, count: int) -> str:
-    """One clause: ``count`` layers took ``activations`` in ``kernel``, where the checkpoint asks for ``asked``."""
-    if number_format(asked) == number_format(activations):
-        return (
-            f"the checkpoint asks for {asked} activations, but {kernel} rounded their scales, and those of the "
-            f"weights, up to powers of two ({activations}, {count} layers)"
-        )
-    asked = number_format(asked)
-    if activations == UNKNOWN:
-        return f"the checkpoint asks for {asked} activations; what {kernel} took ({count} layers) is not known"
-    if activations.startswith(("bfloat", "float")):
-        told = f"left them unquantized ({activations}, {count} layers)"
-    else:
-        told = f"took {activations} ({count} layers)"
-    return f"the checkpoint asks for {asked} activations, but {kernel} {told}"
+    clauses = []
+    for (asked, activations, kernel), count in counts.items():
+        wanted = number_format(asked)
+        clause = f", but {kernel} took {activations} ({count} layers)"
+        if wanted == number_format(activations):
+            wanted = asked
+            clause = (
+                f", but {kernel} rounded their scales, and those of the weights, up to powers of two ({activations}, "
+                f"{count} layers)"
+            )
+        elif activations.startswith(("bfloat", "float")):
+            clause = f", but {kernel} left them unquantized ({activations}, {count} layers)"
+        elif activations == UNKNOWN:
+            clause = f"; what {kernel} took ({count} layers) is not known"
+        clauses.append(f"the checkpoint asks for {wanted} activations{clause}")
+    return clauses
 
 
 def kv_cache_as_asked(cache: KVCache, asked: str, dtype: str) -> KVCache:

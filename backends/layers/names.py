@@ -80,20 +80,16 @@ def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
     return modules
 
 
-def only_drafts(module: str, hidden_layers: int | None) -> bool:
-    """Whether a module only predicts tokens further on: MTP, by its name or by its number."""
-    number = LAYER_NUMBER.search(f"{module}.")
-    past = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
-    return past or any(step.startswith("mtp") for step in module.split("."))
-
-
 def role_of(module: str, hidden_layers: int | None) -> Role:
-    """Where a module's bits belong, by its name; ``hidden_layers``: the decoder layers of the config, if it says."""
-    steps = module.split(".")
-    if only_drafts(module, hidden_layers) or module == CLASSIFIER:
-        return ""
+    """Where a module's bits belong, by its name; ``hidden_layers``: the decoder layers of the config, if it says.
+
+    Modules that only predict tokens further on (MTP) have a name of their own, or a number past the last layer's.
+    """
+    steps, number = module.split("."), LAYER_NUMBER.search(f"{module}.")
+    drafts = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
     routes = ROUTERS & set(steps[-2:]) and steps[-2:] != ["attention", "gate"]  # RWKV's gate is a layer
-    if any(map(OTHER_TOWERS.fullmatch, steps)) or routes or steps[-1] in OTHER_EMBEDDINGS:
+    outside = any(OTHER_TOWERS.fullmatch(step) or step.startswith("mtp") for step in steps)
+    if drafts or routes or outside or module == CLASSIFIER or steps[-1] in OTHER_EMBEDDINGS:
         return ""
     if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and OUTER.issuperset(steps[:-1])):
         return "embedding"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,12 +192,20 @@ def kv_cache(config: Mapping[str, Any]) -> str:
     return {"FP8": "fp8 tensor", "NVFP4": "nvfp4 g16", "INT8": "int8 tensor"}.get(str(algorithm).upper(), UNKNOWN)
 
 
-def expression(text: str) -> re.Pattern[str] | None:
-    """A regular expression that somebody wrote into a config; None if it is none."""
-    try:
-        return re.compile(text)
-    except re.error:
-        return None
+def by_name(default: Scheme | None, schemes: Mapping[str, Scheme | None]) -> Declared:
+    """One scheme for all layers, and others by a layer's name, with ``*``, or by ``re:`` and a regular expression.
+
+    An expression that is none names no layer.
+    """
+    exact, patterns = {}, []
+    for name, scheme in schemes.items():
+        if not name.startswith("re:") and "*" not in name:
+            exact[bare(name)] = scheme
+            continue
+        with suppress(re.error):
+            text = name[3:] if name.startswith("re:") else fnmatch.translate(name)
+            patterns.append((re.compile(text), scheme))
+    return Declared(default, exact, tuple(patterns))
 
 
 def declared(config: Config) -> Declared:
@@ -216,12 +225,12 @@ def gptq_or_awq(config: Config) -> Declared:
         group = own.get("group_size", own.get("q_group_size"))
         return Scheme(with_group_size(f"{name}{bits}", group)) if isinstance(bits, int) else None
 
-    patterns = []
-    for rule, changes in part(config, "dynamic").items():
-        pattern = expression(rule.removeprefix("+:").removeprefix("-:"))
-        if pattern and isinstance(changes, Mapping):
-            patterns.append((pattern, None if rule.startswith("-:") else scheme({**config, **changes})))
-    return Declared(scheme(config), patterns=tuple(patterns))
+    rules = {
+        f"re:{rule.removeprefix('+:').removeprefix('-:')}": None
+        if rule.startswith("-:") else scheme({**config, **changes})
+        for rule, changes in part(config, "dynamic").items() if isinstance(changes, Mapping)
+    }  # fmt: skip
+    return by_name(scheme(config), rules)
 
 
 def auto_round(config: Config) -> Declared:
@@ -244,13 +253,12 @@ def auto_round(config: Config) -> Declared:
         )  # fmt: skip
         return None if UNKNOWN in (weights, activations) else Scheme(weights, activations)
 
-    exact, patterns = {}, []
-    for name, changes in part(config, "extra_config").items():
-        own = scheme({**config, **changes}) if isinstance(changes, Mapping) else None
-        exact[bare(name)] = own
-        if set(name) & set(r"*+?^$()[]{}|\\") and (pattern := expression(f".*(?:{name})")):
-            patterns.append((pattern, own))
-    return Declared(scheme(config), exact, tuple(patterns))
+    own = {
+        f"re:.*(?:{name})" if set(name) & set(r"*+?^$()[]{}|\\") else name:
+        scheme({**config, **changes}) if isinstance(changes, Mapping) else None
+        for name, changes in part(config, "extra_config").items()
+    }  # fmt: skip
+    return by_name(scheme(config), own)
 
 
 def auto_round_float(data_type: Any, bits: int, group: Any) -> str:
@@ -279,16 +287,13 @@ def compressed(config: Config) -> Declared:
     schemes = {scheme for _, scheme in groups}
     if len(schemes) < 2:
         return Declared(schemes.pop() if schemes else Scheme("2:4 sparse") if sparse else None)
-    exact, patterns, classes = {}, [], set()
-    for targets, scheme in groups:
-        for target in targets if isinstance(targets, list) else []:
-            if str(target).startswith("re:") and (pattern := expression(target[3:])):
-                patterns.append((pattern, scheme))
-            elif "." in str(target) or str(target).islower():
-                exact[bare(str(target))] = scheme
-            else:
-                classes.add(scheme)
-    return Declared(classes.pop() if len(classes) == 1 else None, exact, tuple(patterns))
+    every = [
+        (str(target), scheme) for targets, scheme in groups
+        for target in (targets if isinstance(targets, list) else [])
+    ]  # fmt: skip
+    layers = {name: scheme for name, scheme in every if name.startswith("re:") or "." in name or name.islower()}
+    classes = {scheme for name, scheme in every if name not in layers}
+    return by_name(classes.pop() if len(classes) == 1 else None, layers)
 
 
 def fp8(config: Config) -> Declared:
@@ -329,9 +334,7 @@ def modelopt(config: Config) -> Declared:
     if name != "MIXED_PRECISION":
         return Declared(ALGORITHMS.get(name))
     layers = part(nested, "quantized_layers")
-    return Declared(
-        exact={bare(path): ALGORITHMS.get(str(part(layers, path).get("quant_algo")).upper()) for path in layers}
-    )
+    return by_name(None, {path: ALGORITHMS.get(str(part(layers, path).get("quant_algo")).upper()) for path in layers})
 
 
 def amd_quark(config: Config) -> Declared:
@@ -341,16 +344,10 @@ def amd_quark(config: Config) -> Declared:
         weights, activations = quark(at(own, "weight"), "channel"), quark(at(own, "input_tensors"), "token")
         return Scheme(weights, activations) if weights and UNKNOWN not in (weights, activations) else None
 
-    exact, patterns = {}, []
-    for name, own in part(config, "layer_quant_config").items():
-        if not at(own, "weight"):  # what is said of the KV cache
-            continue
-        if "*" in name:
-            patterns.append((re.compile(fnmatch.translate(name)), scheme(own)))
-        else:
-            exact[bare(name)] = scheme(own)
+    named = part(config, "layer_quant_config").items()
     linear = part(config, "layer_type_quant_config").get("Linear") or config.get("global_quant_config")
-    return Declared(scheme(linear), exact, tuple(patterns))
+    # What has no weight is said of the KV cache.
+    return by_name(scheme(linear), {name: scheme(own) for name, own in named if at(own, "weight")})
 
 
 def torchao(config: Config) -> Declared:
@@ -360,11 +357,10 @@ def torchao(config: Config) -> Declared:
     if whole.get("_type") not in ("FqnToConfig", "ModuleFqnToConfig"):
         return Declared(torchao_scheme(whole))
     named = part(data, "fqn_to_config") or part(data, "module_fqn_to_config")
-    schemes = {name: torchao_scheme(own) for name, own in named.items() if isinstance(own, Mapping)}
-    exact = {bare(name.removesuffix(".weight")): own for name, own in schemes.items() if not name.startswith("re:")}
-    default = exact.pop("_default", None)
-    patterns = [(expression(name[3:]), own) for name, own in schemes.items() if name.startswith("re:")]
-    return Declared(default, exact, tuple((pattern, own) for pattern, own in patterns if pattern))
+    schemes = {
+        name.removesuffix(".weight"): torchao_scheme(own) for name, own in named.items() if isinstance(own, Mapping)
+    }
+    return by_name(schemes.pop("_default", None), schemes)
 
 
 def torchao_scheme(config: Config) -> Scheme | None:

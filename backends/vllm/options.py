@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.checkpoint import files, nvfp4_scales
-from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape, has_longrope
+from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
 from compare_q.backends.checkpoint.formats import Parts
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
@@ -194,11 +194,11 @@ def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) 
 
     ``gpu_memory_utilization`` then only says how much memory must be free when vLLM starts.
     """
-    options, shape = request.options, CheckpointConfig(config).kv_shape
-    if not cpu and (shape is None or any(name in options for name in CHOOSES_CACHE)):
+    options, numbers = request.options, CheckpointConfig(config).kv_numbers
+    if not cpu and (numbers is None or any(name in options for name in CHOOSES_CACHE)):
         return {}
     batched = options.get("max_num_batched_tokens", BATCHED_TOKENS_CPU if cpu else BATCHED_TOKENS_GPU)
-    size = kv_cache_bytes(shape, max(2 * batched, 4 * (request.max_tokens + 1)))
+    size = kv_cache_bytes(numbers, max(2 * batched, 4 * (request.max_tokens + 1)))
     return {"kv_cache_memory_bytes": size} | ({} if cpu else {"gpu_memory_utilization": LEAST_FREE})
 
 
@@ -208,11 +208,9 @@ def ranks(options: Mapping[str, Any]) -> int:
     return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
-def kv_cache_bytes(shape: KVShape | None, tokens: int) -> int:
-    """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if its shape is not known."""
-    if shape is None:
-        return 4 << 30
-    return max(2 * shape.layers * shape.heads * shape.head_size * 2 * tokens, 256 << 20)
+def kv_cache_bytes(numbers: int | None, tokens: int) -> int:
+    """KV cache of ``tokens`` tokens, each of so many numbers of 16 bits, at least 256 MiB; 4 GiB if that is unknown."""
+    return 4 << 30 if numbers is None else max(2 * numbers * tokens, 256 << 20)
 
 
 def emulation_arguments(folder: Path, layers: Mapping[str, Parts]) -> dict[str, Any]:

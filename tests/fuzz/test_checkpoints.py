@@ -55,7 +55,7 @@ def framed(header: bytes, random: Random) -> bytes:
 def look(folder: Path) -> None:
     """Everything that a run asks of a checkpoint's files."""
     config = CheckpointConfig.read(folder)
-    assert [config.vocab_size, config.context, config.kv_shape, config.rope_type, config.quantization]
+    assert [config.vocab_size, config.context, config.kv_numbers, config.rope_type, config.quantization]
     assert declared(config.quantization).of("model.layers.0.mlp.up_proj") is None or config.quantization
     assert isinstance(config.kv_cache, str)
     stored_bits.storage_of(folder)

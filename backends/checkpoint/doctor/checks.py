@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
@@ -95,7 +96,9 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     asked = asks_for_input_scales(checkpoint.config.quantization)
     # A mixture of schemes: layers of one kind of which only some have a scale were meant to have one, unless the config
     # says of each what it takes (ModelOpt's MIXED_PRECISION).
-    weight_only = weight_only_layers(checkpoint)
+    stated = declared(checkpoint.config.quantization)
+    schemes = {module: stated.of(module) for module in checkpoint.quantized}
+    weight_only = {module for module, scheme in schemes.items() if scheme is not None and not scheme.activations}
     kinds = {kind(module, checkpoint.modules[module]) for module, name in scale_names.items() if name}
     missing = [
         module
@@ -139,7 +142,9 @@ def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def quantized_unawares(checkpoint: Checkpoint) -> Iterator[Finding]:
     """A head or an embedding that is quantized, and layers that are although the config says that they are not."""
-    patterns = ignored_patterns(checkpoint.config.quantization)
+    places = (checkpoint.config.quantization, part(checkpoint.config.quantization, "quantization"))
+    lists = [place.get(key) for place in places for key in IGNORED]
+    patterns = [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]
     against = [module for module in checkpoint.quantized if is_ignored(module, patterns)]
     yield from one_finding(
         "wrong", map(checkpoint.where_module, against),
@@ -147,16 +152,14 @@ def quantized_unawares(checkpoint: Checkpoint) -> Iterator[Finding]:
         "take it out of the config's list of ignored layers, or store it unquantized",
     )  # fmt: skip
     for module in checkpoint.quantized:
-        role = "" if module in against else checkpoint.role(module)
         stored = checkpoint.described(module)
-        if role == "head":
-            what = f"the head is quantized ({stored}), which costs more than a layer: it makes every logit"
-        elif role == "embedding":
-            tied = " and the head, which is the same matrix" if checkpoint.is_tied else ""
-            what = f"the embedding{tied}: quantized ({stored}); many engines read embeddings in 16 bits only"
-        else:
-            continue
-        yield Finding("warning", checkpoint.where_module(module), what, "mind it where models are compared")
+        tied = " and the head, which is the same matrix" if checkpoint.is_tied else ""
+        what = {
+            "head": f"the head is quantized ({stored}), which costs more than a layer: it makes every logit",
+            "embedding": f"the embedding{tied}: quantized ({stored}); many engines read embeddings in 16 bits only",
+        }.get("" if module in against else checkpoint.role(module))
+        if what:
+            yield Finding("warning", checkpoint.where_module(module), what, "mind it where models are compared")
 
 
 def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -231,28 +234,15 @@ def faulty(checkpoint: Checkpoint, scales: Mapping[str, Tensor]) -> dict[str, li
     """What is wrong with scales -> the places of those with that fault; ``scales``: by the names of their tensors."""
     bad: dict[str, list[str]] = {}
     for name, tensor in scales.items():
-        if fault := wrong_number(tensor):
+        numbers = values(tensor) if tensor.dtype in NUMBERS else np.empty(0, np.float32)
+        faults = {
+            f"of a dtype that is not known ({tensor.dtype})": tensor.dtype not in NUMBERS,
+            "NaN": np.isnan(numbers).any(), "infinite": np.isinf(numbers).any(),
+            "negative": (numbers < 0).any(), "zero": (numbers == 0).any(),
+        }  # fmt: skip
+        if fault := next((fault for fault, is_there in faults.items() if is_there), ""):
             bad.setdefault(fault, []).append(f"{tensor.file.name}: {name}")
     return bad
-
-
-def wrong_number(tensor: Tensor) -> str:
-    """What is wrong with a scale, in a word; empty if it is a positive number."""
-    if tensor.dtype not in NUMBERS:
-        return f"of a dtype that is not known ({tensor.dtype})"
-    numbers = values(tensor)
-    if np.isnan(numbers).any():
-        return "NaN"
-    if np.isinf(numbers).any():
-        return "infinite"
-    return "" if not numbers.size or numbers.min() > 0 else "zero" if numbers.min() == 0 else "negative"
-
-
-def weight_only_layers(checkpoint: Checkpoint) -> set[str]:
-    """The quantized layers whose activations the config leaves in 16 bits."""
-    stated = declared(checkpoint.config.quantization)
-    schemes = {module: stated.of(module) for module in checkpoint.quantized}
-    return {module for module, scheme in schemes.items() if scheme is not None and not scheme.activations}
 
 
 def asks_for_input_scales(quantization: Mapping[str, Any]) -> bool:
@@ -284,22 +274,10 @@ def is_static(arguments: Any) -> bool:
     )
 
 
-def ignored_patterns(quantization: Mapping[str, Any]) -> list[str]:
-    """The names and patterns of the layers that a config leaves unquantized."""
-    places = (quantization, part(quantization, "quantization"))
-    lists = [place.get(key) for place in places for key in IGNORED]
-    return [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]
-
-
 def is_ignored(module: str, patterns: list[str]) -> bool:
     """Whether a pattern names a module: whole, as a regular expression after ``re:``, or with ``*``."""
     for pattern in patterns:
-        if pattern.startswith("re:"):
-            try:
-                if re.match(pattern[3:], module):
-                    return True
-            except re.error:
-                continue
-        elif module == pattern or ("*" in pattern and fnmatchcase(module, pattern)):
-            return True
+        with suppress(re.error):
+            if re.match(pattern[3:], module) if pattern.startswith("re:") else fnmatchcase(module, pattern):
+                return True
     return False

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ BAND = 1 << 22
 UNRELATED = 0.9
 """From this relative error on a matrix is not the reference's: a matrix of zeros has 1.  Round-to-nearest has 0.007 at
 8 bits, 0.1 at 4 and 0.6 at 2."""
-Vectors = dict[str, dict[str, Floats]]
-"""Layer ("" outside of all) -> the rest of a module's name -> its weights."""
+Vectors = dict[tuple[str, str], Floats]
+"""(Layer, "" outside of all; the rest of a module's name) -> its weights."""
 LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 PROBE = 256
 """Rows by which it is decided how a matrix was changed before it was quantized."""
@@ -69,11 +70,11 @@ def layer_errors(
 
     ``advance`` is told how many weights are done.  InputError where a file cannot be read or a package is missing.
     """
-    norms = Norms(model, reference)
+    ratios = norm_ratios(model, reference)
     for name, own_name, mine in models_matrices(model, reference.matrices):
         theirs = matrix_of(reference.matrices[name], reference.config)
         size = 0 if isinstance(theirs, str) else theirs.numbers.size
-        yield compared(name, mine, theirs, size, norms.ratios(own_name, name))
+        yield compared(name, mine, theirs, size, ratios(own_name, name))
         advance(size)
 
 
@@ -105,56 +106,48 @@ def by_end(names: Iterable[str]) -> dict[str, str]:
     return {from_layers_on(name): name for name in names if counts[from_layers_on(name)] == 1}
 
 
-class Norms:
-    """What the vectors of each layer of a model, its norms among them, are to the reference's."""
+def norm_ratios(model: Checkpoint | GgufModel, reference: Checkpoint) -> Callable[[str, str], list[Floats]]:
+    """A function of two matrices' names: what the norms in their layers are to each other.
 
-    def __init__(self, model: Checkpoint | GgufModel, reference: Checkpoint) -> None:
-        self.theirs = vectors(reference)
-        self.mine = gguf_vectors(model, self.theirs) if isinstance(model, GgufModel) else vectors(model)
-        self.known: dict[tuple[str, str], list[Floats]] = {}
+    Of the vectors of both layers the ratios that differ from 1 by more than bfloat16's rounding.
+    """
+    theirs = vectors(reference)
+    mine = gguf_vectors(model, theirs) if isinstance(model, GgufModel) else vectors(model)
 
-    def ratios(self, mine: str, theirs: str) -> list[Floats]:
-        """The ratios in the layers of two matrices that differ from 1 by more than bfloat16's rounding."""
-        layers = layer_of(mine), layer_of(theirs)
-        if layers not in self.known:
-            one, other = self.mine.get(layers[0], {}), self.theirs.get(layers[1], {})
-            pairs = [(one[name], other[name]) for name in one if name in other]
-            self.known[layers] = [ratio for pair in pairs if pair[0].shape == pair[1].shape for ratio in folded(*pair)]
-        return self.known[layers]
+    @cache
+    def ratios(own_layer: str, layer: str) -> list[Floats]:
+        pairs = [
+            (mine[own_layer, rest], vector)
+            for (its_layer, rest), vector in theirs.items() if its_layer == layer and (own_layer, rest) in mine
+        ]  # fmt: skip
+        return [ratio for pair in pairs if pair[0].shape == pair[1].shape for ratio in folded(*pair)]
+
+    return lambda own_name, name: ratios(place_of(own_name)[0], place_of(name)[0])
 
 
 def vectors(checkpoint: Checkpoint) -> Vectors:
     """The weights of the modules that are vectors of floats."""
-    weights: Vectors = {}
-    for module, parts in checkpoint.modules.items():
-        weight = parts.get("weight")
-        if weight is not None and len(weight.shape) == 1 and weight.dtype in FLOATS:
-            layer = layer_of(module)
-            weights.setdefault(layer, {})[module[len(layer) :] if layer else last_step(module)] = values(weight)
-    return weights
+    weights = {module: parts["weight"] for module, parts in checkpoint.modules.items() if "weight" in parts}
+    return {
+        place_of(module): values(weight)
+        for module, weight in weights.items() if len(weight.shape) == 1 and weight.dtype in FLOATS
+    }  # fmt: skip
 
 
 def gguf_vectors(model: GgufModel, wanted: Vectors) -> Vectors:
     """Those of a GGUF model under the reference's names."""
-    names = {layer + rest: (layer, rest) for layer, weights in wanted.items() for rest in weights if layer}
-    known: Vectors = {}
-    for name, read in gguf_matrices(model, list(names)).items():
-        vector = read()
-        if isinstance(vector, Matrix) and len(vector.numbers) == 1:
-            layer, rest = names[name]
-            known.setdefault(layer, {})[rest] = vector.numbers[0]
-    return known
+    places = {layer + rest: (layer, rest) for layer, rest in wanted if layer}
+    found = {name: read() for name, read in gguf_matrices(model, list(places)).items()}
+    return {
+        places[name]: vector.numbers[0]
+        for name, vector in found.items() if isinstance(vector, Matrix) and len(vector.numbers) == 1
+    }  # fmt: skip
 
 
-def last_step(name: str) -> str:
-    """What stands after the last point of a name."""
-    return name.rpartition(".")[2]
-
-
-def layer_of(module: str) -> str:
-    """ "model.layers.3" of a module in that layer; "" outside of all."""
+def place_of(module: str) -> tuple[str, str]:
+    """("model.layers.3", ".mlp.up_proj") of a module in a layer; outside of all "" and its last step."""
     match = LAYER.match(module)
-    return match[0] if match else ""
+    return (match[0], module[match.end() :]) if match else ("", module.rpartition(".")[2])
 
 
 def folded(mine: Floats, theirs: Floats) -> Iterator[Floats]:
@@ -170,15 +163,14 @@ def compared(
     name: str, mine: Matrix | str, theirs: Matrix | str, size: int, ratios: Sequence[Floats] = ()
 ) -> LayerError:
     """One pair of matrices; ``ratios``: of the norms that may stand before it."""
-    stored = mine.stored if isinstance(mine, Matrix) else ""
     if isinstance(mine, str):
-        return LayerError(name, stored, size, note=f"not compared: {mine}")
+        return LayerError(name, "", size, note=f"not compared: {mine}")
     if isinstance(theirs, str):
-        return LayerError(name, stored, size, note=f"not compared: the reference's {theirs}")
+        return LayerError(name, mine.stored, size, note=f"not compared: the reference's {theirs}")
     if mine.numbers.shape != theirs.numbers.shape:
         sizes = " and ".join("x".join(map(str, matrix.numbers.shape)) for matrix in (mine, theirs))
-        return LayerError(name, stored, size, note=f"not compared: shapes {sizes}")
-    axis = SMOOTHED.get(last_step(name))
+        return LayerError(name, mine.stored, size, note=f"not compared: shapes {sizes}")
+    axis = SMOOTHED.get(name.rpartition(".")[2])
     mine = likeliest(mine, theirs.numbers, ratios, axis)
     error, scale = measured(mine.numbers, theirs.numbers)
     if axis is not None and (fit := unscaled(mine.numbers, theirs.numbers, axis, error)) is not None:
@@ -272,5 +264,5 @@ def findings(errors: Sequence[LayerError]) -> Iterator[Finding]:
 
 def worst_first(errors: Sequence[LayerError]) -> list[LayerError]:
     """The compared matrices, the largest error first (NaN before all)."""
-    known = [layer for layer in errors if layer.error is not None]
-    return sorted(known, key=lambda layer: -math.inf if math.isnan(layer.error or 0.0) else -(layer.error or 0.0))
+    known = [(layer.error, layer) for layer in errors if layer.error is not None]
+    return [layer for _, layer in sorted(known, key=lambda pair: (not math.isnan(pair[0]), -pair[0]))]

@@ -14,6 +14,7 @@ from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import checks, parameters, tokenizers
 from compare_q.backends.checkpoint.doctor.checks import Finding, by_severity
 from compare_q.backends.checkpoint.gguf import GgufModel, read_model
+from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
 from compare_q.backends.common.messages import bytes_in_words, printable, shortened
 from compare_q.backends.layers.names import NUMBER
@@ -23,8 +24,6 @@ SHOWN = 8
 """Names of groups of layers in one line."""
 CALIBRATION = ("dataset", "nsamples", "seqlen", "iters", "sym", "desc_act", "damp_percent", "algo")
 """Keys of quantization configs that say how a checkpoint was made (GPTQ, AWQ, auto-round)."""
-Facts = Iterator[tuple[str, str]]
-"""Pairs of a title and what is known under it."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,9 @@ class Patient:
         return read_model(self.path) if self.is_gguf else None
 
     @property
-    def tokens(self) -> tokenizers.Tokens | str:
-        """What it says of its tokens, or why that cannot be read."""
-        return tokenizers.tokens_of(self.path, self.gguf)
+    def tokens(self) -> tokenizers.Tokens:
+        """What it says of its tokens; InputError for what cannot be read."""
+        return tokenizers.of_gguf(self.gguf) if self.gguf is not None else tokenizers.of_folder(self.path)
 
 
 def examine(patient: Patient, against: Patient | None = None, wanted: Mapping[str, Any] | None = None) -> Examination:
@@ -97,15 +96,14 @@ def examine(patient: Patient, against: Patient | None = None, wanted: Mapping[st
         elif wanted is not None:
             findings += parameters.check(checkpoint, wanted)
     if against is not None:
-        mine, theirs = patient.tokens, against.tokens
-        if isinstance(mine, str) or isinstance(theirs, str):
-            unchecked.append(f"tokens: {mine if isinstance(mine, str) else theirs}")
-        else:
-            findings += tokenizers.check(mine, theirs)
+        try:
+            findings += tokenizers.check(patient.tokens, against.tokens)
+        except InputError as error:
+            unchecked.append(f"tokens: {error}")
     return Examination(patient.name, facts, by_severity(findings), tuple(unchecked))
 
 
-def folder_facts(checkpoint: Checkpoint) -> Facts:
+def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """What a Hugging Face folder is."""
     quantization = checkpoint.config.quantization
     yield "files", files_text([file.stat().st_size for file in checkpoint.files], "safetensors file")
@@ -124,14 +122,16 @@ def folder_facts(checkpoint: Checkpoint) -> Facts:
     yield from layers_facts(groups)
     yield from ends
     if quantization:
-        yield "config", f"{quantization.get('quant_method') or 'quantization'}{format_text(quantization)}"
+        nested = part(quantization, "quantization")
+        form = quantization.get("format") or quantization.get("quant_algo") or nested.get("quant_algo") or ""
+        yield "config", shortened(printable(f"{checkpoint.config.quant_method or 'quantization'} {form}".strip()), 80)
     scheme_text = kv_cache(quantization)
     yield "KV cache", f"{scheme_text}, as the config asks" if scheme_text else "in the model's dtype"
     if quantization:
         yield "calibration", calibration_text(checkpoint)
 
 
-def gguf_facts(model: GgufModel) -> Facts:
+def gguf_facts(model: GgufModel) -> Iterator[tuple[str, str]]:
     """What a GGUF model is."""
     yield "files", files_text([file.stat().st_size for file in model.files], "GGUF file")
     yield "size", size_text(model.storage())
@@ -159,7 +159,7 @@ def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
         yield Finding("warning", where, what, "quantize it with a head in q6_K or q8_0")
 
 
-def layers_facts(groups: Mapping[str, Mapping[str, int]]) -> Facts:
+def layers_facts(groups: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str]]:
     """``210 x int4 g32: model.layers.*.mlp.down_proj, ...``; ``groups``: what is stored -> name -> how often."""
     for stored, names in groups.items():
         more = f" and {len(names) - SHOWN} more kinds" if len(names) > SHOWN else ""
@@ -182,13 +182,6 @@ def size_text(storage: Storage) -> str:
     if storage.bpw_layer is None or storage.vram_gib is None:
         return f"n/a: {storage.note}"
     return f"layers {storage.bpw_layer:.2f} bpw, head {storage.bpw_head:.2f} bpw, together {storage.vram_gib:.2f} GiB"
-
-
-def format_text(quantization: Mapping[str, Any]) -> str:
-    """The name of the format in a config, after its method."""
-    nested = part(quantization, "quantization")
-    name = quantization.get("format") or quantization.get("quant_algo") or nested.get("quant_algo")
-    return f" {shortened(printable(name), 60)}" if name else ""
 
 
 def calibration_text(checkpoint: Checkpoint) -> str:

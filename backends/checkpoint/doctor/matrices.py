@@ -82,16 +82,17 @@ def _weight(parts: Parts, config: CheckpointConfig, words: str) -> Floats | None
     """``weight``: floats, FP8, int8, and bytes of two FP4 values."""
     weight = parts["weight"]
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
-    numbers = partial(values, weight)
-    if words in FLOATS.values():
-        return numbers().reshape(-1, weight.shape[-1])
-    if "SCB" in parts:  # bitsandbytes: the largest of each row, which 127 stands for
-        return scaled(numbers().reshape(-1, weight.shape[-1]), values(parts["SCB"]).reshape(-1, 1) / 127)
     if scale is not None and words.startswith(("nvfp4", "mxfp4")):
         return _fp4(parts, weight, scale)
-    if scale is None or not words.startswith(("fp8", "int8", "mxfp8")):
+    if words not in FLOATS.values() and not words.startswith(("fp8", "int8", "mxfp8")):
         return None
-    codes = numbers().reshape(-1, weight.shape[-1])
+    codes = values(weight).reshape(-1, weight.shape[-1])
+    if words in FLOATS.values():
+        return codes
+    if "SCB" in parts:  # bitsandbytes: the largest of each row, which 127 stands for
+        return scaled(codes, values(parts["SCB"]).reshape(-1, 1) / 127)
+    if scale is None:
+        return None
     zeros = parts.get("weight_zero_point")
     offsets = None if zeros is None else _scales(zeros, len(codes))
     return scaled(codes, _scales(scale, len(codes)), zeros=offsets, block=config.block)
@@ -104,13 +105,13 @@ def _weight_packed(parts: Parts, config: CheckpointConfig, words: str) -> Floats
         return None
     if packed.dtype == "U8":
         return _gpt_oss(packed, scale) if len(packed.shape) == 4 else _fp4(parts, packed, scale)
-    unpack, bits, (rows, columns) = integers_unpacker(), bits_in(words), described_shape(parts["weight_shape"])
+    bits, (rows, columns) = bits_in(words), described_shape(parts["weight_shape"])
     scales, zeros = _scales(scale, rows), None
     if (offset := parts.get("weight_zero_point")) is not None:  # packed along the rows
         packed_zeros = offset.dtype == "I32"
-        zeros = unpack(_torch(stored(offset)), bits, (rows, scales.shape[1]), 0) if packed_zeros else values(offset)
+        zeros = unpacked(offset, bits, (rows, scales.shape[1]), 0) if packed_zeros else values(offset)
     indices = stored(parts["weight_g_idx"]) if "weight_g_idx" in parts else None
-    return scaled(unpack(_torch(stored(packed)), bits, (rows, columns), 1), scales, zeros=zeros, indices=indices)
+    return scaled(unpacked(packed, bits, (rows, columns), 1), scales, zeros=zeros, indices=indices)
 
 
 def _fp4(parts: Parts, packed: Tensor, scale: Tensor) -> Floats:
@@ -146,19 +147,16 @@ def _qweight(parts: Parts, config: CheckpointConfig, words: str) -> Floats | Non
     bits, awq = bits_in(words), words.startswith("uint")
     if packed.dtype != "I32" or bits not in ((4,) if awq else (2, 4, 8)):
         return None
-    unpack, scales = integers_unpacker(), values(parts["scales"])
+    scales = values(parts["scales"])
     groups, outputs = scales.shape
     inputs = packed.numel * 32 // bits // outputs
-    codes = unpack(_torch(stored(packed)), bits, (inputs, outputs), 1 if awq else 0)
+    codes = unpacked(packed, bits, (inputs, outputs), 1 if awq else 0)
     offsets = np.zeros_like(scales)  # codes are unpacked less half of their range
     if zeros is not None and zeros.numel:
-        unpacked = unpack(_torch(stored(zeros)), bits, (groups, outputs), 1)
+        points = unpacked(zeros, bits, (groups, outputs), 1)
         # The first version of GPTQ's packing stores one less.
-        offsets = (
-            awq_order(unpacked)
-            if awq
-            else unpacked.float().numpy() + (0 if config.quantization.get("checkpoint_format") == "gptq_v2" else 1)
-        )
+        less = 0 if config.quantization.get("checkpoint_format") == "gptq_v2" else 1
+        offsets = awq_order(points) if awq else points.float().numpy() + less
     indices = stored(parts["g_idx"]) if "g_idx" in parts and parts["g_idx"].numel else None
     return scaled((awq_order(codes) if awq else codes).T, scales.T, zeros=offsets.T, indices=indices)
 
@@ -168,13 +166,12 @@ def awq_order(columns: Any) -> Any:
     return columns.reshape(len(columns), -1, 8)[..., AWQ_ORDER].reshape(columns.shape)
 
 
-def integers_unpacker() -> Callable[..., Any]:
-    """compressed-tensors' function (words, bits, shape, dimension along which they are packed) -> signed integers."""
+def unpacked(words: Any, bits: int, shape: tuple[int, int], axis: int) -> Any:
+    """Signed integers of 32-bit words, by compressed-tensors; ``axis``: the dimension along which they are packed."""
     check_installed("compressed_tensors", "pip install compressed-tensors")
     from compressed_tensors.compressors import unpack_from_int32
 
-    unpack: Callable[..., Any] = unpack_from_int32
-    return unpack
+    return unpack_from_int32(_torch(stored(words)), bits, shape, axis)
 
 
 def scaled(
@@ -264,28 +261,21 @@ def names_in_gguf(model: GgufModel, names: Sequence[str]) -> dict[str, str]:
     return own
 
 
-def rotated_heads(model: GgufModel, name: str) -> int:
-    """How many heads the rows of a projection belong to; 0 where their order is the same in both formats."""
-    if not name.endswith(ROTATED):
-        return 0
-    heads = model.field("attention.head_count")
-    count = (model.field("attention.head_count_kv") if name.endswith(ROTATED[1]) else None) or heads
-    return count if isinstance(count, int) and count > 0 else 0
-
-
 def gguf_matrix(model: GgufModel, name: str, tensor: Any) -> Matrix | str:
     """The matrix of one tensor of ``GGUFReader`` under Hugging Face's name."""
     from gguf.quants import dequantize
 
     if ".linear_attn." in name and model.architecture in REORDERED:
         return "llama.cpp reorders the heads of its linear attention"
-    kind, rows, heads = tensor.tensor_type, int(np.prod(tensor.shape[1:])), rotated_heads(model, name)
+    kind, rows, heads = tensor.tensor_type, int(np.prod(tensor.shape[1:])), model.field("attention.head_count")
+    if name.endswith(ROTATED[1]):
+        heads = model.field("attention.head_count_kv") or heads
     try:
         numbers = np.asarray(dequantize(tensor.data.reshape(rows, -1), kind), np.float32)
     except NotImplementedError:
         return f"{kind.name}, which gguf cannot dequantize"
     matrix = Matrix(kind.name.lower().replace("_k", "_K"), numbers)
-    if not heads or rows % (2 * heads):
+    if not name.endswith(ROTATED) or not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
         return matrix
     # Hugging Face's order: first the halves of each head, in which llama.cpp alternates.
     return replace(matrix, order=np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1))

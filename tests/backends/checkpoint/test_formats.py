@@ -12,7 +12,6 @@ import pytest
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import stored_bits
 from compare_q.backends.checkpoint.contents import Checkpoint
-from compare_q.backends.layers.groups import deviation
 from compare_q.backends.layers.schemes import declared
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
 from tests.support.downloads import DOWNLOADS
@@ -126,12 +125,9 @@ def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: 
 
 @pytest.mark.parametrize(
     ("sizes", "weights"),
-    [
-        ({"hidden_size": 100}, 100 * 256),
-        ({"intermediate_size": 999}, 128 * 256),
-        ({"hidden_size": 100, "a_hidden_size": 110}, None),
-    ],
-)
+    [({"hidden_size": 100}, 100 * 256), ({"intermediate_size": 999}, 128 * 256),
+     ({"hidden_size": 100, "a_hidden_size": 110}, None)],
+)  # fmt: skip
 def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int], weights: int | None) -> None:
     """256 x 128 of 16 bits = 524,288: a size that no config key explains is the true one; two explanations are none."""
     entries = {**ENDS, f"{Q}.weight": ("F16", 256, 128)}
@@ -154,8 +150,6 @@ def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int],
         ({"weight": ("I8", 8, 32), "scale": ("F32", 8, 2)}, "weight"),
         ({"weight": ("I32", 8, 8), "weight_scale": ("BF16", 1, 8)}, "weight"),
         ({"weight": ("I8", 8, 4)}, "weight"),
-        ({"weight": ("I32", 8, 4)}, "weight"),
-        ({"weight": ("F4", 8, 4)}, "weight"),
         ({"weight_packed": ("I32", 64, 8), "weight_scale": ("BF16", 64, 2)}, "weight_packed"),
         ({"weight_packed": ("I32", 4, 8), "scale_packed": ("F16", 2, 4), "meta": ("I16", 4, 3)}, "weight_packed"),
         ({"compressed": ("F16", 64), "bitmask": ("U8", 8, 2), "row_offsets": ("I64", 8, 1)}, "bitmask"),  # no shape
@@ -188,41 +182,20 @@ def test_mixed_bits_without_a_witness_are_not_guessed(tmp_path: Path) -> None:
     assert stored_bits.storage_of(write_checkpoint(tmp_path, {**ENDS, **bare}, config)).bpw_layer is None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.blocks.0.ffn.experts.mlp.w1",  # DBRX: experts without ".weight"
-        "model.layers.0.mlp.experts.gate_up_proj_qzeros",
-        "model.layers.0.mlp.experts.everything",
-        "lm_head.codes",
-    ],
-)
+@pytest.mark.parametrize("name", ["model.blocks.0.ffn.experts.mlp.w1", "lm_head.codes"])
 def test_unknown_matrices(tmp_path: Path, name: str) -> None:
-    found = stored_bits.storage_of(
-        write_checkpoint(tmp_path, {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F16", 2, 4, 4)})
-    )
-    assert (found.bpw_layer, found.bpw_head, found.vram_bits, found.vram_gib) == (None, None, None, None)
-    assert found.note.endswith("stored in a format that compare_q cannot size")
-    assert name.rpartition("_q")[0] in found.note
-
-
-def test_odd_configs(tmp_path: Path) -> None:
-    """A quantization_config that is no object says nothing; GPTQ's own headers do."""
-    entries = {**ENDS, **entries_of(CASES["gptq 4"], Q)}
-    found = stored_bits.storage_of(
-        write_checkpoint(tmp_path, entries, {"quantization_config": "gptq", "hidden_size": None})
-    )
-    assert found == Storage(20992 / 4096, 16.0, 20992 + 640)
+    """DBRX has experts without ".weight"."""
+    entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F16", 2, 4, 4)}
+    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries))
+    assert found == Storage(note=f"{name}: stored in a format that compare_q cannot size")
 
 
 @pytest.mark.parametrize(
     ("parts", "values"),
     [
         ({"weight": ("U8", 16, 1), "weight.quant_state.nf4": ("U8", 2)}, {"weight.quant_state.nf4": b"{}"}),
-        ({"weight": ("U8", 16, 1), "weight.quant_state.nf4": ("U8", 3)}, {"weight.quant_state.nf4": b"[[["}),
         ({"weight_packed": ("I32", 8, 1), "weight_shape": ("F32", 3)}, {}),
         ({"weight_packed": ("I32", 8, 1), "weight_shape": ("I32", 2)}, {"weight_shape": b"\xff\xff\xff\xff\1\0\0\0"}),
-        ({"qweight": ("I32", 2, 8), "scales": ("F16",), "qzeros": ("I32", 1, 1)}, {}),
         ({"qweight": ("I32", 2, 8), "scales": ("F16", 1, 0), "qzeros": ("I32", 1, 1)}, {}),
     ],
 )
@@ -243,17 +216,6 @@ def test_sizes_schemes_and_kv_cache(name: str) -> None:
     stated = declared(config.quantization)
     assert tuple(stated.of(layer) for layer in download.layers) == download.schemes
     assert config.kv_cache == download.kv
-
-
-@pytest.mark.parametrize("name", DOWNLOADS)
-def test_mark(name: str) -> None:
-    """No mark where the activations ran that are asked for; a mark where others did."""
-    for scheme in DOWNLOADS[name].schemes:
-        assert scheme is not None
-        asked = scheme.activations or "bfloat16"
-        assert deviation(asked, asked) == ""
-        assert deviation(asked, "bfloat16") == scheme.activations
-        assert deviation(asked, "int8 token") == asked
 
 
 def test_page_has_this_table() -> None:

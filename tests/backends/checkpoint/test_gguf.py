@@ -167,25 +167,16 @@ def test_unknown_type_has_no_size(tmp_path: Path) -> None:
     assert model.facts.vocab_size == 6
 
 
-@pytest.mark.parametrize("size", [0, 3, 30, 300, -1])
-def test_truncated_file_is_one_line(tmp_path: Path, size: int) -> None:
+def test_damaged_or_cut_off_files_are_one_line(tmp_path: Path) -> None:
+    """Magic, version 1, big-endian, number of fields, length of the first name; cut in header and weights."""
     file = write(tmp_path / "m.gguf", MATRICES)
     raw = file.read_bytes()
-    end = len(raw) - 32 if size < 0 else size  # the end is padding to 32 bytes, where the last tensor needs it
-    file.write_bytes(raw[:end])
-    assert f"{file}: not a readable GGUF file: " in refusal(read_model, file)
-
-
-DAMAGE = [(0, b"LLAM"), (4, b"\1\0\0\0"), (4, b"\0\0\0\3"), (16, b"\xff" * 8), (24, b"\xff" * 8)]
-
-
-@pytest.mark.parametrize(("at", "value"), DAMAGE)
-def test_damaged_header_is_one_line(tmp_path: Path, at: int, value: bytes) -> None:
-    """Magic, version 1, big-endian, number of fields, length of the first name."""
-    file = write(tmp_path / "m.gguf", MATRICES)
-    raw = file.read_bytes()
-    file.write_bytes(raw[:at] + value + raw[at + len(value) :])
-    assert "not a readable GGUF file" in refusal(read_model, file)
+    damage = [(0, b"LLAM"), (4, b"\1\0\0\0"), (4, b"\0\0\0\3"), (16, b"\xff" * 8), (24, b"\xff" * 8)]
+    damaged = [raw[:at] + value + raw[at + len(value) :] for at, value in damage]
+    # The end of the file is padding to 32 bytes, where the last tensor needs it.
+    for content in [*damaged, *(raw[:end] for end in (0, 3, 30, 300, len(raw) - 32))]:
+        file.write_bytes(content)
+        assert f"{file}: not a readable GGUF file: " in refusal(read_model, file)
 
 
 def header(*fields: bytes) -> bytes:
@@ -209,20 +200,12 @@ LLAMA = text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
 AS_TEXT = struct.pack("<I", 8) + text(b"x")
 MISTAKEN = {
     "general.alignment is 0": [number(b"general.alignment", 0)],
-    "general.alignment is of another type": [text(b"general.alignment") + AS_TEXT],
     "a field of unknown type 9": [text(b"a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000],
-    "a field of unknown type 13": [text(b"a") + struct.pack("<I", 13)],
     "tokenizer.ggml.tokens is of another type": [array(b"tokenizer.ggml.tokens", 4, 1, bytes(4))],
-    "tokenizer.ggml.token_type is of another type": [array(b"tokenizer.ggml.token_type", 8, 1, text(b"x"))],
     "1 token types for 0 tokens": [
         array(b"tokenizer.ggml.tokens", 8, 0, b""), array(b"tokenizer.ggml.token_type", 4, 1, bytes(4)),
     ],
-    "tokenizer.ggml.model is of another type": [array(b"tokenizer.ggml.model", 4, 0, b"")],
-    "general.architecture is of another type": [number(b"general.architecture", 7)],
     "split.count is of another type": [text(b"split.count") + AS_TEXT],
-    "split.no is of another type": [text(b"split.no") + AS_TEXT],
-    "llama.context_length is of another type": [LLAMA, text(b"llama.context_length") + AS_TEXT],
-    "llama.vocab_size is of another type": [LLAMA, array(b"llama.vocab_size", 8, 0, b"")],
     "llama.rope.scaling.factor is inf": [
         LLAMA, text(b"llama.rope.scaling.factor") + struct.pack("<If", 6, float("inf")),
     ],
@@ -238,20 +221,13 @@ def test_field_that_is_something_else_is_one_line(tmp_path: Path, message: str) 
 
 
 def test_a_header_of_terabytes_is_not_read(tmp_path: Path) -> None:
-    """Sparse: fields and tensors without a name, strings of nothing, numbers; the header says that there are 2^60."""
+    """Sparse: strings of nothing, and numbers; the header says that there are 2^60."""
     file, many = tmp_path / "m.gguf", 1 << 60
-    endless = "its header is longer than 100.0 MB"
-    for start, told in (
-        (struct.pack("<4sIQQ", b"GGUF", 3, 0, many), ": stands twice"),
-        (struct.pack("<4sIQQ", b"GGUF", 3, many, 0), ": stands twice"),
-        (header(array(b"a", 8, many, b"")), endless),
-        (header(array(b"a", 0, 1 << 40, b"")), endless),
-        (header(struct.pack("<Q", 1 << 40)), endless),
-        (header(number(b"a", 1), number(b"a", 2)), "a: stands twice"),
-    ):
-        file.write_bytes(start)
+    for field in (array(b"a", 8, many, b""), array(b"a", 0, 1 << 40, b""), struct.pack("<Q", 1 << 40)):
+        file.write_bytes(header(field))
         os.truncate(file, 1 << 42)
-        assert refusal(read_model, file) == f"{file}: not a readable GGUF file: {told}"
+        told = f"{file}: not a readable GGUF file: its header is longer than 100.0 MB"
+        assert refusal(read_model, file) == told
 
 
 def test_stamp_tells_weights_apart_that_have_one_size_and_time(tmp_path: Path) -> None:
@@ -299,8 +275,3 @@ def test_the_demos_file_as_the_gguf_package_reads_it() -> None:
     assert storage.bpw_layer * weights == 8 * sum(on_disk.values())
     assert (storage.bpw_layer, storage.bpw_head) == (5.0, 8.5)
     assert storage.vram_bits == 8 * (sum(on_disk.values()) + embedding)
-
-
-def test_a_model_of_no_shards(tmp_path: Path) -> None:
-    file = write(tmp_path / "m-00000-of-00000.gguf", MATRICES)
-    assert read_model(file).files == read_model(tmp_path).files == (file,)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 
 from compare_q.backends.base import Storage
@@ -74,44 +73,6 @@ def test_real_compressed_tensors(tmp_path: Path, toy_model: Path, preset: str) -
     quantize(toy_model, preset, tmp_path / "q", group_size=32 if preset.startswith("W4") else None)
     assert stored_bits.storage_of(tmp_path / "q") == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
     assert bytes_in(tmp_path / "q", parts) * 8 == bits
-
-
-@pytest.mark.engine
-def test_real_mixed_precision(tmp_path: Path, toy_model: Path) -> None:
-    """int4 g32 down_proj, packed int8 q_proj with a scale a row, the rest bf16.
-
-    down_proj 2 * 8,192 * 4 + 512 * 16 = 73,728; q_proj 2 * 4,096 * 8 + 128 * 16 = 67,584; the other 57,344 * 16.
-    """
-    from compressed_tensors.compressors import ModelCompressor
-    from compressed_tensors.quantization import (
-        QuantizationArgs,
-        QuantizationConfig,
-        QuantizationScheme,
-        apply_quantization_config,
-    )
-    from transformers import AutoModelForCausalLM
-
-    from demo.quantize import round_to_nearest
-
-    network = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
-    four = QuantizationArgs(num_bits=4, strategy="group", group_size=32)
-    eight = QuantizationArgs(num_bits=8, strategy="channel")
-    groups = {
-        "four": QuantizationScheme(targets=["re:.*down_proj"], weights=four, format="pack-quantized"),
-        "eight": QuantizationScheme(targets=["re:.*q_proj"], weights=eight, format="pack-quantized"),
-    }
-    config = QuantizationConfig(config_groups=groups, ignore=["lm_head"], quantization_status="calibration")
-    apply_quantization_config(network, config)
-    for layer in network.modules():
-        if hasattr(layer, "quantization_scheme"):
-            round_to_nearest(layer, layer.quantization_scheme.weights, None)
-    compressor = ModelCompressor.from_pretrained_model(network)
-    compressor.compress_model(network)
-    network.save_pretrained(tmp_path)
-    compressor.update_config(tmp_path)
-    bits = 73_728 + 67_584 + 57_344 * 16
-    assert stored_bits.storage_of(tmp_path) == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
-    assert bytes_in(tmp_path, "weight weight_packed weight_scale") * 8 == bits
 
 
 @pytest.mark.engine

@@ -42,14 +42,7 @@ def test_groups_are_flat_objects_in_results() -> None:
     assert layers.groups_from_json(json.loads(json.dumps(written))) == groups
 
 
-def test_groups_of_older_results_lack_what_was_asked() -> None:
-    older = {key: value for key, value in FLAT.items() if key != "asked"}
-    assert layers.groups_from_json([older]) == (Layer("h.*", "int4 g128", "bfloat16", "A", count=2),)
-
-
-@pytest.mark.parametrize(
-    "damaged", [[{**FLAT, "count": "many"}], [{**FLAT, "kernel": None}], [{"count": 2}], ["h.*"], None]
-)
+@pytest.mark.parametrize("damaged", [[{**FLAT, "count": "many"}], [{"count": 2}], ["h.*"], None])
 def test_damaged_groups_are_refused(damaged: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         layers.groups_from_json(damaged)
@@ -150,12 +143,6 @@ def test_one_cache(stored: str, scales: str, asked: str, found: tuple[str, str, 
     assert (found_cache.stored, found_cache.scales, found_cache.asked) == found
 
 
-def test_a_cache_that_is_not_quantized_is_read_or_not_with_one_result() -> None:
-    new = KVCache("x", 1, BF16, ONE, "", "New", "unknown")
-    assert layers.kv_cache_as_asked(new, "", BF16) == KVCache("x", 1, BF16, "", "", "New", "")
-    assert layers.kv_cache_as_asked(replace(new, stored="fp8"), "", BF16).prefill == "unknown"
-
-
 def test_groups_of_caches_and_what_is_said_of_them() -> None:
     caches = [replace(EIGHT, layers=f"layers.{number}.attn", count=1) for number in (3, 4)]
     caches += [replace(SIXTEEN, layers=f"layers.{number}.attn", count=1) for number in range(5, 35)]
@@ -198,9 +185,5 @@ def test_quantized_caches_that_prefill_does_not_read(attention: str, prefill: st
 def test_results_hold_groups_of_caches() -> None:
     assert layers.kv_caches_from_json(json.loads(json.dumps([asdict(EIGHT), asdict(SIXTEEN)]))) == (EIGHT, SIXTEEN)
     assert layers.kv_caches_from_json(None) == ()
-
-
-@pytest.mark.parametrize("damaged", [[{**asdict(EIGHT), "count": "many"}], [{"count": 2}], ["fp8"], 7])
-def test_damaged_groups_of_caches_are_refused(damaged: Any) -> None:
     with pytest.raises(ValueError, match="validation error"):
-        layers.kv_caches_from_json(damaged)
+        layers.kv_caches_from_json([{**asdict(EIGHT), "count": "many"}])

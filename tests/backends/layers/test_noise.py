@@ -73,13 +73,6 @@ def test_size_in_bfloat16(value: float) -> None:
     assert within(0) < 0.96
 
 
-def test_uniform_noise_of_the_same_bound_would_be_rounded_away() -> None:
-    """Why it is normal: at most one unit of 2**-9 never reaches half a spacing of a bf16 number."""
-    numbers = torch.arange(1, 2, SPACING)
-    for factor in (1 - SCALE, 1 + SCALE):
-        assert torch.equal((numbers * factor).bfloat16(), numbers.bfloat16())
-
-
 def test_draws_are_repeatable_and_independent() -> None:
     like = torch.ones(200, 500)
     first = draws(0, 0, like)
@@ -144,20 +137,20 @@ def test_what_follows_the_states_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "given",
     [
-        ((torch.ones(2, 4), torch.ones(2, 4), torch.ones(2, 4)), r"layer 5 returns \(2, 4\), \(2, 4\), \(2, 4\), not"),
-        ((torch.ones(2, 4), torch.ones(2, 3, 4)), r"returns \(2, 4\), \(2, 3, 4\), not one tensor or two of a shape"),
-        ((torch.ones(2, 4), "cache"), r"returns \(2, 4\), \('str',\), not"),
-        ((torch.ones(2, 4, dtype=torch.int32),), r"returns \(2, 4\), not"),
-        ((None, None), "returns .*NoneType"),
+        (torch.ones(2, 4), torch.ones(2, 4), torch.ones(2, 4)),
+        (torch.ones(2, 4), torch.ones(2, 3, 4)),
+        (torch.ones(2, 4), "cache"),
+        (torch.ones(2, 4, dtype=torch.int32),),
+        (None, None),
     ],
 )
-def test_an_unknown_stream_is_refused(given: tuple[Any, ...], message: str) -> None:
+def test_an_unknown_stream_is_refused(given: tuple[Any, ...]) -> None:
     """Hyper-connections, for example: noise on some of the streams would be another noise."""
     layer = Returns()
     noise = Noise({5: layer}, 0, pairs=True)
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=r"layer 5 returns \(.*, not one tensor or two of a shape"):
         layer(*given)
     noise.remove()
 
@@ -171,13 +164,8 @@ def test_a_layer_that_ran_without_noise_is_found() -> None:
     assert torch.equal(layers[6].forward(given), given)
     assert noise.missed() == "engine.noise: layer 6 has run without it; this model cannot be given noise"
     layers[6](given)
-    assert noise.missed() == ""
-
-
-def test_no_noise_after_its_end() -> None:
-    layer, given = Returns(), torch.randn(5, 5)
-    assert Noise({0: layer}, 0).remove().endswith("cannot be given noise")
-    assert layer(given) is given
+    assert noise.remove() == ""
+    assert layers[4](given) is given
 
 
 class PPMissingLayer(nn.Identity):
@@ -206,7 +194,6 @@ def test_layers_of_a_pipeline_rank() -> None:
 
 def test_options() -> None:
     assert seed_of({"dtype": "auto"}) is None
-    assert seed_of({"noise": None}) is None
     assert seed_of({"noise": "bf16", "dtype": "auto"}) == 0
     assert seed_of({"noise": "bf16", "noise_seed": 5}) == 5
     assert provenance_of(None) == {}
@@ -220,10 +207,7 @@ def test_options() -> None:
     ("options", "message"),
     [
         ({"noise": "fp8"}, "engine.noise: input should be 'bf16' (got 'fp8')"),
-        ({"noise": True}, "engine.noise: input should be 'bf16'"),
         ({"noise": "bf16", "noise_seed": -1}, "engine.noise_seed: input should be greater than or equal to 0"),
-        ({"noise": "bf16", "noise_seed": 1 << 20}, "engine.noise_seed: input should be less than 1048576"),
-        ({"noise": "bf16", "noise_seed": "1"}, "engine.noise_seed: input should be a valid integer"),
         ({"noise_seed": 1}, 'engine.noise_seed: needs "noise": "bf16"'),
     ],
 )

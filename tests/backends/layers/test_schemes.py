@@ -13,21 +13,12 @@ from compare_q.backends.layers.schemes import ALGORITHMS, READERS, Scheme, decla
 from tests.support.downloads import DOWNLOADS
 
 PRESETS = {
-    "W8A8": ("int8 channel", "int8 token"),
-    "W4A16": ("int4 g128", ""),
-    "W8A16": ("int8 g128", ""),
-    "W4A16_ASYM": ("int4 g128", ""),
-    "W4A8": ("int4 g128", "int8 token"),
-    "W4AFP8": ("int4 g128", "fp8 token"),
-    "FP8": ("fp8 tensor", "fp8 tensor"),
-    "FP8_DYNAMIC": ("fp8 channel", "fp8 token"),
-    "FP8_BLOCK": ("fp8 block 128x128", "fp8 g128"),
-    "NVFP4": ("nvfp4 g16", "nvfp4 g16"),
-    "NVFP4A16": ("nvfp4 g16", ""),
-    "MXFP4": ("mxfp4 g32", "mxfp4 g32"),
-    "MXFP4A16": ("mxfp4 g32", ""),
+    "W8A8": ("int8 channel", "int8 token"), "W4A16": ("int4 g128", ""), "W8A16": ("int8 g128", ""),
+    "W4A8": ("int4 g128", "int8 token"), "W4AFP8": ("int4 g128", "fp8 token"), "FP8": ("fp8 tensor", "fp8 tensor"),
+    "FP8_DYNAMIC": ("fp8 channel", "fp8 token"), "FP8_BLOCK": ("fp8 block 128x128", "fp8 g128"),
+    "NVFP4": ("nvfp4 g16", "nvfp4 g16"), "NVFP4A16": ("nvfp4 g16", ""), "MXFP4": ("mxfp4 g32", "mxfp4 g32"),
     "MXFP8": ("mxfp8 g32", "mxfp8 g32"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -46,13 +37,10 @@ def test_presets_of_compressed_tensors(preset: str) -> None:
     ("config", "kv"),
     [
         ({}, ""),
-        ({"kv_cache_scheme": None, "quant_method": "compressed-tensors"}, ""),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "fp8 tensor"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}, "quant_method": "modelopt"}, "fp8 tensor"),
         ({"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8 tensor"),
-        ({"quantization": {"kv_cache_quant_algo": None}}, ""),
         ({"kv_cache_quant_algo": "nvfp4"}, "nvfp4 g16"),
-        ({"kv_cache_quant_algo": "FP6"}, "unknown"),
         ({"kv_cache_scheme": "static", "quant_method": "fp8"}, "unknown"),  # AutoFP8's
         ({"export": {"kv_cache_group": []}}, ""),
         ({"export": {"kv_cache_group": ["*k_proj"]}, "layer_quant_config": {}}, "unknown"),
@@ -66,7 +54,6 @@ def test_kv_cache(config: dict[str, Any], kv: str) -> None:
     ("spec", "line", "words"),
     [
         (None, "token", ""),
-        ({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, "channel", "fp8 channel"),
         ({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, "token", "fp8 token"),
         ({"dtype": "fp8_e4m3", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}, "token", "mxfp8 g32"),
         ({"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": [32, 32], "scale_type": "float8_e8m0fnu"},
@@ -76,7 +63,6 @@ def test_kv_cache(config: dict[str, Any], kv: str) -> None:
         ([{"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "int4", "qscheme": "per_channel"}], "channel",
          "unknown"),
         ({"dtype": "fp4", "qscheme": "per_group", "group_size": 32}, "channel", "unknown"),
-        ("fp8", "token", "unknown"),
     ],
 )  # fmt: skip
 def test_quark(spec: Any, line: str, words: str) -> None:
@@ -110,10 +96,8 @@ MIXED = {
         ("language_model.model.layers.0.self_attn.q_proj", FP8),  # vLLM's order of names
         ("model.language_model.layers.0.self_attn.qkv_proj", FP8),  # fused
         (f"{LAYER}.mlp.gate_up_proj", None),  # its parts differ
-        ("model.layers.1.mlp.experts", NVFP4),
         ("model.layers.1.mlp.experts.routed_experts", NVFP4),
         ("model.layers.2.mlp.experts.7.down_proj", NVFP4),
-        (f"{LAYER}.mlp.down_proj", None),
         ("lm_head", None),
     ],
 )
@@ -194,7 +178,7 @@ def test_experts_of_deepseek_v4_in_nvfp4() -> None:
     assert declared(config).of("model.layers.0.ffn.shared_experts.down_proj") == Scheme("fp8 block 128x128", "fp8 g128")
 
 
-@pytest.mark.parametrize("odd", ["x", 7, [], {}, {"a": 1}, {"a": {"b": []}}, [None], True, None])
+@pytest.mark.parametrize("odd", ["x", 7, {"a": {"b": []}}, [None], True, None])
 @pytest.mark.parametrize("method", READERS)
 def test_odd_values_are_not_known(method: str, odd: Any) -> None:
     """Every key of every reader with a value that it cannot have: no exception, and never a made-up name."""
@@ -206,7 +190,6 @@ def test_odd_values_are_not_known(method: str, odd: Any) -> None:
     for key in keys:
         found = declared({"quant_method": method, "expert_dtype": "fp4", key: odd}).of(f"{LAYER}.mlp.experts")
         assert found is None or "None" not in found.weights
-    assert declared({"quant_method": method, **dict.fromkeys(keys, odd)}) is not None
 
 
 @pytest.mark.parametrize(
@@ -216,7 +199,6 @@ def test_odd_values_are_not_known(method: str, odd: Any) -> None:
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Scheme("int8 channel")),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Scheme("uint4 g64")),
         ({"quant_method": "gptq_marlin", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
-        ({"quant_method": "awq_marlin", "bits": 4, "group_size": 128}, Scheme("uint4 g128")),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, Scheme("fp8 tensor", "fp8")),
         ({"quant_method": "fp8", "activation_scheme": "static"}, Scheme("fp8 tensor", "fp8 tensor")),
         (
@@ -226,11 +208,8 @@ def test_odd_values_are_not_known(method: str, odd: Any) -> None:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, Scheme("nf4 g64")),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Scheme("int8 channel", "int8 token")),
         ({"quant_method": "mxfp4"}, Scheme("mxfp4 g32")),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Scheme("nvfp4 g16", "nvfp4 g16")),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, Scheme("fp8 tensor", "fp8 tensor")),
         ({"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "nvfp4"}}, Scheme("nvfp4 g16", "nvfp4 g16")),
-        ({"quant_method": "modelopt_fp4", "quant_algo": "W4A16_NVFP4"}, Scheme("nvfp4 g16")),
-        ({"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION"}, None),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, None),
         ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
         ({"quant_method": "intel/auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp", "act_bits": 4,
@@ -238,22 +217,16 @@ def test_odd_values_are_not_known(method: str, odd: Any) -> None:
         ({"quant_method": "auto-round", "bits": 4, "data_type": "nv_fp", "act_bits": 16}, Scheme("nvfp4 g16")),
         ({"quant_method": "auto-round", "bits": 8, "data_type": "fp", "group_size": [128, 128]},
          Scheme("fp8 block 128x128")),
-        ({"quant_method": "auto-round", "bits": 2, "data_type": "float"}, None),
         ({"quant_method": "auto-round", "bits": 16}, None),
         ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "act_bits": None}, Scheme("int4 g32")),
-        ({"quant_method": "auto-round", "bits": 4, "act_bits": "16"}, None),
         ({"quant_method": "inc", "bits": 4, "extra_config": {".*up_proj": {"act_bits": [1]}}}, None),
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4"},
          Scheme("fp8 block 128x128", "fp8 g128")),
         ({"quant_method": "fbgemm_fp8"}, Scheme("fp8 channel", "fp8 token")),
         ({"quant_method": "w4afp8", "moe_weight_format": "mxfp4"}, None),
         ({"quant_method": "fp_quant", "forward_dtype": "nvfp4"}, Scheme("nvfp4 g16", "nvfp4 g16")),
-        ({"quant_method": "fp_quant", "forward_dtype": "int4"}, None),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp5"}}}, None),
-        ({"quant_method": "quark"}, None),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, None),
-        ({"quant_method": "quip"}, None),
-        ({"quant_method": "gptq"}, None),
         ({}, None),
     ],
 )  # fmt: skip

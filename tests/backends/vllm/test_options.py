@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.checkpoint import nvfp4_scales
-from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape
+from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import install
 from compare_q.backends.vllm.engine import VllmEngine, VllmFolder
@@ -78,7 +78,7 @@ def test_a_cache_of_another_kind_is_left_to_vllm(toy_model: Path, tmp_path: Path
 
 def test_kv_cache_bytes_by_hand() -> None:
     """Llama 3.1 8B: 32 layers x 8 heads x 128 x 2 (k, v) x 2 bytes = 131,072 bytes a token."""
-    assert kv_cache_bytes(KVShape(32, 8, 128), 10_000) == 1_310_720_000
+    assert kv_cache_bytes(2 * 32 * 8 * 128, 10_000) == 1_310_720_000
     assert kv_cache_bytes(None, 10_000) == 4 << 30
 
 
