@@ -28,7 +28,7 @@ from compare_q.backends.base import (
 )
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.vllm_server.client import ServerError
-from compare_q.backends.vllm_server.served import Seen, ServedModel, ServedModelFiles, is_stamped, real_logprobs
+from compare_q.backends.vllm_server.served import Seen, ServedModel, is_stamped, real_logprobs
 
 if TYPE_CHECKING:
     import httpx2
@@ -51,7 +51,7 @@ class VllmServerEngine(ScoringEngine):
         here=False,
         answers="messages",
     )
-    files = ServedModelFiles
+    files = ServedModel
     seen: Seen
 
     def __init__(self, request: LoadRequest) -> None:
@@ -61,9 +61,9 @@ class VllmServerEngine(ScoringEngine):
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        ServedModelFiles(request).storage()
         served = ServedModel(request)
-        longest = served.see().card.max_model_len
+        served.storage()
+        longest = served.seen.card.max_model_len
         if longest is not None and longest <= request.max_tokens:
             raise InputError(
                 f"model_dir: {served.server.url}: takes {longest} tokens, windows of {request.max_tokens} and one more "

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from compare_q.backends import hub
-from compare_q.backends.base import Answer, Finish, LoadRequest, ModelFacts, ModelFiles, Question, Sampling, Storage
+from compare_q.backends.base import Answer, Finish, ModelFacts, ModelFiles, Question, Sampling, Storage
 from compare_q.backends.checkpoint import gguf, stored_bits
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import expanded
@@ -211,13 +211,23 @@ class Seen:
     tokens: dict[int, str] | str
 
 
-class ServedModel:
-    """One model of a server: what it is asked, and what its answers must hold; ServerError where they do not."""
+class ServedModel(ModelFiles):
+    """One model of a server, which has no files here: what it is asked, and what its answers must hold.
 
-    def __init__(self, request: LoadRequest) -> None:
-        self.options = parse_options(ServerOptions, request.options)
+    The methods that ask over a given connection raise ServerError where an answer holds something else, the others
+    ModelError for that, and for a server that is silent.
+    """
+
+    @cached_property
+    def options(self) -> ServerOptions:
+        """The ``engine`` object; InputError."""
+        return parse_options(ServerOptions, self.request.options)
+
+    @cached_property
+    def server(self) -> Server:
+        """Where it is asked; InputError if the spec does not say it."""
         key = api_key(self.options)
-        self.server = Server(base_url(request.model_dir), key, self.options.timeout_s, self.options.retries)
+        return Server(base_url(self.request.model_dir), key, self.options.timeout_s, self.options.retries)
 
     def over_a_connection(self, ask: Callable[[httpx2.AsyncClient], Awaitable[T]]) -> T:
         """What ``ask`` finds over a connection of its own; ModelError."""
@@ -316,14 +326,10 @@ class ServedModel:
             raise ServerError(NO_IDS)
         return Answer(question.number, tuple(new), finish, tuple(prompt)), found.system_fingerprint
 
-
-class ServedModelFiles(ModelFiles):
-    """What a server says in the place of a model's files; ModelError for a server that is silent, or no vLLM."""
-
     @cached_property
     def seen(self) -> Seen:
         """What the server says, asked once."""
-        return ServedModel(self.request).see()
+        return self.see()
 
     def facts(self) -> ModelFacts:
         longest, tokens = self.seen.card.max_model_len, self.seen.tokens
@@ -332,8 +338,7 @@ class ServedModelFiles(ModelFiles):
 
     def stamp(self) -> str:
         card, sample = self.seen.card, self.seen.sample
-        url = base_url(self.request.model_dir)
-        return json.dumps([url, card.model_dump(), sample.fingerprint, sample.rounded], sort_keys=True)
+        return json.dumps([self.server.url, card.model_dump(), sample.fingerprint, sample.rounded], sort_keys=True)
 
     def content(self) -> str:
         return ""  # a server is the same from every machine
@@ -348,7 +353,7 @@ class ServedModelFiles(ModelFiles):
             return False
 
     def storage(self) -> Storage:
-        weights = parse_options(ServerOptions, self.request.options).weights
+        weights = self.options.weights
         if weights is None:
             return Storage(note="a server does not say what it stores; give engine.weights or override_*")
         try:

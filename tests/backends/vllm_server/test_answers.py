@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_q.backends.vllm_server.served import ServedModelFiles
+from compare_q.backends.vllm_server.served import ServedModel
 from tests.support.toy import BPW_BF16, toy_windows, with_gaps
 from tests.support.vllm_server import (
     Stub,
@@ -85,12 +85,12 @@ def test_answers_that_are_not_taken(stub: Stub, edit: Callable[..., Any], messag
 
 def test_tokenizer(stub: Stub) -> None:
     stub.tokens = {"tokens": [5, 6, 7, 8], "token_strs": ["water", "Ċ", "▁the", "48"]}
-    assert ServedModelFiles(request_for(stub.url)).facts().tokenizer == {5: "water", 8: "48"}
+    assert ServedModel(request_for(stub.url)).facts().tokenizer == {5: "water", 8: "48"}
     assert loaded(stub).provenance()["tokenizer"] == "2 tokens compared"
     stub.tokens = {"tokens": [5]}
-    assert ServedModelFiles(request_for(stub.url)).facts().tokenizer is None
+    assert ServedModel(request_for(stub.url)).facts().tokenizer is None
 
 
 def test_stored_size(stub: Stub, toy_model: Path) -> None:
-    assert "engine.weights" in ServedModelFiles(request_for(stub.url)).storage().note
-    assert ServedModelFiles(request_for(stub.url, weights=str(toy_model))).storage().bpw_layer == BPW_BF16
+    assert "engine.weights" in ServedModel(request_for(stub.url)).storage().note
+    assert ServedModel(request_for(stub.url, weights=str(toy_model))).storage().bpw_layer == BPW_BF16

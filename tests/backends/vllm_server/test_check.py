@@ -12,7 +12,7 @@ import pytest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
 from compare_q.backends.vllm_server.engine import VllmServerEngine
-from compare_q.backends.vllm_server.served import ServedModelFiles
+from compare_q.backends.vllm_server.served import ServedModel
 from tests.support.toy import refusal
 from tests.support.vllm_server import KEY, Stub, choice, described, gold, locked, moved, request_for, two
 
@@ -63,7 +63,7 @@ def test_a_server_that_fits(stub: Stub) -> None:
     two(stub)
     request = request_for(f"{stub.url}/v1/", 255, model="lora")
     VllmServerEngine.check(request)
-    assert ServedModelFiles(request).facts().context == 255
+    assert ServedModel(request).facts().context == 255
     engine = VllmServerEngine(request)
     engine.load()
     said = engine.provenance()

@@ -14,7 +14,7 @@ import pytest
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import VllmServerEngine
-from compare_q.backends.vllm_server.served import ServedModelFiles
+from compare_q.backends.vllm_server.served import ServedModel
 from tests.support.toy import Ran, toy_windows
 from tests.support.vllm_server import (
     Stub,
@@ -62,17 +62,17 @@ def new_root(stub: Stub) -> None:
 @pytest.mark.parametrize("change", [new_weights, new_configuration, new_root])
 def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], None]) -> None:
     request = request_for(stub.url)
-    stamped = replace(request, stamp=ServedModelFiles(request).stamp())
+    stamped = replace(request, stamp=ServedModel(request).stamp())
     moved(-1e-4)(stub)
-    assert ServedModelFiles(request).stamp() == stamped.stamp
+    assert ServedModel(request).stamp() == stamped.stamp
     VllmServerEngine(stamped).load()
     stub.edit = lambda body, answer: None
     change(stub)
-    assert ServedModelFiles(request).stamp() != stamped.stamp
+    assert ServedModel(request).stamp() != stamped.stamp
     with pytest.raises(ModelError) as caught:
         VllmServerEngine(stamped).load()
     assert str(caught.value) == f"{stub.url}: the server's model changed before it was scored; run again"
-    VllmServerEngine(replace(request, stamp=ServedModelFiles(request).stamp())).load()  # under a key of its own
+    VllmServerEngine(replace(request, stamp=ServedModel(request).stamp())).load()  # under a key of its own
 
 
 def test_a_server_that_goes_after_its_last_window(stub: Stub) -> None:
