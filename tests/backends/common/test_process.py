@@ -30,7 +30,6 @@ time.sleep(60)
 def test_a_killed_parent_takes_its_child_with_it() -> None:
     command = [sys.executable, "-c", PARENT, CHILD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
-        assert parent.stdout is not None
         child = int(parent.stdout.readline())
         assert runs(child)
         parent.kill()

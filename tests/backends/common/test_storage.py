@@ -52,7 +52,6 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_
     """The next file that is written there takes it away."""
     command = [sys.executable, "-c", WRITING, str(tmp_path / "target")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
         assert writer.stdout.readline() == "writing\n"
         (left,) = tmp_path.iterdir()
         storage.sweep(tmp_path)

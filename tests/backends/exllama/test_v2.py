@@ -25,8 +25,8 @@ def attn(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module, attn = types.ModuleType("exllamav2"), types.ModuleType("exllamav2.attn")
     for each in (ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config):
         setattr(module, each.__name__, each)
-    module.attn = attn  # type: ignore[attr-defined]
-    attn.has_flash_attn, attn.has_xformers = False, True  # type: ignore[attr-defined]
+    module.attn = attn
+    attn.has_flash_attn, attn.has_xformers = False, True
     monkeypatch.setitem(sys.modules, "exllamav2", module)
     monkeypatch.setitem(sys.modules, "exllamav2.attn", attn)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -66,7 +66,7 @@ def test_sliding_window_without_flash_attention(
         ModelError, match="windows of 100 tokens reach its sliding window of 100; that needs flash-attn"
     ):
         loaded(toy_model, 100)
-    attn.has_flash_attn = True  # type: ignore[attr-defined]
+    attn.has_flash_attn = True
     assert loaded(toy_model, 100).provenance()["attention"] == "flash-attn"
 
 

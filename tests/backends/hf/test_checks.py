@@ -13,9 +13,9 @@ import torch
 
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.hf.engine import TransformersEngine, TransformersFolder
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.hf.quantization import PACKAGES, check_resident
-from tests.support.toy import BPW_BF16, refusal
+from tests.support.toy import refusal
 from tests.support.transformers_models import changed
 
 
@@ -29,13 +29,6 @@ def helpers_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def checked(folder: Path, **options: Any) -> None:
     TransformersEngine.check(LoadRequest("toy", "transformers", str(folder), 100, options))
-
-
-def test_stored_size(toy_model: Path) -> None:
-    """2 layers x (4 x 64 x 64 + 3 x 64 x 128) = 81,920 weights and a head of 320 x 64, all bf16."""
-    storage = TransformersFolder(LoadRequest("toy", "transformers", str(toy_model), 10)).storage()
-    assert (storage.bpw_layer, storage.bpw_head) == (BPW_BF16, BPW_BF16)
-    assert storage.vram_bits == 16 * (81_920 + 20_480)
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,6 @@ def test_what_a_second_backend_may_take_over_is_unknown(monkeypatch: pytest.Monk
     assert ggml.activations("q4_1", "metal") == UNKNOWN
 
 
-def test_builds_of_one_version_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ggml, "libraries", lambda: {"libggml-cpu-haswell.so": "a", "libggml-cuda.so": "b"})
-    before = ggml.build()
-    assert before.startswith("cpu cuda ")
-    monkeypatch.setattr(ggml, "libraries", lambda: {"libggml-cpu-haswell.so": "a", "libggml-cuda.so": "c"})
-    assert ggml.build() != before
-
-
 def test_environment_that_changes_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_CUDA_MMQ_PREC", "q8")
     monkeypatch.setenv("LLAMA_CACHE", "/somewhere")
@@ -117,10 +109,7 @@ def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyP
     assert len(set(builds)) == 4
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path / "nowhere"))
     assert ggml.libraries() == {}
-
-
-def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)  # nothing is installed
     assert ggml.libraries() == {}
 
 

@@ -31,7 +31,6 @@ print(*(line for line in open("/proc/self/maps") if "libggml-cpu" in line))
 
 def library_folder() -> Path:
     package = package_folder("llama_cpp")
-    assert package is not None
     return package / "lib"
 
 

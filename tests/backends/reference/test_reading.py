@@ -147,14 +147,15 @@ def rows(window: int, begin: int, n_rows: int = 1) -> StoredRows:
     return StoredRows(window, LENGTH, begin, begin + n_rows)
 
 
-def got(held: Blocks, parts: Sequence[StoredRows]) -> torch.Tensor | None:
-    """What the blocks give of some rows; None if they have no room for them."""
-    out = torch.full((sum(part.end - part.begin for part in parts), WIDTH), torch.nan)
-    return out if held.get(parts, out) else None
-
-
 def stored(parts: Sequence[StoredRows]) -> torch.Tensor:
     return torch.cat([STORED[part.window, part.begin : part.end] for part in parts])
+
+
+def check(held: Blocks, parts: Sequence[StoredRows]) -> None:
+    """The blocks have room for some rows, and give what is stored."""
+    out = torch.full((sum(part.end - part.begin for part in parts), WIDTH), torch.nan)
+    assert held.get(parts, out)
+    assert torch.equal(out, stored(parts))
 
 
 def test_one_token_a_step_reads_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +165,8 @@ def test_one_token_a_step_reads_every_row_once(monkeypatch: pytest.MonkeyPatch) 
     held = Blocks(reads, CPU)
     for begin in range(LENGTH):
         parts = [rows(window, begin) for window in range(8)]
-        found = got(held, parts)
-        assert found is not None
-        assert torch.equal(found, stored(parts))
+        check(held, parts)
     assert reads.pieces == [rows(window, begin, 10) for begin in range(0, LENGTH, 10) for window in range(8)]
-    assert held.rows is not None
     assert held.rows.shape == (80, WIDTH)
 
 
@@ -180,10 +178,8 @@ def test_windows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
         windows = chance.sample(range(N_WINDOWS), chance.randint(2, 20))
         parts = [rows(window, begin, chance.randint(1, min(2, LENGTH - begin)))
                  for window in windows for begin in [chance.randrange(LENGTH)]]  # fmt: skip
-        found = got(held, parts)
+        check(held, parts)
         sizes.add(held.size)
-        assert found is not None
-        assert torch.equal(found, stored(parts))
     assert max(sizes) > min(sizes) == 2  # as small as a block can be
 
 
@@ -195,9 +191,7 @@ def test_the_chunks_of_a_step_do_not_push_each_other_out(monkeypatch: pytest.Mon
     for begin in range(LENGTH):
         for first in (0, 8):
             parts = [rows(window, begin) for window in range(first, first + 8)]
-            found = got(held, parts)
-            assert found is not None
-            assert torch.equal(found, stored(parts))
+            check(held, parts)
     assert held.size == 5
     n_read = sum(part.end - part.begin for part in reads.pieces)
     assert n_read <= 16 * LENGTH + 8 * 10  # and the first chunk's first blocks of 10, made when it was alone
@@ -215,7 +209,7 @@ def test_the_chunks_of_a_step_do_not_push_each_other_out(monkeypatch: pytest.Mon
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, parts: list[StoredRows]) -> None:
     monkeypatch.setattr(reading, "ROWS", 60)
     reads = Reads()
-    assert got(Blocks(reads, CPU), parts) is None
+    assert not Blocks(reads, CPU).get(parts, torch.empty(len(parts), WIDTH))
     assert reads.pieces == []
 
 
