@@ -11,7 +11,7 @@ from pathlib import Path
 from compare_q.backends.common.errors import CompareQError
 from compare_q.backends.common.messages import one_line
 
-INSTALL = "install what compare_q needs to draw: pip install matplotlib adjusttext"
+INSTALL = "install what compare_q needs to draw: pip install matplotlib"
 CURE = "free space or name another place, and run again: what was measured is kept"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from compare_q.eval.html.drawings import embedded, swatch
-from compare_q.eval.plots import curves, looks, measures, pictures, spread
+from compare_q.eval.plots import curves, looks, measures, spread
 from compare_q.eval.plots.dumbbell import dumbbell_plot, rows_of
 from compare_q.eval.plots.measures import ACCURACIES, KLD, KLD_VALUES, PPL, SIZES
 from compare_q.eval.plots.points import points_of
@@ -312,12 +312,12 @@ def words_of(text: TextResult) -> dict[int, str]:
 
 def spread_drawings(text: TextResult, i: int) -> Drawings:
     """How the KLD of single tokens is spread."""
-    if not any(map(spread.has_spread, text.models)):
+    if not spread.spreads_of(text):
         return {}
-    titles = {"kld_spread": "quartiles", "kld_histograms": "histograms"}
+    kinds = {"kld_spread": ("quartiles", spread.spread_plot), "kld_histograms": ("histograms", spread.ridge_plot)}
     return {
-        (name,): ((titles[name],), drawn(picture, f"{name}{i}-", spread.TITLE, words_of(text)))
-        for name, picture in pictures.spread_pictures(text).items()
+        (name,): ((title,), drawn(partial(draw, text), f"{name}{i}-", spread.TITLE, words_of(text)))
+        for name, (title, draw) in kinds.items()
     }
 
 

@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
 from compare_q.backends.common.messages import unicode
-from compare_q.eval.plots import labels, looks, measures, spread, style
-from compare_q.eval.plots.looks import Styles
+from compare_q.eval.plots import looks, measures, spread, style
 from compare_q.eval.plots.measures import BPW, FILES, VRAM, Measure, Size
 from compare_q.eval.plots.points import MARKED
 from compare_q.eval.plots.style import Theme
@@ -35,10 +34,10 @@ LEAST_LOG = {"kld": style.WIDE, "ppl": 3.0}
 """The axis of KLD, and of PPL, is logarithmic if the largest value is so many times the smallest; accuracy's never."""
 MOST_DECADES = 3.2
 """With more, only the powers of ten have a tick."""
-MARKER, NAME_SIZE, NAME_GAP = 8.5, 11.0, 14.0
-"""Points: markers, the names of the texts above the first row, and what is free between two names."""
-NAMES_AT, TOP, TOP_WITH_FLOOR = -1.05, -1.5, -2.2
-"""Where the names of the texts stand, and where the axes end, above the first row, which is at 0."""
+MARKER, NAME_SIZE, NAME_GAP = 8.5, 11.0, 36.0
+"""Points: markers, the names of the texts, and what a marker and the gap to the next name take."""
+TOP = -1.5
+"""Where the axes end above the first row, which is at 0."""
 APART, SPAN = 0.13, 0.44
 """Markers of a row stand so far above each other, and all of them together no farther: whiskers stay apart."""
 LEGEND = 48.0
@@ -108,17 +107,20 @@ def dumbbell_plot(
         set_axis(axes, rows, measure, sparse=card)
         floor = floor_of(results) if measure.kld else None
         rows_and_groups = [(row.label, row.group, row.number) for row in rows]
-        spread.label_rows(axes, rows_and_groups, theme, TOP_WITH_FLOOR if floor else TOP)
+        spread.label_rows(axes, rows_and_groups, theme, TOP)
         draw_sizes(axes, rows, theme)
         for i, row in enumerate(rows):
             draw_row(axes, i, row, [styles[name] for name in names], theme)
         write_means(axes, rows, measure, theme)
         if note:
             figure.supxlabel(note, x=0.015, ha="left", fontsize=8.5 if card else 10, color=theme.muted)
-        name_texts(axes, rows, names, styles, theme)
+        shown = sorted({spot.text for row in rows for spot in row.spots})
+        words = looks.short_labels(names)
+        figure.draw_without_rendering()  # the legend's columns follow from the place of the axes
+        draw_legend(axes, [words[i] for i in shown], [styles[names[i]] for i in shown])
+        style.freeze_layout(figure)
         if floor:
-            spread.draw_floor(axes, floor[1], theme)
-            spread.name_floor(axes, *floor, theme, [row.label for row in rows])
+            spread.draw_floor(axes, *floor, theme, [row.label for row in rows])
     return figure
 
 
@@ -203,56 +205,19 @@ def draw_row(axes: Axes, i: int, row: Row, styles: Sequence[tuple[str, str]], th
         point.set(color=colour, markerfacecolor=face, markeredgecolor=edge, clip_on=False, gid=f"point-{name}")
 
 
-def name_texts(axes: Axes, rows: Sequence[Row], names: Sequence[str], styles_of: Styles, theme: Theme) -> None:
-    """The name of each text above its marker in the first row; a legend below, if a marker or the room is missing.
-
-    Lays the figure out for good.
-    """
-    shown = sorted({spot.text for row in rows for spot in row.spots})
-    words = [name for i, name in enumerate(looks.short_labels(names)) if i in shown]
-    styles = [styles_of[names[i]] for i in shown]
-    first = {spot.text: spot.value for spot in rows[0].spots}
+def draw_legend(axes: Axes, words: Sequence[str], styles: Sequence[tuple[str, str]]) -> None:
+    """Markers and names of the texts below the axes, in as many columns as there is room for, smaller if need be."""
     figure = axes.figure.get_figure(root=True)
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
-    texts = [axes.text(0.5, 0, word, size=NAME_SIZE, va="center", in_layout=False) for word in words]
-    wide = max(text.get_window_extent().width for text in texts) + (MARKER + NAME_GAP) * style.DPI / 72
-    if first.keys() < set(shown) or wide * len(shown) > axes.bbox.width:
-        for text in texts:
-            text.remove()
-        draw_legend(axes, words, styles, wide + 2 * NAME_GAP * style.DPI / 72)
-        style.freeze_layout(figure)
-        return
-    style.freeze_layout(figure)
-    left = axes.get_xlim()[0]
-    spots = axes.transData.transform([(max(first[i], left), 0) for i in shown])
-    places = labels.spread_out(spots[:, 0], wide, axes.bbox.x0 + wide / 2, axes.bbox.x1 - wide / 2)
-    for i, (text, place, spot, (colour, marker)) in enumerate(zip(texts, places, spots, styles, strict=True)):
-        start = place - (text.get_window_extent().width + MARKER * style.DPI / 72) / 2
-        at, over, word = axes.transData.inverted().transform(
-            [(start, spot[1]), (place, spot[1]), (start + 1.1 * MARKER * style.DPI / 72, spot[1])]
-        )[:, 0]
-        value = max(first[shown[i]], left)
-        axes.plot([value, over], [-0.3, NAMES_AT + 0.32], color=colour, lw=0.8, alpha=0.8, zorder=3, gid=f"leader-{i}")
-        axes.plot(at, NAMES_AT, marker, color=colour, ms=MARKER - 1, mec=theme.paper, mew=0.6, zorder=5, clip_on=False)
-        text.set(position=(word, NAMES_AT), color=style.ink_of(colour, theme), zorder=5, gid=f"name-{i}")
-        text.set(path_effects=style.halo(theme))
-
-
-def draw_legend(axes: Axes, words: Sequence[str], styles: Sequence[tuple[str, str]], wide: float) -> None:
-    """Markers and names of the texts below the axes, in as many columns as there is room for, smaller if need be.
-
-    ``wide``: pixels that a name takes at ``NAME_SIZE``, with its marker and the gap to the next.
-    """
-    figure = axes.figure.get_figure(root=True)
+    measured = [axes.text(0, 0, word, size=NAME_SIZE, in_layout=False) for word in words]
+    wide = max(text.get_window_extent().width for text in measured) + NAME_GAP * style.DPI / 72
+    for text in measured:
+        text.remove()
+    room = figure.bbox.width - axes.bbox.x0
     handles = [Line2D([], [], ls="", marker=marker, color=colour, ms=MARKER) for colour, marker in styles]
-    below = axes.transAxes + ScaledTranslation(0, -LEGEND / 72, figure.dpi_scale_trans)
-    room = figure.bbox.width - axes.bbox.x0 - NAME_GAP * style.DPI / 72
     legend = axes.legend(
-        handles, ["-"] * len(words), loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below,
-        ncols=max(min(int(room // wide), len(words)), 1), borderaxespad=0.0, handletextpad=0.2,
-        fontsize=NAME_SIZE * min(1, room / wide),
+        handles, ["-"] * len(words), loc="upper left", bbox_to_anchor=(0.0, 0.0), borderaxespad=0.0, handletextpad=0.2,
+        bbox_transform=axes.transAxes + ScaledTranslation(0, -LEGEND / 72, figure.dpi_scale_trans),
+        ncols=max(min(int(room // wide), len(words)), 1), fontsize=NAME_SIZE * min(1, room / wide),
     )  # fmt: skip
     for text, word in zip(legend.get_texts(), words, strict=True):
         text.set_text(word)  # not passed above, as a legend hides labels that start with "_"

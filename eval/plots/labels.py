@@ -1,6 +1,6 @@
 """Places for labels: none overlaps another, a point, or the name of a line.
 
-In a scatter plot adjustText gives a first arrangement, in which each label in turn then moves to the cheapest of many
+In a scatter plot each label begins at its nearest free place, and each in turn then moves to the cheapest of many
 places around its point.  Boxes are [x0, y0, x1, y1] and segments [xa, ya, xb, yb], in pixels, y upwards, one per row
 of an array.
 """
@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from adjustText import adjust_text
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 PixelRows = NDArray[np.float64]
@@ -33,16 +29,8 @@ line through the label, another point about as near as the label's own, another 
 away, a pixel between label and point."""
 BESIDE = 14.0
 """Pixels: a label so near to a point seems to be its name."""
-WEIGHTS = {"point": 0, "bar": 2, "level": 3}
-"""How often a line through a label counts, by the kind of the line; any other kind counts once."""
 FAR = 80.0
 """Pixels: a line's name that is this far from every point is far enough."""
-
-
-def boxes_of(figure: Figure, kind: str = "label") -> list[Bbox]:
-    """Pixel boxes of the labels, in the order of their points' (x, y, label), or of another kind: "point", "bar",
-    "level" (lines right across), "level-name"."""
-    return [artist.get_window_extent() for artist in figure.findobj(lambda artist: _kind(artist) == kind)]
 
 
 def place_labels(
@@ -60,7 +48,7 @@ def place_labels(
     if not marks:
         return
     spots = np.array([mark.get_window_extent().extents for mark in marks])
-    drawn = [_segments(axes, line) for line in axes.lines for _ in range(WEIGHTS.get(_kind(line), 1))]
+    drawn = [_segments(axes, line) for line in axes.lines]
     lines = np.vstack([np.empty((0, 4)), *drawn])
     named = _place_names(axes, names, spots, lines)
     named = np.vstack([named, *(np.array([mark.get_window_extent().extents]) for mark in others)])
@@ -97,10 +85,6 @@ def spread_out(wanted: PixelRows, gap: float, low: float, high: float) -> PixelR
     return places
 
 
-def _kind(artist: Artist) -> str:
-    return str(artist.get_gid() or "").rpartition("-")[0]
-
-
 def _segments(axes: Axes, line: Line2D) -> PixelRows:
     path = axes.transData.transform(line.get_xydata())
     return np.hstack([path[:-1], path[1:]])
@@ -129,11 +113,9 @@ def _fit(
 ) -> tuple[PixelRows, NDArray[np.bool_]]:
     """Sets the largest font in which all labels fit; the boxes [N, 4] of the labels, and which labels fit [N]."""
     home = [text.get_position() for text in texts]
-    obstacles = [Bbox(spot.reshape(2, 2)) for spot in np.vstack([spots, named])]
     for size in FONT_SIZES:
         for text, position in zip(texts, home, strict=True):
             text.set(fontsize=size, position=position)
-        adjust_text(list(texts), objects=obstacles, ax=axes, iter_lim=50, prevent_crossings=False)
         boxes = np.array([text.get_window_extent().extents for text in texts]) + PADDING
         boxes = _arrange(boxes, np.array(axes.bbox.extents), spots, lines, named)
         clear = np.isfinite(boxes[:, 0]) & ~np.tril(_gaps(boxes, boxes) == 0, -1).any(axis=1)
@@ -144,8 +126,9 @@ def _fit(
 
 def _arrange(boxes: PixelRows, area: PixelRows, spots: PixelRows, lines: PixelRows, named: PixelRows) -> PixelRows:
     """Moves one label [N, 4] at a time, the most crowded first, to its cheapest free place (nan: there is none)."""
-    boxes, order = boxes.copy(), np.argsort(-(_gaps(spots, spots) < 150).sum(axis=1), kind="stable")
+    order = np.argsort(-(_gaps(spots, spots) < 150).sum(axis=1), kind="stable")
     places = [_places(i, box, area, spots, named) for i, box in enumerate(boxes)]
+    boxes = np.array([p[0] if len(p) else [np.nan] * 4 for p in places])
     for i in np.tile(order, 5):
         taken = (_gaps(places[i], np.delete(boxes, i, axis=0)) == 0).sum(axis=1)
         options = places[i][taken == min(taken, default=0)][:200]  # the nearest are enough

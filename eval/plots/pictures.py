@@ -14,7 +14,7 @@ from compare_q.eval.common.outputs import Outputs
 from compare_q.eval.plots import curves, measures, scatter, spread, style
 from compare_q.eval.plots.dumbbell import dumbbell_plot
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
-from compare_q.eval.plots.points import marked_subtitle, points_of
+from compare_q.eval.plots.points import points_of
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.run import token_scores
 
@@ -78,7 +78,7 @@ def write_all(results: Results, folder: Path, outputs: Outputs, *, dark: bool = 
 
 
 def write_pictures(text: TextResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
-    """Writes every picture as PNG and SVG, and a PNG histogram of KLD for each model; prints the files written.
+    """Writes every picture as PNG and SVG; prints the files written.
 
     Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
     each picture has a title of its own.
@@ -94,7 +94,7 @@ def write_pictures(text: TextResult, folder: Path, outputs: Outputs, *, dark: bo
         except ValueError as error:
             print(f"no {name}: {error}")
             continue
-        for suffix in (".png",) if name.startswith("histograms/") else (".png", ".svg"):
+        for suffix in (".png", ".svg"):
             file = folder / f"{name}{suffix}"
             with outputs.writing(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,29 +108,11 @@ def all_pictures(text: TextResult, *, dark: bool = False, title: str = "") -> di
         name: partial(scatter.scatter_figure, text, size=size, measure=measure, title=title or None, dark=dark)
         for name, (size, measure) in scatter_of(text).items()
     }
-    pictures |= spread_pictures(text, dark=dark, title=title)
-    models = [(i, model) for i, model in enumerate(text.models) if spread.has_spread(model)]
-    floor = spread.floor_of(text)
-    for (_, model), name in zip(models, token_scores.file_names([model.label for _, model in models]), strict=True):
-        pictures[f"histograms/{name}"] = partial(
-            spread.histogram_plot, spread.divergence_of(model), title=title or spread.TITLE, floor=floor, dark=dark,
-            subtitle=marked_subtitle(text, [model.marked_label]),
-        )  # fmt: skip
     return pictures | {
+        "kld_spread": partial(spread.spread_plot, text, title=title, dark=dark),
+        "kld_histograms": partial(spread.ridge_plot, text, title=title, dark=dark),
         "loss_by_position": partial(curves.by_position, text, title=title, dark=dark),
         "kld_by_position": partial(curves.by_position, text, kld=True, title=title, dark=dark),
-    }
-
-
-def spread_pictures(text: TextResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
-    """How the KLD of single tokens is spread: a row a model of quartiles, and of histograms."""
-    models = [(i, model) for i, model in enumerate(text.models) if spread.has_spread(model)]
-    subtitle = marked_subtitle(text, [model.marked_label for _, model in models])
-    shared: Any = {"title": title or spread.TITLE, "subtitle": subtitle, "floor": spread.floor_of(text), "dark": dark}
-    divergences = [spread.divergence_of(model, number) for number, model in models]
-    return {
-        "kld_spread": partial(spread.spread_plot, divergences, **shared),
-        "kld_histograms": partial(spread.ridge_plot, divergences, **shared),
     }
 
 

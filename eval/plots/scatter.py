@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from compare_q.eval.plots import labels, looks, measures, style
 from compare_q.eval.plots.looks import Styles
@@ -74,15 +73,16 @@ def scatter_figure(
     if not shown:
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
     reference = finite_reference(text) if measure is PPL and log_y is None else None
-    excess = excess_over(reference, shown) if reference else None
     wide = is_wide(point.y for point in shown)
     best = front_in_words(pareto_front(shown), shown)
     bold = f"bold: no other row is smaller and better: {best}" if best else ""
     bars = error_note(text, [point.label for point in shown if point.error is not None], measure)
     below = (marked_subtitle(text, [point.label for point in shown]), bars, bold)
-    y_label = measures.kld_axis(text, measure) if measure.kld else measure.axis
-    if excess:
-        y_label = EXCESS_AXIS if math.isinf(excess.near) else f"{EXCESS_AXIS} (logarithmic; linear near 0)"
+    levels = [level for level in levels_of(text, measure) if level.y <= max_y]
+    y_label, near = measures.kld_axis(text, measure) if measure.kld else measure.axis, None
+    if reference:
+        shown, levels, near = excesses(reference, shown, levels)
+        y_label = EXCESS_AXIS if math.isinf(near) else f"{EXCESS_AXIS} (logarithmic; linear near 0)"
     return scatter_plot(
         shown,
         x_label=size.axis.partition(" (" if card else "\n")[0],
@@ -90,11 +90,11 @@ def scatter_figure(
         title=f"{measure.title} of quantized models" if title is None else title,
         subtitle=text.subtitle if card else "\n".join(filter(None, below)),
         dark=dark,
-        levels=[level for level in levels_of(text, measure) if level.y <= max_y],
+        levels=levels,
         from_zero=measure.kld,
         to_scale=-math.inf if measure is PPL else TO_SCALE if measure.kld and wide else math.inf,
         log_y=measure.kld and wide if log_y is None else log_y,
-        excess=excess,
+        near=near,
         card=card,
     )
 
@@ -102,15 +102,15 @@ def scatter_figure(
 def scatter_plot(
     points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
     levels: Sequence[Level] = (), from_zero: bool = False, to_scale: float = -math.inf, log_y: bool = False,
-    excess: Excess | None = None, card: bool = False,
+    near: float | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
     """The finished plot.  A y far above all others is drawn hollow on the upper edge, and its label says so; a
-    logarithmic axis shows every y above 0 to scale, and any other y hollow at a tick of its own; on the scale of an
-    ``excess`` every y has its place.
+    logarithmic axis shows every y above 0 to scale, and any other y hollow at a tick of its own.
 
-    ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` always counts as to scale.  Unquantized points far
-    to the right stand at the edge, behind a break of the axis.  Labels of points that no other beats are bold; a
-    ``card``, small and with large letters, has no other labels.
+    ``near``: every y is a percentage around 0, nearly to scale below so many percent and logarithmic beyond (infinite:
+    linear).  ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` always counts as to scale.  Unquantized
+    points far to the right stand at the edge, behind a break of the axis.  Labels of points that no other beats are
+    bold; a ``card``, small and with large letters, has no other labels.
     """
     if not points:
         raise ValueError("no points to plot")
@@ -123,8 +123,8 @@ def scatter_plot(
     with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
         styles = looks.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
-        top = ceiling([p.y for p in points], math.inf if log_y or excess else to_scale)
-        set_limits(axes, points, levels, top, excess or log_y, sparse=card)
+        top = ceiling([p.y for p in points], math.inf if log_y or near is not None else to_scale)
+        set_limits(axes, points, levels, top, log_y=log_y, near=near, sparse=card)
         if from_zero and not log_y:
             axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - FLOOR * axes.get_ylim()[1])
         if edge is not None:
@@ -241,61 +241,35 @@ def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -
             bar.set(zorder=3, gid=f"bar-{point.number}")
 
 
-@dataclass(frozen=True)
-class Excess:
-    """A scale for values around a ``reference`` > 0: equal steps are equal factors of the excess over the reference.
+def excesses(
+    reference: float, points: Sequence[Point], levels: Sequence[Level]
+) -> tuple[list[Point], list[Level], float]:
+    """(points and levels by their excess over the reference in percent, up to which excess the axis is linear).
 
-    Excesses below ``near``, a share of the reference, are nearly to scale, on both sides of it: the inverse hyperbolic
-    sine.  The rows of results/h200/table that differ by 0.35 to 15,000 % from the reference share three quarters of it.
-    ``near`` infinite: all are to scale.
+    On a scale of the inverse hyperbolic sine equal steps are equal factors of the excess, but near 0 equal differences.
+    The rows of results/h200/table that differ by 0.35 to 15,000 % from the reference share three quarters of it.  It is
+    nearly to scale up to the smallest excess or error, whichever is larger, of a quantized point; and wholly (infinite)
+    if these are not far apart.
     """
-
-    reference: float
-    near: float
-
-    def height(self, y: Any) -> NDArray[np.float64]:
-        """Value -> height on the axis."""
-        excess = np.asarray(y, dtype=np.float64) / self.reference - 1
-        return excess if math.isinf(self.near) else np.arcsinh(excess / self.near)
-
-    def value(self, height: Any) -> NDArray[np.float64]:
-        """Height on the axis -> value."""
-        found = np.asarray(height, dtype=np.float64)
-        return np.asarray(self.reference * (1 + (found if math.isinf(self.near) else self.near * np.sinh(found))))
-
-    def ticks(self, low: float, high: float, *, sparse: bool) -> tuple[list[float], list[str]]:
-        """(values, texts): 0 %, and 1, 2 and 5 times the powers of ten from about ``near`` on, in percent."""
-        ends = [100 * (y / self.reference - 1) for y in (low, high)]
-        if math.isinf(self.near):
-            steps = MaxNLocator(4 if sparse else 8, steps=[1, 2, 2.5, 5, 10]).tick_values(*ends)
-            shown = [float(step) for step in steps if ends[0] <= step <= ends[1]]
-        else:
-            shown = self._logarithmic(ends, MOST_SPARSE if sparse else MOST_TICKS)
-        texts = [f"{'+' if e > 0 else ''}{style.tick_text(e)} %" for e in shown]
-        return [self.reference * (1 + e / 100) for e in shown], texts
-
-    def _logarithmic(self, ends: Sequence[float], most: int) -> list[float]:
-        """Percents between the ends: 0, and on both sides 1, 2 and 5 times the powers of ten; these alone if many."""
-        first, largest = 100 * self.near, max(100 * self.near, *map(abs, ends))
-        decades = range(math.floor(math.log10(first)), math.ceil(math.log10(largest)) + 1)
-        for factors in (1, 2, 5), (1,):
-            steps = [f * 10.0**d for d in decades for f in factors if f * 10.0**d >= 0.7 * first]
-            shown = [e for e in (*(-step for step in steps), 0.0, *steps) if ends[0] <= e <= ends[1]]
-            if len(shown) <= most:
-                break
-        return shown
+    percents = [
+        replace(p, y=100 * (p.y / reference - 1), error=100 * p.error / reference if p.error else p.error)
+        for p in points
+    ]
+    sizes = [max(abs(p.y), p.error or 0.0) for p in percents if not p.unquantized]
+    near = min(max(min(sizes), 1e-3), 10.0) if is_wide(sizes) else math.inf
+    return percents, [replace(level, y=100 * (level.y / reference - 1)) for level in levels], near
 
 
-def excess_over(reference: float, points: Sequence[Point]) -> Excess:
-    """The scale on which the quantized points can be told apart, and no further than their errors allow.
-
-    It is nearly to scale up to the smallest excess or error, whichever is larger, of a quantized point; and wholly if
-    these are not far apart.
-    """
-    sizes = [max(abs(p.y - reference), p.error or 0.0) for p in points if not p.unquantized] or [0.0]
-    if not is_wide(sizes):
-        return Excess(reference, math.inf)
-    return Excess(reference, min(max(min(sizes) / reference, 1e-5), 0.1))
+def percent_ticks(near: float, low: float, high: float, most: int) -> list[float]:
+    """Percents between the ends: 0, and on both sides 1, 2 and 5 times the powers of ten from about ``near`` on; the
+    powers alone if there would be more than ``most``."""
+    decades = range(math.floor(math.log10(near)), math.ceil(math.log10(max(near, -low, high))) + 1)
+    for factors in (1, 2, 5), (1,):
+        steps = [f * 10.0**d for d in decades for f in factors if f * 10.0**d >= 0.7 * near]
+        shown = [e for e in (*(-step for step in steps), 0.0, *steps) if low <= e <= high]
+        if len(shown) <= most:
+            break
+    return shown
 
 
 def ceiling(values: Sequence[float], least: float) -> float:
@@ -308,32 +282,41 @@ def ceiling(values: Sequence[float], least: float) -> float:
 
 
 def set_limits(
-    axes: Axes, points: Sequence[Point], levels: Sequence[Level], top: float, scale: Excess | bool, *, sparse: bool
-) -> None:
+    axes: Axes, points: Sequence[Point], levels: Sequence[Level], top: float, *, log_y: bool, near: float | None,
+    sparse: bool,
+) -> None:  # fmt: skip
     """Room for all points up to the top, their error bars, and the levels (not those among points off the scale).
 
-    ``scale``: an excess, or whether the axis is logarithmic; ``sparse``: ticks at the powers of ten alone.
+    ``sparse``: ticks at the powers of ten alone.
     """
     all_to_scale = top >= max(p.y for p in points)
     heights = [min(p.y, top) for p in points] + [level.y for level in levels if all_to_scale or level.y <= top]
     heights += [p.y + sign * p.error for p in points if p.error and p.y <= top for sign in (1, -1)]
-    if isinstance(scale, Excess):
-        axes.set_yscale("function", functions=(scale.height, scale.value))
-    elif scale:
+    if log_y:
         lowest = min(p.y for p in points if p.y > 0)
         heights = [max(y, lowest / 2) for y in heights if y > 0]  # a bar may reach down to 0
         axes.set_yscale("log")
+    elif near is not None and math.isfinite(near):
+        axes.set_yscale("asinh", linear_width=near)
     axes.update_datalim([(p.x, heights[0]) for p in points] + [(points[0].x, y) for y in heights])
     axes.autoscale_view()
     axes.autoscale(False)
-    if isinstance(scale, Excess):
-        limits = axes.get_ylim()
-        ticks, texts = scale.ticks(*limits, sparse=sparse)
-        write_ticks(axes, ticks, texts, scale.reference, sparse=sparse)
-        axes.set_ylim(*limits)
-    elif scale:
+    limits = axes.get_ylim()
+    if log_y:
         style.log_ticks(axes.yaxis, sparse=sparse)
         make_room_for_zero(axes, points, sparse=sparse)
+    elif near is not None and math.isfinite(near):
+        ticks = percent_ticks(near, *limits, MOST_SPARSE if sparse else MOST_TICKS)
+        write_ticks(axes, ticks, [percent(tick) for tick in ticks], 0.0, sparse=sparse)
+        axes.minorticks_off()
+    elif near is not None:
+        axes.yaxis.set_major_locator(MaxNLocator(4 if sparse else 8, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter(lambda value, _: percent(value))
+
+
+def percent(excess: float) -> str:
+    """A tick of excesses: +10 %."""
+    return f"{'+' if excess > 0 else ''}{style.tick_text(excess)} %"
 
 
 def make_room_for_zero(axes: Axes, points: Sequence[Point], *, sparse: bool) -> None:

@@ -1,4 +1,4 @@
-"""How the divergence of single tokens is spread: a row of quartiles for each model, and histograms, one or all.
+"""How the divergence of single tokens is spread: a row for each model, of quartiles or a histogram.
 
 KLD is on a logarithmic axis: it runs over seven powers of ten within one text.
 """
@@ -8,186 +8,141 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
-from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from compare_q.eval.plots import looks, style
 from compare_q.eval.plots.looks import split_label
+from compare_q.eval.plots.points import marked_subtitle
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results.run_result import ModelResult, TextResult
 from compare_q.eval.stats.distributions import Histogram
 
-TITLE, X_LABEL = "KL divergence of single tokens", "KL divergence of single tokens (nats)"
+TITLE = "KL divergence of single tokens"
 BOXES = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
-ROW, MARGINS, SINGLE = 0.3, 3.0, 5.6
-"""Inches: height of each model's row, of what is above and below all rows, and of the histogram of one model."""
+RIDGES = "share of tokens by KLD, all at one scale; marker: mean"
+ROW, MARGINS = 0.3, 3.0
+"""Inches: height of each model's row, and of what is above and below all rows."""
 LABEL_WIDTH, LETTERS = 2.3, 80
 """Inches that the labels of the rows take at most, and letters that a line of the heading then holds."""
-LEGEND = 62.0
-"""Points from the axes to the legend: ticks, and two lines of the axis' name."""
-LABEL_LETTERS = 50
-"""Letters of a label in a line of the heading, even if all are W."""
 COLUMN = 57
 """Points that a column of numbers takes."""
 SMALLEST = 1e-8
 """Nats; smaller values are roundings of float32, and lie beyond the left end of an axis."""
-COLUMNS = ("median", "mean", "p99", "max")
 RIDGE = 1.9
 """Height of the highest bin of all models, in rows."""
 CUT = 1e-3
 """The largest share of a model's tokens that the lowest bin may pool."""
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """One model's KLD (nats): its label, its mean, its percentiles (``distributions.percentiles_of``), its histogram.
+class Spread(NamedTuple):
+    """How the KLD (nats) of a model's tokens is spread; ``number``: of the model in its run, for the artists' ids."""
 
-    ``group``: models of one group have one colour; empty: the label's first word.  ``number``: of the model in its run,
-    which the artists' ids have.
-    """
-
-    label: str
+    number: int
+    model: ModelResult
     mean: float
     percentiles: dict[str, float]
     histogram: Histogram
-    group: str = ""
-    number: int = 0
 
 
-def has_spread(model: ModelResult) -> bool:
-    """Whether it is known how the KLD of its tokens is spread, and not only its mean."""
-    return bool(model.estimates and model.estimates.against and model.estimates.against.kld_percentiles)
+def spreads_of(text: TextResult) -> list[Spread]:
+    """How the KLD of single tokens is spread for each model of which that is known, the smallest mean first."""
+    spreads = []
+    for number, model in enumerate(text.models):
+        against = model.estimates.against if model.estimates else None
+        if against and against.kld_percentiles and against.kld.value is not None:
+            known = against.kld.value, against.kld_percentiles, against.kld_histogram
+            spreads.append(Spread(number, model, *known))
+    return sorted(spreads, key=lambda spread: (spread.mean, spread.model.marked_label))
 
 
-def divergence_of(model: ModelResult, number: int = 0) -> Divergence:
-    """How the KLD of a model that has one is spread; ValueError if it has none."""
-    against = model.estimates.against if model.estimates else None
-    if against is None or against.kld.value is None:
-        raise ValueError(f"{model.label}: has no KLD")
-    kld = against.kld.value, against.kld_percentiles, against.kld_histogram
-    return Divergence(model.marked_label, *kld, model.group, number)
-
-
-def floor_of(text: TextResult) -> Divergence | None:
-    """How the KLD of the noise floor is spread; None without one."""
-    return divergence_of(text.noise_floor) if text.noise_floor and has_spread(text.noise_floor) else None
-
-
-def spread_plot(
-    models: Sequence[Divergence], *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False
-) -> Figure:
+def spread_plot(text: TextResult, *, title: str = "", dark: bool = False) -> Figure:
     """A row a model, the smallest mean first: quartiles, whiskers, mean, maximum, and their numbers at the right.
 
-    A whisker that begins at 0 or below comes out of the left edge, without its cap.  ``floor``: has a line.
+    A whisker that begins at 0 or below comes out of the left edge, without its cap.
     """
-    ranked = _ranked(models)
-    shown = [x for m in ranked for x in (m.mean, *(m.percentiles[p] for p in ("1", "max"))) if x >= SMALLEST]
+    spreads = _known(text)
+    shown = [x for s in spreads for x in (s.mean, s.percentiles["1"], s.percentiles["max"]) if x >= SMALLEST]
     if not shown:
         raise ValueError("no token has a KLD above 0")
-    with style.canvas(_height(title, len(ranked)), title, f"{subtitle}\n{BOXES}", dark=dark, letters=LETTERS) as drawn:
-        figure, axes, theme = drawn
-        axes.set(xscale="log", xlabel=X_LABEL, xlim=(min(shown) / 1.5, max(shown) * 1.5))
-        style.log_ticks(axes.xaxis)
-        colours = _rows(axes, ranked, theme, floor)
-        for i, (model, (colour, marker)) in enumerate(zip(ranked, colours, strict=True)):
-            number, p = model.number, model.percentiles
-            at = {name: max(value, axes.get_xlim()[0]) for name, value in p.items()}
+    left = min(shown) / 1.5
+    with _rows(text, spreads, (left, max(shown) * 1.5), BOXES, title, dark=dark) as (axes, theme, styles):
+        for i, (spread, (colour, marker)) in enumerate(zip(spreads, styles, strict=True)):
+            number, p = spread.number, spread.percentiles
+            at = {name: max(value, left) for name, value in p.items()}
             box: dict[str, Any] = {"color": colour, "alpha": 0.45, "lw": 0, "zorder": 3, "gid": f"box-{number}"}
             axes.barh(i, at["75"] - at["25"], 0.56, at["25"], **box)
-            ends = [x for x in ("1", "99") if at[x] == p[x]]
             axes.plot([at["1"], at["99"]], [i, i], color=colour, lw=1.3, zorder=2, gid=f"whisker-{number}")
-            axes.plot(
-                [at[x] for x in ends], [i] * len(ends), "|", color=colour, ms=8, mew=1.3, zorder=2, gid=f"cap-{number}"
-            )
+            ends = [at[x] for x in ("1", "99") if at[x] == p[x]]
+            caps = axes.plot(ends, [i] * len(ends), "|", color=colour, ms=8, mew=1.3, zorder=2)[0]
+            caps.set_gid(f"cap-{number}")
             axes.plot([at["50"]] * 2, [i - 0.28, i + 0.28], color=theme.ink, lw=1.8, zorder=4, gid=f"median-{number}")
             axes.plot(at["max"], i, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max-{number}")
-            axes.plot(
-                model.mean, i, marker, color=colour, ms=7, mec=theme.paper, mew=0.8, zorder=5, gid=f"mean-{number}"
-            )
-            write_numbers(axes, i, [_short(value) for value in (p["50"], model.mean, p["99"], p["max"])], theme, number)
-        write_numbers(axes, -1, COLUMNS, theme)
-        style.freeze_layout(figure)
-        if floor is not None:
-            name_floor(axes, floor.label, floor.mean, theme, [model.label for model in ranked])
-    return figure
+            _draw_mean(axes, i, spread, colour, marker, theme)
+            write_numbers(axes, i, [_short(x) for x in (p["50"], spread.mean, p["99"], p["max"])], theme, number)
+        write_numbers(axes, -1, ("median", "mean", "p99", "max"), theme)
+    return axes.figure.get_figure(root=True)
 
 
-def ridge_plot(
-    models: Sequence[Divergence], *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False
-) -> Figure:
+def ridge_plot(text: TextResult, *, title: str = "", dark: bool = False) -> Figure:
     """The histograms of all models, the smallest mean first, at one scale; a marker at each mean."""
-    ranked = _ranked(models)
-    edges, shares, note = binned_shares([model.histogram for model in ranked])
-    subtitle = f"{subtitle}\nshare of tokens by KLD, all at one scale; marker: mean"
-    with style.canvas(_height(title, len(ranked) + 1), title, subtitle, dark=dark, letters=LETTERS) as drawn:
-        figure, axes, theme = drawn
-        _bin_axis(axes, edges, note)
-        colours = _rows(axes, ranked, theme, floor, top=-RIDGE - 1)
-        for i, (model, (colour, marker)) in enumerate(zip(ranked, colours, strict=True)):
-            number, heights = model.number, i - RIDGE * shares[i] / shares.max()
+    spreads = _known(text)
+    edges, shares, note = binned_shares([spread.histogram for spread in spreads])
+    limits = float(edges[0]), float(edges[-1])
+    with _rows(text, spreads, limits, RIDGES, title, dark=dark, above=1 + RIDGE, note=note) as (axes, theme, styles):
+        for i, (spread, (colour, marker)) in enumerate(zip(spreads, styles, strict=True)):
+            number, heights = spread.number, i - RIDGE * shares[i] / shares.max()
             fill: dict[str, Any] = {"color": style.paper_of(colour, theme), "gid": f"fill-{number}"}
             axes.stairs(heights, edges, baseline=i, fill=True, zorder=2 + i / 1000, **fill)
             steps = axes.stairs(heights, edges, baseline=None, color=colour, lw=1.3, zorder=2 + (i + 0.5) / 1000)
             steps.set_gid(f"ridge-{number}")
-            if edges[0] <= model.mean <= edges[-1]:
-                mean: dict[str, Any] = {
-                    "color": colour,
-                    "ms": 7,
-                    "mec": theme.paper,
-                    "mew": 0.8,
-                    "gid": f"mean-{number}",
-                }
-                axes.plot(model.mean, i, marker, zorder=4, clip_on=False, **mean)
-            write_numbers(axes, i, [_short(model.mean)], theme, number)
+            if limits[0] <= spread.mean <= limits[1]:
+                _draw_mean(axes, i, spread, colour, marker, theme)
+            write_numbers(axes, i, [_short(spread.mean)], theme, number)
         write_numbers(axes, -1, ["mean"], theme)
-        style.freeze_layout(figure)
-        if floor is not None:
-            name_floor(axes, floor.label, floor.mean, theme, [model.label for model in ranked])
-    return figure
+    return axes.figure.get_figure(root=True)
 
 
-def histogram_plot(
-    model: Divergence, *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False
-) -> Figure:
-    """The histogram of one model, its median and mean, and the outline of the noise floor's histogram."""
-    compared = [floor] if floor is not None and floor.label != model.label else []
-    edges, shares, note = binned_shares([one.histogram for one in (model, *compared)])
-    name = textwrap.fill(model.label, LABEL_LETTERS)
-    with style.canvas(SINGLE, title, f"{name}\n{subtitle}", dark=dark) as (figure, axes, theme):
-        _bin_axis(axes, edges, note)
-        axes.set(ylabel="Share of tokens in a bin", ylim=(0, 1.15 * shares.max()))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        group = split_label(model.label, model.group)[0]
-        colour = looks.group_styles([group], theme.ink)[group][0]
-        axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
-        own, *others = looks.short_labels([one.label for one in (model, *compared)])
-        axes.stairs(shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=own)
-        for other, heights in zip(others, shares[1:], strict=True):
-            name = f"noise floor ({other})"
-            axes.stairs(heights, edges, color=theme.muted, lw=1.3, ls=":", zorder=3, gid="share-1", label=name)
-        marks = sorted([(model.percentiles["50"], "median"), (model.mean, "mean")])
-        for (x, name), side in zip(marks, ("right", "left"), strict=True):
-            if edges[0] <= x <= edges[-1]:
-                axes.axvline(
-                    x, color=theme.ink, lw=1.2, ls="-" if name == "median" else "--", zorder=4, gid=f"{name}-0"
-                )
-                text = axes.annotate(f"{name} {_short(x)}", (x, 1.1 * shares.max()), (6 if side == "left" else -6, 0),
-                                     textcoords="offset points", ha=side, va="center", size=10.5)  # fmt: skip
-                text.set(path_effects=style.halo(theme), zorder=5, gid="label-0")
-        if compared:
-            below = axes.transAxes + ScaledTranslation(0, -LEGEND / 72, figure.dpi_scale_trans)
-            columns = 2 if sum(len(words) for words in axes.get_legend_handles_labels()[1]) <= LETTERS * 0.8 else 1
-            axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, ncols=columns)
+def _known(text: TextResult) -> list[Spread]:
+    spreads = spreads_of(text)
+    if not spreads:
+        raise ValueError("no model was compared with a reference")
+    return spreads
+
+
+@contextmanager
+def _rows(
+    text: TextResult, spreads: Sequence[Spread], limits: tuple[float, float], explained: str, title: str, *,
+    dark: bool, above: float = 1.6, note: str = "",
+) -> Iterator[tuple[Axes, Theme, list[tuple[str, str]]]]:  # fmt: skip
+    """Axes with a row a model, and colour and marker of each; all is to be drawn within the block.
+
+    ``above``: rows that are free above the first; ``note``: a second line of the axis' name.
+    """
+    title, labels = title or TITLE, [spread.model.marked_label for spread in spreads]
+    subtitle = f"{marked_subtitle(text, labels)}\n{explained}"
+    more = max(len(textwrap.wrap(title, LETTERS // 2)) - 1, 0) + (above > 2)
+    height = MARGINS + ROW * (len(spreads) + more)
+    with style.canvas(height, title, subtitle, dark=dark, letters=LETTERS) as (figure, axes, theme):
+        axes.set(xscale="log", xlabel=f"{TITLE} (nats)\n{note}".strip(), xlim=limits)
+        style.log_ticks(axes.xaxis)
+        rows = [(spread.model.marked_label, spread.model.group, spread.number) for spread in spreads]
+        yield axes, theme, label_rows(axes, rows, theme, -above)
         style.freeze_layout(figure)
-    return figure
+        floor = text.noise_floor
+        if floor is not None and floor.mean_kld is not None:
+            draw_floor(axes, floor.marked_label, floor.mean_kld, theme, labels)
+
+
+def _draw_mean(axes: Axes, row: int, spread: Spread, colour: str, marker: str, theme: Theme) -> None:
+    mean = axes.plot(spread.mean, row, marker, color=colour, ms=7, mec=theme.paper, mew=0.8, zorder=5, clip_on=False)[0]
+    mean.set_gid(f"mean-{spread.number}")
 
 
 def binned_shares(histograms: Sequence[Histogram]) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
@@ -208,28 +163,6 @@ def binned_shares(histograms: Sequence[Histogram]) -> tuple[NDArray[np.float64],
     return edges[start : stop + 1], np.hstack([pooled, shares[:, start + 1 : stop]]), "; ".join(notes)
 
 
-def _height(title: str, rows: int) -> float:
-    """Inches of the figure: for rows, what is above and below them, and each further line of the title."""
-    return MARGINS + ROW * (rows + max(len(textwrap.wrap(title, LETTERS // 2)) - 1, 0))
-
-
-def _ranked(models: Sequence[Divergence]) -> list[Divergence]:
-    """The smallest mean first."""
-    if not models:
-        raise ValueError("no model was compared with a reference")
-    return sorted(models, key=lambda model: (model.mean, model.label))
-
-
-def _rows(
-    axes: Axes, ranked: Sequence[Divergence], theme: Theme, floor: Divergence | None, top: float = -1.6
-) -> list[tuple[str, str]]:
-    """Sets up the rows and the noise floor's line; colour and marker of each row."""
-    styles = label_rows(axes, [(model.label, model.group, model.number) for model in ranked], theme, top)
-    if floor is not None:
-        draw_floor(axes, floor.mean, theme)
-    return styles
-
-
 def label_rows(axes: Axes, rows: Sequence[tuple[str, str, int]], theme: Theme, top: float) -> list[tuple[str, str]]:
     """Rows 0, 1, ... downwards, each with its (label, group, number) at the left; colour and marker of their groups."""
     groups = [split_label(label, group)[0] for label, group, _ in rows]
@@ -247,19 +180,12 @@ def label_rows(axes: Axes, rows: Sequence[tuple[str, str, int]], theme: Theme, t
     return [styles[group] for group in groups]
 
 
-def draw_floor(axes: Axes, mean: float, theme: Theme) -> None:
-    """The noise floor's dotted line, unless it is left of the axes."""
-    if mean >= axes.get_xlim()[0]:
-        axes.axvline(mean, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
-
-
-def name_floor(axes: Axes, label: str, mean: float, theme: Theme, rows: Sequence[str]) -> None:
-    """The name of the noise floor at the top of its line: right or left, or without the label, as there is room.
-
-    ``rows``: the labels of the rows.
-    """
+def draw_floor(axes: Axes, label: str, mean: float, theme: Theme, rows: Sequence[str]) -> None:
+    """The noise floor's dotted line, unless it is outside the axes, and its name at the top: right or left of the line,
+    or without the label, as there is room.  ``rows``: the labels of the rows."""
     if not axes.get_xlim()[0] <= mean <= axes.get_xlim()[1]:
         return
+    axes.axvline(mean, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
     name = axes.annotate("", (mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
     name.set(color=theme.muted, size=10.5, gid="level-name-0", in_layout=False)
     for words, (flush, shift) in itertools.product(
@@ -277,11 +203,6 @@ def write_numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme, numb
         place = axes.annotate(text, (1, max(row, -0.9)), (COLUMN * (column + 1), 0), ("axes fraction", "data"),
                               "offset points", ha="right", va="center", size=10)  # fmt: skip
         place.set(color=theme.muted if row < 0 else theme.ink, gid=f"head-{column}" if row < 0 else f"number-{number}")
-
-
-def _bin_axis(axes: Axes, edges: NDArray[np.float64], note: str) -> None:
-    axes.set(xscale="log", xlabel=f"{X_LABEL}\n{note}".strip(), xlim=(edges[0], edges[-1]))
-    style.log_ticks(axes.xaxis)
 
 
 def _short(value: float) -> str:

@@ -16,6 +16,11 @@ def artists_of_kind(figure: Figure, kind: str) -> list[Any]:
     return list(figure.findobj(lambda artist: (artist.get_gid() or "").rpartition("-")[0] == kind))
 
 
+def boxes_of(figure: Figure, kind: str = "label") -> list[Bbox]:
+    """The boxes of the artists of a kind."""
+    return extents(artists_of_kind(figure, kind))
+
+
 def pixels_apart(box: Bbox, other: Bbox) -> float:
     """Pixels between the boxes, below 0 if they overlap."""
     return float(max(box.x0 - other.x1, other.x0 - box.x1, box.y0 - other.y1, other.y0 - box.y1))

@@ -176,13 +176,13 @@ def test_pictures_fail_one_by_one(
 
 @pytest.mark.engine
 def test_a_missing_package_takes_the_pictures_alone(finished: Path, tmp_path: Path) -> None:
-    """On an H200 whose packages had been carried there, adjustText was forgotten: a traceback, and no plot."""
-    absent = "raise ModuleNotFoundError(\"No module named 'adjustText'\", name='adjustText')"
-    (tmp_path / "adjustText.py").write_text(absent)
+    """On an H200 whose packages had been carried there, one of the plots' was forgotten: a traceback, and no plot."""
+    absent = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
+    (tmp_path / "matplotlib.py").write_text(absent)
     picture, results = tmp_path / "p.png", tmp_path / "r.json"
     flags = ["--from", finished, "-pf", picture, "-o", results]
     ran = in_a_process(*flags, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    problem = f"error: {picture}: could not be written: adjustText is not installed; {INSTALL}"
+    problem = f"error: {picture}: could not be written: matplotlib is not installed; {INSTALL}"
     assert (ran.returncode, ran.stderr.splitlines(), results.is_file()) == (2, [problem], True)
 
 

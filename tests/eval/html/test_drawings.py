@@ -9,7 +9,7 @@ from collections import Counter
 from matplotlib.colors import to_hex
 
 from compare_q.eval.html import drawings
-from compare_q.eval.plots import curves, looks, measures, pictures, scatter, style
+from compare_q.eval.plots import curves, looks, measures, scatter, spread, style
 from tests.support.real_table import real_text
 
 TEXT = real_text()
@@ -20,8 +20,8 @@ def test_every_mark_names_its_model() -> None:
     names = {number: model.label for number, model in enumerate(TEXT.models)}
     figures = {
         "point": scatter.scatter_figure(TEXT, measure=measures.KLD),
-        "mean": pictures.spread_pictures(TEXT)["kld_spread"](),
-        "ridge": pictures.spread_pictures(TEXT)["kld_histograms"](),
+        "mean": spread.spread_plot(TEXT),
+        "ridge": spread.ridge_plot(TEXT),
         "line": curves.by_position(TEXT, kld=True),
     }
     for kind, figure in figures.items():

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from compare_q.eval.plots import labels, style
-from tests.support.drawn import extents, pixels_apart
+from tests.support.drawn import boxes_of, extents, pixels_apart
 
 
 @pytest.mark.parametrize(
@@ -57,22 +57,15 @@ def crowded(crowd: np.ndarray) -> Figure:
 @pytest.mark.parametrize("gap", [(1.0, 4.0), (4.0, 7.0), (6.5, 9.5)])
 def test_the_name_of_a_line_goes_where_no_points_are(gap: tuple[float, float]) -> None:
     figure = crowded(np.array([x for x in np.arange(0.2, 10, 0.45) if not gap[0] < x < gap[1]]))
-    (name,) = labels.boxes_of(figure, "level-name")
+    (name,) = boxes_of(figure, "level-name")
     left, right = (figure.axes[0].transData.transform((x, 0))[0] for x in gap)
     assert left - 5 < name.x0 < name.x1 < right + 5
-    assert min(pixels_apart(name, mark) for mark in labels.boxes_of(figure, "point")) > 20
+    assert min(pixels_apart(name, mark) for mark in boxes_of(figure, "point")) > 20
 
 
 def test_the_name_of_a_line_is_at_its_right_end_where_all_is_free() -> None:
     figure = crowded(np.array([1.0]))
-    (name,) = labels.boxes_of(figure, "level-name")
+    (name,) = boxes_of(figure, "level-name")
     (line,) = extents(figure.findobj(lambda artist: artist.get_gid() == "level-0"))
     assert 0 < figure.axes[0].bbox.x1 - name.x1 < 12
     assert 0 < name.y0 - line.y1 < 10
-
-
-def test_boxes_are_found_by_their_kind() -> None:
-    figure = crowded(np.array([1.0, 2.0, 3.0]))
-    counts = {kind: len(labels.boxes_of(figure, kind)) for kind in ("label", "point", "level", "level-name", "bar", "")}
-    assert counts.pop("") > 10  # all that has no name
-    assert counts == {"label": 3, "point": 3, "level": 1, "level-name": 1, "bar": 0}

@@ -5,17 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from compare_q.eval.common.outputs import Outputs
-from compare_q.eval.plots import curves, measures, pictures, spread, style
-from compare_q.eval.results.run_result import ModelResult, TextResult
-from compare_q.eval.stats.distributions import histogram_of
-from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.plots import measures, pictures, style
+from compare_q.eval.results.run_result import TextResult
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind
-from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against
+from tests.support.made import BASE, FAILED, QUANT, REF, run_of
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +47,6 @@ def test_every_picture_is_written_and_the_same_each_time(
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
         pictures.write_pictures(small(), tmp_path / name, Outputs())
     expected = {f"{name}.{suffix}" for name in (*some, *NAMES[7:]) for suffix in ("png", "svg")}
-    expected |= {f"histograms/{name}.png" for name in ("bf16_Transformers", "NVFP4_W4A4_as_run", "EXL3_4.0_bpw")}
     assert files(tmp_path / "first") == files(tmp_path / "second") == expected
     said = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path / "first") in line]
     assert sorted(said) == sorted(f"plot: {tmp_path / 'first' / name}" for name in expected)
@@ -98,18 +94,13 @@ def test_each_model_that_is_missing_is_named_once(
     ]
 
 
-def test_models_without_a_finite_kld_are_not_in_the_pictures_of_tokens(tmp_path: Path, unwritten: None) -> None:
-    empty = with_against(replace(QUANT, label="none"), kld=Mean(None, 0.0, 0, 40), kld_percentiles={})
-    assert [name for name in pictures.all_pictures(run_of(REF, QUANT, empty)) if "/" in name] == ["histograms/W4A16"]
-
-
 def test_titles_are_the_pictures_own_or_the_one_given(unwritten: None) -> None:
     own = {name: figure.axes[0].get_title(loc="left") for name, figure in drawn().items()}
     assert own == {
         **dict.fromkeys(("ppl_bpw", "ppl_vram", "ppl_size"), "Perplexity of quantized models"),
         **dict.fromkeys(("kld_bpw", "kld_vram", "kld_size"), "KL divergence of quantized models"),
         "kld_p99.9_size": "99.9 % KLD of quantized models",
-        **dict.fromkeys([name for name in own if name in NAMES[7:9] or "/" in name], "KL divergence of single tokens"),
+        **dict.fromkeys([name for name in own if name in NAMES[7:9]], "KL divergence of single tokens"),
         "loss_by_position": "Loss by position in the window",
         "kld_by_position": "KL divergence by position in the window",
     }
@@ -128,10 +119,6 @@ def test_pictures_show_what_the_run_holds(unwritten: None) -> None:
         assert rows == ["bf16 Transformers", "EXL3 4.0 bpw", "NVFP4 W4A4 as run †"]
         assert "†: ran otherwise than its checkpoint asks" in found[name].axes[0].texts[0].get_text()
         assert len(artists_of_kind(found[name], "level")) == 1
-    single = found["histograms/EXL3_4.0_bpw"]
-    assert "†" not in single.axes[0].texts[0].get_text()
-    assert len(artists_of_kind(single, "share")) == 2
-    assert "†" in found["histograms/NVFP4_W4A4_as_run"].axes[0].texts[0].get_text()
     loss, kld = found["loss_by_position"], found["kld_by_position"]
     assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)
     assert (loss.axes[0].get_yscale(), kld.axes[0].get_yscale()) == ("linear", "log")
@@ -149,34 +136,6 @@ def test_a_group_has_one_colour_in_all_pictures(unwritten: None) -> None:
         text.get_text(): mark
         for text, mark in zip(artists_of_kind(scatter, "label"), artists_of_kind(scatter, "point"), strict=True)
     }
-    (single,) = artists_of_kind(found["histograms/W8A16_g128"](), "share")[:1]
     row = next(text for text in artists_of_kind(found["kld_spread"](), "label") if text.get_text() == "W8A16 g128")
     colour = points["W8A16 g128\n0.00360"].get_color()
-    assert single.get_edgecolor()[:3] == pytest.approx(to_rgb(colour))
     assert row.get_color() == style.ink_of(colour, style.LIGHT)
-
-
-def test_klds_by_position_begin_at_zero_where_they_are_within_a_decade_and_a_half() -> None:
-    models = {model.label: model for model in real_table.real_text().models}
-    for label, scale in ("W8A16 g128", "log"), ("EXL3 2.5 bpw", "linear"):
-        kept = tuple(models[name] for name in ("bf16 vLLM", "W4A16 g128", label))
-        axes = curves.by_position(replace(real_table.real_text(), models=kept), kld=True).axes[0]
-        assert axes.get_yscale() == scale
-        assert (axes.get_ylim()[0] == 0) == (scale == "linear")
-
-
-def test_divergence_is_that_of_the_model() -> None:
-    model = next(model for model in real_table.real_text().models if model.label == "GGUF Q4_0")
-    found = spread.divergence_of(model)
-    assert (found.label, found.mean) == ("GGUF Q4_0", 0.295632)
-    assert found.histogram == histogram_of(real_table.token_klds(0.295632))
-    for other in (REF, FAILED):
-        with pytest.raises(ValueError, match="has no KLD"):
-            spread.divergence_of(other)
-
-
-def test_labels_that_make_the_same_file_name_get_files_of_their_own() -> None:
-    twins: list[ModelResult] = [replace(QUANT, label=label) for label in ("a b", "a/b", "A_B")]
-    assert [name for name in pictures.all_pictures(run_of(REF, *twins)) if "/" in name] == [
-        "histograms/a_b", "histograms/a_b-2", "histograms/A_B-3"
-    ]  # fmt: skip

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from compare_q.eval.plots import labels, scatter
-from compare_q.eval.plots.points import Point
-from tests.support.drawn import artists_of_kind, extents, pixels_apart
+from compare_q.eval.plots import scatter
+from compare_q.eval.plots.measures import PPL
+from compare_q.eval.plots.points import Level, Point
+from compare_q.eval.plots.style import is_wide
+from compare_q.eval.results.run_result import TextResult
+from tests.support import real_table
+from tests.support.drawn import artists_of_kind, boxes_of, extents, pixels_apart
 from tests.support.scatter_cases import CASES, KLDS, draw, draw_kld
 
 pytestmark = pytest.mark.usefixtures("unplaced")
@@ -37,7 +43,7 @@ def test_a_kld_axis_has_zero_and_room_for_a_marker_below_it(points: list[Point])
     assert high > max(point.y for point in points)
     assert min(tick for tick in axes.get_yticks() if tick >= low) == 0
     ticks = extents(axes.get_xticklabels())
-    assert min(pixels_apart(mark, tick) for mark in labels.boxes_of(figure, "point") for tick in ticks) > 1
+    assert min(pixels_apart(mark, tick) for mark in boxes_of(figure, "point") for tick in ticks) > 1
 
 
 def test_a_value_below_zero_is_still_on_the_axis() -> None:
@@ -104,3 +110,54 @@ def test_the_break_is_behind_the_last_quantized_point_and_the_edge_says_what_is_
     assert axes.get_xticklabels()[-1].get_text() == name
     (broken,) = [text for text in axes.texts if text.get_gid() == "break-0"]
     assert broken.get_position()[0] == pytest.approx((8.02 + edge) / 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "near"),
+    [
+        ([("a", 20.2, None, False), ("b", 30.0, None, False), ("bf16", 20.001, None, True)], 1.0),
+        ([("a", 20.01, 0.1, False), ("b", 30.0, 1.0, False)], 0.5),  # no nearer than its error says
+        ([("a", 20.0001, None, False), ("b", 30.0, None, False)], 1e-3),
+        ([("a", 20.0, None, False), ("b", 30.0, None, False)], math.inf),
+        ([("a", 60.0, None, False)], math.inf),
+        ([("bf16", 20.5, None, True)], math.inf),
+    ],
+)
+def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(rows: list, near: float) -> None:
+    points = [Point(label, 4.0, y, "", error, "", unquantized) for label, y, error, unquantized in rows]
+    percents, levels, found = scatter.excesses(20.0, points, [Level(20.0, "reference")])
+    assert found == pytest.approx(near)
+    assert [p.y for p in percents] == pytest.approx([5 * y - 100 for _, y, _, _ in rows])
+    assert [p.error for p in percents] == [None if e is None else pytest.approx(5 * e) for _, _, e, _ in rows]
+    assert levels[0].y == 0
+
+
+def test_ticks_of_excesses_are_percents() -> None:
+    """Powers of ten, and 2 and 5 times these as long as they are few."""
+    near = -1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000
+    assert scatter.percent_ticks(1.0, -1.5, 2500.0, scatter.MOST_TICKS) == pytest.approx(near)
+    assert scatter.percent_ticks(1.0, -1.5, 2500.0, scatter.MOST_SPARSE) == pytest.approx([-1, 0, 1, 10, 100, 1000])
+    assert scatter.percent_ticks(1e-3, -1.5, 2500.0, scatter.MOST_TICKS)[-2:] == pytest.approx([100, 1000])
+    axes = draw([Point("a", 4, -0.5), Point("b", 5, 2000.0)], near=1.0).axes[0]
+    assert axes.get_yscale() == "asinh"
+    assert {"0 %", "+1 %", "+1,000 %"} <= {text.get_text() for text in axes.get_yticklabels()}
+
+
+@pytest.mark.parametrize(
+    ("values", "wide"),
+    [([0.33, 1.0], False), ([0.0, 0.1, 3.16], False), ([0.0, 0.1, 3.17], True), ([-1.0, 0.0], False), ([], False)],
+)
+def test_a_decade_and_a_half_by_hand(values: list[float], wide: bool) -> None:
+    """10^1.5 is 31.62."""
+    assert is_wide(values) == wide
+
+
+@pytest.mark.parametrize("reference", [math.inf, None])
+def test_a_reference_of_no_finite_perplexity_has_no_excess(
+    reference: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The axis is perplexity itself then, and no line is drawn."""
+    monkeypatch.setattr(TextResult, "reference_ppl", property(lambda run: reference))
+    figure = scatter.scatter_figure(real_table.real_text(), measure=PPL)
+    assert (figure.axes[0].get_yscale(), figure.axes[0].get_ylabel()) == ("linear", "Perplexity")
+    assert not artists_of_kind(figure, "level")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.transforms import Bbox
 
-from compare_q.eval.plots import labels, looks, scatter
+from compare_q.eval.plots import looks, scatter
 from compare_q.eval.plots.measures import KLD
 from compare_q.eval.plots.points import Level, Point
 from compare_q.eval.results import results_json
-from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
+from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, TABLE, draw, figure_of, in_order, legend_of
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_labels_overlap_nothing(case: str) -> None:
     figure = figure_of(case)
-    texts, marks = labels.boxes_of(figure), labels.boxes_of(figure, "point")
+    texts, marks = boxes_of(figure), boxes_of(figure, "point")
     assert len(texts) == len(marks) == len(CASES[case])
     assert smallest_gap(texts) > 1
     assert smallest_gap(texts, marks) > 1
@@ -39,7 +39,7 @@ def test_labels_stay_apart_at_the_resolution_of_svg(case: str) -> None:
     figure = draw(CASES[case])
     figure.set_dpi(72)
     figure.draw_without_rendering()  # texts remember the resolution they were last drawn at
-    texts, marks = labels.boxes_of(figure), labels.boxes_of(figure, "point")
+    texts, marks = boxes_of(figure), boxes_of(figure, "point")
     assert smallest_gap(texts) > 0
     assert smallest_gap(texts, marks) > 0
 
@@ -49,7 +49,7 @@ def test_labels_give_name_and_value_and_stay_near() -> None:
     names = looks.drawn_names([(p.label, "") for p in in_order(TABLE)])
     expected = [f"{name}\n{p.y:.3f}" for name, p in zip(names, in_order(TABLE), strict=True)]
     assert [text.get_text() for text in artists_of_kind(figure, "label")] == expected
-    boxes = zip(labels.boxes_of(figure), labels.boxes_of(figure, "point"), strict=True)
+    boxes = zip(boxes_of(figure), boxes_of(figure, "point"), strict=True)
     assert max(pixels_apart(label, mark) for label, mark in boxes) < 160
 
 
@@ -58,7 +58,7 @@ def test_a_leader_joins_each_label_that_moved_away_to_its_point() -> None:
     pixels = figure.axes[0].transData.transform
     leaders = [pixels(line.get_xydata()) for line in figure.axes[0].lines if line.get_linestyle() == "-"]
     moved = 0
-    for label, mark in zip(labels.boxes_of(figure), labels.boxes_of(figure, "point"), strict=True):
+    for label, mark in zip(boxes_of(figure), boxes_of(figure, "point"), strict=True):
         if pixels_apart(label, mark) > 30:
             moved += 1
             middle = (mark.x0 + mark.x1) / 2, (mark.y0 + mark.y1) / 2
@@ -71,7 +71,7 @@ def test_a_leader_joins_each_label_that_moved_away_to_its_point() -> None:
 def test_labels_without_room_are_left_out_and_counted() -> None:
     rng = random.Random(1)
     figure = draw([Point(f"G{i} " + "word " * 200, rng.random(), rng.random()) for i in range(11)])
-    texts, marks = labels.boxes_of(figure), labels.boxes_of(figure, "point")
+    texts, marks = boxes_of(figure), boxes_of(figure, "point")
     assert 3 < len(texts) < 11
     assert smallest_gap(texts) > 0
     assert smallest_gap(texts, marks) > 0
@@ -102,6 +102,6 @@ def test_odd_labels_are_shown_as_written() -> None:
 
 def test_labels_keep_clear_of_lines_and_bars_where_they_can() -> None:
     figure = draw([Point("EXL3 4.0", 4.0, 7.4, error=0.3), Point("b", 8, 7.0)], levels=[Level(7.4, "here")])
-    label = labels.boxes_of(figure)[0]
-    assert smallest_gap([label], labels.boxes_of(figure, "level")) >= 0
-    assert smallest_gap([label], labels.boxes_of(figure, "bar")) >= 0
+    label = boxes_of(figure)[0]
+    assert smallest_gap([label], boxes_of(figure, "level")) >= 0
+    assert smallest_gap([label], boxes_of(figure, "bar")) >= 0

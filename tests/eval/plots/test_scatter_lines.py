@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compare_q.eval.plots import labels
 from compare_q.eval.plots.points import Level, Point
-from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
+from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, smallest_gap
 from tests.support.scatter_cases import CASES, draw
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,7 @@ def test_error_bars_are_one_error_long_and_behind_their_points(log_y: bool, unpl
 
 def test_a_bar_that_its_marker_hides_appears_once_it_is_longer(unplaced: None) -> None:
     figure = draw(BARS)
-    box, pixels = labels.boxes_of(figure, "point")[3], figure.axes[0].transData.inverted().transform
+    box, pixels = boxes_of(figure, "point")[3], figure.axes[0].transData.inverted().transform
     half = float(np.ptp(pixels([(0, box.y0), (0, box.y1)])[:, 1])) / 2
     for factor, drawn in (0.9, 2), (1.1, 3):
         points = [replace(p, error=factor * half) if p.label == "GGUF Q8_0" else p for p in BARS]
@@ -57,12 +56,12 @@ def test_lines_lie_right_across_at_their_height_and_their_names_touch_nothing(ca
     axes, lines = figure.axes[0], artists_of_kind(figure, "level")
     assert [tuple(line.get_ydata()) for line in lines] == [(7.3, 7.3), (7.9, 7.9)]
     assert all(tuple(line.get_xdata()) == axes.get_xlim() for line in lines)
-    names, texts = artists_of_kind(figure, "level-name"), labels.boxes_of(figure)
+    names, texts = artists_of_kind(figure, "level-name"), boxes_of(figure)
     assert [name.get_text() for name in names] == ["reference 7.30", "noise floor 7.90"]
     boxes = extents(names)
     assert smallest_gap(boxes) > 1
     assert smallest_gap(boxes, texts) > 1
-    assert smallest_gap(boxes, labels.boxes_of(figure, "point")) > 1
+    assert smallest_gap(boxes, boxes_of(figure, "point")) > 1
     assert smallest_gap(texts) > 1
     for level, box in zip(LEVELS, boxes, strict=True):
         height = axes.transData.transform((5, level.y))[1]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.common.outputs import Outputs
-from compare_q.eval.plots import dumbbell, labels, pictures, style
+from compare_q.eval.plots import dumbbell, pictures, style
 from compare_q.eval.plots.measures import KLD, PPL
 from compare_q.eval.results.run_result import Results, TextResult
-from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
+from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, smallest_gap
 from tests.support.several_texts import KLDS, NAMES, REACH, three, with_failed_text
 
 pytestmark = pytest.mark.slow
@@ -38,18 +38,15 @@ def test_markers_whiskers_and_bars_are_the_results() -> None:
     assert artists_of_kind(figure, "level")[0].get_xdata()[0] == pytest.approx(0.002)
 
 
-def test_each_text_has_a_shape_of_its_own_and_its_name_above_the_first_row() -> None:
+def test_each_text_has_a_shape_of_its_own_and_a_name_in_the_legend() -> None:
     figure = dumbbell.dumbbell_plot(three(), KLD)
     marks = artists_of_kind(figure, "point")
     shapes = [mark.get_marker() for mark in marks]
     assert shapes == shapes[:3] * 3
     assert len(set(shapes)) == 3
-    names = artists_of_kind(figure, "name")
-    assert [text.get_text() for text in names] == list(NAMES)
-    leaders = artists_of_kind(figure, "leader")
-    assert [line.get_xdata()[0] for line in leaders] == list(KLDS["noise"])
-    assert smallest_gap(extents(names)) > 1
-    assert smallest_gap(extents(names), labels.boxes_of(figure, "level-name")) > 1
+    legend = figure.axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == list(NAMES)
+    assert [handle.get_marker() for handle in legend.get_lines()] == shapes[:3]
 
 
 def test_without_a_reference_perplexity_is_drawn() -> None:
@@ -68,7 +65,7 @@ def test_what_failed_is_absent_and_named_below() -> None:
     assert [mark.get_xdata()[0] for mark in artists_of_kind(figure, "point")] == [0.001, 0.002, 0.04, 0.04, 0.05]
     assert figure.get_supxlabel() == "n/a: chat (no such file); EXL3 4.0 on c4 (out of memory)"
     assert artists_of_kind(figure, "number") == []  # no model has a mean of all texts
-    assert [text.get_text() for text in artists_of_kind(figure, "name")] == ["wiki2", "c4"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["wiki2", "c4"]
     nothing = replace(result, texts=tuple(TextResult(text.name, error="x") for text in result.texts))
     with pytest.raises(ValueError, match="no model has a KLD of any text"):
         dumbbell.dumbbell_plot(nothing, KLD)
@@ -91,21 +88,24 @@ def test_many_and_long_names_overlap_nothing(names: tuple[str, ...], letters: in
     figure = dumbbell.dumbbell_plot(crowd(12, names, letters), KLD, card=card, dark=True)
     figure.draw_without_rendering()
     axes = figure.axes[0]
-    rows = labels.boxes_of(figure)
+    rows = boxes_of(figure)
     assert len(rows) == (dumbbell.CARD_ROWS if card else 12)
     assert tuple(figure.get_size_inches()) == style.CARD or not card
     legend = axes.get_legend()
-    named = extents(artists_of_kind(figure, "name")) or [legend.get_window_extent()]
     numbers = [text for text in extents(axes.texts) if text.x0 >= axes.bbox.x1]
-    everything = [*rows, *named, *numbers, *labels.boxes_of(figure, "size"), axes.xaxis.label.get_window_extent()]
+    everything = [
+        *rows,
+        legend.get_window_extent(),
+        *numbers,
+        *boxes_of(figure, "size"),
+        axes.xaxis.label.get_window_extent(),
+    ]
     assert all(is_within(box, figure.bbox) for box in everything)
     assert is_within(axes._left_title.get_window_extent(), figure.bbox)
     assert smallest_gap(everything) > -1
     assert smallest_gap(extents(axes.get_xticklabels())) > 1
     assert axes.bbox.width > 0.3 * figure.bbox.width
-    if legend:
-        assert [text.get_text() for text in legend.get_texts()][-1] == "_c"
-        assert pixels_apart(legend.get_window_extent(), axes.xaxis.label.get_window_extent()) > 0
+    assert [text.get_text() for text in legend.get_texts()][-1] == names[-1]
 
 
 def test_values_not_above_zero_are_hollow_at_the_left_edge() -> None:
