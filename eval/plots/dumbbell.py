@@ -94,7 +94,7 @@ def dumbbell_plot(
     rows = every[:CARD_ROWS] if card else every
     letters = CARD_LETTERS if card else LETTERS
     title = title or f"{measure.title} on {len(results.texts)} texts"
-    note = textwrap.fill(missing_note(results, measure, reasons=not card), 92 if card else NOTE_LETTERS)
+    note = textwrap.fill(missing_note(results, measure), 92 if card else NOTE_LETTERS)
     lines = max(len(textwrap.wrap(title, letters // 2)) - 1, 0) + len(note.splitlines())
     width, height = style.CARD if card else (style.WIDTH, MARGINS + ROW * len(rows) + LINE * lines)
     subtitle = explanation(results, rows, measure)
@@ -308,27 +308,21 @@ def floor_of(results: Results) -> tuple[str, float] | None:
     return None
 
 
-def missing_note(results: Results, measure: Measure, *, reasons: bool) -> str:
+def missing_note(results: Results, measure: Measure) -> str:
     """What the plot cannot show, and why: texts that failed, models, and values of one text."""
-    missing = [(text.name, text.error) for text in results.texts if text.error]
-    kept = []
-    for text in results.scored:
-        if measure.more and not text.is_answers:
-            continue
+    missing = [f"{text.name} ({text.error})" for text in results.texts if text.error]
+    gone: dict[tuple[str, str], list[str]] = {}
+    shown = [text for text in results.scored if text.is_answers or not measure.more]
+    for text in shown:
         if measure.kld and text.reference is None and not any(model.mean_kld for model in text.models):
-            missing.append((text.name, "no reference"))
-        else:
-            kept.append(text.name)
-    for label in results.labels:
-        gone = [
-            (text.name, model.error or f"{measure.name} not known")
-            for text, model in zip(results.texts, results.of_label(label), strict=True)
-            if text.name in kept and model and not left_out(model, measure) and measure.of(model) is None
-        ]
-        alike = len(gone) == len(kept) and len({reason for _, reason in gone}) == 1
-        missing += [(label, gone[0][1])] if alike else [(f"{label} on {name}", reason) for name, reason in gone]
-    if not missing:
-        return ""
-    words = [f"{name} ({reason})" if reasons else name for name, reason in missing[:MOST_NOTES]]
+            missing.append(f"{text.name} (no reference)")
+            continue
+        for model in text.models:
+            if not left_out(model, measure) and measure.of(model) is None:
+                reason = model.error or f"{measure.name} not known"
+                gone.setdefault((model.label, reason), []).append(text.name)
+    for (label, reason), names in gone.items():
+        where = "" if len(names) == len(shown) else f" on {', '.join(names)}"
+        missing.append(f"{label}{where} ({reason})")
     more = f"; and {len(missing) - MOST_NOTES} more" if len(missing) > MOST_NOTES else ""
-    return f"n/a: {'; '.join(words)}{more}"
+    return f"n/a: {'; '.join(missing[:MOST_NOTES])}{more}" if missing else ""

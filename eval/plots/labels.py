@@ -1,8 +1,8 @@
 """Places for labels: none overlaps another, a point, or the name of a line.
 
-In a scatter plot each label begins at its nearest free place, and each in turn then moves to the cheapest of many
-places around its point.  Boxes are [x0, y0, x1, y1] and segments [xa, ya, xb, yb], in pixels, y upwards, one per row
-of an array.
+In a scatter plot each label in turn, the most crowded first, moves to the cheapest of many places around its point,
+five times over.  Boxes are [x0, y0, x1, y1] and segments [xa, ya, xb, yb], in pixels, y upwards, one per row of an
+array.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PADDING = np.array([-6, -3, 6, 3])
 """Pixels kept free around a label."""
 LEADER_FROM = 12.0
 """Pixels between a point and its label; if they are farther apart, a line joins them."""
-COSTS = np.array([150.0, 25.0, 8.0, 10.0, 100.0, 0.1])
+COSTS = np.array([150.0, 25.0, 8.0, 20.0, 200.0, 0.1])
 """Costs of a place for a label, each times its number: a leader through a label or point, two leaders that cross, a
 line through the label, another point about as near as the label's own, another point beside it while its own is far
 away, a pixel between label and point."""
@@ -128,7 +128,7 @@ def _arrange(boxes: PixelRows, area: PixelRows, spots: PixelRows, lines: PixelRo
     """Moves one label [N, 4] at a time, the most crowded first, to its cheapest free place (nan: there is none)."""
     order = np.argsort(-(_gaps(spots, spots) < 150).sum(axis=1), kind="stable")
     places = [_places(i, box, area, spots, named) for i, box in enumerate(boxes)]
-    boxes = np.array([p[0] if len(p) else [np.nan] * 4 for p in places])
+    boxes = np.full_like(boxes, np.nan)
     for i in np.tile(order, 5):
         taken = (_gaps(places[i], np.delete(boxes, i, axis=0)) == 0).sum(axis=1)
         options = places[i][taken == min(taken, default=0)][:200]  # the nearest are enough

@@ -38,8 +38,6 @@ from compare_q.eval.plots.points import (
 from compare_q.eval.plots.style import Theme, is_wide
 from compare_q.eval.results.run_result import TextResult
 
-TO_SCALE = 1.0
-"""Mean KLD (nats) that a plot always shows to scale: 4 bits with ten times the KLD of 8 bits are no outlier."""
 EXCESS_AXIS = "Perplexity above the reference's"
 HEIGHT, MORE = 8.4, 0.06
 """Inches, and those for each point beyond the first ``looks.MOST_FULL``: labels stand nearer to their points."""
@@ -61,7 +59,7 @@ def scatter_figure(
     text: TextResult, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
     title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
-    """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for KLD over
+    """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for values over
     more than a decade and a half, a linear one for less and for accuracy, and for PPL, where the reference's is known,
     one by the excess over it.
 
@@ -92,8 +90,7 @@ def scatter_figure(
         dark=dark,
         levels=levels,
         from_zero=measure.kld,
-        to_scale=-math.inf if measure is PPL else TO_SCALE if measure.kld and wide else math.inf,
-        log_y=measure.kld and wide if log_y is None else log_y,
+        log_y=wide and near is None and not measure.more if log_y is None else log_y,
         near=near,
         card=card,
     )
@@ -101,16 +98,15 @@ def scatter_figure(
 
 def scatter_plot(
     points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
-    levels: Sequence[Level] = (), from_zero: bool = False, to_scale: float = -math.inf, log_y: bool = False,
+    levels: Sequence[Level] = (), from_zero: bool = False, log_y: bool = False,
     near: float | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
-    """The finished plot.  A y far above all others is drawn hollow on the upper edge, and its label says so; a
-    logarithmic axis shows every y above 0 to scale, and any other y hollow at a tick of its own.
+    """The finished plot.  On a logarithmic axis a y that is not above 0 is hollow at a tick of its own.
 
     ``near``: every y is a percentage around 0, nearly to scale below so many percent and logarithmic beyond (infinite:
-    linear).  ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` always counts as to scale.  Unquantized
-    points far to the right stand at the edge, behind a break of the axis.  Labels of points that no other beats are
-    bold; a ``card``, small and with large letters, has no other labels.
+    linear).  ``from_zero`` starts a linear y axis at 0.  Unquantized points far to the right stand at the edge, behind
+    a break of the axis.  Labels of points that no other beats are bold; a ``card``, small and with large letters, has
+    no other labels.
     """
     if not points:
         raise ValueError("no points to plot")
@@ -123,8 +119,7 @@ def scatter_plot(
     with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
         styles = looks.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
-        top = ceiling([p.y for p in points], math.inf if log_y or near is not None else to_scale)
-        set_limits(axes, points, levels, top, log_y=log_y, near=near, sparse=card)
+        set_limits(axes, points, levels, log_y=log_y, near=near, sparse=card)
         if from_zero and not log_y:
             axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - FLOOR * axes.get_ylim()[1])
         if edge is not None:
@@ -200,8 +195,7 @@ def _draw_points(
     marks: list[Line2D] = []
     texts: list[Text | None] = []
     best = pareto_front(points)
-    high = axes.get_ylim()[1]
-    heights = [zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
+    heights = [zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else p.y for p in points]
     spots = axes.transData.transform([(point.x, y) for point, y in zip(points, heights, strict=True)])
     names = looks.drawn_names([(point.label, point.group) for point in points])
     for i, (point, y, name) in enumerate(zip(points, heights, names, strict=True)):
@@ -216,8 +210,7 @@ def _draw_points(
         if card and point not in best:
             texts.append(None)
             continue
-        note = " (off the scale)" if y < point.y else ""
-        value = "" if card else f"\n{point.shown or f'{point.y:.3f}'}{note}"
+        value = "" if card else f"\n{point.shown or f'{point.y:.3f}'}"
         lines = f"{textwrap.fill(name, 24)}{value}"
         text = axes.text(point.x, y, lines, ha="center", va="center")
         text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{point.number}")
@@ -272,26 +265,15 @@ def percent_ticks(near: float, low: float, high: float, most: int) -> list[float
     return shown
 
 
-def ceiling(values: Sequence[float], least: float) -> float:
-    """The largest value to draw to scale: with a larger one, half of the values would share a tenth of the axis."""
-    ranked = sorted(values)
-    for below, value in zip(ranked[(len(ranked) - 1) // 2 :], ranked[(len(ranked) + 1) // 2 :], strict=False):
-        if 0 < 10 * (below - ranked[0]) < value - ranked[0] and value > max(1.5 * below, least):
-            return below
-    return ranked[-1]
-
-
 def set_limits(
-    axes: Axes, points: Sequence[Point], levels: Sequence[Level], top: float, *, log_y: bool, near: float | None,
-    sparse: bool,
+    axes: Axes, points: Sequence[Point], levels: Sequence[Level], *, log_y: bool, near: float | None, sparse: bool,
 ) -> None:  # fmt: skip
-    """Room for all points up to the top, their error bars, and the levels (not those among points off the scale).
+    """Room for all points, their error bars, and the levels.
 
     ``sparse``: ticks at the powers of ten alone.
     """
-    all_to_scale = top >= max(p.y for p in points)
-    heights = [min(p.y, top) for p in points] + [level.y for level in levels if all_to_scale or level.y <= top]
-    heights += [p.y + sign * p.error for p in points if p.error and p.y <= top for sign in (1, -1)]
+    heights = [p.y for p in points] + [level.y for level in levels]
+    heights += [p.y + sign * p.error for p in points if p.error for sign in (1, -1)]
     if log_y:
         lowest = min(p.y for p in points if p.y > 0)
         heights = [max(y, lowest / 2) for y in heights if y > 0]  # a bar may reach down to 0

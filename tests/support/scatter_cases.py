@@ -48,7 +48,6 @@ CASES = {
     "shuffled table": random.Random(0).sample(TABLE, len(TABLE)),
     "cloud": clump(30, spread=0.6),
     "clump": clump(30, spread=0.2),
-    "outlier": [*TABLE, Point("GGUF IQ1_S", 1.8, 9143.2), Point("BNB nf4", 4.1, 88.0)],
     "one": [Point("EXL3 4.0", 4.0, 7.4)],
     "zero": [Point("bf16", 0.0, 0.0)],
     "same x": [Point(f"EXL3 v{i}", 4.0, 7.4 + 0.01 * i) for i in range(8)],
@@ -82,4 +81,4 @@ KLDS = [Point("bf16", 16, 0.0, "reference"), Point("vLLM bf16", 16, 0.0004, "0.0
 
 
 def draw_kld(points: list[Point], **keys: Any) -> Figure:
-    return scatter.scatter_plot(points, x_label="x", y_label="KLD", title="t", from_zero=True, to_scale=1.0, **keys)
+    return scatter.scatter_plot(points, x_label="x", y_label="KLD", title="t", from_zero=True, **keys)

@@ -82,9 +82,9 @@ def test_several_tasks_best_first_with_their_mean() -> None:
     assert found[2].mean.stderr == pytest.approx(SPREAD / math.sqrt(2))
     assert [spot.text for spot in found[3].spots] == [1, 2]
     assert found[2].spots[0].limits == pytest.approx((50 - 1.96 * SPREAD, 50 + 1.96 * SPREAD), abs=0.01)
-    assert dumbbell.missing_note(result, ACC, reasons=True) == ""
+    assert dumbbell.missing_note(result, ACC) == ""
     failed = with_failed_text(result, "chat", "no such file")
-    assert dumbbell.missing_note(failed, ACC, reasons=True) == "n/a: chat (no such file)"
+    assert dumbbell.missing_note(failed, ACC) == "n/a: chat (no such file)"
     assert dumbbell.rows_of(failed, ACC, None)[0].mean.value is None  # nobody knows what chat was
     figure = dumbbell.dumbbell_plot(result, ACC)
     assert figure.axes[0].get_xscale() == "linear"

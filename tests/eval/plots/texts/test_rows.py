@@ -64,20 +64,22 @@ def test_the_order_is_by_mean_and_rows_that_lack_a_text_are_last() -> None:
 
 
 def test_what_is_missing_is_said_once_with_its_reason() -> None:
-    assert rows.missing_note(three(), KLD, reasons=True) == ""
+    assert rows.missing_note(three(), KLD) == ""
     one = three(c4={"EXL3 4.0": "out of memory"})
-    assert rows.missing_note(one, KLD, reasons=True) == "n/a: EXL3 4.0 on c4 (out of memory)"
-    assert rows.missing_note(one, PPL, reasons=False) == "n/a: EXL3 4.0 on c4"
+    assert rows.missing_note(one, KLD) == "n/a: EXL3 4.0 on c4 (out of memory)"
+    assert rows.missing_note(one, PPL) == "n/a: EXL3 4.0 on c4 (out of memory)"
     always = three(**{name: {"noise": "no such folder"} for name in NAMES})
-    assert rows.missing_note(always, KLD, reasons=True) == "n/a: noise (no such folder)"
+    assert rows.missing_note(always, KLD) == "n/a: noise (no such folder)"
     failed = with_failed_text(always, "chat", "c.jsonl: no such file")
-    assert rows.missing_note(failed, KLD, reasons=True) == "n/a: chat (c.jsonl: no such file); noise (no such folder)"
+    assert rows.missing_note(failed, KLD) == "n/a: chat (c.jsonl: no such file); noise (no such folder)"
     alone = with_text(three(), text_of("c4", 1, reference=False))
-    assert rows.missing_note(alone, KLD, reasons=True) == "n/a: c4 (no reference)"
-    assert rows.missing_note(alone, PPL, reasons=True) == ""
+    assert rows.missing_note(alone, KLD) == "n/a: c4 (no reference)"
+    assert rows.missing_note(alone, PPL) == ""
     several = ("noise", "EXL3 4.0", "GGUF Q4_K")
     many = three(c4=dict.fromkeys(several, "a"), chat=dict.fromkeys((*several, "bf16"), "b"))
-    assert rows.missing_note(many, PPL, reasons=True).endswith("; and 1 more")
+    assert rows.missing_note(many, PPL).endswith("; and 1 more")
+    both = three(c4={"noise": "a"}, chat={"noise": "a"})
+    assert rows.missing_note(both, PPL) == "n/a: noise on c4, chat (a)"
 
 
 def test_the_measure_is_kld_where_a_model_has_one() -> None:
