@@ -83,12 +83,9 @@ def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: I
             folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK) or not folder.is_dir():
             raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
-    if args.plot_file or args.card:
-        from compare_q.eval.plots import style  # with matplotlib: 0.3 s that --help and bad input need not wait
-
-        for flag, file in given:
-            if flag in ("--plot_file", "--card") and file.suffix.lower() not in style.SUFFIXES:
-                raise InputError(f"{flag}: {file}: must end in {', '.join(style.SUFFIXES)}")
+    for flag, file in given:
+        if flag in ("--plot_file", "--card") and file.suffix.lower() not in measures.SUFFIXES:
+            raise InputError(f"{flag}: {file}: must end in {', '.join(measures.SUFFIXES)}")
 
 
 def nothing_scored(results: Results) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
@@ -97,6 +97,9 @@ KLD_VALUES = {
 """``--kld-value``."""
 BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
 KLD = KLD_VALUES["mean"]
+SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+"""Formats that can be written, each with the metadata that would change with the time of day.  They stand here, where
+nothing imports matplotlib: file names are checked before it is needed."""
 AXIS_LETTERS = 70
 """Letters that a plot's height has room for."""
 

@@ -108,8 +108,6 @@ def scatter_plot(
     a break of the axis.  Labels of points that no other beats are bold; a ``card``, small and with large letters, has
     no other labels.
     """
-    if not points:
-        raise ValueError("no points to plot")
     if log_y and not any(p.y > 0 for p in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
     unquantized = {style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}

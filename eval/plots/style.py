@@ -19,6 +19,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from compare_q.eval.common.files import replacing
+from compare_q.eval.plots.measures import SUFFIXES
 
 DPI = 160
 WIDTH, LETTERS = 10.5, 105
@@ -26,8 +27,6 @@ WIDTH, LETTERS = 10.5, 105
 points then are 5.7 pixels high; with 13 inches they were 4.4."""
 CARD = 7.5, 4.21875
 """Inches of a picture for social media, 1,200 x 675 pixels, whose letters are as large as those of a plot."""
-SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""Formats that can be written, each with the metadata that would change with the time of day."""
 WIDE = 10**1.5
 """An axis is logarithmic if the largest value above 0 is more than so many times the smallest: on such an axis there is
 no place for 0, and a third of the largest value looks like nothing beside it."""

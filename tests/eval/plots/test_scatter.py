@@ -28,11 +28,6 @@ def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
     assert points_within([a, b, c], 6, 3) == [b]
 
 
-def test_no_points_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no points"):
-        draw([])
-
-
 def test_groups_of_the_table_have_their_own_colours() -> None:
     figure = figure_of("table")
     found_looks: dict[str, set[tuple[object, object]]] = {}
@@ -57,13 +52,11 @@ def test_dotted_lines_through_schemes_in_x_order() -> None:
     ]
 
 
-def test_what_is_shown_for_y_can_be_given() -> None:
-    texts = [text.get_text() for text in artists_of_kind(draw_kld(KLDS), "label")]
-    assert texts == ["vLLM W4A16\n0.30000", "vLLM FP8\n0.02000", "bf16\nreference", "vLLM bf16\n0.00040"]
-
-
 def test_a_point_that_another_all_but_covers_shows_around_it() -> None:
-    sizes = {mark.get_ydata()[0]: mark.get_markersize() for mark in artists_of_kind(draw_kld(KLDS), "point")}
+    figure = draw_kld(KLDS)
+    texts = [text.get_text() for text in artists_of_kind(figure, "label")]
+    assert texts == ["vLLM W4A16\n0.30000", "vLLM FP8\n0.02000", "bf16\nreference", "vLLM bf16\n0.00040"]
+    sizes = {mark.get_ydata()[0]: mark.get_markersize() for mark in artists_of_kind(figure, "point")}
     assert sizes[0.0] > sizes[0.0004] == sizes[0.02] == sizes[0.3]
 
 
