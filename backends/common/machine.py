@@ -94,7 +94,12 @@ class Gpu:
 def installed_gpus() -> tuple[tuple[str, Gpu], ...]:
     """(UUID, GPU) of each NVIDIA GPU of this machine, by nvidia-smi, in its order; empty without one."""
     rows = nvidia_smi("--query-gpu=index,uuid,name,driver_version,memory.total")
-    return tuple((row[1], Gpu(row[0], row[2], row[3], megabytes(row[4]))) for row in rows if len(row) == 5)
+    return tuple((row[1], Gpu(row[0], row[2], row[3], mebibytes(row[4]))) for row in rows if len(row) == 5)
+
+
+def mebibytes(told: str) -> float:
+    """A number of nvidia-smi; 0 for what is no number, such as ``[N/A]``."""
+    return float(told) if told.isdecimal() else 0.0
 
 
 def nvidia_smi(*query: str) -> list[list[str]]:
@@ -105,14 +110,6 @@ def nvidia_smi(*query: str) -> list[list[str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [[each.strip() for each in line.split(",")] for line in output.splitlines()]
-
-
-def megabytes(told: str) -> float:
-    """A number of nvidia-smi; 0 for what is no number, such as ``[N/A]``."""
-    try:
-        return float(told)
-    except ValueError:
-        return 0.0
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -138,7 +135,7 @@ def gpus() -> tuple[Gpu, ...]:
 def free_gpu_memory(devices: Sequence[str]) -> int | None:
     """Bytes that are free now on the fullest of these GPUs; None if nvidia-smi does not say."""
     rows = nvidia_smi(f"--id={','.join(devices)}", "--query-gpu=memory.free")
-    return int(min((megabytes(row[0]) for row in rows), default=0.0)) << 20 or None
+    return min((int(mebibytes(row[0])) for row in rows), default=0) << 20 or None
 
 
 CPUINFO = Path("/proc/cpuinfo")

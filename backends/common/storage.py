@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
@@ -146,20 +146,6 @@ def delete(files: Iterable[Path]) -> None:
                 file.unlink()
 
 
-class Shape(NamedTuple):
-    """Dtype of a tensor, as safetensors calls it, and its shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class Header(NamedTuple):
-    """What a kept file says of itself: facts (JSON types), and its tensors."""
-
-    facts: dict[str, Any]
-    tensors: dict[str, Shape]
-
-
 def keep(folder: Path, what: str, pieces: Iterable[Any]) -> Path:
     """Write the pieces of a safetensors file into ``<what>.<digest>.safetensors``, which appears whole."""
     digest = hashlib.sha256()
@@ -195,14 +181,16 @@ def facts_line(facts: Mapping[str, Any]) -> dict[str, str]:
     return {"compare_q": dump(facts).decode()}
 
 
-def header_of(file: Path) -> Header:
-    """A kept file's header, of which the facts are checked; ValueError if there is none, or if they are damaged."""
+def header_of(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a kept file says of itself, its facts, and of its tensors, as safetensors has it (``dtype``, ``shape``).
+
+    The facts are checked; ValueError if there is no header, or if they are damaged.
+    """
     try:
         with json_files.open_regular(file) as stream:
             size = int.from_bytes(stream.read(8), "little")
             header = parse(stream.read(size) if size <= LARGEST_HEADER else b"")
-        facts = load(header.pop("__metadata__")["compare_q"].encode())
-        return Header(facts, {name: Shape(str(each["dtype"]), tuple(each["shape"])) for name, each in header.items()})
+        return load(header.pop("__metadata__")["compare_q"].encode()), header
     except (OSError, KeyError, TypeError, AttributeError, InputError) as error:
         raise ValueError(f"it has no header: {error}") from None
 

@@ -74,9 +74,9 @@ class Manifest(BaseModel):
     files: dict[FileName, NonNegativeInt]
 
     @property
-    def windows(self) -> frozenset[int]:
-        """Windows of which there is a file."""
-        return frozenset(numbered(self.files, WINDOW))
+    def windows(self) -> dict[int, str]:
+        """The files of windows by their numbers, in order."""
+        return numbered(self.files, WINDOW)
 
     @property
     def heads(self) -> dict[int, str]:
@@ -154,7 +154,7 @@ class Reader(ReferenceStore):
         self.path = folder
         self.manifest = manifest = read_manifest(folder)
         self.identity, self.contents, self.reason = manifest.identity, manifest.contents, manifest.reason
-        self.head, self.windows = manifest.head, numbered(manifest.files, WINDOW)
+        self.head, self.windows = manifest.head, manifest.windows
         self.n_windows = unbroken(self.windows)
 
     @property
@@ -320,15 +320,15 @@ def written_in(folder: Path, names: Sequence[str]) -> Written | None:
     pieces: dict[int, int] = {}
     try:
         for name in names:
-            header, piece = storage.header_of(folder / name), HEAD.fullmatch(storage.what_of(name))
+            (facts, tensors), piece = storage.header_of(folder / name), HEAD.fullmatch(storage.what_of(name))
             if piece and int(piece[1]) in pieces:
                 return None
             if piece:
-                pieces[int(piece[1])] = header.tensors["weight"].shape[0]
-                heads.add(Head(**header.facts["head"]))
+                pieces[int(piece[1])] = tensors["weight"]["shape"][0]
+                heads.add(Head(**facts["head"]))
             else:
-                ((contents, tensor),) = header.tensors.items()
-                forms.add((contents, tensor.dtype, tensor.shape[-1], header.facts["reason"]))
+                ((contents, tensor),) = tensors.items()
+                forms.add((contents, tensor["dtype"], tensor["shape"][-1], facts["reason"]))
         contents, dtype, width, reason = forms.pop() if forms else ("states", "", 0, "")
         head = heads.pop() if heads else None
         if forms or heads or contents not in ("states", "logits") or (contents == "logits" and head):
@@ -368,7 +368,7 @@ def recorded(folder: Path) -> frozenset[int]:
     windows = set(numbered(whole, WINDOW))
     if windows and (manifest is not None or written is None or written.head is None):
         windows.remove(max(windows))
-    return frozenset(windows) | (frozenset() if manifest is None else manifest.windows)
+    return frozenset(windows) | frozenset({} if manifest is None else manifest.windows)
 
 
 def own_files(folder: Path) -> list[Path]:

@@ -221,7 +221,7 @@ def windows_of(
 def segment_in(file: Path) -> Segment | None:
     """A segment by its header; None if that is damaged, or is not what the file's name says."""
     with suppress(ValueError, KeyError, TypeError):
-        facts = storage.header_of(file).facts
+        facts = storage.header_of(file)[0]
         windows = tuple((int(index), int(count), str(digest)) for index, count, digest in facts["windows"])
         segment = Segment(file, str(facts["tag"]), str(facts["session"]), float(facts["seconds"]), windows)
         ordered = sorted(segment.indices) == [index for index, _, _ in windows] and all(n > 0 for _, n, _ in windows)
