@@ -185,27 +185,14 @@ def test_models_without_scores(data: EvalData, cache: Cache) -> None:
     assert inspector.inspect_tokens(text_of(failed, ModelResult("x", "fake")), data, cache) is None
 
 
-def test_passages_of_one_text_do_not_overlap() -> None:
+def test_passages_of_short_or_overlapping_windows() -> None:
     """The second window begins 100 tokens after the first, so that its passages hold the same text."""
     index, total = np.concatenate((np.arange(512), np.arange(100, 612))), np.zeros(1024)
     total[index == 300] = 1
     found = inspector.choose_passages(total, index, np.repeat([0, 1], 512))
     assert found == {0: 64, 2: 736}  # the text from 64 and from 324 on
-
-
-def test_windows_shorter_than_a_passage() -> None:
-    total, window = np.arange(30.0), np.repeat(np.arange(3), 10)
-    assert inspector.choose_passages(total, np.arange(30) * 300, window) == {0: 0, 1: 10, 2: 20}
-
-
-def test_numbers_have_three_digits() -> None:
-    assert inspector.three_digits(np.array([0.0123456, -12.3456, np.inf, np.nan, 0])) == (
-        0.0123,
-        -12.3,
-        None,
-        None,
-        0.0,
-    )
+    window = np.repeat(np.arange(3), 10)
+    assert inspector.choose_passages(np.arange(30.0), np.arange(30) * 300, window) == {0: 0, 1: 10, 2: 20}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from compare_q.eval.results import merging, results_json
 from compare_q.eval.results.differences import best_labels, difference_or_reason
+from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, QUANT, REF, with_ppl
 from tests.support.toy import refusal
@@ -33,15 +34,24 @@ def test_references_with_the_same_scores_are_one(write: Write) -> None:
     assert best_labels(run.models, "kld") == {"W4A16", "AWQ"}
 
 
-@pytest.mark.parametrize("changed", [{"version": 2}, {"reference": 2}, {"vocabulary": "v"}])
-def test_the_same_scores_do_not_hide_another_way_of_measuring(write: Write, changed: dict[str, object]) -> None:
-    files = [write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, FP8_B, reference={**OTHER_VERSIONS, **changed})]
-    assert "which is another reference (they differ in" in refusal(merging.load, files)
-
-
-def test_references_with_other_scores_and_versions_are_two(write: Write) -> None:
-    files = [write("a.json", REF_A, QUANT_A), write("b.json", ELSEWHERE, FP8_B, reference=OTHER_VERSIONS)]
-    assert "(they differ in versions)" in refusal(merging.load, files)
+@pytest.mark.parametrize(
+    ("again", "one", "other", "differ"),
+    [
+        (AGAIN, {}, {"version": 2}, "compare_q's method of measuring, versions"),
+        (AGAIN, {}, {"reference": 2}, "versions, compare_q's method of recording"),
+        (AGAIN, {}, {"vocabulary": "v"}, "versions, vocabulary"),
+        (ELSEWHERE, {}, {}, "versions"),
+        (ELSEWHERE, {"key": None}, {"key": None, "versions": None, "model": "n"}, "model"),
+    ],
+)
+def test_references_that_are_two(
+    write: Write, again: ModelResult, one: dict[str, object], other: dict[str, object], differ: str
+) -> None:
+    """The same scores do not hide another way of measuring; without a key nothing says that two are one."""
+    first = write("a.json", REF_A, QUANT_A, reference={**IDENTITY, **one})
+    changed = {name: value for name, value in {**OTHER_VERSIONS, **other}.items() if name == "key" or value is not None}
+    second = write("b.json", again, FP8_B, reference=changed)
+    assert f"which is another reference (they differ in {differ}); measure" in refusal(merging.load, [first, second])
 
 
 def test_a_reference_measured_again_on_a_machine_of_the_same_kind(write: Write) -> None:
@@ -138,10 +148,3 @@ def test_a_reference_that_came_as_a_plain_row_keeps_its_key(write: Write, tmp_pa
     assert keys == {"bf16": "a", "W4A16": "a", "bf16 (2)": "b", "FP8": "b", "AWQ": "b"}
     rows = {model.label: model for model in run.models}
     assert "own run" in str(difference_or_reason(rows["W4A16"], rows["AWQ"], "kld"))
-
-
-def test_references_without_a_key_are_not_one(write: Write) -> None:
-    unknown = {**IDENTITY, "key": None}
-    other = {**unknown, "model": "n"}
-    files = [write("a.json", REF_A, QUANT_A, reference=unknown), write("b.json", ELSEWHERE, FP8_B, reference=other)]
-    assert "(they differ in model)" in refusal(merging.load, files)

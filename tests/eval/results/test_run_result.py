@@ -37,26 +37,18 @@ def run(*models: ModelResult) -> TextResult:
 
 
 def test_a_row_has_its_estimates() -> None:
-    row = ModelResult("a", "fake", estimates=scored(0.25))
-    assert row.estimates is not None
-    assert (row.ppl, row.kld, row.same_top) == (row.estimates.ppl, row.estimates.kld, row.estimates.same_top)
-    assert row.ppl is not None
-    assert row.kld is not None
-    assert row.same_top is not None
+    """All of them against a reference, only perplexity without one, and none if it failed."""
+    row, failed = ModelResult("a", "fake", estimates=scored(0.25)), ModelResult("a", "fake", error="no")
+    assert row.ppl
+    assert row.kld
+    assert row.same_top
     assert (round(row.ppl.value or 0, 5), row.kld.value, row.same_top.value) == (2, 0.25, 1)
-
-
-def test_a_failed_row_has_none() -> None:
-    row = ModelResult("a", "fake", error="no")
-    assert (row.ppl, row.kld, row.same_top) == (None, None, None)
-
-
-def test_a_row_without_a_reference_has_no_kld() -> None:
-    row = ModelResult(
-        "a", "fake", estimates=summarize({"logprob": np.full(2, -1, np.float32)}, np.arange(2), np.arange(2))
-    )
-    assert row.ppl is not None
+    assert (failed.ppl, failed.kld, failed.same_top) == (None, None, None)
+    alone = summarize({"logprob": np.full(2, -1, np.float32)}, np.arange(2), np.arange(2))
+    row = ModelResult("a", "fake", estimates=alone)
+    assert row.ppl
     assert (row.kld, row.same_top) == (None, None)
+    assert run(row, failed).failed == (failed,)
 
 
 def test_the_noise_floor_is_the_row_whose_spec_says_so() -> None:
@@ -72,17 +64,8 @@ def test_the_noise_floor_is_the_row_whose_spec_says_so() -> None:
     alone = ModelResult("reference", "fake", spec={"noise_floor": True}, estimates=summarize(
         {"logprob": np.full(2, -1, np.float32)}, np.arange(2), np.arange(2)))  # fmt: skip
     assert run(alone).noise_floor is None
-
-
-def test_a_noise_floor_of_zero_is_one() -> None:
-    """The reference again, bit for bit the same."""
-    same = floor("same", 0.0)
+    same = floor("the reference again, bit for bit the same", 0.0)
     assert run(same).noise_floor is same
-
-
-def test_failed_rows() -> None:
-    good, bad = ModelResult("good", "fake", estimates=scored(0.5)), floor("bad", None)
-    assert run(good, bad).failed == (bad,)
 
 
 def test_a_deviation_marks_the_label() -> None:

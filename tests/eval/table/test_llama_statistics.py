@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from compare_q.eval.stats.estimates import summarize
 from compare_q.eval.table import llama_statistics
@@ -124,9 +123,3 @@ def test_numbers_of_real_scores() -> None:
     assert "Mean    Δp: -12.500 ± 1.256 %" in shown
     assert "Same top p: 50.000 ± 5.025 %" in shown
     assert "Maximum KLD:   0.750000" in shown
-
-
-@pytest.mark.parametrize("name", ["kld", "delta_p"])
-def test_every_percentile_has_its_own_line(name: str) -> None:
-    lines = llama_statistics.KLD_LINES if name == "kld" else llama_statistics.DELTA_LINES
-    assert len({key for _, key in lines}) == len(lines) == (11 if name == "kld" else 13)

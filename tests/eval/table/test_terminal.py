@@ -14,10 +14,8 @@ from compare_q.backends.common.messages import CONTROL
 from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import terminal
-from compare_q.eval.table.columns import Cell, Filled
 from compare_q.eval.table.llama_statistics import statistics_lines
 from compare_q.eval.table.pairs import pair_lines
-from compare_q.eval.table.registry import BY_NAME
 from tests.support.made import FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_ppl, with_sums
 
 
@@ -50,14 +48,6 @@ def test_numbers_and_errors_are_aligned() -> None:
     ends = {line.index("±") for line in text if "±" in line}
     assert ends == {header.index("PPL") + len("PPL")}
     assert sum("±" in line for line in text) == 3
-
-
-def test_a_header_takes_the_room_of_the_errors() -> None:
-    """Four letters of the number, four of its error: six of the header fit over both."""
-    width, header, (cell,) = terminal.aligned_cells(Filled(BY_NAME["ratio"], (Cell("+1.0", "0.2"),)))
-    assert (width, header, cell.plain) == (8, "PPL vs\nref %", "+1.0±0.2")
-    width, header, (cell,) = terminal.aligned_cells(Filled(BY_NAME["seconds"], (Cell("2.0"),)))
-    assert (width, header, cell.plain) == (7, "seconds", "    2.0")
 
 
 def test_the_best_is_bold_and_marked() -> None:
