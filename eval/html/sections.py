@@ -9,7 +9,7 @@ import base64
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -25,12 +25,12 @@ from compare_q.eval.plots.points import points_of
 from compare_q.eval.plots.scatter import scatter_figure
 from compare_q.eval.results import flat
 from compare_q.eval.results.differences import SCORES, Difference, difference_or_reason, near_lossless
-from compare_q.eval.results.digits import decimals_of_error, number_text, number_with_error
+from compare_q.eval.results.digits import number_text, number_with_error
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.table import columns, markdown
 from compare_q.eval.table.columns import Cell, Filled
 from compare_q.eval.table.footnotes import MEANS
-from compare_q.eval.table.pairs import percent_above
+from compare_q.eval.table.pairs import interval_text, percent_above
 from compare_q.eval.table.registry import COLUMNS, LABEL
 from compare_q.eval.table.tables import table_of_text
 
@@ -84,12 +84,6 @@ def body(results: Results, inspections: Sequence[Any], names: Sequence[str] | No
     )
 
 
-def section(kind: str, i: int, title: str, *content: str, short: str = "") -> str:
-    """A section of text number ``i``; of several texts only the first has the plain name as its id."""
-    shown = tag("h2", escape(title)), *content
-    return tag("section", *shown, id=f"{kind}-{i}" if i else kind, class_=kind, data_short=short or title)
-
-
 def article(results: Results, i: int, inspected: bool, names: Sequence[str] | None) -> str:
     """All that is of one text."""
     text = results.texts[i]
@@ -99,28 +93,24 @@ def article(results: Results, i: int, inspected: bool, names: Sequence[str] | No
     if text.error:
         failure = tag("p", escape(f"This text failed: {text.error}"), class_="failure")
         return tag("article", name, failure, **same)
-    parts = [
-        about(results, text, inspected),
-        section("table", i, "Table", table_of_models(results, text, names)),
-        section(
-            "scatter",
-            i,
-            "Quality over size",
-            chosen_drawings(scatter_drawings(text, i), "y", "x", whole=True),
-            short="Scatter",
-        ),
-    ]
-    if spreads := chosen_drawings(spread_drawings(text, i), "as"):
-        parts.append(section("spread", i, "Spread of KLD over tokens", spreads, short="Spread"))
-    if position := chosen_drawings(position_drawings(text, i), "score"):
-        parts.append(section("position", i, "Position in the window", position, short="Position"))
-    if len(paired_models(text, "nll")) > 1:
-        parts.append(section("differences", i, "Differences"))
-    if buckets := confidence_table(text):
-        parts.append(section("confidence", i, "KLD by the reference's confidence", buckets, short="Confidence"))
-    if inspected:
-        parts.append(section("tokens", i, "Tokens"))
-    return tag("article", name, *parts, section("ran", i, "What ran"), **same)
+    drawn_over_size = chosen_drawings(scatter_drawings(text, i), "y", "x", whole=True)
+    parts = (  # kind, title, its short form, and what it holds: None leaves it out, the script fills what is empty
+        ("table", "Table", "", table_of_models(results, text, names)),
+        ("scatter", "Quality over size", "Scatter", drawn_over_size),
+        ("spread", "Spread of KLD over tokens", "Spread", chosen_drawings(spread_drawings(text, i), "as")),
+        ("position", "Position in the window", "Position", chosen_drawings(position_drawings(text, i), "score")),
+        ("differences", "Differences", "", "" if len(paired_models(text, "nll")) > 1 else None),
+        ("confidence", "KLD by the reference's confidence", "Confidence", confidence_table(text)),
+        ("tokens", "Tokens", "", "" if inspected else None),
+        ("ran", "What ran", "", ""),
+    )
+    sections = (
+        # Of several texts only the first has the plain names as ids.
+        tag("section", tag("h2", escape(title)), content, id=f"{kind}-{i}" if i else kind, class_=kind,
+            data_short=short or title)
+        for kind, title, short, content in parts if content is not None
+    )  # fmt: skip
+    return tag("article", name, about(results, text, inspected), *sections, **same)
 
 
 def about(results: Results, text: TextResult, inspected: bool) -> str:
@@ -171,20 +161,15 @@ def table_of_models(results: Results, text: TextResult, names: Sequence[str] | N
         hint("A column's name sorts by it; a row selects its model for the drawings and the sections below.")
         + tag("div", buttons, class_="groups", role="group", aria_label="Groups shown")
         + table(described.columns, text.models, "Table of models", fixed=names is not None)
-        + copy_buttons()
-        + tag(
-            "ul",
-            *(tag("li", escape(FOREIGN.sub("", note))) for note in described.notes_with(described.columns)),
-            class_="notes",
-        )
+        + below_table(FOREIGN.sub("", note) for note in described.notes_with(described.columns))
     )
 
 
-def copy_buttons() -> str:
-    """The buttons that copy a table."""
+def below_table(notes: Iterable[str]) -> str:
+    """The buttons that copy a table, and its footnotes."""
     buttons = (tag("button", f"Copy as {name}", type="button", class_="act", data_copy=name.lower())
                for name in ("Markdown", "CSV"))  # fmt: skip
-    return tag("div", *buttons, class_="acts")
+    return tag("div", *buttons, class_="acts") + tag("ul", *(tag("li", escape(note)) for note in notes), class_="notes")
 
 
 def table(shown: Sequence[Filled], models: Sequence[ModelResult], name: str, *, fixed: bool = False) -> str:
@@ -242,13 +227,13 @@ Drawings = dict[tuple[str, ...], tuple[tuple[str, ...], str]]
 """Choices of a drawing -> (what each choice is called, the figure element's HTML)."""
 
 
-def chosen_drawings(drawings: Drawings, *names: str, whole: bool = False) -> str:
-    """Drawings of which the reader chooses one, the first at the beginning; empty for none.
+def chosen_drawings(drawings: Drawings, *names: str, whole: bool = False) -> str | None:
+    """Drawings of which the reader chooses one, the first at the beginning; None if there are none.
 
     ``names``: of the choices; ``whole``: the first one is not deflated, and there without the script, too.
     """
     if not drawings:
-        return ""
+        return None
     controls = []
     for place, name in enumerate(names):
         options = {keys[place]: words[place] for keys, (words, _) in drawings.items()}
@@ -333,12 +318,12 @@ def position_drawings(text: TextResult, i: int) -> Drawings:
     return drawings
 
 
-def confidence_table(text: TextResult) -> str:
-    """KLD by how sure the reference is of what comes next; empty where no model has it."""
+def confidence_table(text: TextResult) -> str | None:
+    """KLD by how sure the reference is of what comes next; None where no model has it."""
     rows = [(i, model, found.against.confidence) for i, model in enumerate(text.models)
             if (found := model.estimates) and found.against and found.against.confidence]  # fmt: skip
     if not rows:
-        return ""
+        return None
     of_groups = group_looks(text.models)
     heads = (
         tag("th", f"{100 * bucket.low:g} to {100 * bucket.high:g} %",
@@ -380,24 +365,21 @@ def overview(results: Results) -> str:
             draw = partial(dumbbell_plot, results, measure)
             drawing = drawn(draw, f"all-{key}-", f"{measure.title} on {several} texts", words, several)
             drawings[key,] = (measure.name,), drawing
-    notes = [f"{text.name} failed: {text.error}" for text in results.texts if text.error]
-    notes += [f"{model.label} on {text.name} failed: {model.error}" for text in results.scored for model in text.failed]
+    known = any(results.mean_ppl(label).value is not None for label in results.labels)
+    notes = [
+        *(f"{text.name} failed: {text.error}" for text in results.texts if text.error),
+        *(f"{m.label} on {text.name} failed: {m.error}" for text in results.scored for m in text.failed),
+        MEANS if known else "no mean of the texts: every model lacks one of them",
+        "±: one standard error; the error of PPL is mostly the text's, and nearly common to all models",
+    ]
     return tag(
         "section",
         tag("h2", "All texts"),
         table(shown, models, "Table of all texts"),
-        copy_buttons(),
-        tag("ul", *(tag("li", escape(note)) for note in [*notes, *overview_notes(results)]), class_="notes"),
-        chosen_drawings(drawings, "values", whole=True),
+        below_table(notes),
+        chosen_drawings(drawings, "values", whole=True) or "",
         id="texts",
     )
-
-
-def overview_notes(results: Results) -> list[str]:
-    """What the means of all texts are."""
-    known = any(results.mean_ppl(label).value is not None for label in results.labels)
-    means = MEANS if known else "no mean of the texts: every model lacks one of them"
-    return [means, "±: one standard error; the error of PPL is mostly the text's, and nearly common to all models"]
 
 
 def overview_data(results: Results) -> dict[str, Any]:
@@ -479,8 +461,7 @@ def difference_words(found: Difference, score: str, *, ranked: bool) -> list[Any
     times = 100 if score == "same_top" else 1
     stderr = None if found.stderr is None else times * found.stderr
     value = number_with_error(times * found.value, stderr, sign=True)
-    digits = decimals_of_error(stderr) if stderr else 5
-    interval = " to ".join(f"{times * end:+.{digits}f}" for end in found.limits) if found.limits else "n/a"
+    interval = interval_text(found, times) or "n/a"
     better = 1 if (found.value > 0) == (score == "same_top") else -1
     verdict = 0 if not found.is_seen else better if ranked else 2
     return [value, interval, verdict, *([percent_above(found)] if score == "nll" else [])]

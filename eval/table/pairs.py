@@ -101,8 +101,14 @@ def verdict(pair: Pair, found: Difference) -> str:
 def difference_with_limits(found: Difference) -> str:
     """The difference with its sign, and its interval."""
     digits = decimals_of_error(found.stderr) if found.stderr else 5
-    value, *ends = (f"{number:+.{digits}f}" for number in (found.value, *(found.limits or ())))
-    return f"{value}, 95 %: {ends[0]} to {ends[1]}" if ends else value
+    interval = interval_text(found)
+    return f"{found.value:+.{digits}f}" + (f", 95 %: {interval}" if interval else "")
+
+
+def interval_text(found: Difference, times: int = 1) -> str:
+    """The 95 % interval of so many times the difference, with the decimals of its error; "" where it is not known."""
+    digits = decimals_of_error(times * found.stderr) if found.stderr else 5
+    return " to ".join(f"{times * end:+.{digits}f}" for end in found.limits or ())
 
 
 def percent_above(found: Difference) -> str:
