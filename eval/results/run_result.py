@@ -257,10 +257,7 @@ class Results:
         """Macro mean of a model's KLD, nats; unknown unless every text has one; 0 without error for the reference."""
         models = self.of_label(label)
         klds = [None if model is None else model.mean_kld for model in models]
-        errors = [model.kld.stderr if model and model.kld else None for model in models]
-        if all(model is not None and model.is_reference for model in models):
-            return Value(None if None in klds else 0.0)
-        return macro_mean(klds, errors)
+        return macro_mean(klds, [model.kld.stderr if model and model.kld else None for model in models])
 
     def mean_ppl(self, label: str) -> Value:
         """Geometric mean of a model's perplexities, without those of answers; unknown unless every text has one."""

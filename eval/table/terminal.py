@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -67,79 +68,75 @@ def fitting(table: Table, width: int) -> list[list[Filled]]:
     narrow = table.columns
     for kept in range(len(table.spare), -1, -1):
         narrow = without(table.columns, table.spare[kept:])
-        if fits(narrow, width):
+        if least_width(narrow) <= width:
             return [narrow] if narrow else []
     if not any(each.block for each in table.columns):
         return [narrow]
     first, *others = ([*block] for _, block in itertools.groupby(table.columns, key=lambda each: each.block))
     split = [first]
     for block in others:
-        if fits([*split[-1], *block], width) or [each.column.name for each in split[-1]] == [LABEL]:
+        if least_width([*split[-1], *block]) <= width or [each.column.name for each in split[-1]] == [LABEL]:
             split[-1] += block
         else:
             split.append([table.columns[0], *block])
     return split
 
 
-def fits(found: Sequence[Filled], width: int) -> bool:
-    """Whether columns leave enough room to those of words."""
-    return width_left(found, width) >= min(natural_width(found), TEXT)
+@dataclass(frozen=True)
+class Drawn:
+    """A column as the terminal has it: its width in letters, header and cells.  Words may wrap, numbers may not."""
+
+    is_words: bool
+    width: int
+    header: str
+    cells: list[Text]
 
 
-def rich_table(title: str, found: Sequence[Filled], width: int) -> RichTable:
-    """The table of these columns for a terminal of so many letters; there is at least one column."""
-    gap = 1 if width_left(found, width) - natural_width(found) >= len(found) else 0  # beside the one of the box
-    drawn = RichTable(
+def rich_table(title: str, columns: Sequence[Filled], width: int) -> RichTable:
+    """The table of these columns, of which there is at least one, for a terminal of so many letters."""
+    shown = list(map(drawn, columns))
+    gap = 1 if width - sum(widths(columns)) >= len(columns) else 0  # beside the one of the box
+    table = RichTable(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, gap, 0, 0),
         title=Text(printable(title)),
         title_justify="left",
     )
-    rows: list[list[Text]] = [[] for _ in found[0].cells]
-    for each in found:
-        words = each.column.name in WORDS
-        _, header, texts = word_cells(each) if words else aligned_cells(each)
-        plain = Text("\n".join(map(printable, header.split("\n"))))  # a text's name is no markup
-        drawn.add_column(plain, overflow="fold", no_wrap=not words)
-        for row, text in zip(rows, texts, strict=True):
-            row.append(text)
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
+    for each in shown:
+        header = Text("\n".join(map(printable, each.header.split("\n"))))  # a text's name is no markup
+        table.add_column(header, overflow="fold", no_wrap=not each.is_words)
+    for row in zip(*(each.cells for each in shown), strict=True):
+        table.add_row(*row)
+    return table
 
 
-def least_width(found: Sequence[Filled]) -> int:
+def widths(columns: Sequence[Filled]) -> tuple[int, int]:
+    """(letters of the columns of words if nothing in them wraps, letters of everything else)."""
+    shown = list(map(drawn, columns))
+    words = sum(each.width for each in shown if each.is_words)
+    return words, MARGIN + len(shown) - 1 + sum(each.width for each in shown if not each.is_words)
+
+
+def least_width(columns: Sequence[Filled]) -> int:
     """Letters below which columns would be cut off: all of the numbers, and ``TEXT`` of the words."""
-    return -width_left(found, 0) + min(natural_width(found), TEXT)
+    words, others = widths(columns)
+    return others + min(words, TEXT)
 
 
-def natural_width(found: Sequence[Filled]) -> int:
-    """Letters that the columns of words take if nothing in them wraps."""
-    return sum(word_cells(each)[0] for each in found if each.column.name in WORDS)
-
-
-def width_left(found: Sequence[Filled], width: int) -> int:
-    """Letters of the terminal's width that the columns of numbers leave to those of words."""
-    numbers = [each for each in found if each.column.name not in WORDS]
-    return width - MARGIN - (len(found) - 1) - sum(aligned_cells(each)[0] for each in numbers)
-
-
-def word_cells(found: Filled) -> tuple[int, str, list[Text]]:
-    """(width, header, cells) of words."""
-    texts = [Text(printable(cell.value)) for cell in found.cells]
-    return max([len(found.column.title), *map(len, texts)]), found.column.title, texts
-
-
-def aligned_cells(found: Filled) -> tuple[int, str, list[Text]]:
-    """(width, header, cells): numbers flush right, their errors, or marks, flush left behind them."""
-    lines = found.column.header.split("\n")
-    shown = [printable(cell.shown) for cell in found.cells]
-    errors = [f"±{cell.error}" if cell.error else cell.marks for cell in found.cells]
+def drawn(filled: Filled) -> Drawn:
+    """Words; or numbers flush right, their errors, or marks, flush left behind them."""
+    title = filled.column.title
+    if filled.column.name in WORDS:
+        texts = [Text(printable(cell.value)) for cell in filled.cells]
+        return Drawn(True, max([len(title), *map(len, texts)]), title, texts)
+    lines = filled.column.header.split("\n")
+    shown = [printable(cell.shown) for cell in filled.cells]
+    errors = [f"±{cell.error}" if cell.error else cell.marks for cell in filled.cells]
     behind = max(map(len, errors), default=0)
     before = max([*map(len, shown), max(map(len, lines)) - behind])
     texts = [
         Text(f"{value:>{before}}", "bold" if cell.is_best else "").append(off, "not bold")
-        for value, cell, off in zip(shown, found.cells, errors, strict=True)
+        for value, cell, off in zip(shown, filled.cells, errors, strict=True)
     ]
-    return before + behind, "\n".join(f"{line:>{before}}" for line in lines), texts
+    return Drawn(False, before + behind, "\n".join(f"{line:>{before}}" for line in lines), texts)

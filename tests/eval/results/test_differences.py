@@ -22,6 +22,7 @@ from compare_q.eval.results.differences import (
     difference_with_interval,
     too_short_for_best,
 )
+from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.stats.estimates import BlockSums, n_blocks
 from tests.support.made import BLOCKS, FAILED, QUANT, REF, with_sums
 
@@ -78,45 +79,42 @@ def test_what_cannot_be_compared_says_why() -> None:
     assert not isinstance(difference_or_reason(REF, plain, "nll"), str)
 
 
-def test_the_best_and_what_cannot_be_told_from_it() -> None:
-    a, b, c = (with_sums(replace(QUANT, label=label), nll=found.nll)
-               for label, found in (("a", BLOCKS), ("worse", WORSE), ("same", SAME)))  # fmt: skip
-    assert best_labels([a, b], "nll") == {"a"}
-    assert best_labels([b, c, a], "nll") == {"a", "same"}
-    assert best_labels([a], "nll") == frozenset()
+A = replace(QUANT, label="a")
+B, C = with_sums(replace(A, label="b"), nll=WORSE.nll), with_sums(replace(A, label="c"), nll=SAME.nll)
+GOOD = with_sums(replace(A, label="good"), nll=(1.0, 1.0, 1.0, 1.0))
+HOLES = with_sums(GOOD, whole=("kld", "same_top"))
+ONE_BLOCK = [
+    with_sums(replace(A, label=label), tokens=(10,), nll=(loss,), whole=("nll",))
+    for label, loss in (("x", 5), ("y", 9))
+]
 
 
-def test_reference_noise_floor_and_failures_are_not_the_best() -> None:
-    good = with_sums(replace(QUANT, label="good"), nll=(1.0, 1.0, 1.0, 1.0))
-    a, b = replace(QUANT, label="a"), with_sums(replace(QUANT, label="b"), nll=WORSE.nll)
-    assert best_labels([good, a, b], "nll") == {"good"}
-    assert best_labels([replace(good, is_reference=True), a, b], "nll") == {"a"}
-    assert best_labels([replace(good, spec={"noise_floor": True}), a, b], "nll") == {"a"}
-    assert best_labels([a, b, FAILED], "nll") == {"a"}
-
-
-def test_no_model_is_the_best_where_the_best_measured_left_scores_out() -> None:
-    """A star on the next one would say that there is no better."""
-    good = with_sums(replace(QUANT, label="good"), nll=(1.0, 1.0, 1.0, 1.0), whole=("kld", "same_top"))
-    a, b = replace(QUANT, label="a"), with_sums(replace(QUANT, label="b"), nll=WORSE.nll)
-    assert best_labels([good, a, b], "nll") == frozenset()
-    assert best_labels([a, with_sums(b, whole=("kld",))], "nll") == {"a"}
-
-
-def test_only_quantized_models_are_the_best() -> None:
-    """16 bits a weight or more are none; where the size is not known, the layers' weights say it."""
-    good = with_sums(replace(QUANT, label="good"), nll=(1.0, 1.0, 1.0, 1.0))
-    a, b = replace(QUANT, label="a"), with_sums(replace(QUANT, label="b"), nll=WORSE.nll)
-    assert best_labels([replace(good, storage=Storage(16.0)), a, b], "nll") == {"a"}
-    assert best_labels([replace(good, storage=Storage(15.9)), a, b], "nll") == {"good"}
-    assert best_labels([replace(good, storage=Storage(16.0)), a], "nll") == frozenset()
-    assert best_labels([replace(good, storage=Storage(), provenance={}), a, b], "nll") == {"good"}
+@pytest.mark.parametrize(
+    ("models", "best"),
+    [
+        ([A, B], {"a"}),
+        ([B, C, A], {"a", "c"}),  # what cannot be told from it
+        ([A], set()),
+        ([GOOD, A, B], {"good"}),
+        ([replace(GOOD, is_reference=True), A, B], {"a"}),
+        ([replace(GOOD, spec={"noise_floor": True}), A, B], {"a"}),
+        ([A, B, FAILED], {"a"}),
+        ([HOLES, A, B], set()),  # a star on the next one would say that there is no better
+        ([A, with_sums(B, whole=("kld",))], {"a"}),
+        ([replace(GOOD, storage=Storage(16.0)), A, B], {"a"}),  # 16 bits a weight are not quantized
+        ([replace(GOOD, storage=Storage(15.9)), A, B], {"good"}),
+        ([replace(GOOD, storage=Storage(16.0)), A], set()),
+        ([replace(GOOD, storage=Storage(), provenance={}), A, B], {"good"}),
+        (ONE_BLOCK, set()),  # nothing says that 0.4 nats are not by chance
+    ],
+)
+def test_the_best(models: list[ModelResult], best: set[str]) -> None:
+    assert best_labels(models, "nll") == best
 
 
 @pytest.mark.parametrize(("length", "found"), [(1999, frozenset()), (2000, {"good"})])
 def test_no_model_is_the_best_of_a_short_text(length: int, found: frozenset[str]) -> None:
-    models = [with_sums(replace(QUANT, label=label), nll=nll, length=length)
-              for label, nll in (("good", (1.0, 1.0, 1.0, 1.0)), ("b", (5.0, 5.0, 5.0, 5.0)))]  # fmt: skip
+    models = [with_sums(GOOD, length=length), with_sums(B, nll=(5.0, 5.0, 5.0, 5.0), length=length)]
     assert best_labels(models, "nll") == found
     assert too_short_for_best(models) == (None if found else length)
     assert too_short_for_best(models[:1]) is None
@@ -162,10 +160,3 @@ def test_more_is_better_of_the_same_top_token() -> None:
     more = with_sums(replace(QUANT, label="more"), same_top=(10.0, 10.0, 10.0, 10.0))
     assert best_labels([QUANT, more], "same_top") == {"more"}
     assert best_labels([QUANT, with_sums(more, kld=(0.5, 0.5, 0.5, 0.5))], "kld") == {"more"}
-
-
-def test_no_model_is_the_best_of_a_text_too_short_for_errors() -> None:
-    """One block: nothing says that 0.4 nats are not by chance."""
-    one, other = (with_sums(replace(QUANT, label=label), tokens=(10,), nll=(loss,), whole=("nll",))
-                  for label, loss in (("one", 5.0), ("other", 9.0)))  # fmt: skip
-    assert best_labels([one, other], "nll") == frozenset()

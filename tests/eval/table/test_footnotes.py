@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums
@@ -19,22 +22,22 @@ AGAINST = "KLD (nats, mean over tokens) and same top: against bf16"
 RATES = "bf16: 1.2500 bits per byte, byte perplexity 2.3780, word perplexity 55.5000"
 
 
-def test_a_run_with_a_reference() -> None:
-    assert footnotes(run_of(REF, QUANT, FAILED)) == [WINDOWS, ERRORS, AGAINST, RATES, "broken: failed: told to fail"]
+ALONE = run_of(BASE, reference=None)
 
 
-def test_a_run_without_a_reference() -> None:
-    assert footnotes(run_of(BASE, reference=None)) == [WINDOWS, ERRORS]
-
-
-def test_the_method_is_named() -> None:
-    run = replace(run_of(BASE, reference=None), data={"method": "llamacpp"})
-    assert footnotes(run)[0] == "method llamacpp: 2 windows, 40 scored tokens"
-
-
-def test_a_reference_without_a_row_says_its_perplexity() -> None:
-    found = footnotes(run_of(QUANT))
-    assert found[2:] == [f"{AGAINST}, whose own PPL on these tokens is 7.2500"]
+@pytest.mark.parametrize(
+    ("run", "notes"),
+    [
+        (run_of(REF, QUANT, FAILED), [WINDOWS, ERRORS, AGAINST, RATES, "broken: failed: told to fail"]),
+        (run_of(QUANT), [WINDOWS, ERRORS, f"{AGAINST}, whose own PPL on these tokens is 7.2500"]),
+        (ALONE, [WINDOWS, ERRORS]),
+        (replace(ALONE, data={"method": "llamacpp"}), [f"method llamacpp: {WINDOWS}", ERRORS]),
+        (run_of(replace(BASE, cached=True), reference=None),
+         [WINDOWS, ERRORS, "1 of 1 rows come from the cache; their speed (*) is of an earlier run"]),
+    ],
+)  # fmt: skip
+def test_all_notes(run: TextResult, notes: list[str]) -> None:
+    assert footnotes(run) == notes
 
 
 def test_short_texts_are_said_to_be_short() -> None:
@@ -102,8 +105,3 @@ def test_what_is_missing_is_explained() -> None:
         "W4A16: 3 positions had no finite log-probability; PPL leaves them out",
         "W4A16: 2 positions had no finite KL divergence; KLD leaves them out",
     ]
-
-
-def test_stored_results() -> None:
-    note = "1 of 1 rows come from the cache; their speed (*) is of an earlier run"
-    assert footnotes(run_of(replace(BASE, cached=True), reference=None))[-1] == note
