@@ -59,11 +59,8 @@ def run(args: argparse.Namespace) -> int:
     reference = against or (patients[0] if len(patients) > 1 else None)
     wanted, here, wrong = tensors_wanted(patients), predictions(patients), False
     for number, patient in enumerate(patients):
-        examination = examine(patient, None if patient == reference else reference, wanted.get(patient))
-        errors: list[LayerError] = []
-        if against is not None and patient != against:
-            errors = compared(patient, against, progress)
-            examination = examination.with_findings(*comparison.findings(errors))
+        errors = compared(patient, against, progress) if against is not None and patient != against else []
+        examination = examine(patient, None if patient == reference else reference, wanted.get(patient), errors)
         print(*([""] if number else []), *map(printable, lines(examination, here.get(patient, []))), sep="\n")
         if against is not None and patient != against:
             show(errors, Console())

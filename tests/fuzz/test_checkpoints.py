@@ -16,8 +16,7 @@ from hypothesis import given
 
 from compare_q.backends.checkpoint import files, nvfp4_scales, stored_bits
 from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.checkpoint.gguf import read_model
-from compare_q.backends.checkpoint.gguf_header import _Reader
+from compare_q.backends.checkpoint.gguf import _Reader, read_model
 from compare_q.backends.layers.schemes import declared
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes
 from tests.support.hostile import bounded_answer_of, damaged, damaged_bytes, fuzzed, randoms

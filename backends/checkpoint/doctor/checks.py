@@ -6,11 +6,11 @@ Scales, ends, left-over files, dtypes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,11 +62,6 @@ def one_finding(severity: Severity, where: Iterable[str], what: str, cure: str) 
     """One finding for all places that have the same fault, which names the first; none where there is no place."""
     places = list(where)
     return [Finding(severity, places[0], what, cure, len(places) - 1)] if places else []
-
-
-def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings, the worst first, else in their order."""
-    return tuple(sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity)))
 
 
 def check(checkpoint: Checkpoint) -> Iterator[Finding]:

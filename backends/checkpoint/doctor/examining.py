@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import stored_bits
 from compare_q.backends.checkpoint.contents import Checkpoint
-from compare_q.backends.checkpoint.doctor import checks, parameters, tokenizers
-from compare_q.backends.checkpoint.doctor.checks import Finding, by_severity
+from compare_q.backends.checkpoint.doctor import checks, comparison, parameters, tokenizers
+from compare_q.backends.checkpoint.doctor.checks import Finding, Severity
+from compare_q.backends.checkpoint.doctor.comparison import LayerError
 from compare_q.backends.checkpoint.gguf import GgufModel, read_model
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
@@ -43,10 +44,6 @@ class Examination:
     def is_wrong(self) -> bool:
         """Whether a number or an answer would be wrong."""
         return any(finding.severity == "wrong" for finding in self.findings)
-
-    def with_findings(self, *more: Finding) -> Examination:
-        """The same with more findings."""
-        return replace(self, findings=by_severity((*self.findings, *more)))
 
 
 @dataclass(frozen=True)
@@ -79,10 +76,14 @@ class Patient:
         return tokenizers.of_gguf(self.gguf) if self.gguf is not None else tokenizers.of_folder(self.path)
 
 
-def examine(patient: Patient, against: Patient | None = None, wanted: Mapping[str, Any] | None = None) -> Examination:
+def examine(
+    patient: Patient, against: Patient | None = None, wanted: Mapping[str, Any] | None = None,
+    errors: Sequence[LayerError] = (),
+) -> Examination:  # fmt: skip
     """Everything that headers, configs and small tensors say of a model; InputError if it cannot be read.
 
-    ``against``: the model whose tokens it should have; ``wanted``: what ``parameters.compared`` said of it.
+    ``against``: the model whose tokens it should have; ``wanted``: what ``parameters.compared`` said of it;
+    ``errors``: of its matrices.
     """
     model = patient.gguf
     unchecked = []
@@ -100,7 +101,9 @@ def examine(patient: Patient, against: Patient | None = None, wanted: Mapping[st
             findings += tokenizers.check(patient.tokens, against.tokens)
         except InputError as error:
             unchecked.append(f"tokens: {error}")
-    return Examination(patient.name, facts, by_severity(findings), tuple(unchecked))
+    findings += comparison.findings(errors)
+    findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
+    return Examination(patient.name, facts, tuple(findings), tuple(unchecked))
 
 
 def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

@@ -15,8 +15,7 @@ from typing import Any
 
 from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor.checks import Finding
-from compare_q.backends.checkpoint.gguf import GgufModel
-from compare_q.backends.checkpoint.gguf_header import TOKENS
+from compare_q.backends.checkpoint.gguf import TOKENS, GgufModel
 from compare_q.backends.common.json_files import exists, read_bytes
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.layers.schemes import part

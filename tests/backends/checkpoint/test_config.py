@@ -106,19 +106,6 @@ def test_kv_numbers(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).kv_numbers == gold
 
 
-@pytest.mark.parametrize("wrong", [True, -4, "8", [8], {"a": 8}, 10**41, 1e300, float("inf")])
-def test_keys_of_another_type_say_nothing(wrong: Any) -> None:
-    """Nothing is computed with them: a length times "8" would be a text of a million letters."""
-    keys = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
-    found = CheckpointConfig(dict.fromkeys(keys, wrong))
-    known = wrong if wrong == 10**41 else None
-    assert (found.vocab_size, found.hidden_layers, found.context) == (known,) * 3
-    scaled = {"rope_type": "yarn", "factor": wrong, "original_max_position_embeddings": wrong}
-    found = CheckpointConfig({"max_position_embeddings": 64, "rope_scaling": scaled, "text_config": wrong})
-    assert isinstance(found.context, int)
-    assert CheckpointConfig({"quantization_config": wrong}).quantization == (wrong if isinstance(wrong, dict) else {})
-
-
 def test_weights_that_the_config_names_are_refused(tmp_path: Path) -> None:
     """Transformers would load them, and other engines the files of the usual names."""
     folder = write_checkpoint(tmp_path, ENDS, {"transformers_weights": "other.safetensors"})

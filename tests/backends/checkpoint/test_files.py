@@ -12,7 +12,7 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import files as checkpoint
-from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint.stored_bits import storage_of
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes, write_checkpoint
 from tests.support.toy import refusal
 
@@ -26,9 +26,9 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
     names = {f"{Q}.weight": "model-1.safetensors", **dict.fromkeys(ENDS, "model-2.safetensors")}
     index.write_text(json.dumps({"metadata": {"total_size": 304}, "weight_map": names}))
     (folder / "model.safetensors").rename(folder / "model-3.safetensors")
-    assert stored_bits.storage_of(folder) == Storage(16.0, 16.0, 1152)
+    assert storage_of(folder) == Storage(16.0, 16.0, 1152)
     (folder / "model-2.safetensors").unlink()
-    for function in (checkpoint.weight_files, stored_bits.storage_of, checkpoint.stamp):
+    for function in (checkpoint.weight_files, storage_of, checkpoint.stamp):
         assert str(folder / "model-2.safetensors") in refusal(function, folder)
 
 
@@ -38,7 +38,7 @@ def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Pat
     (folder / "model-1.safetensors").write_bytes(safetensors_bytes(ENDS))
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys(ENDS, "model-1.safetensors")}))
-    for function in (checkpoint.weight_files, stored_bits.storage_of, checkpoint.stamp):
+    for function in (checkpoint.weight_files, storage_of, checkpoint.stamp):
         assert "two sets of weights" in refusal(function, folder)
     index.write_text(json.dumps({"weight_map": dict.fromkeys(ENDS, "model.safetensors")}))
     assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
@@ -75,7 +75,7 @@ def test_weights_stored_twice_are_counted_once(tmp_path: Path) -> None:
         safetensors_bytes({"layers.0.attention.wq.weight": ("F32", 8, 4)})
     )
     assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
-    assert stored_bits.storage_of(folder) == Storage(16.0, 16.0, 1152)
+    assert storage_of(folder) == Storage(16.0, 16.0, 1152)
     (folder / "model.safetensors").unlink()
     assert checkpoint.weight_files(folder) == [folder / "consolidated.safetensors"]
 
@@ -87,10 +87,10 @@ def test_override_tensors_replace(tmp_path: Path) -> None:
     override, second = tmp_path / "override.safetensors", tmp_path / "second.safetensors"
     override.write_bytes(safetensors_bytes({o: ("F8_E4M3", 8, 4)}))
     second.write_bytes(safetensors_bytes({o: ("F32", 8, 4)}))
-    assert stored_bits.storage_of(folder, [override]) == Storage(12.0, 16.0, 768 + 640)
-    assert stored_bits.storage_of(folder, [override, second]) == Storage(24.0, 16.0, 1536 + 640)  # 512 + 1,024
+    assert storage_of(folder, [override]) == Storage(12.0, 16.0, 768 + 640)
+    assert storage_of(folder, [override, second]) == Storage(24.0, 16.0, 1536 + 640)  # 512 + 1,024
     assert len({checkpoint.stamp(folder, files) for files in ([], [override], [second], [override, second])}) == 4
-    for function in (stored_bits.storage_of, checkpoint.stamp):
+    for function in (storage_of, checkpoint.stamp):
         assert refusal(function, folder, [tmp_path / "none"]).startswith(f"{tmp_path / 'none'}: ")
 
 
@@ -154,7 +154,7 @@ BAD_FILES = {
 def test_bad_safetensors_are_named(tmp_path: Path, kind: str) -> None:
     folder = write_checkpoint(tmp_path, {})
     (folder / "model.safetensors").write_bytes(BAD_FILES[kind])
-    assert refusal(stored_bits.storage_of, folder).startswith(f"{folder / 'model.safetensors'}: ")
+    assert refusal(storage_of, folder).startswith(f"{folder / 'model.safetensors'}: ")
 
 
 def test_stamp_sees_weights_that_keep_header_size_and_time(tmp_path: Path) -> None:

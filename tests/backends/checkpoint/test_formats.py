@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import stored_bits
 from compare_q.backends.checkpoint.contents import Checkpoint
+from compare_q.backends.checkpoint.stored_bits import storage_of
 from compare_q.backends.layers.schemes import declared
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
 from tests.support.downloads import DOWNLOADS
@@ -19,11 +19,16 @@ from tests.support.format_table import PAGE, TABLE, look, table
 from tests.support.stored_formats import CASES, EXL3, GPTQ, HEADS, SIZES, Case, entries_of
 
 
-def stored(folder: Path, case: Case, entries: Entries, module: str) -> Storage:
-    """The storage of a model with these tensors; its counted tensors take as many bytes on disk as the case says."""
+def written(folder: Path, case: Case, entries: Entries, module: str) -> Path:
+    """A checkpoint with these tensors and the case's config."""
     values = {f"{module}.{part}": value for part, value in case.values.items()}
     config = {**case.config, **({"quantization_config": case.quantization} if case.quantization else {})}
-    found = stored_bits.storage_of(write_checkpoint(folder, entries, config, values))
+    return write_checkpoint(folder, entries, config, values)
+
+
+def stored(folder: Path, case: Case, entries: Entries, module: str) -> Storage:
+    """The storage of a model with these tensors; its counted tensors take as many bytes on disk as the case says."""
+    found = storage_of(written(folder, case, entries, module))
     raw = (folder / "model.safetensors").read_bytes()
     described = json.loads(raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]])
     spans = [described[f"{module}.{part}"]["data_offsets"] for part in case.counted.split()]
@@ -61,10 +66,8 @@ WORDS = {
 @pytest.mark.parametrize("name", WORDS)
 def test_words(tmp_path: Path, name: str) -> None:
     """What the doctor calls each format; one block of FP8 is a scale of the whole tensor."""
-    case = CASES[name]
-    values = {f"{Q}.{part}": value for part, value in case.values.items()}
-    config = {**case.config, **({"quantization_config": case.quantization} if case.quantization else {})}
-    assert Checkpoint(write_checkpoint(tmp_path, entries_of(case, Q), config, values)).described(Q) == WORDS[name]
+    folder = written(tmp_path, CASES[name], entries_of(CASES[name], Q), Q)
+    assert Checkpoint(folder).described(Q) == WORDS[name]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: 
     """A trellis says the padded size only; the true one is that in the config which is padded to it, if one is."""
     layer = {"trellis": ("I16", rows // 16, columns // 16, 16), "suh": ("F16", rows), "svh": ("F16", columns)}
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in layer.items()}}
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, {**config, "quantization_config": EXL3}))
+    found = storage_of(write_checkpoint(tmp_path, entries, {**config, "quantization_config": EXL3}))
     bits = rows * columns + 16 * (rows + columns)
     if weights is None:
         assert found == Storage(note=f"{Q}.trellis: padded, and config.json does not say from which size")
@@ -131,7 +134,7 @@ def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: 
 def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int], weights: int | None) -> None:
     """256 x 128 of 16 bits = 524,288: a size that no config key explains is the true one; two explanations are none."""
     entries = {**ENDS, f"{Q}.weight": ("F16", 256, 128)}
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, {**sizes, "quantization_config": EXL3}))
+    found = storage_of(write_checkpoint(tmp_path, entries, {**sizes, "quantization_config": EXL3}))
     if weights is None:
         assert found == Storage(note=f"{Q}.weight: padded, and config.json does not say from which size")
     else:
@@ -172,21 +175,21 @@ def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int],
 )  # fmt: skip
 def test_unknown_formats_are_not_guessed(tmp_path: Path, parts: Entries, named: str) -> None:
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, SIZES))
+    found = storage_of(write_checkpoint(tmp_path, entries, SIZES))
     assert found == Storage(note=f"{Q}.{named}: stored in a format that compare_q cannot size")
 
 
 def test_mixed_bits_without_a_witness_are_not_guessed(tmp_path: Path) -> None:
     bare = {f"{Q}.qweight": ("I32", 8, 64), f"{Q}.scales": ("F16", 2, 64)}
     config = {"quantization_config": {"bits": 4, "dynamic": {"k_proj": {"bits": 8}}}}
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, {**ENDS, **bare}, config)).bpw_layer is None
+    assert storage_of(write_checkpoint(tmp_path, {**ENDS, **bare}, config)).bpw_layer is None
 
 
 @pytest.mark.parametrize("name", ["model.blocks.0.ffn.experts.mlp.w1", "lm_head.codes"])
 def test_unknown_matrices(tmp_path: Path, name: str) -> None:
     """DBRX has experts without ".weight"."""
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F16", 2, 4, 4)}
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries))
+    found = storage_of(write_checkpoint(tmp_path, entries))
     assert found == Storage(note=f"{name}: stored in a format that compare_q cannot size")
 
 
@@ -202,7 +205,7 @@ def test_unknown_matrices(tmp_path: Path, name: str) -> None:
 def test_parts_that_do_not_fit_have_no_size(tmp_path: Path, parts: Entries, values: dict[str, bytes]) -> None:
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
     folder = write_checkpoint(tmp_path, entries, None, {f"{Q}.{part}": value for part, value in values.items()})
-    found = stored_bits.storage_of(folder)
+    found = storage_of(folder)
     assert found.bpw_layer is None
     assert found.note.startswith(f"{Q}.{next(iter(parts))}: what is stored beside it does not fit it")
 

@@ -16,8 +16,7 @@ from gguf import GGMLQuantizationType as Type
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.doctor.examining import gguf_facts
-from compare_q.backends.checkpoint.gguf import model_files, read_model
-from compare_q.backends.checkpoint.gguf_header import GgufTensor
+from compare_q.backends.checkpoint.gguf import GgufTensor, model_files, read_model
 from demo.smollm2 import find_gguf
 from tests.support.toy import refusal
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from compare_q.backends.checkpoint import nvfp4_scales
+from tests.support.checkpoints import Entries, write_checkpoint
 from tests.support.toy import refusal
 
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
@@ -18,22 +19,15 @@ W4A4 = {"weights": NVFP4, "input_activations": NVFP4}
 ATTENTION = "model.layers.0.self_attn"
 
 
-def write(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, Any], **shards: list[str]) -> Path:
-    """A checkpoint of one-byte weights with these scalars beside them, by default weight-only; ``shards`` by prefix."""
-    folder.mkdir()
-    groups = groups or (W4A16,)
-    config = {"config_groups": {f"group_{i}": group for i, group in enumerate(groups)}}
-    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
-    files: dict[str, dict[str, torch.Tensor]] = {}
+def write(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, Any]) -> Path:
+    """A checkpoint of one-byte weights with these scalars beside them, by default weight-only."""
+    entries: Entries = {}
     for path, scalars in layers.items():
-        shard = next((name for name, members in shards.items() if path in members), "model_1" if shards else "model")
-        packed = "weight" if "weight_scale_2" in scalars else "weight_packed"
-        tensors = {f"{path}.{packed}": torch.zeros(1, 1, dtype=torch.uint8)}
-        tensors |= {f"{path}.{name}": torch.tensor([value]) for name, value in scalars.items()}
-        files.setdefault(shard, {}).update(tensors)
-    for shard, tensors in files.items():
-        save_file(tensors, folder / f"{shard}.safetensors")
-    return folder
+        entries[f"{path}.{'weight' if 'weight_scale_2' in scalars else 'weight_packed'}"] = ("U8", 1, 1)
+        entries |= {f"{path}.{name}": ("F32", 1) for name in scalars}
+    values = {f"{path}.{name}": struct.pack("<f", value) for path, own in layers.items() for name, value in own.items()}
+    config = {"config_groups": {f"group_{i}": group for i, group in enumerate(groups or (W4A16,))}}
+    return write_checkpoint(folder, entries, {"quantization_config": config}, values)
 
 
 def attention(q: float, k: float, v: float, name: str = "weight_global_scale") -> dict[str, dict[str, float]]:
@@ -90,10 +84,9 @@ def test_stacked_experts_have_a_scale_each(tmp_path: Path) -> None:
     check(folder)
 
 
-def test_rounding_is_no_difference_also_in_other_files(tmp_path: Path) -> None:
-    in_other_file = {"model_2": [f"{ATTENTION}.v_proj"]}
-    check(write(tmp_path / "x", attention(3584.0, 3584.0, 3584.01), **in_other_file))
-    assert refusal(check, write(tmp_path / "y", attention(3584.0, 3584.0, 3584.1), **in_other_file))
+def test_rounding_is_no_difference(tmp_path: Path) -> None:
+    check(write(tmp_path / "x", attention(3584.0, 3584.0, 3584.01)))
+    assert refusal(check, write(tmp_path / "y", attention(3584.0, 3584.0, 3584.1)))
 
 
 def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:

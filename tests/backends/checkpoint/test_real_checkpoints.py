@@ -9,7 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import files, stored_bits
+from compare_q.backends.checkpoint import files
+from compare_q.backends.checkpoint.stored_bits import storage_of
 from tests.support import DATA
 from tests.support.checkpoints import write_checkpoint
 
@@ -23,7 +24,7 @@ def test_real_bitsandbytes_header(tmp_path: Path) -> None:
     listed = json.loads((DATA / "bitsandbytes_nf4.json").read_text())
     entries = {name: entry[:2] if ".quant_state." in name else entry for name, entry in listed.items()}
     values = {name: entry[2].encode() for name, entry in listed.items() if ".quant_state." in name}
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, {}, values))
+    found = storage_of(write_checkpoint(tmp_path, entries, {}, values))
     assert found == Storage((25632 + 42528) / (4096 + 8192), 16.0, 25632 + 42528 + 327680)
 
 
@@ -37,7 +38,7 @@ def test_a_real_exl3_header(tmp_path: Path) -> None:
     listed = json.loads((DATA / "exl3_3.5bpw.json").read_text())
     folder = write_checkpoint(tmp_path, listed["tensors"], listed["config"])
     layer, head = 17_891_328 + 12_032 * 16 + 7 * 32, 768 * 49_152 * 6 + 49_920 * 16 + 32
-    assert stored_bits.storage_of(folder) == Storage(layer / 5_111_808, head / (768 * 49_152), layer + head)
+    assert storage_of(folder) == Storage(layer / 5_111_808, head / (768 * 49_152), layer + head)
     norms = 3 * 768 * 16
     on_disk = sum(tensor.nbytes for tensor in files.read_headers([folder / "model.safetensors"]).values())
     assert on_disk * 8 == layer + head + norms
@@ -71,7 +72,7 @@ def test_real_compressed_tensors(tmp_path: Path, toy_model: Path, preset: str) -
 
     bits, parts = WRITERS[preset]
     quantize(toy_model, preset, tmp_path / "q", group_size=32 if preset.startswith("W4") else None)
-    assert stored_bits.storage_of(tmp_path / "q") == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
+    assert storage_of(tmp_path / "q") == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
     assert bytes_in(tmp_path / "q", parts) * 8 == bits
 
 
@@ -89,4 +90,4 @@ def test_real_gpt_oss(tmp_path: Path) -> None:
         layer_types=["full_attention"],
     )  # fmt: skip
     GptOssForCausalLM(config).bfloat16().save_pretrained(tmp_path)
-    assert stored_bits.storage_of(tmp_path) == Storage(16.0, 16.0, (30_720 + 2_560) * 16)
+    assert storage_of(tmp_path) == Storage(16.0, 16.0, (30_720 + 2_560) * 16)

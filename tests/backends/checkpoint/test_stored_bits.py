@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint.stored_bits import storage_of
 from compare_q.backends.layers.names import role_of
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
 from tests.support.stored_formats import EXL3
@@ -26,7 +26,7 @@ def test_plain_layers_and_norms(tmp_path: Path) -> None:
     }
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    assert stored_bits.storage_of(tmp_path) == Storage(16.0, 16.0, 1664)
+    assert storage_of(tmp_path) == Storage(16.0, 16.0, 1664)
     assert Storage(vram_bits=2.0**36).vram_gib == 8.0  # 2^36 bits are 2^33 bytes
 
 
@@ -53,7 +53,7 @@ def test_left_out(tmp_path: Path, name: str) -> None:
     """Norms, biases, scales of activations and caches, routers, towers, classifiers, what drafts tokens, positions."""
     name, *shape = name.split()
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F32", *map(int, shape))}
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)) == Storage(16.0, 16.0, 512 + 640)
+    assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(16.0, 16.0, 512 + 640)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_names_of_ends(tmp_path: Path, embedding: str, layer: str, head: str) ->
     """An int8 layer of 32 weights with a scale of 32 bits: 9; a bf16 head of 40; the same tied, where it is F32."""
     quantized = {f"{layer}.weight": ("I8", 8, 4), f"{layer}.weight_scale": ("F32", 1)}
     entries = {**quantized, f"{embedding}.weight": ("F32", 10, 4)}
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 32.0, 288 + 1280)
+    assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 32.0, 288 + 1280)
     entries[f"{head}.weight"] = ("BF16", 10, 4)
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 16.0, 288 + 640)
+    assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 16.0, 288 + 640)
     roles = {role: [each for each in (embedding, layer, head) if role_of(each, None) == role]
              for role in ("embedding", "layer", "head")}  # fmt: skip
     assert roles == {"embedding": [embedding], "layer": [layer], "head": [head]}
@@ -116,9 +116,9 @@ def test_what_lies_outside_the_text_model(tmp_path: Path, embedding: str, layer:
     entries: Entries = {f"{layer}.weight": ("I8", 8, 4), f"{layer}.weight_scale": ("F32", 1)}
     entries |= {f"{embedding}.weight": ("F32", 10, 4), "lm_head.weight": ("BF16", 10, 4)}
     more: Entries = {f"{outside}.weight": ("BF16", 4, 4), "encoder.embed_tokens.weight": ("BF16", 5, 4)}
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries | more)) == Storage(9.0, 16.0, 288 + 640)
+    assert storage_of(write_checkpoint(tmp_path, entries | more)) == Storage(9.0, 16.0, 288 + 640)
     del more["encoder.embed_tokens.weight"], entries["lm_head.weight"]
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries | more)) == Storage(9.0, 32.0, 288 + 1280)
+    assert storage_of(write_checkpoint(tmp_path, entries | more)) == Storage(9.0, 32.0, 288 + 1280)
 
 
 @pytest.mark.parametrize("embedding", ["model.local_encoder.embed_tokens", "language.embed_tokens", "lm_head"])
@@ -127,7 +127,7 @@ def test_a_text_model_that_is_not_found_loses_nothing(tmp_path: Path, embedding:
     entries: Entries = {f"{embedding}.weight": ("F32", 4, 4), "lm_head.weight": ("BF16", 10, 4)}
     entries |= {f"{Q}.weight": ("I8", 16, 8), f"{Q}.weight_scale": ("F32", 1)}
     entries["model.local_encoder.layers.0.up_proj.weight"] = ("BF16", 4, 4)
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries))
+    found = storage_of(write_checkpoint(tmp_path, entries))
     assert (found.bpw_layer, found.vram_bits) == ((256 + 1024 + 32) / 144, 256 + 1024 + 32 + 640)
 
 
@@ -145,10 +145,10 @@ def test_a_matrix_of_the_vocabularys_size_is_no_layer(
 ) -> None:
     """Neither is it the head for certain: a model may have another embedding of that size."""
     entries = {**ENDS, f"{Q}.weight": ("BF16", 10, 4)}  # a layer may happen to be as large
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries, config)) == Storage(16.0, 16.0, 1280)
+    assert storage_of(write_checkpoint(tmp_path, entries, config)) == Storage(16.0, 16.0, 1280)
     scales = {name.replace("qweight", "scales"): ("F16", 1, 5), name.replace("qweight", "g_idx"): ("I32", 8)}
     entries |= {name: entry, **(scales if "qweight" in name else {})}
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, config))
+    found = storage_of(write_checkpoint(tmp_path, entries, config))
     assert (found.bpw_layer, found.bpw_head, found.vram_bits) == (None, None, None)
     assert found.note.startswith(f"{name.rpartition('.')[0]}: has the vocabulary's size, ")
 
@@ -160,11 +160,11 @@ def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
     layers = "model.language_model.layers"
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), f"{layers}.10.mlp.up_proj.weight": ("F32", 8, 4)}
     gold = Storage((512 + 1024) / 64, 16.0, 512 + 1024 + 640)
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries, config)) == gold
+    assert storage_of(write_checkpoint(tmp_path, entries, config)) == gold
     entries[f"{layers}.11.{part}.weight"] = ("F32", 8, 8)
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries, config)) == gold
+    assert storage_of(write_checkpoint(tmp_path, entries, config)) == gold
     if part == "eh_proj":  # a config that does not count them leaves none out
-        assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)).vram_bits == 512 + 1024 + 640 + 2048
+        assert storage_of(write_checkpoint(tmp_path, entries)).vram_bits == 512 + 1024 + 640 + 2048
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,7 @@ def test_experts(tmp_path: Path, tensors: Entries, bits: int, weights: int) -> N
     """Beside a bf16 layer of 32 weights (512 bits) and the head (640)."""
     experts = {f"{LAYER}.mlp.experts.{name}": entry for name, entry in tensors.items()}
     router = {f"{LAYER}.mlp.router.weight": ("BF16", 2, 4)}
-    found = stored_bits.storage_of(
-        write_checkpoint(tmp_path, {**ENDS, **experts, **router, f"{Q}.weight": ("BF16", 8, 4)})
-    )
+    found = storage_of(write_checkpoint(tmp_path, {**ENDS, **experts, **router, f"{Q}.weight": ("BF16", 8, 4)}))
     assert found == Storage((bits + 512) / (weights + 32), 16.0, bits + 512 + 640)
 
 
@@ -208,21 +206,21 @@ def test_exl3_experts(tmp_path: Path) -> None:
         entries |= {f"{experts}.{expert}.up_proj.{part}": entry for part, entry in up.items()}
         entries |= {f"{experts}.{expert}.down_proj.{part}": entry for part, entry in down.items()}
     sizes = {"hidden_size": 96, "moe_intermediate_size": 160, "vocab_size": 10}
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, {**sizes, "quantization_config": EXL3}))
+    found = storage_of(write_checkpoint(tmp_path, entries, {**sizes, "quantization_config": EXL3}))
     assert found == Storage(4 * 104448 / (4 * 15360), 16.0, 4 * 104448 + 640)
 
 
 def test_a_quantized_embedding_matters_to_a_tied_head_only(tmp_path: Path) -> None:
     table = {"model.embed_tokens.trellis": ("I16", 10, 65), "model.embed_tokens.signs": ("F16", 1, 256)}
     layer = {f"{Q}.weight": ("BF16", 8, 4), "lm_head.weight": ("BF16", 10, 4)}
-    assert stored_bits.storage_of(write_checkpoint(tmp_path, {**layer, **table})) == Storage(16.0, 16.0, 1152)
+    assert storage_of(write_checkpoint(tmp_path, {**layer, **table})) == Storage(16.0, 16.0, 1152)
     del layer["lm_head.weight"]
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, {**layer, **table}))
+    found = storage_of(write_checkpoint(tmp_path, {**layer, **table}))
     assert (found.bpw_layer, found.bpw_head, found.vram_bits) == (None, None, None)
     assert found.note.startswith("model.embed_tokens.signs: ")
 
 
 def test_no_weights(tmp_path: Path) -> None:
-    found = stored_bits.storage_of(write_checkpoint(tmp_path, {"model.norm.weight": ("F32", 4)}))
+    found = storage_of(write_checkpoint(tmp_path, {"model.norm.weight": ("F32", 4)}))
     assert (found.bpw_layer, found.vram_bits) == (None, None)
     assert "no weight matrices" in found.note
