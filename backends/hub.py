@@ -182,6 +182,8 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
 
     Raises InputError with the reason in one line.
     """
+    from huggingface_hub import constants, snapshot_download
+
     try:
         repo = checked(look_up(repo_type, name, revision), patterns)
     except HubAwayError as error:
@@ -192,8 +194,13 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
     watch.expect(missing)
     if missing:
         watch.say(f"{name}: {bytes_in_words(missing)} to download")
-        check_room(name, missing)
-    from huggingface_hub import snapshot_download
+        cache = Path(constants.HF_HUB_CACHE)
+        free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
+        if free < missing:
+            raise InputError(
+                f"{name}: {bytes_in_words(missing)} to download, but {cache} has room for {bytes_in_words(free)}; "
+                "HF_HOME names another place for the hub's cache"
+            )
 
     shown = watch is not SILENT  # otherwise the client's own bars are all that a user sees
     try:
@@ -278,20 +285,6 @@ def repository_page(repo_type: RepoType, name: str) -> str:
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{name}"
-
-
-def check_room(name: str, size: int) -> None:
-    """InputError if the disk of the hub's cache has no room for ``size`` bytes."""
-    from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE)
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    if free < size:
-        raise InputError(
-            f"{name}: {bytes_in_words(size)} to download, but {cache} has room for {bytes_in_words(free)}; "
-            "HF_HOME names another place for the hub's cache"
-        )
 
 
 @contextmanager

@@ -20,9 +20,7 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from compare_q.backends import hub
@@ -33,7 +31,7 @@ from compare_q.backends.checkpoint.stored_bits import UNEXPLAINED
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, is_file, open_regular
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable
-from compare_q.backends.common.packages import installed_versions, package_folder
+from compare_q.backends.common.packages import check_installed, installed_versions
 from compare_q.backends.hub import SILENT, Watch
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -86,7 +84,9 @@ class GgufTensor:
         """ggml's name of the type: ``q4_1``, ``q6_K``."""
         if self.type_number not in block_sizes():
             return f"ggml type {self.type_number}"
-        name: str = constants().GGMLQuantizationType(self.type_number).name
+        from gguf import GGMLQuantizationType
+
+        name: str = GGMLQuantizationType(self.type_number).name
         return name.lower().replace("_k", "_K")
 
 
@@ -99,20 +99,11 @@ Of arrays of strings only the tokens are kept, as bytes; the others are None.
 
 @cache
 def block_sizes() -> dict[int, tuple[int, int]]:
-    """ggml type -> (elements, bytes) of a block."""
-    return {int(number): size for number, size in constants().GGML_QUANT_SIZES.items()}
+    """ggml type -> (elements, bytes) of a block; InputError without the gguf package, which takes 0.3 s to import."""
+    check_installed("gguf", "pip install gguf")
+    from gguf import GGML_QUANT_SIZES
 
-
-@cache
-def constants() -> ModuleType:
-    """``gguf.constants`` alone: beside vLLM the whole package imports Mistral's tokenizers and OpenCV, 0.35 s."""
-    folder = package_folder("gguf")
-    spec = folder and spec_from_file_location("gguf_constants", folder / "constants.py")
-    if not spec or spec.loader is None:
-        raise InputError("gguf is not installed: pip install gguf")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return {int(number): size for number, size in GGML_QUANT_SIZES.items()}
 
 
 def read_header(file: Path) -> GgufHeader:

@@ -142,8 +142,19 @@ def check(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
         yield from rules(mine, reference)
     for name in sorted(mine.special.keys() & reference.special.keys()):
         if as_set(mine.special[name]) != as_set(reference.special[name]):
-            yield special_token(name, mine, reference)
-    yield from templates(mine, reference)
+            where = name.partition(": ")[0] if ": " in name else CONFIG if mine.where == FILE else mine.where
+            both = f"{mine.special[name]!r}, and the reference's {reference.special[name]!r}"
+            # Nothing that is scored begins, ends or holds padding.
+            pads = name in PADDING
+            why = "matters to padding and to unknown text only" if pads else "answers begin or end otherwise"
+            what = f"{name.rpartition(': ')[2]} is {both}: {why}"
+            yield Finding("note" if pads else "wrong", where, what, COPY)
+    where = "chat template" if mine.where == FILE else f"{mine.where}.chat_template"
+    if reference.template is not None and mine.template is None:
+        yield Finding("wrong", where, "no chat template, and the reference has one: chats get another prompt", COPY)
+    elif reference.template is not None and mine.template != reference.template:
+        what = "not the reference's chat template: chats get another prompt than the reference does"
+        yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
 
 
 def rules(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
@@ -173,26 +184,7 @@ def encoded(file: Path) -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in SAMPLES]
 
 
-def special_token(name: str, mine: Tokens, reference: Tokens) -> Finding:
-    """A special token that is not the reference's; nothing that is scored begins, ends or holds padding."""
-    where = name.partition(": ")[0] if ": " in name else CONFIG if mine.where == FILE else mine.where
-    what = f"{name.rpartition(': ')[2]} is {mine.special[name]!r}, and the reference's {reference.special[name]!r}"
-    if name in PADDING:
-        return Finding("note", where, f"{what}: matters to padding and to unknown text only", COPY)
-    return Finding("wrong", where, f"{what}: answers begin or end otherwise", COPY)
-
-
 def as_set(stated: Any) -> Any:
     """Ids as a set, since their order says nothing and one may stand without a list; anything else as it is."""
     ids = stated if isinstance(stated, list) else [stated]
     return set(ids) if all(type(token) is int for token in ids) else stated
-
-
-def templates(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
-    """Another chat template, or none."""
-    where = "chat template" if mine.where == FILE else f"{mine.where}.chat_template"
-    if reference.template is not None and mine.template is None:
-        yield Finding("wrong", where, "no chat template, and the reference has one: chats get another prompt", COPY)
-    elif reference.template is not None and mine.template != reference.template:
-        what = "not the reference's chat template: chats get another prompt than the reference does"
-        yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
