@@ -71,9 +71,7 @@ def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, c
     """Place 600 is scored in two windows; the first has most of the text before it."""
     model = compared(cache, data, "a", {600: 2.0, 700: 3.0, 5: 1.0})
     found = inspector.inspect_tokens(text_of(model), data, cache)
-    assert found
     worst = found.worst[0]
-    assert worst is not None
     assert [(each.window, each.position, each.kld) for each in worst[:3]] == [(0, 700, 3.0), (0, 600, 2.0), (0, 5, 1.0)]
     assert len(worst) == inspector.WORST
     first = worst[0]
@@ -91,7 +89,6 @@ def test_passages_are_where_models_differ_beyond_noise_in_each_part_of_the_text(
     fine = compared(cache, data, "fine", {100: 1.0, 800: 50.01, 1200: 5.0}, size=0.01)
     broken = compared(cache, data, "broken", {800: 60.0, 2300: 5000.0}, size=10.0)
     found = inspector.inspect_tokens(text_of(fine, floor, broken), data, cache)
-    assert found
     places = [each.window * STRIDE + each.position for each in found.passages]
     assert [(place - 1) // 640 for place in places] == [0, 1, 2, 3] == list(range(inspector.PASSAGES))
     assert [each.chosen for each in found.passages] == [inspector.CHOSEN.format(part=i, parts=4) for i in (1, 2, 3, 4)]
@@ -99,7 +96,6 @@ def test_passages_are_where_models_differ_beyond_noise_in_each_part_of_the_text(
     assert [at in covered[part] for at, part in ((100, 0), (1200, 1), (800, 1), (2300, 3))] == [True, True, False, True]
     assert all(abs(a - b) >= inspector.PASSAGE for i, a in enumerate(places) for b in places[:i])
     kld = found.passages[1].kld[0]
-    assert kld is not None
     assert kld[1200 - places[1]] == 5.0
     assert kld.count(0.01) == inspector.PASSAGE - 1
     assert found.passages[1].ref_logprob == (-0.5,) * inspector.PASSAGE
@@ -108,7 +104,6 @@ def test_passages_are_where_models_differ_beyond_noise_in_each_part_of_the_text(
 def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) -> None:
     """Letters of two bytes are two tokens: the first adds nothing, the second the letter."""
     found = inspector.inspect_tokens(text_of(compared(cache, data, "a", {})), data, cache)
-    assert found
     passage = found.passages[0]
     assert len(passage.tokens) == inspector.PASSAGE
     begin = passage.position  # the first at which no token is guessed
@@ -128,10 +123,8 @@ def test_scores_stand_at_their_tokens_where_only_ranges_are_scored(data: EvalDat
     segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": None})
     model = ModelResult("a", "fake", scores_key=f"a/{TAG}")
     found = inspector.inspect_tokens(text_of(model, reference=None), data, cache)
-    assert found
     for passage in found.passages:
         (logprob,) = passage.logprob
-        assert logprob is not None
         assert inspector.PASSAGE - 60 <= len(logprob) == len(passage.tokens) <= inspector.PASSAGE
         at = range(passage.position, passage.position + len(logprob))
         assert list(logprob) == [-each if each % 100 < 40 else None for each in at]
@@ -144,9 +137,7 @@ def test_without_a_reference_the_loss_counts(data: EvalData, cache: Cache) -> No
     logprob = np.full(len(INDEX), -1, np.float32)
     logprob[INDEX == 1500] = -12.3456
     found = inspector.inspect_tokens(text_of(keep(cache, data, "a", logprob=logprob), reference=None), data, cache)
-    assert found
     worst = found.worst[0]
-    assert worst is not None
     assert (worst[0].window, worst[0].position, worst[0].logprob, worst[0].kld) == (1, 988, -12.3, None)
     assert [(each.ref_logprob, each.kld) for each in found.passages] == [(None, (None,))] * inspector.PASSAGES
 
@@ -157,7 +148,6 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
     reference = replace(keep(cache, data, "base", logprob=loss), is_reference=True)
     model = compared(cache, data, "a", {1800: 9.0})
     found = inspector.inspect_tokens(text_of(reference, model), data, cache)
-    assert found
     assert found.passages[0].ref_logprob == (-1.0,) * inspector.PASSAGE
     places = [each.window * STRIDE + each.position for each in found.passages]
     assert not any(place <= 1500 < place + inspector.PASSAGE for place in places)
@@ -166,10 +156,7 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
 def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: Cache) -> None:
     model = compared(cache, data, "a", {100: np.inf, 101: np.nan, 102: 1.0})
     found = inspector.inspect_tokens(text_of(model), data, cache)
-    assert found
     worst, kld = found.worst[0], found.passages[0].kld[0]
-    assert worst is not None
-    assert kld is not None
     begin = 100 - found.passages[0].position
     assert (worst[0].position, kld[begin : begin + 3]) == (102, (None, None, 1.0))
 
@@ -178,7 +165,6 @@ def test_models_without_scores(data: EvalData, cache: Cache) -> None:
     failed = ModelResult("broken", "fake", error="told to fail", scores_key=f"a/{TAG}")
     model = compared(cache, data, "a", {})
     found = inspector.inspect_tokens(text_of(failed, model), data, cache)
-    assert found
     assert found.worst[0] is None
     assert found.passages[0].kld[0] is None
     assert found.passages[0].kld[1] is not None

@@ -35,12 +35,10 @@ SAME = replace(BLOCKS, nll=(16.0, 18.0, 36.0, 38.0))
 
 def test_a_difference_by_hand() -> None:
     found = difference_with_interval(BLOCKS, WORSE, "nll")
-    assert found is not None
     assert (found.value, found.stderr) == (pytest.approx(-0.5), pytest.approx(0.115487, abs=1e-6))
     assert found.limits == (pytest.approx(-0.86753, abs=1e-5), pytest.approx(-0.13247, abs=1e-5))
     assert found.is_seen
     other = difference_with_interval(BLOCKS, SAME, "nll")
-    assert other is not None
     assert (other.value, other.stderr, other.is_seen) == (pytest.approx(-0.2), pytest.approx(0.32161, abs=1e-5), False)
 
 
@@ -48,7 +46,6 @@ def test_the_interval_decides_and_not_two_standard_errors() -> None:
     """-0.3 +- 0.115 is 2.6 standard errors from 0, and with three waves 0 is still inside."""
     off = replace(BLOCKS, nll=(12.0, 22.0, 32.0, 46.0))
     found = difference_with_interval(BLOCKS, off, "nll")
-    assert found is not None
     assert (found.value, found.stderr) == (pytest.approx(-0.3), pytest.approx(0.115487, abs=1e-6))
     assert not found.is_seen
 
@@ -61,7 +58,6 @@ def test_one_block_has_no_error() -> None:
     found = difference_with_interval(
         BlockSums((10,), (5.0,), whole=("nll",)), BlockSums((10,), (9.0,), whole=("nll",)), "nll"
     )
-    assert found is not None
     assert (found.value, found.stderr, found.limits, found.is_seen) == (pytest.approx(-0.4), None, None, False)
 
 

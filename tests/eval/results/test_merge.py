@@ -50,7 +50,6 @@ def test_the_same_row_appears_once(write: Write) -> None:
 
 def test_the_same_row_under_two_names_or_with_two_numbers_says_so(write: Write) -> None:
     """A GPU adds in another order each time; a key stands for one model and machine, not for its last digits."""
-    assert QUANT_A.ppl
     again = with_ppl(replace(QUANT_A, label="int4"), replace(QUANT_A.ppl, value=7.5001))
     _, run = merged([write("a.json", REF_A, QUANT_A), write("b.json", REF_A, again)])
     assert run.models[1].notes == ("called 'int4' in b.json", "b.json measured it as well, with PPL 7.5001")
@@ -89,7 +88,6 @@ def test_a_copy_of_the_reference_on_another_machine_is_the_same_model(write: Wri
 
 def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> None:
     """Rows of one reference are compared as ever; of two, PPL is, and KLD is not; no KLD has a star."""
-    assert REF.ppl
     other = with_ppl(on(REF, "r2", GPU), replace(REF.ppl, value=7.575))
     first = write("a.json", REF_A, QUANT_A, FP8_B)
     second = write("b.json", other, on(QUANT, "w2", GPU, label="AWQ"), reference=ON_GPU, hardware=GPU, torch="2.14")
@@ -143,7 +141,6 @@ def test_a_merged_run_can_be_merged_again(write: Write, tmp_path: Path) -> None:
 
 
 def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
-    assert REF.ppl
     first = write("a.json", REF_A)
     other_reference = with_ppl(on(REF, "r2"), replace(REF.ppl, logprob_sum=-80.5))
 

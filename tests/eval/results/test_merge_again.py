@@ -17,7 +17,6 @@ from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A,
 
 OTHER_VERSIONS = {**IDENTITY, "key": "b" * 40, "versions": "{'vllm': '0.27'}"}
 AGAIN = on(REF, "ref again")
-assert REF.ppl
 ELSEWHERE = with_ppl(AGAIN, replace(REF.ppl, logprob_sum=-80.5))
 
 
@@ -82,9 +81,6 @@ def test_a_failed_row_gives_way_to_a_measured_one(write: Write, order: int) -> N
 
 def test_rows_of_one_label_with_other_scores_stay_two(write: Write) -> None:
     """Of the same perplexity, but of another KLD: another model."""
-    assert QUANT.estimates
-    assert QUANT.estimates.against
-    assert QUANT.kld
     other = replace(QUANT.estimates.against, kld=replace(QUANT.kld, total=0.5))
     second = on(replace(QUANT, estimates=replace(QUANT.estimates, against=other)), "w5")
     _, run = merged([write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, second, reference=OTHER_VERSIONS)])

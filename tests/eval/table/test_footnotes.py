@@ -55,8 +55,6 @@ def test_short_texts_are_said_to_be_short() -> None:
 def test_flips_that_the_reference_leaves_open_have_a_reason() -> None:
     why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
     open_one, none_open = (with_answers(run_of(REF, QUANT), bf16=answers, W4A16="10") for answers in ("1?", "11"))
-    assert open_one
-    assert none_open
     assert f"flips of W4A16 n/a: {why}" in footnotes(open_one)
     assert not any(" n/a: " in note for note in footnotes(none_open))
 

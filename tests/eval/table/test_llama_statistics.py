@@ -98,7 +98,6 @@ def test_every_measured_model_has_a_block() -> None:
 
 def test_what_is_not_known() -> None:
     bare = with_against(QUANT, correlation=None, kld_percentiles={})
-    assert bare.estimates
     lines = llama_statistics.model_lines(replace(bare.estimates, ppl=replace(PPL, stderr=None), rates=None))
     assert lines[1] == "Mean PPL(Q)                   :   7.500000 ±   0.012300 (± n/a)"
     assert lines[3] == "Cor(ln(PPL(Q)), ln(PPL(base))):    n/a"

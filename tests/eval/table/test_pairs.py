@@ -76,7 +76,6 @@ def test_eighty_columns_hold_every_line(line: str) -> None:
 
 
 def test_a_short_text_is_said_with_the_pairs() -> None:
-    assert A.estimates is not None
     short = replace(A, estimates=replace(A.estimates, blocks=replace(A.estimates.blocks, length=5000)))
     found = pairs.pair_lines([(short, B)], 5001)[2]
     assert found.startswith("Caution: the scored part spans 5,000 tokens of a text of 5,001: with less than 20,000")

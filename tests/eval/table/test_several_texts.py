@@ -17,8 +17,6 @@ OTHER = replace(QUANT, label="NVFP4")
 
 
 def measured(model: ModelResult, ppl: float, kld: float) -> ModelResult:
-    assert model.ppl
-    assert model.kld
     changed = with_against(with_ppl(model, replace(model.ppl, value=ppl)), kld=replace(model.kld, value=kld))
     return changed
 
