@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,20 +28,19 @@ OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIE
 
 
 def plot(
-    results: Results, measure: Measure, *, size: Size | None = None, title: str | None = None, max_x: float = math.inf,
-    max_y: float = math.inf, dark: bool = False, log_y: bool | None = None, card: bool = False,
+    results: Results, measure: Measure, *, size: Size | None = None, title: str | None = None, dark: bool = False,
+    card: bool = False, **limits: Any,
 ) -> Figure:  # fmt: skip
     """The plot of a run: of one text the scatter plot, of several texts how far they differ.
 
     ``size`` None: bits per weight, beside a label the size of the files where these are not known; ``title`` None: it
-    names the measure.  The limits and ``log_y`` are of the scatter plot.  ValueError if there is nothing to draw.
+    names the measure.  ``limits``: ``max_x``, ``max_y`` and ``log_y``, of the scatter plot alone.  ValueError if there
+    is nothing to draw.
     """
+    shared: Any = {"title": title, "dark": dark, "card": card}
     if len(results.texts) > 1:
-        return dumbbell_plot(results, measure, size=size, title=title, dark=dark, card=card)
-    return scatter.scatter_figure(
-        results.texts[0], size=size or BPW, measure=measure, max_x=max_x, max_y=max_y, title=title, dark=dark,
-        log_y=log_y, card=card,
-    )  # fmt: skip
+        return dumbbell_plot(results, measure, size=size, **shared)
+    return scatter.scatter_figure(results.texts[0], size=size or BPW, measure=measure, **shared, **limits)
 
 
 def draw(results: Results, file: Path, measure: Measure, *, size: Size | None = None, **options: Any) -> None:

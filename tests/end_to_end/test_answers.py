@@ -94,9 +94,6 @@ def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -
         model["estimates"]["answers"]["acc"]["right"] = digits
         (tmp_path / "damaged.json").write_text(json.dumps(written))
         assert_refused(compare_q("--from", tmp_path / "damaged.json"), "fake: answers.acc.right: not a digit for each")
-    del model["estimates"]["answers"]  # as in results of before
-    (tmp_path / "older.json").write_text(json.dumps(written))
-    assert compare_q("--from", tmp_path / "older.json").status == 0
 
 
 def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from compare_q.backends.worker.engine_process import ENDING
 from tests.support import ROOT
-from tests.support.processes import group_of, processes_of, wait_until, workers_of
+from tests.support.processes import processes_of, wait_until, workers_of
 
 pytestmark = pytest.mark.engine
 
@@ -82,6 +82,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
     assert rows["uniform"]["ppl"] == pytest.approx(VOCAB, rel=1e-6)
     assert rows["good"]["error"] is None
     assert "Fatal Python error: Aborted" in rows["abort"]["error"]
+    assert list(own_cache.glob("runs/*.died"))
     assert not processes_of(own_cache)
     # The two models whose workers died come last now, and begin with the windows that they lack.
     mended = [{**model, "engine": {**model["engine"]}} for model in models[1:]]
@@ -201,20 +202,3 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
     )
     (tmp_path / "no program").touch()
     assert finished(start("-d", data, "-m", specs, "--python", f"fake={tmp_path / 'no program'}"), tmp_path)[0] == 2
-
-
-def test_a_killed_worker_loses_its_own_row(start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path) -> None:
-    """The model that it scored fails, and no other one."""
-    data, specs = write_specs([fake("slow", seconds=1.0), fake("good")])
-    process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
-    wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
-    (worker,) = workers_of(own_cache)
-    assert group_of(worker) == worker
-    os.kill(worker, signal.SIGKILL)
-    status, out, err = finished(process, tmp_path)
-    assert status == 1, err
-    assert "slow: failed: its worker was ended by SIGKILL" in out
-    assert [model["error"] is None for model in results(tmp_path / "r.json")["texts"][0]["models"]] == [False, True]
-    assert len(list(own_cache.glob("runs/*.died"))) == 1
-    assert group_of(worker) is None
-    assert not processes_of(own_cache)

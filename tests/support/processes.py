@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,13 +40,6 @@ def runs(number: int) -> bool:
     with suppress(FileNotFoundError):
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
-
-
-def group_of(number: int) -> int | None:
-    """The process group of a process; None if there is no such process."""
-    with suppress(OSError):
-        return os.getpgid(number)
-    return None
 
 
 def wait_until(true: Callable[[], object], seconds: float = 300.0) -> None:

@@ -45,8 +45,6 @@ def clump(count: int, *, spread: float) -> list[Point]:
 
 CASES = {
     "table": TABLE,
-    "shuffled table": random.Random(0).sample(TABLE, len(TABLE)),
-    "cloud": clump(30, spread=0.6),
     "clump": clump(30, spread=0.2),
     "one": [Point("EXL3 4.0", 4.0, 7.4)],
     "zero": [Point("bf16", 0.0, 0.0)],

@@ -18,7 +18,7 @@ from compare_q.eval.plots.points import Point
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import real_table
-from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, pixels_apart, smallest_gap
+from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, smallest_gap
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
 
 pytestmark = pytest.mark.slow
@@ -312,18 +312,3 @@ def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: p
     pictures.draw(Results((many,)), tmp_path / "b.png", PPL)
     assert capsys.readouterr().out == "no plot: 81 groups, but only 80 can be told apart\n"
     assert not (tmp_path / "b.png").exists()
-
-
-def test_titles(unplaced: None) -> None:
-    run = run_of(REF, QUANT)
-    titles = [scatter.scatter_figure(run, measure=measure, title=title).axes[0].get_title(loc="left")
-              for measure, title in ((PPL, None), (KLD_VALUES["p99.9"], None), (KLD, "mine"), (PPL, ""))]  # fmt: skip
-    assert titles == ["Perplexity of quantized models", "99.9 % KLD of quantized models", "mine", ""]
-
-
-def test_axes_say_what_is_counted() -> None:
-    run = run_of(REF, QUANT)
-    assert scatter.scatter_figure(run).axes[0].get_xlabel() == BPW.axis
-    assert scatter.scatter_figure(run, size=VRAM).axes[0].get_xlabel() == VRAM.axis
-    assert scatter.scatter_figure(run_of(BASE, reference=None)).axes[0].get_ylabel() == "Perplexity"
-    assert pixels_apart(*boxes_of(scatter.scatter_figure(run))[:2]) > 0

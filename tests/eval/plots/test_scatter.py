@@ -9,12 +9,11 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
-from matplotlib.image import imread
 
-from compare_q.eval.plots import looks, style
+from compare_q.eval.plots import style
 from compare_q.eval.plots.points import Point, points_within
 from tests.support.drawn import artists_of_kind
-from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, in_order, legend_of
+from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, legend_of
 
 pytestmark = pytest.mark.slow
 
@@ -26,19 +25,6 @@ def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
     assert points_within([a, b, c], 6, math.inf) == [b, c]
     assert points_within([a, b, c], math.inf, 3) == [a, b]
     assert points_within([a, b, c], 6, 3) == [b]
-
-
-def test_groups_of_the_table_have_their_own_colours() -> None:
-    figure = figure_of("table")
-    found_looks: dict[str, set[tuple[object, object]]] = {}
-    for point, mark in zip(in_order(TABLE), artists_of_kind(figure, "point"), strict=True):
-        seen = (mark.get_markerfacecolor(), mark.get_marker())
-        found_looks.setdefault(looks.split_label(point.label)[0], set()).add(seen)
-    assert all(len(found) == 1 for found in found_looks.values())
-    colours, markers = zip(*(found.pop() for found in found_looks.values()), strict=True)
-    assert len(set(colours)) == len(set(markers)) == len(found_looks) == 7
-    legend = legend_of(figure)
-    assert {text.get_text() for text in legend.get_texts()} == set(found_looks)
 
 
 def test_dotted_lines_through_schemes_in_x_order() -> None:
@@ -64,16 +50,6 @@ def test_identical_points_all_show() -> None:
     sizes = [mark.get_markersize() for mark in artists_of_kind(figure_of("identical"), "point")]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 3
-
-
-def test_themes(tmp_path: Path) -> None:
-    for dark in (False, True):
-        style.save_figure(figure_of("one", dark=dark), tmp_path / "plot.png")
-        image = imread(tmp_path / "plot.png")[:, :, :3]
-        spots = image[0, 0], image[700, 600]  # outside and inside the axes
-        assert all(spot.max() < 0.2 if dark else spot.min() > 0.8 for spot in spots)
-        text = artists_of_kind(figure_of("one", dark=dark), "label")[0]
-        assert (np.mean(text.get_color()) > 0.5) == dark
 
 
 def test_nothing_global_changes(tmp_path: Path) -> None:

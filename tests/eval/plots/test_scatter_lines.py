@@ -48,8 +48,7 @@ def test_a_bar_down_to_zero_ends_at_the_edge_of_a_logarithmic_axis(unplaced: Non
 LEVELS = [Level(7.3, "reference 7.30"), Level(7.9, "noise floor 7.90", dotted=True)]
 
 
-@pytest.mark.parametrize("case", ["table", "clump"])
-@pytest.mark.parametrize("log_y", [False, True])
+@pytest.mark.parametrize(("case", "log_y"), [("table", True), ("clump", False)])
 def test_lines_lie_right_across_at_their_height_and_their_names_touch_nothing(case: str, log_y: bool) -> None:
     figure = draw(CASES[case], levels=LEVELS, log_y=log_y)
     axes, lines = figure.axes[0], artists_of_kind(figure, "level")
