@@ -224,22 +224,18 @@ def segment_in(file: Path) -> Segment | None:
         facts = storage.header_of(file)[0]
         windows = tuple((int(index), int(count), str(digest)) for index, count, digest in facts["windows"])
         segment = Segment(file, str(facts["tag"]), str(facts["session"]), float(facts["seconds"]), windows)
-        ordered = sorted(segment.indices) == [index for index, _, _ in windows] and all(n > 0 for _, n, _ in windows)
-        if facts["version"] == VERSION and segment.tag == storage.what_of(file.name) and windows and ordered:
+        if facts["version"] == VERSION and segment.tag == storage.what_of(file.name):
             return segment
     return None
 
 
 def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
-    """The columns [N] of a segment by their names; None if it is damaged, or lacks positions of a window."""
+    """The columns [N] of a segment by their names; None if it is damaged."""
     try:
         data = segment.file.read_bytes()
-        columns = safetensors.load(data) if storage.is_content_of(segment.file.name, data) else {}
-    except Exception:  # safetensors raises its own; with the right digest none of it can be chance
+        return safetensors.load(data) if storage.is_content_of(segment.file.name, data) else None
+    except Exception:  # safetensors raises its own
         return None
-    shape = (segment.n_scored,)
-    fit = all(column.shape == shape and column.dtype == COLUMNS.get(name) for name, column in columns.items())
-    return columns if fit and "logprob" in columns else None
 
 
 def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
