@@ -115,13 +115,14 @@ class LogitsSource:
         if self.shard is None:
             return "its logits do not come from a head that compare_q knows"
         first, last = self.shard
-        weight, method = getattr(self.lm_head, "weight", None), type(self.lm_head.quant_method).__name__
-        if weight is None or not method.startswith("Unquantized") or not weight.is_floating_point():
-            return f"its head is quantized ({method})"
-        if weight.ndim != 2 or weight.shape[0] < last - first or weight.shape[1] != self.states.shape[-1]:
-            return f"its head's weight has the shape {tuple(weight.shape)}"  # packed for a CPU's kernels, say
-        if self.states.dtype != weight.dtype:
-            return f"its head computes in {weight.dtype} what arrives in {self.states.dtype}"
+        weight: Any = getattr(self.lm_head, "weight", None)
+        method = type(self.lm_head.quant_method).__name__
+        fits = (
+            weight is not None and method.startswith("Unquantized") and weight.dtype == self.states.dtype
+            and weight.ndim == 2 and len(weight) >= last - first and weight.shape[1] == self.states.shape[-1]
+        )  # fmt: skip
+        if not fits:
+            return f"its head is quantized, packed for a CPU's kernels, or of another dtype than its states ({method})"
         return weight[: last - first], None if self.bias is None else self.bias[: last - first]
 
     def head(self, dtype: str) -> RecomputableHead | str:
