@@ -31,9 +31,8 @@ def named(name: str, **attributes: Any) -> Any:
 
 def ran(kernel: Any, scheme: Scheme | None, **module: Any) -> tuple[str, str, str]:
     """(activations, kernel, asked) of a layer whose scheme holds the kernel."""
-    layer = layers.layer(
-        "x", SimpleNamespace(scheme=SimpleNamespace(kernel=kernel), **module), named("LinearMethod"), scheme, BF16
-    )
+    own = SimpleNamespace(kernel=kernel, use_a16=module.get("use_a16", False))
+    layer = layers.layer("x", SimpleNamespace(scheme=own, **module), named("LinearMethod"), scheme, BF16)
     return layer.activations, layer.kernel, layer.asked
 
 
@@ -65,6 +64,7 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         (named("MarlinNvFp4LinearKernel"), NVFP4, {}, BF16, "nvfp4 g16"),
         (fp8("MarlinFP8ScaledMMLinearKernel", 1, -1), FP8, {}, BF16, "fp8 token"),
         (named("EmulationNvFp4LinearKernel"), NVFP4, {}, "nvfp4 g16", ""),
+        (named("CutlassNvFp4LinearKernel"), NVFP4, {"use_a16": True}, BF16, "nvfp4 g16"),
         (named("FlashInferCuteDslNvFp4W4A16LinearKernel"), NVFP4, {}, BF16, "nvfp4 g16"),
         (named("HummingNvFp4LinearKernel"), NVFP4, {}, "unknown", "nvfp4 g16"),
         (fp8("CutlassFP8ScaledMMLinearKernel", 1, -1), FP8, {}, "fp8 token", ""),
@@ -120,12 +120,6 @@ def test_weights_quantized_while_loading_are_named_by_the_kernel(shape: tuple[in
     assert (layer.weights, layer.activations, layer.asked) == (weights, "fp8 token", "")
     layer = layers.layer("x", module, named("LinearMethod", fp8_linear=kernel), FP8, BF16)
     assert layer.weights == "fp8 channel"
-
-
-def test_weight_only_nvfp4_of_any_kernel_takes_the_models_dtype() -> None:
-    module = SimpleNamespace(scheme=SimpleNamespace(kernel=named("CutlassNvFp4LinearKernel"), use_a16=True))
-    layer = layers.layer("x", module, named("LinearMethod"), NVFP4, BF16)
-    assert (layer.activations, layer.asked) == (BF16, "nvfp4 g16")
 
 
 def test_experts_before_their_weights_are_loaded() -> None:

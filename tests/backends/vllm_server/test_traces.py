@@ -157,40 +157,23 @@ def test_a_trace_of_messages(stub: Stub, compare_q: Run, tmp_path: Path) -> None
     assert stub.chats[-1].get("tool_choice", "none") == "none"
 
 
-def without_ids(stub: Stub) -> None:
-    whole = stub.chat
-    stub.chat = lambda body: {**whole(body), "prompt_token_ids": None}  # type: ignore[method-assign]
-
-
-def with_another_end(stub: Stub) -> None:
-    def chat(body: dict[str, Any]) -> dict[str, Any]:
-        return {"choices": [{"message": {}, "finish_reason": "abort"}], "system_fingerprint": "vllm-0.0-abc"}
-
-    stub.chat = chat  # type: ignore[method-assign]
-
-
-def with_another_shape(stub: Stub) -> None:
-    stub.chat = lambda body: {"choices": []}  # type: ignore[method-assign]
-
-
-def from_another_server(stub: Stub) -> None:
-    whole = stub.chat
-    stub.chat = lambda body: {**whole(body), "system_fingerprint": "x"}  # type: ignore[method-assign]
+ABORTED = [{"message": {}, "finish_reason": "abort"}]
 
 
 @pytest.mark.parametrize(
     ("change", "gold"),
     [
-        (without_ids, "its answer has no token ids, which vLLM's own server returns (return_token_ids); give -o"),
-        (with_another_end, "an answer ended by 'abort', and neither by itself nor by --max-tokens"),
-        (with_another_shape, "its answer has another shape than vLLM's"),
-        (from_another_server, "x answers in place of vllm-0.0-abc"),
+        ({"prompt_token_ids": None}, "its answer has no token ids, which vLLM's own server returns (return_token_ids)"),
+        ({"choices": ABORTED}, "an answer ended by 'abort', and neither by itself nor by --max-tokens"),
+        ({"choices": []}, "its answer has another shape than vLLM's"),
+        ({"system_fingerprint": "x"}, "x answers in place of vllm-0.0-abc"),
     ],
 )  # fmt: skip
 def test_answers_that_are_none(
-    stub: Stub, compare_q: Run, tmp_path: Path, asked: Path, change: Callable[[Stub], None], gold: str
+    stub: Stub, compare_q: Run, tmp_path: Path, asked: Path, change: dict[str, Any], gold: str
 ) -> None:
-    change(stub)
+    whole = stub.chat
+    stub.chat = lambda body: whole(body) | change  # type: ignore[method-assign]
     ran = compare_q("trace", "-o", tmp_path / "t.json", "-m", stub.url, asked)
     assert ran.status == 2
     assert gold in ran.err
