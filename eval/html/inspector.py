@@ -118,8 +118,8 @@ def with_texts(
     """The inspection with the texts of all its tokens, which are decoded at once, in a process of its own."""
     pieces = [piece for _, piece in chain(passages, *(each or () for each in worst))]
     found = processes.apart(
-        texts_of, "decoding tokens for the report", tokenizer=str(data.tokenizer), trust_remote_code=data.trusted,
-        pieces=[[piece.ids, piece.ends] for piece in pieces],
+        texts_of, "decoding tokens for the report", tokenizer=str(data.tokenizer),
+        trust_remote_code=data.spec.trust_remote_code, pieces=[[piece.ids, piece.ends] for piece in pieces],
     )  # fmt: skip
     texts = iter(found)
     shown = tuple(replace(passage, tokens=tuple(next(texts)[1:])) for passage, _ in passages)

@@ -257,7 +257,7 @@ def check_vocabulary(job: Job, data: EvalData) -> None:
         return
     trusted = bool(job.request.options.get("trust_remote_code"))
     if other := vocabulary.disagreement(
-        facts.tokenizer, data.tokenizer, trusted=trusted, data_trusted=data.trusted, seen=data.seen
+        facts.tokenizer, data.tokenizer, trusted=trusted, data_trusted=data.spec.trust_remote_code, seen=data.seen
     ):
         raise InputError(f"tokenizer_dir: is not this model's tokenizer: {other}")
 

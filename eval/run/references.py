@@ -144,8 +144,10 @@ def of_store(path: Path, data: EvalData, session: Session) -> HeldReference:
     store = open_reference(path)
     if not isinstance(store, UpstreamReader):
         check(store, {"series": data.series, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION})
-    elif data.method != "exllamav3":
-        instead = "no conversations; name another path" if data.method == "chat" else "no others; leave method out"
+    elif data.spec.windows != "exllamav3":
+        instead = (
+            "no conversations; name another path" if data.spec.windows == "chat" else "no others; leave method out"
+        )
         raise InputError(f"{path}: upstream's stores hold exllamav3's windows and {instead}")
     if store.n_windows < len(data.windows):
         raise InputError(

@@ -65,7 +65,7 @@ def run(
     failed: dict[str, str] = {}
     built = build_all(session, data_specs, n_windows, failed)
     raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
-    runs = {name: TextRun(name if several else "", data_specs[name], data) for name, data in built.items()}
+    runs = {name: TextRun(name if several else "", data) for name, data in built.items()}
     fitted = fitting(session, planned, {text.name: text.data for text in runs.values()})
     ended = score_all(session, fitted, list(runs.values()))
     results = {name: text.result(name, fitted) for name, text in runs.items()}

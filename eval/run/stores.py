@@ -19,7 +19,6 @@ from compare_q.eval.run.hosts import Stoppable
 from compare_q.eval.run.jobs import Job
 from compare_q.eval.run.references import HeldReference, Reference
 from compare_q.eval.run.session import Session
-from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import windows
 from compare_q.eval.text.windows import EvalData
 
@@ -37,7 +36,6 @@ class TextRun:
     """
 
     name: str
-    spec: DataSpec
     data: EvalData
     rows: dict[str, ModelResult] = field(default_factory=dict)
     expected: Future[Reference] = field(default_factory=Future)
@@ -64,8 +62,7 @@ class TextRun:
         reference = self.reference.result()
         known = references.as_json(reference, self.data.n_scored) if isinstance(reference, HeldReference) else None
         rows = tuple(self.rows[job.request.label] for job in jobs)
-        data_json, subtitle = windows.data_json(self.spec, self.data), windows.subtitle(self.spec, self.data)
-        return TextResult(name, data_json, subtitle, rows, known)
+        return TextResult(name, windows.data_json(self.data), windows.subtitle(self.data), rows, known)
 
 
 def wait_for_reference(

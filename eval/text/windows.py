@@ -80,21 +80,21 @@ class Conversations:
         """The conversations that the windows are of."""
         return len(set(self.begins))
 
-    def subtitle(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
+    def subtitle(self, data: EvalData) -> str:
         """The line below a title, e.g. ``ultrachat, 200 conversations, 61,234 scored tokens of the assistant``."""
-        split = "" if n_windows == self.scored else f" in {n_windows:,} windows"
-        whose = " and ".join(f"the {role}" for role in spec.score_roles)
-        turns = ", last turn" if spec.score_turns == "last" else ""
-        name = corpus.display_name(spec)
-        return f"{name}, {self.scored:,} conversations{split}, {n_scored:,} scored tokens of {whose}{turns}"
+        split = "" if len(data.windows) == self.scored else f" in {len(data.windows):,} windows"
+        whose = " and ".join(f"the {role}" for role in data.spec.score_roles)
+        turns = ", last turn" if data.spec.score_turns == "last" else ""
+        name = corpus.display_name(data.spec)
+        return f"{name}, {self.scored:,} conversations{split}, {data.n_scored:,} scored tokens of {whose}{turns}"
 
-    def in_words(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
+    def in_words(self, data: EvalData) -> str:
         """What ``--check`` says of them."""
         lost = f"; {self.unscored:,} without a scored token left out" if self.unscored else ""
-        lost += f"; {self.too_long:,} longer ones {LONG_IN_WORDS[spec.long]}" if self.too_long else ""
+        lost += f"; {self.too_long:,} longer ones {LONG_IN_WORDS[data.spec.long]}" if self.too_long else ""
         return (
-            f"{self.scored:,} of {self.total:,} conversations in {n_windows:,} windows, {n_scored:,} scored tokens "
-            f"({', '.join(spec.score_roles)}; told by {self.told_by}){lost}"
+            f"{self.scored:,} of {self.total:,} conversations in {len(data.windows):,} windows, "
+            f"{data.n_scored:,} scored tokens ({', '.join(data.spec.score_roles)}; told by {self.told_by}){lost}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -128,17 +128,17 @@ class Answers:
         """The questions that the windows are of."""
         return int(self.requests.question[-1]) + 1
 
-    def subtitle(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
+    def subtitle(self, data: EvalData) -> str:
         """The line below a title, e.g. ``arc_easy, 2,376 questions, 0-shot, 9,501 answers``."""
-        name = corpus.display_name(spec)
-        return f"{name}, {self.questions:,} questions, {self.requests.num_fewshot}-shot, {n_windows:,} answers"
+        name = corpus.display_name(data.spec)
+        return f"{name}, {self.questions:,} questions, {self.requests.num_fewshot}-shot, {len(data.windows):,} answers"
 
-    def in_words(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
+    def in_words(self, data: EvalData) -> str:
         """What ``--check`` says of them."""
         lost = f"; {self.cut_off:,} lost the beginning of their context" if self.cut_off else ""
         return (
             f"{self.questions:,} of {self.total:,} questions, {self.requests.num_fewshot}-shot, "
-            f"{n_windows:,} answers, {n_scored:,} scored tokens{lost}"
+            f"{len(data.windows):,} answers, {data.n_scored:,} scored tokens{lost}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -160,11 +160,12 @@ class EvalData:
     """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` counts the tokens of the whole text.
 
     ``series`` identifies all windows of the text, of which a run may take the first ones only.  ``vocabulary``
-    identifies the tokenizer by content, ``tokenizer`` is its folder, which the data spec may have ``trusted`` to run
-    code.  ``starts[window] + position`` is the index of a scored token in the whole tokenized text, documents following
-    one another.  ``text_size`` None: unknown, ``text_note`` says why.
+    identifies the tokenizer by content, ``tokenizer`` is its folder.  ``starts[window] + position`` is the index of a
+    scored token in the whole tokenized text, documents following one another.  ``text_size`` None: unknown,
+    ``text_note`` says why.
     """
 
+    spec: DataSpec
     windows: tuple[Window, ...]
     n_tokens: int
     top_id: int
@@ -172,9 +173,7 @@ class EvalData:
     series: str
     vocabulary: str
     tokenizer: Path
-    trusted: bool
     starts: tuple[int, ...]
-    method: types.Windows
     text_size: TextSize | None
     text_note: str = ""
     conversations: Conversations | None = None
@@ -239,8 +238,8 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     starts = tuple(window.start - before for window in taken)
     top_id = max(text.top_id, max(int(window.token_ids.max()) for window in windows))
     return EvalData(
-        windows, len(text.ids), top_id, digest_of(windows, starts, spec.windows),
-        series_of(text, every, spec.windows), text.vocabulary, tokenizer, spec.trust_remote_code, starts, spec.windows,
+        spec, windows, len(text.ids), top_id, digest_of(windows, starts, spec.windows),
+        series_of(text, every, spec.windows), text.vocabulary, tokenizer, starts,
         *scored_size(text, taken), talks, asked,
     )  # fmt: skip
 
@@ -427,10 +426,11 @@ def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
 # Windows in words.
 
 
-def subtitle(spec: DataSpec, data: EvalData) -> str:
+def subtitle(data: EvalData) -> str:
     """The line below a plot's title, e.g. ``wikitext2, 141 × 2048 tokens``."""
     if data.documents is not None:
-        return data.documents.subtitle(spec, len(data.windows), data.n_scored)
+        return data.documents.subtitle(data)
+    spec = data.spec
     count = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
     mixed = len({len(window.token_ids) for window in data.windows}) > 1
@@ -456,21 +456,21 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
     if data is None:
         return f"{what}; how many is known once {whole} and tokenizer are downloaded"
     if data.documents is not None:
-        return f"{what}: {data.documents.in_words(spec, len(data.windows), data.n_scored)}"
+        return f"{what}: {data.documents.in_words(data)}"
     return (
         f"{what}: {len(data.windows):,} windows, {data.n_scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
     )
 
 
-def data_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
+def data_json(data: EvalData) -> dict[str, Any]:
     """The data of a run for results.json."""
     return {
-        "spec": json.loads(spec.model_dump_json(exclude_unset=True)),
-        "spec_sha256": spec.digest(),
+        "spec": json.loads(data.spec.model_dump_json(exclude_unset=True)),
+        "spec_sha256": data.spec.digest(),
         "windows_sha256": data.digest,
         "vocabulary_sha256": data.vocabulary,
         "text_tokens": data.n_tokens,
-        "method": data.method,
+        "method": data.spec.windows,
         "windows": len(data.windows),
         "window_length": data.length,
         "scored_tokens": data.n_scored,

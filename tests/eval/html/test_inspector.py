@@ -13,6 +13,7 @@ from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.html import inspector
 from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.text.windows import EvalData
 from tests.support.report_page import measured
 from tests.support.toy import save_toy_tokenizer
@@ -33,7 +34,10 @@ def data(tmp_path: Path) -> EvalData:
     ids = np.asarray(tokenizer(TEXT.decode())["input_ids"], np.int32)
     starts = tuple(window * STRIDE for window in range(COUNT))
     windows = tuple(Window.scored_from(i, ids[start : start + LENGTH], 1) for i, start in enumerate(starts))
-    return EvalData(windows, len(ids), 256, "", "", "", tmp_path, False, starts, "exllamav3", None)
+    spec = parse_data_spec(
+        {"tokenizer_dir": "t", "dataset": "text", "path": "a", "eval_len": 9, "eval_stride": 9}, tmp_path
+    )
+    return EvalData(spec, windows, len(ids), 256, "", "", "", tmp_path, starts, None)
 
 
 @pytest.fixture

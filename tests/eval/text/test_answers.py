@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.text import windows
 from compare_q.eval.text.answers import check_name
 from tests.support.questions import ROWS, asked, model_class, write_task
@@ -79,11 +78,8 @@ def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
     firsts = [question.index(number) for number in question]
     assert answers.begins == tuple(sum(lengths[:first]) for first in firsts)
     assert data.begins(np.array([2, 5])).tolist() == [0, sum(lengths[:5])]
-    spec = parse_data_spec(
-        {"tokenizer_dir": "t", "dataset": "lm_eval", "task": "a/odd.yaml", "eval_len": 250}, tmp_path / "d.json"
-    )
-    assert windows.subtitle(spec, data) == "odd, 6 questions, 0-shot, 14 answers"
-    known = windows.data_json(spec, data)
+    assert windows.subtitle(data) == "odd, 6 questions, 0-shot, 14 answers"
+    known = windows.data_json(data)
     assert known["method"] == "answers"
     key = hashlib.sha256(json.dumps([question, right, chars]).encode()).hexdigest()
     assert known["answers"].pop("key_sha256") == key

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from compare_q.backends.worker import scoring
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.specs.types import DataSpec, Method
 from compare_q.eval.text import windows
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData, TextSize
@@ -92,22 +93,17 @@ def test_build_tokenizes_once_and_follows_the_text(tmp_path: Path, toy_model: Pa
 
 def test_subtitle() -> None:
     data = cut(TEN, spec(), None)
-    assert windows.subtitle(spec(), data) == "wikitext2, 3 × 4 tokens"
+    assert windows.subtitle(data) == "wikitext2, 3 × 4 tokens"
     shown = spec(display_rows=7, display_eval_len="4k", chat_template=True, warmup_tokens=1)
-    assert windows.subtitle(shown, data) == "wikitext2, 7 × 4k tokens, 1 tokens warm-up, formatted"
+    assert windows.subtitle(replace(data, spec=shown)) == "wikitext2, 7 × 4k tokens, 1 tokens warm-up, formatted"
 
 
-METHODS: dict[str, dict[str, object]] = {
-    "exllamav3": {"eval_stride": 2},
-    "llamacpp": {"eval_stride": None},
-    "lm_eval": {"eval_stride": None},
-    "gptq": {"eval_stride": None},
-    "once": {"eval_stride": None},
-}
+METHODS = get_args(Method)
 
 
 def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: object) -> EvalData:
-    return cut(text, spec(method=method, **{**METHODS[method], **keys}), max_rows)
+    stride = 2 if method == "exllamav3" else None
+    return cut(text, spec(**{"method": method, "eval_stride": stride, **keys}), max_rows)
 
 
 def described(data: EvalData) -> list[tuple[int, list[int], int]]:
@@ -118,48 +114,34 @@ def described(data: EvalData) -> list[tuple[int, list[int], int]]:
 
 
 @pytest.mark.parametrize(
-    ("method", "gold"),
+    ("method", "gold", "n_bytes"),
     [
-        ("exllamav3", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 1), (4, [4, 5, 6, 7], 1)]),
-        ("llamacpp", [(0, [90, 1, 2, 3], 3), (4, [90, 5, 6, 7], 3)]),
-        ("lm_eval", [(-1, [90, 0, 1, 2, 3], 1), (1, [1, 2, 3, 4, 5], 3), (5, [90, 6, 7, 8, 9], 1)]),
-        ("gptq", [(0, [0, 1, 2, 3], 1), (4, [4, 5, 6, 7], 1)]),
-        ("once", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 2), (4, [4, 5, 6, 7], 2), (6, [6, 7, 8, 9], 2)]),
+        ("exllamav3", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 1), (4, [4, 5, 6, 7], 1)],
+         (1 + 2 + 3) + (3 + 0 + 1) + (1 + 1 + 1)),
+        ("llamacpp", [(0, [90, 1, 2, 3], 3), (4, [90, 5, 6, 7], 3)], 3 + 1),
+        ("lm_eval", [(-1, [90, 0, 1, 2, 3], 1), (1, [1, 2, 3, 4, 5], 3), (5, [90, 6, 7, 8, 9], 1)], 12),
+        ("gptq", [(0, [0, 1, 2, 3], 1), (4, [4, 5, 6, 7], 1)], (1 + 2 + 3) + (1 + 1 + 1)),
+        ("once", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 2), (4, [4, 5, 6, 7], 2), (6, [6, 7, 8, 9], 2)], 12 - 1),
     ],
-)
-def test_methods(method: str, gold: list[tuple[int, list[int], int]]) -> None:
-    """Ten tokens, lead 90, two documents of 6 and 4 tokens."""
+)  # fmt: skip
+def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: int) -> None:
+    """Ten tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes, lead 90, two documents of 6 and 4 tokens: 12 bytes, 4 words."""
     data = of(method)
     assert described(data) == gold
-    assert (data.method, data.n_tokens, data.length) == (method, 10, len(gold[0][1]))
+    assert (data.spec.method, data.n_tokens, data.length) == (method, 10, len(gold[0][1]))
     for start, window in zip(data.starts, data.windows, strict=True):
         for position in window.positions:
             assert LED.ids[start + position] == window.token_ids[position]
     assert of(method, max_rows=1).windows[0].token_ids.tolist() == gold[0][1]
     assert len(of(method, max_rows=1).windows) == 1
+    assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
+    found = windows.data_json(data)
+    assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
 
 def test_once_takes_a_chat_prefix() -> None:
     data = of("once", replace(LED, prefix=np.array([70, 71], np.int32)), 2, chat_template=True)
     assert described(data) == [(-2, [70, 71, 0, 1, 2, 3], 3), (0, [70, 71, 2, 3, 4, 5], 4)]
-
-
-@pytest.mark.parametrize(
-    ("method", "n_bytes"),
-    [
-        ("exllamav3", (1 + 2 + 3) + (3 + 0 + 1) + (1 + 1 + 1)),  # tokens 1 2 3, 3 4 5, 5 6 7
-        ("llamacpp", 3 + 1),  # tokens 3 and 7
-        ("lm_eval", 12),
-        ("gptq", (1 + 2 + 3) + (1 + 1 + 1)),  # tokens 1 2 3, 5 6 7
-        ("once", 12 - 1),  # all but the first
-    ],
-)
-def test_bytes_and_words_of_the_scored_entries(method: str, n_bytes: int) -> None:
-    """Tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes: 12 bytes, 4 words."""
-    data = of(method)
-    assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
-    found = windows.data_json(spec(), data)
-    assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
 
 def test_bytes_and_words_of_a_detokenized_text_are_those_of_the_original() -> None:
@@ -173,7 +155,7 @@ def test_unknown_bytes_have_a_reason() -> None:
     data = cut(TEN, spec(), None)
     assert data.text_size is None
     assert "no offsets" in data.text_note
-    found = windows.data_json(spec(), data)
+    found = windows.data_json(data)
     assert (found["bytes"], found["words"], found["text_note"]) == (None, None, data.text_note)
     data = of("llamacpp", replace(LED, sizes=np.array([12, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)))
     assert data.text_size is None
