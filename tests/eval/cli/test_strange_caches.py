@@ -5,36 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.command_line import FAKE, Run, Specs
-from tests.support.flips import flips
 from tests.support.hostile import patience
 from tests.support.toy import assert_refused
 
-
-def make_socket(file: Path) -> None:
-    """A socket, whose name may be longer than a socket's address."""
-    before = os.getcwd()
-    os.chdir(file.parent)
-    try:
-        socket.socket(socket.AF_UNIX).bind(file.name)
-    finally:
-        os.chdir(before)
-
-
-def make_loop(file: Path) -> None:
-    """A link to itself."""
-    file.symlink_to(file.name)
-
-
-MAKE: dict[str, Callable[[Path], None]] = {
-    "pipe": os.mkfifo, "socket": make_socket, "folder": os.mkdir, "loop": make_loop,
-    "end": lambda file: file.symlink_to("/dev/zero"), "bytes": lambda file: file.write_bytes(b"\xff" * 99) and None,
+MAKE: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo, "folder": os.mkdir, "end": lambda file: file.symlink_to("/dev/zero"),
+    "bytes": lambda file: file.write_bytes(b"\xff" * 99),
 }  # fmt: skip
 
 Whole = tuple[list[object], list[str], Path]
@@ -75,25 +57,6 @@ def test_something_else_in_the_place_of_files(compare_q: Run, own_cache: Path, w
         else:
             assert ran.status == 0, ran.err
             assert re.findall(r"(?:ref|other) .*", ran.out) == rows
-
-
-def test_a_flipped_bit_of_any_kind_of_file_changes_no_number(compare_q: Run, own_cache: Path, whole: Whole) -> None:
-    """What it was in is made again, or named with what to do; tests of each kind of file flip more of its bits."""
-    words, rows, kept = whole
-    files = [file.relative_to(kept) for file in sorted(kept.rglob("*")) if file.is_file() and file.stat().st_size]
-    kinds = {(file.parts[0], file.name.partition(".")[0][:5], file.suffix): file for file in files}
-    assert len(kinds) >= 6
-    for file in kinds.values():
-        shutil.rmtree(own_cache)
-        shutil.copytree(kept, own_cache)
-        if file.parts[0] == "references":
-            shutil.rmtree(own_cache / "scores")
-        for _, position in flips([own_cache / file], seed=7, count=2):
-            ran = compare_q(*words)
-            if ran.status == 0:
-                assert re.findall(r"(?:ref|other) .*", ran.out) == rows, (file, position)
-            else:
-                assert re.search(rf"^error: {re.escape(str(own_cache / file))}: .*delete", ran.err, re.MULTILINE)
 
 
 def test_a_reference_whose_removal_was_killed_is_made_again(compare_q: Run, own_cache: Path, whole: Whole) -> None:

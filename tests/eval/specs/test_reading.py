@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,83 +34,25 @@ def models(*labels: str, **keys: Any) -> list[ModelSpec]:
 
 
 @pytest.mark.parametrize(
-    ("keys", "gold"),
-    [
-        ({"model_dirs": "m"}, "model_dirs: unknown key (did you mean 'model_dir'?)"),
-        ({"override_bpw": 4.0}, "override_bpw: unknown key (did you mean 'override_bpw_"),
-        ({"load_fn": 5}, "load_fn: "),
-        ({"model_dir": 5}, "model_dir"),
-        ({"model_dir": ["m"]}, "model_dir: must be a string"),
-        ({"model_dir": ["m", {}, {}]}, "model_dir: must be a string"),
-        ({"model_dir": [5, {}]}, "model_dir: must be a string"),
-        ({"model_dir": ["m", 5]}, "model_dir: the second item"),
-        ({"model_dir": ["m", []]}, "model_dir: the second item"),
-        ({"model_dir": ["m", ["a", 5]]}, "model_dir: the second item"),
-        ({"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' stands in engine as well"),
-        ({"engine": "eager"}, "engine: "),
-        ({"override_bpw_layer": "4.0"}, "override_bpw_layer: "),
-        ({"override_bpw_layer": True}, "override_bpw_layer: "),
-        ({"override_bpw_layer": -4.0}, "override_bpw_layer: "),
-    ],
-)
-def test_model_refusals_name_file_number_and_label(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:
-    file = write(tmp_path / "m.json", [MODEL, {**MODEL, "label": "EXL3 4.0", **keys}])
-    assert refusal(load_model_specs, [file]).startswith(f"{file}: model 2 (EXL3 4.0): {gold}")
-
-
-@pytest.mark.parametrize(
     ("entries", "gold"),
     [
+        ([MODEL, {**MODEL, "label": "EXL3 4.0", "bits": 4}], "model 2 (EXL3 4.0): bits: unknown key"),
         ([{"load_fn": "transformers"}], "model 1: model_dir: missing"),
         ([MODEL, "text"], "model 2: "),
         ([MODEL, [MODEL]], "model 2: "),
         (5, "model 1: "),
         ([{**MODEL, "label": "two\nlines", "bits": 4}], "model 1"),
-        ([], ""),
-    ],
-)
-def test_model_file_refusals(tmp_path: Path, entries: Any, gold: str) -> None:
-    file = write(tmp_path / "m.json", entries)
-    assert refusal(load_model_specs, [file]).startswith(f"{file}: {gold}")
-
-
-@pytest.mark.parametrize(
-    ("content", "gold"),
-    [
-        ('{\n  "a": 1,\n  "b": x\n}', "line 3, column 8"),
-        ("", "line 1, column 1"),
-        ('{"a": 1} {', "line 1, column 10"),
-    ],
-)
-@pytest.mark.parametrize("load", [load_data_specs, load_model_specs])
-def test_invalid_json(tmp_path: Path, load: Callable[[list[Path]], object], content: str, gold: str) -> None:
-    file = write(tmp_path / "s.json", content)
-    assert refusal(load, [file]).startswith(f"{file}: {gold}: not valid JSON")
-
-
-@pytest.mark.parametrize(
-    ("content", "gold"),
-    [
+        ([], "holds no model"),
+        ('{\n  "a": 1,\n  "b": x\n}', "line 3, column 8: not valid JSON"),
+        ("", "line 1, column 1: not valid JSON"),
         ("[" * 100_000, "brackets are nested more than 64 deep"),
-        ('{"eval_len": ' + "9" * 5000 + "}", "an integer of thousands of digits"),
         ('{"label": "\\ud800"}', "no Unicode text: half of a surrogate pair"),
         ('{"override_bpw_head": NaN}', "nan is no number that JSON has"),
     ],
 )
-@pytest.mark.parametrize("load", [load_data_specs, load_model_specs])
-def test_json_that_is_no_spec(tmp_path: Path, load: Callable[[list[Path]], object], content: str, gold: str) -> None:
-    file = write(tmp_path / "s.json", content)
-    assert refusal(load, [file]) == f"{file}: {gold}"
-
-
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", "a\x00b"])
-@pytest.mark.parametrize(
-    ("keys", "key"), [({}, "model_dir"), ({"engine": {"a": "x\ny"}}, "model_dir"), ({"model_dir": "m"}, "revision")]
-)
-def test_names_with_control_characters(tmp_path: Path, name: str, keys: dict[str, Any], key: str) -> None:
-    """A path or a title with a line break would pass for a second line; values of the engine's are its own."""
-    file = write(tmp_path / "m.json", {**MODEL, key: name, **keys})
-    assert refusal(load_model_specs, [file]).startswith(f"{file}: model 1: {key}: must be one line of printable text")
+def test_refusals_name_file_number_and_label(tmp_path: Path, entries: Any, gold: str) -> None:
+    file = write(tmp_path / "m.json", entries)
+    assert refusal(load_model_specs, [file]).startswith(f"{file}: {gold}")
 
 
 def test_names_that_no_file_can_have(tmp_path: Path) -> None:
@@ -208,15 +149,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mine.json"
 
 
-def test_without_a_file_there_are_none(settings: Path) -> None:
-    assert reading.load_settings().python == {}
-
-
 def test_pythons_of_engines(settings: Path) -> None:
+    assert reading.load_settings().python == {}
     settings.write_text('{"python": {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}}')
     assert reading.load_settings().python == {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}
-    settings.write_text("{}")
-    assert reading.load_settings().python == {}
 
 
 @pytest.mark.parametrize(
@@ -226,9 +162,6 @@ def test_pythons_of_engines(settings: Path) -> None:
         ('{"python": "/venv"}', "python: "),
         ('{"python": {"vllm_score": 3}}', "python.vllm_score: "),
         ("[]", ""),
-        ("{", ""),
-        ("", ""),
-        ("[" * 100_000, ""),
         ("\udcff", ""),
     ],
 )
