@@ -39,7 +39,8 @@ from compare_q.eval.run.session import Session
 from compare_q.eval.specs import reading as spec_files
 from compare_q.eval.specs.reading import S
 from compare_q.eval.specs.types import DataSpec, ModelSpec
-from compare_q.eval.table import columns, footnotes, markdown, registry, tables, terminal
+from compare_q.eval.table import columns as table_columns
+from compare_q.eval.table import footnotes, markdown, registry, tables, terminal
 from compare_q.eval.text import corpus
 from compare_q.eval.text.windows import EvalData
 
@@ -98,7 +99,7 @@ class Comparison:
         """
         import pandas as pd
 
-        chosen = COLUMNS if columns is None else fields_of(columns)
+        chosen = COLUMNS if columns is None else table_columns.fields_of(registry.checked(columns)) or []
         names = [*(["text"] if len(self.results.texts) > 1 else []), *chosen]
         types = {name: DTYPES.get(name, "object") for name in names}
         rows = [row for text in self.results.texts for row in rows_of(text)]
@@ -212,11 +213,6 @@ def difference_fields(name: str, difference: Difference | str) -> dict[str, floa
     low, high = (known.limits if known else None) or (None, None)
     value, stderr = (known.value, known.stderr) if known else (None, None)
     return {name: value, f"{name}_stderr": stderr, f"{name}_low": low, f"{name}_high": high}
-
-
-def fields_of(names: Sequence[str]) -> list[str]:
-    """The columns of a frame for names of ``--columns``."""
-    return columns.fields_of(registry.checked(names)) or []
 
 
 def compare(

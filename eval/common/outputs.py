@@ -30,14 +30,14 @@ class Outputs:
         """A block that writes ``target``; if it fails, the run goes on behind the block."""
         try:
             yield
-        except CompareQError as error:
-            named = str(error).startswith(str(target))
-            self.failures.append(str(error) if named else f"{target}: could not be written: {error}")
-        except ModuleNotFoundError as error:
-            self.failures.append(f"{target}: could not be written: {error.name} is not installed; {INSTALL}")
-        except OSError as error:
-            self.failures.append(f"{target}: could not be written: {error.strerror or one_line(error)}; {CURE}")
-        except Exception as error:  # a bug, in compare_q or in a library that draws
-            self.failures.append(f"{target}: could not be written: {type(error).__name__}: {one_line(error)}")
-            if self.verbose:
+        except Exception as error:
+            reason = f"{type(error).__name__}: {one_line(error)}"  # a bug, in compare_q or in a library that draws
+            if isinstance(error, CompareQError):
+                reason = str(error).removeprefix(f"{target}: ").removeprefix("could not be written: ")
+            elif isinstance(error, ModuleNotFoundError):
+                reason = f"{error.name} is not installed; {INSTALL}"
+            elif isinstance(error, OSError):
+                reason = f"{error.strerror or one_line(error)}; {CURE}"
+            elif self.verbose:
                 traceback.print_exc()
+            self.failures.append(f"{target}: could not be written: {reason}")

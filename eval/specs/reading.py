@@ -112,7 +112,10 @@ def load_model_specs(files: Iterable[Path]) -> list[ModelSpec]:
 def with_own_labels(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
     """The same specs, no two with one label: the second of one label is called ``Label (2)``."""
     names = numbered([spec.name for spec in specs])
-    return [spec if name == spec.name else with_keys(spec, label=name) for spec, name in zip(specs, names, strict=True)]
+    return [
+        spec if name == spec.name else spec.model_copy(update={"label": name})
+        for spec, name in zip(specs, names, strict=True)
+    ]
 
 
 def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
@@ -127,13 +130,6 @@ def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
         seen.add(own)
         different.append(own)
     return different
-
-
-def with_keys(spec: ModelSpec, **keys: Any) -> ModelSpec:
-    """A spec with other values for some keys, from the same file."""
-    other = spec.model_copy(update=keys)
-    other._folder = spec._folder
-    return other
 
 
 def matching(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
@@ -157,8 +153,9 @@ def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str
     """
     marked = [spec for spec in specs if spec.is_reference]
     if len(marked) > 1:
+        unmarked = {"reference": False, "out_logits": None}
         first, others = marked[0].name, ", ".join(spec.name for spec in marked[1:])
-        kept = [spec if spec is marked[0] else with_keys(spec, reference=False, out_logits=None) for spec in specs]
+        kept = [spec if spec is marked[0] else spec.model_copy(update=unmarked) for spec in specs]
         return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
     if not marked and len(specs) > 1:
         return list(specs), [NO_REFERENCE]

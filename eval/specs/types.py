@@ -302,12 +302,7 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     return found
 
 
-def write_schemas(folder: Path) -> None:
-    """Write both schemas to ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, schema in json_schemas().items():
-        (folder / name).write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write_schemas(Path(__file__).parents[1] / "spec" / "schema")
+    for file, content in json_schemas().items():
+        target = Path(__file__).parents[1] / "spec" / "schema" / file
+        target.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

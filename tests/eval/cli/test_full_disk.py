@@ -178,7 +178,7 @@ def test_what_else_may_go_wrong(capsys: pytest.CaptureFixture[str]) -> None:
             with outputs.writing("f"):
                 raise error
         assert outputs.failures == [
-            "f: damaged",
+            "f: could not be written: damaged",
             "f: could not be written: g: damaged",
             f"f: could not be written: late; {CURE}",
             "f: could not be written: ZeroDivisionError: zero",

@@ -16,33 +16,22 @@ from tests.support.command_line import FAKE, Run, Specs
 from tests.support.toy import assert_refused
 
 
-def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compare_q.png unless a file is named; limits can leave nothing to draw."""
+    monkeypatch.chdir(tmp_path)
     models = [{**FAKE, "label": f"EXL3 {bits}", "override_bpw_layer": bits, "override_vram_bits": 8e9 * bits,
                "engine": {"boost": bits}} for bits in (2.0, 3.0, 4.0)]  # fmt: skip
     data, spec = write_specs(models)
-    for name, flags in (("p.png", []), ("p.svg", ["-v", "-dark", "-t", "My title"])):
-        ran = compare_q("-d", data, "-m", spec, "-p", "-pf", tmp_path / name, *flags)
+    for name, flags in (("compare_q.png", ["-p"]), ("p.svg", ["-pf", "p.svg", "-v", "-dark", "-t", "My title"])):
+        ran = compare_q("-d", data, "-m", spec, *flags)
         assert ran.status == 0, ran.err
-        assert f"plot: {tmp_path / name}" in ran.out
-    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
-    assert "<svg" in (tmp_path / "p.svg").read_text()
-
-
-def test_plot_limits_can_leave_nothing(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs([{**FAKE, "override_bpw_layer": 4.0}])
-    ran = compare_q("-d", data, "-m", spec, "-pf", tmp_path / "p.png", "-mx", "3")
+        assert f"plot: {name}" in ran.out
+    assert Path("compare_q.png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in Path("p.svg").read_text()
+    ran = compare_q("-d", data, "-m", spec, "-pf", "none.png", "-mx", "1")
     assert ran.status == 0
     assert "no plot: no model has both PPL and bits per weight within the limits" in ran.out
-    assert not (tmp_path / "p.png").exists()
-
-
-def test_plot_without_a_file_name(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, spec = write_specs([{**FAKE, "override_bpw_layer": 4.0}])
-    monkeypatch.chdir(tmp_path)
-    assert compare_q("-d", data, "-m", spec, "-p").status == 0
-    assert (tmp_path / "compare_q.png").is_file()
+    assert not Path("none.png").exists()
 
 
 def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,38 +90,22 @@ def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     assert min(boosted["logprob"].to_pylist()) > max(uniform["logprob"].to_pylist())
 
 
-def test_unwritable_tokens_folder(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+def test_unwritable_outputs(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, spec = write_specs()
-    (tmp_path / "file").write_text("")
-    for flag in ("--tokens-out", "--plots"):
-        for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-            assert_refused(compare_q("-d", data, "-m", spec, flag, folder), f"{flag}: {folder}: cannot")
-
-
-@pytest.mark.parametrize("flag", ["-o", "--csv", "-pf", "--markdown", "--html"])
-def test_unwritable_output(compare_q: Run, write_specs: Specs, tmp_path: Path, flag: str) -> None:
-    data, spec = write_specs()
-    ran = compare_q("-d", data, "-m", spec, flag, tmp_path / "no" / "such.png")
-    assert_refused(ran, "such.png: cannot be written")
-    assert_refused(compare_q("-d", data, "-m", spec, flag, tmp_path), "cannot be written")
-
-
-def test_unknown_plot_format(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs()
-    assert_refused(compare_q("-d", data, "-m", spec, "-pf", tmp_path / "p.bmp"), "must end in .png, .svg, .pdf")
-
-
-def test_unwritable_cache(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs()
-    (tmp_path / "file").write_text("")
-    ran = compare_q("-d", data, "-m", spec, "--cache-dir", tmp_path / "file" / "cache")
-    assert_refused(ran, "--cache-dir", "cannot be written")
-
-
-def test_two_outputs_with_one_name(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs()
-    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x")
-    assert_refused(ran, "--html: ", "r.x: is the file of --output as well; name another file")
+    file = tmp_path / "file"
+    file.write_text("")
+    refused: list[tuple[list[object], str]] = [
+        *(([flag, folder], f"{flag}: {folder}: cannot be written")
+          for flag in ("--tokens-out", "--plots") for folder in (file, file / "below")),
+        *(([flag, name], f"{name}: cannot be written")
+          for flag in ("-o", "--csv", "-pf", "--markdown", "--html") for name in (tmp_path / "no" / "x.png", tmp_path)),
+        (["-pf", tmp_path / "p.bmp"], "p.bmp: must end in .png, .svg, .pdf"),
+        (["--cache-dir", file / "cache"], f"--cache-dir: {file / 'cache'}: cannot be written"),
+        (["-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x"],
+         f"--html: {tmp_path / 'r.x'}: is the file of --output as well; name another file"),
+    ]  # fmt: skip
+    for flags, gold in refused:
+        assert_refused(compare_q("-d", data, "-m", spec, *flags), gold)
 
 
 READ = (
