@@ -103,13 +103,6 @@ def test_cleared_scores_are_not_shown_by_a_later_run(
     assert not before & after
 
 
-def test_the_mask_drops_models_that_are_marked_in_vain(compare_q: Run, write_specs: Specs) -> None:
-    models = [fake("bf16 one", reference=True), fake("bf16 two", reference=True), fake("q4", 2.0)]
-    data, spec = write_specs(models)
-    ran = compare_q("-d", data, "-m", spec, "-mask", "q4", "--check")
-    assert [line.split(":")[0] for line in ran.out.splitlines()] == ["data", "bf16 one", "q4"]
-
-
 def test_one_label_for_two_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, spec = write_specs([fake("same"), fake("same", 3.0)])
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--tokens-out", tmp_path / "t")
@@ -189,18 +182,6 @@ def test_clearing_a_reference_leaves_a_users_files(compare_q: Run, write_specs: 
     assert compare_q("-d", data, "-m", spec, "-lf", kept, "-cc").status == 0
     assert (kept / "notes.txt").read_text() == "mine"
     assert compare_q("-d", data, "-m", spec, "-lf", kept).status == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "gold"),
-    [
-        (["--cache-dir", ""], "argument --cache-dir: is empty; give it a value; see --help"),
-        (["-o", "x", "--output", "y"], "--output: is given twice; it takes one value"),
-    ],
-)
-def test_flags_that_would_be_misread(compare_q: Run, flags: list[str], gold: str) -> None:
-    ran = compare_q("-d", "a.json", "-m", "m.json", *flags)
-    assert (ran.status, ran.err, ran.out) == (2, f"error: {gold}\n", "")
 
 
 def test_a_run_without_a_reference_merges_into_one_with_it(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:

@@ -20,10 +20,47 @@ from tests.support.toy import TOY_VOCAB, assert_refused, needs_accelerate
 needs_vllm = pytest.mark.skipif(install.installed() is None, reason="vLLM is not installed")
 
 
+KLD = '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'
+
+
+@pytest.mark.parametrize(
+    ("flags", "gold"),
+    [
+        ("-d {data} -m {models} -kld", KLD),
+        ("-d {data} -m {models} -kld --check", KLD),
+        ("-d {data}", "-d and -m: both are needed (or --from, --doctor, --cache, or --list-engines); see --help"),
+        *((f"-d x -m y --rows={given}", f"argument -r/--rows: {given!r} is no number of windows, nor 'all'; see --help")
+          for given in ("ten", "-1", "1.5")),
+        ("-d x -m y --cache-dir=", "argument --cache-dir: is empty; give it a value; see --help"),
+        ("-d x -m y -o x --output y", "--output: is given twice; it takes one value"),
+        ("--ray auto --gpus 0 --cache", "--gpus: names GPUs of this machine; with --ray the cluster hands out its own"),
+        ("--cache-limit 1GB --list-engines", "--cache-limit: goes with a run, or with --cache"),
+        ("--doctor x --cache", "argument --cache: not allowed with argument --doctor; see --help"),
+        ("-d x -m y --python vllm", "argument --python: 'vllm' is not ENGINE=PYTHON; see --help"),
+        ("-d x -m y --deadline 0", "argument --deadline: '0' is no positive number of seconds; see --help"),
+    ],
+)  # fmt: skip
+def test_flags(compare_q: Run, write_specs: Specs, flags: str, gold: str) -> None:
+    data, models = write_specs()
+    ran = compare_q(*flags.format(data=data, models=models).split())
+    assert (ran.status, ran.err, ran.out) == (2, f"error: {gold}\n", "")
+
+
 @needs_accelerate
-def test_override_tensors_are_refused(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
-    data, spec = write_specs([in_transformers(toy_model, model_dir=[str(toy_model), "o.safetensors"])])
-    assert_refused(compare_q("-d", data, "-m", spec), "'transformers' takes no override tensors")
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"model_dir": ["{model}", "o.safetensors"]}, "'transformers' takes no override tensors"),
+        ({"engine": {"dtpe": "auto"}}, "toy: engine.dtpe: unknown key (did you mean 'dtype'?)"),
+        ({"revision": "main"}, "toy: revision: only for a model on the hub"),
+    ],
+)
+def test_a_model_in_transformers(
+    compare_q: Run, write_specs: Specs, toy_model: Path, keys: dict[str, object], gold: str
+) -> None:
+    keys = json.loads(json.dumps(keys).replace("{model}", str(toy_model)))
+    data, spec = write_specs([in_transformers(toy_model, **keys)])
+    assert_refused(compare_q("-d", data, "-m", spec), gold)
 
 
 def test_text_that_is_no_text(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -41,25 +78,6 @@ def test_context_that_overrides_change(compare_q: Run, write_specs: Specs, toy_m
     overrides = {"hf_overrides": {"max_position_embeddings": 512}}
     data, spec = write_specs([in_transformers(toy_model, load_fn="vllm_score", engine=overrides)], eval_len=300)
     assert compare_q("-d", data, "-m", spec, "--check").status == 0
-
-
-@pytest.mark.parametrize("flags", [[], ["--check"], ["-p"]])
-def test_kld_without_a_reference_is_refused_and_not_ignored(
-    compare_q: Run, write_specs: Specs, flags: list[str]
-) -> None:
-    data, spec = write_specs()
-    ran = compare_q("-d", data, "-m", spec, "-kld", *flags)
-    assert_refused(ran, '--kld: no model is the reference: mark one with "reference": true', "or give --logits_file")
-
-
-def test_missing_flags(compare_q: Run) -> None:
-    assert_refused(compare_q("-d", "x.json"), "-d and -m: both are needed (or --from")
-
-
-@pytest.mark.parametrize("value", ["ten", "-1", "1.5"])
-def test_bad_rows(compare_q: Run, value: str) -> None:
-    ran = compare_q("-d", "x", "-m", "y", f"--rows={value}")
-    assert_refused(ran, f"{value!r} is no number of windows, nor 'all'")
 
 
 @needs_accelerate
@@ -111,11 +129,6 @@ def test_a_missing_engine_names_its_cure(
     data, spec = write_specs([{"load_fn": load_fn, "label": "m", "model_dir": "/nowhere"}])
     assert_refused(compare_q("-d", data, "-m", spec), f"m: load_fn: {load_fn!r} is not installed: {missing.install}")
     assert "pip install" in missing.install
-
-
-def test_unknown_engine_option(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
-    data, spec = write_specs([in_transformers(toy_model, engine={"dtpe": "auto"})])
-    assert_refused(compare_q("-d", data, "-m", spec), "toy: engine.dtpe: unknown key (did you mean 'dtype'?)")
 
 
 @needs_vllm
@@ -177,11 +190,6 @@ def test_every_flag_of_upstream_is_there() -> None:
         "--verbose", "--from", "--sort", "--statistics", "--pairs", "--pair", "--markdown", "--html", "--plots",
     }  # fmt: skip
     assert upstream | ours <= known
-
-
-def test_a_revision_needs_the_hub(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
-    data, spec = write_specs([in_transformers(toy_model, revision="main")])
-    assert_refused(compare_q("-d", data, "-m", spec), "toy: revision: only for a model on the hub")
 
 
 @needs_accelerate

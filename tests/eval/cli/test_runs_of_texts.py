@@ -72,21 +72,14 @@ def test_specs_that_are_refused(compare_q: Run, files: dict[str, Path], changes:
         (["--sort", "what"], "'what' is no column"),
         (["-lf", "store"], "--logits_file: a reference store is of one text"),
         (["--pair", "a", "z"], "--pair: no model is called 'z'"),
+        (["--by-text"], "--by-text: there is one"),
+        (["--sort", "kld:prose"], "--sort: kld:prose: "),
     ],
 )
 def test_flags_that_are_refused(compare_q: Run, files: dict[str, Path], flags: list[str], part: str) -> None:
-    assert_refused(compare_q("-d", files["prose"], files["code"], "-m", files["models"], *flags), part)
-
-
-def test_flags_of_several_texts_with_one(compare_q: Run, files: dict[str, Path]) -> None:
-    for flags, part in ((["--by-text"], "--by-text: there is one"), (["--sort", "kld:prose"], "--sort: kld:prose: ")):
-        assert_refused(compare_q("-d", files["prose"], "-m", files["models"], *flags), part)
-
-
-def test_no_output_may_replace_a_text(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
-    for name in ("code.json", "code.txt"):
-        ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], "--csv", tmp_path / name)
-        assert_refused(ran, f"{name}: is read here")
+    """The last two with one text."""
+    texts = [files["prose"], *([] if flags[-1] in ("--by-text", "kld:prose") else [files["code"]])]
+    assert_refused(compare_q("-d", *texts, "-m", files["models"], *flags), part)
 
 
 def test_check_says_what_every_text_is(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:

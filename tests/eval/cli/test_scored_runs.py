@@ -117,24 +117,6 @@ def test_nothing_measured_is_status_2(
     assert ran.err.splitlines()[-1] == f"error: fake: {gold}"
 
 
-def test_damaged_cache(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
-    """What is damaged is made again: tokens, a segment of the scores, the record of their run."""
-    data, spec = write_specs([FAKE])
-    assert compare_q("-d", data, "-m", spec).status == 0
-    (tokens,) = (own_cache / "tokens").glob("*.npz")
-    tokens.write_bytes(tokens.read_bytes()[:50])
-    assert "tokenizing" in compare_q("-d", data, "-m", spec).err
-    for pattern in ("*.safetensors", "record.*.json"):
-        files = list((own_cache / "scores").glob(f"*/{pattern}"))
-        for file in files:
-            file.write_bytes(file.read_bytes()[:50])
-        ran = compare_q("-d", data, "-m", spec)
-        assert ran.status == 0, ran.err
-        assert files
-        assert all(f"{file}: damaged; what it held is made again" in ran.err for file in files)
-        assert shown_ppl(ran, "fake") == pytest.approx(1000, rel=1e-5)
-
-
 @pytest.mark.parametrize("mark", ["reference", "out_logits"])
 def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: Path, mark: str) -> None:
     """The real token has p = e^3 / (e^3 + 499), the others q = 1 / (e^3 + 499): p ln 500p + 499 q ln 500q = 0.07862."""
