@@ -58,10 +58,9 @@ class Counter(ProgressColumn):
 class Phase:
     """One running phase; ``say`` prints one line above the bar, ``seconds`` is set when it ends."""
 
-    unit: str
     say: Callable[[str], None]
-    rich: RichProgress | None = None
-    task: TaskID | None = None
+    bars: RichProgress
+    task: TaskID
     done: int = 0
     seconds: float = 0.0
     started: float = field(default_factory=time.perf_counter)
@@ -69,13 +68,11 @@ class Phase:
     def advance(self, amount: int = 1) -> None:
         """``amount`` more units are done."""
         self.done += amount
-        if self.rich is not None and self.task is not None:
-            self.rich.advance(self.task, amount)
+        self.bars.advance(self.task, amount)
 
     def expect(self, total: int) -> None:
         """Set the ``total`` number of units, which was not known at the start."""
-        if self.rich is not None and self.task is not None:
-            self.rich.update(self.task, total=total)
+        self.bars.update(self.task, total=total)
 
 
 class Progress:
@@ -98,31 +95,26 @@ class Progress:
         self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
     ) -> Iterator[Phase]:
         """Show one phase: of ``total`` units, or of ``expected`` seconds where only the likely duration is known."""
-        phase = Phase(unit, self.say)
-        if not self.console.is_terminal:
+        with self.lock:  # a console shows one live display, which has a line for every phase
+            self.bars = bars = self.bars or self._begun()
+            phase = Phase(self.say, bars, bars.add_task(title, total=total, expected=expected, unit=unit))
+        try:
             yield phase
-        else:
-            with self.lock:  # a console shows one live display, which has a line for every phase
-                self.bars = phase.rich = self.bars or self._begun()
-                phase.task = phase.rich.add_task(title, total=total, expected=expected, unit=unit)
-            try:
-                yield phase
-            finally:
-                with self.lock:
-                    phase.rich.refresh()  # a short phase is seen too
-                    phase.rich.remove_task(phase.task)
-                    if not phase.rich.tasks:
-                        phase.rich.stop()
-                        self.bars = None
+        finally:
+            with self.lock:
+                bars.refresh()  # a short phase is seen too
+                bars.remove_task(phase.task)
+                if not bars.tasks:
+                    bars.stop()
+                    self.bars = None
         phase.seconds = time.perf_counter() - phase.started
-        amount = f"{phase.done} {unit} in " if unit else ""
-        if unit == "bytes":
-            amount = f"{bytes_in_words(phase.done)} in "
+        amount = bytes_in_words(phase.done) if unit == "bytes" else f"{phase.done} {unit}"
+        amount = f"{amount} in " if unit else ""
         if phase.done or unit != "bytes":  # nothing was left to fetch
             self.say(f"{title}: {amount}{phase.seconds:.1f} s")
 
     def _begun(self) -> RichProgress:
-        """A live display on the terminal."""
+        """A live display, which shows nothing where there is no terminal."""
         columns = (
             SpinnerColumn(), TextColumn("{task.description}", markup=False),
             BarColumn(), Counter(), TimeElapsedColumn(), EtaColumn(),
@@ -130,8 +122,9 @@ class Progress:
         # Redirected, sys.stdout and sys.stderr would print above the bar what an engine says, past its log file: 36
         # lines of three models (vLLM's logging, bars of Transformers and tqdm).
         bars = RichProgress(
-            *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
+            *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False,
+            disable=not self.console.is_terminal,
+        )  # fmt: skip
         bars.start()
         return bars
 
@@ -139,8 +132,8 @@ class Progress:
 class ToldPhase(Phase):
     """A phase that the driver shows: its progress is told, but not at every unit."""
 
-    def __init__(self, tell: Tell, unit: str) -> None:
-        super().__init__(unit, lambda line: tell("say", line))
+    def __init__(self, tell: Tell) -> None:
+        self.say = lambda line: tell("say", line)
         self.send, self.waiting, self.last = tell, 0, 0.0
 
     def advance(self, amount: int = 1) -> None:
@@ -172,7 +165,7 @@ class ToldProgress(Progress):
         self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
     ) -> Iterator[Phase]:
         self.tell("phase", {"title": title, "unit": unit, "total": total, "expected": expected})
-        phase = ToldPhase(self.tell, unit)
+        phase = ToldPhase(self.tell)
         yield phase
         phase.flush()
         self.tell("end", None)
