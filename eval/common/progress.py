@@ -105,8 +105,9 @@ class Progress:
                 bars.refresh()  # a short phase is seen too
                 bars.remove_task(phase.task)
                 if not bars.tasks:
-                    bars.stop()
                     self.bars = None
+                    if not bars.disable:  # rich 13 would print an empty line
+                        bars.stop()
         phase.seconds = time.perf_counter() - phase.started
         amount = bytes_in_words(phase.done) if unit == "bytes" else f"{phase.done} {unit}"
         amount = f"{amount} in " if unit else ""
