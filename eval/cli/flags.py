@@ -199,8 +199,8 @@ X_AXES: dict[str, dict[str, Any]] = {
 MEASURES: dict[str, dict[str, Any]] = {
     f"-{name} --{name}": {"action": "store_const", "const": name, "dest": "measure", "help": f"plot {what}"}
     for name, what in {
-        "kld": "KLD, the default if known", "ppl": "perplexity", "acc_norm": "the same of acc norm",
-        "acc": "the accuracy of answers (the default of a task of questions)",
+        "kld": "KLD, the default if known", "ppl": "perplexity",
+        "acc": "the accuracy of answers (the default of a task of questions)", "acc_norm": "the same of acc norm",
     }.items()
 }  # fmt: skip
 

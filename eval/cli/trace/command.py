@@ -93,6 +93,7 @@ FLAGS: dict[str, dict[str, Any]] = {
                                "help": 'variables for the chat template: \'{"enable_thinking": false}\''},
     "--extend": {"action": "store_true", "help": "answer the prompts that FILE has no answer to, and add them"},
     **SHARED,
+    "--cache-dir": {**SHARED["--cache-dir"], "help": "where the engine's log is kept"},
 }  # fmt: skip
 
 
