@@ -160,4 +160,4 @@ def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, t
     results, (inspection,) = results_json.load(tmp_path / "r.html")
     assert results_json.load(tmp_path / "s.html") == (results, [inspection])
     assert len(results.labels) == 2
-    assert inspection["passages"]
+    assert inspection.passages
