@@ -79,3 +79,13 @@ def test_nothing_half_written_stays(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space"):
         Recorder(tmp_path, "states").write(0, numbers(3, 4).as_subclass(Failing))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_what_a_gpu_still_computes_is_kept_as_it_will_be() -> None:
+    """Half a second of products are queued when the bytes are asked for."""
+    factor = torch.randn(4096, 4096, device="cuda") / 64
+    kept = factor
+    for _ in range(200):
+        kept = torch.tanh(kept @ factor)
+    assert b"".join(map(bytes, recorder.raw(kept))) == kept.cpu().numpy().tobytes()
