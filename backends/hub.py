@@ -126,10 +126,11 @@ class Repo:
         """Bytes of the files that match and are not in the local cache."""
         from huggingface_hub import try_to_load_from_cache
 
-        def cached(file: str) -> bool:
-            return isinstance(try_to_load_from_cache(self.name, file, None, self.commit, self.repo_type), str)
-
-        return sum(self.sizes[file] for file in self.wanted(patterns) if not cached(file))
+        here = {
+            file: try_to_load_from_cache(self.name, file, None, self.commit, self.repo_type)
+            for file in self.wanted(patterns)
+        }
+        return sum(self.sizes[file] for file, path in here.items() if not isinstance(path, str))
 
 
 def is_hub_id(name: str) -> bool:

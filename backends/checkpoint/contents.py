@@ -41,7 +41,7 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Name -> header entry."""
-        return read_headers([*self.files, *self.override_tensors])
+        return read_headers([*weight_files(self.folder), *self.override_tensors])
 
     @cached_property
     def modules(self) -> dict[str, Parts]:

@@ -29,8 +29,6 @@ Floats = NDArray[np.float32]
 UNKNOWN = "stored in a format that compare_q cannot size"
 DAMAGED = "what is stored beside it does not fit it"
 PADDED = "padded, and config.json does not say from which size"
-LONGEST = 1 << 20
-"""Bytes of a tensor that describes another; bitsandbytes' descriptions have some hundred."""
 LONGEST_LIST = 1024
 """Integers in one row that may describe something else than weights."""
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -151,9 +149,8 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
         return _bitsandbytes(parts[state])
     if weight.dtype in ("U8", "I8", "I32"):
         return _integers(parts, config, scale)
-    if "scale" in parts and weight.dtype in FLOATS:
-        return NOT_KNOWN
-    if weight.dtype not in FLOATS and not weight.dtype.startswith("F8_E"):
+    is_float = weight.dtype in FLOATS
+    if (is_float and "scale" in parts) or not (is_float or weight.dtype.startswith("F8_E")):
         return NOT_KNOWN
     words = FLOATS.get(weight.dtype) or ("" if scale is None else _eight_bits(weight, scale, config))
     if config.quant_method == "exl3" and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
@@ -164,8 +161,6 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
 
 def _bitsandbytes(state: Tensor) -> Layout:
     """4 bits: the description, which is JSON, says the type, the size of a group and the shape."""
-    if state.nbytes > LONGEST:
-        return Layout("", DAMAGED)
     described = parsed(stored(state).tobytes(), "quant_state")
     kind = "nf4" if described.get("quant_type") == "nf4" else "fp4"
     return Layout(f"{kind} g{int(described.get('blocksize', 64))}", math.prod(map(int, described["shape"])))

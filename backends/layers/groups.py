@@ -170,10 +170,8 @@ def kv_caches_from_json(objects: Any) -> tuple[KVCache, ...]:
 
 def kv_formats(groups: Iterable[KVCache]) -> str:
     """The number formats of a model's caches, the most frequent first: "fp8", "fp8 +bfloat16"; "" if none is known."""
-    counts = Counter[str]()
-    for group in groups:
-        counts[group.stored] += group.count
-    return " +".join(name for name, _ in counts.most_common())
+    stored = (group.stored for group in groups for _ in range(group.count))
+    return " +".join(name for name, _ in Counter(stored).most_common())
 
 
 def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
