@@ -61,12 +61,12 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
         log_file=Path(tempfile.gettempdir()) / f"compare_q_vllm.{os.getpid()}.log",
     )
     VllmEngine.check(request)
-    backend = VllmEngine(request)
-    storage = backend.files(request).storage()
+    loaded = VllmEngine(request)
+    storage = loaded.files(request).storage()
     if storage.vram_bits is None:
         raise ModelError(f"{folder}: stored size unknown: {storage.note}")
-    backend.load()
-    return backend, storage.bpw_layer, storage.bpw_head, storage.vram_bits
+    loaded.load()
+    return loaded, storage.bpw_layer, storage.bpw_head, storage.vram_bits
 
 
 def fwd_vllm_score(model: VllmEngine, input_ids: torch.Tensor, chunk_rows: int = 1024) -> torch.Tensor:

@@ -136,21 +136,19 @@ class ProductInputs(TorchFunctionMode):
 
 
 def measured_activations(module: Any, asked: str, dtype: str) -> str:
-    """The activations in a layer of compressed-tensors; "unknown" where accelerate has moved its weights elsewhere."""
+    """The activations in a layer of compressed-tensors: ``asked`` if its product gets others than the layer is given.
+
+    "unknown" where accelerate has moved its weights elsewhere.
+    """
     if not asked:
         return dtype
     if any(parameter.is_meta for parameter in module.parameters()):
         return UNKNOWN
-    return asked if quantizes_input(module, dtype) else dtype
-
-
-def quantizes_input(module: Any, dtype: str) -> bool:
-    """Whether a layer's product gets other activations than the layer is given."""
     given = torch.randn(1, module.in_features, generator=torch.Generator().manual_seed(0))
     given = given.to(next(module.parameters()).device, getattr(torch, dtype))
     with torch.inference_mode(), ProductInputs() as inputs:
         module(given)
-    return not all(torch.equal(tensor, given) for tensor in inputs.tensors)
+    return dtype if all(torch.equal(tensor, given) for tensor in inputs.tensors) else asked
 
 
 def stored_quantized(folder: Path) -> set[str]:

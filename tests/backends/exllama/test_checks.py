@@ -20,7 +20,7 @@ from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from tests.support.toy import Ran, refusal
 
-BACKENDS: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
+ENGINE_CLASSES: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
 
 
 def request(
@@ -30,7 +30,7 @@ def request(
 
 
 def check(engine: str, folder: Path, **options: Any) -> None:
-    BACKENDS[engine].check(request(engine, folder, **options))
+    ENGINE_CLASSES[engine].check(request(engine, folder, **options))
 
 
 def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
@@ -50,8 +50,8 @@ def test_missing_engine_is_one_line_with_its_cure(
     engine: str, cure: str, compare_q: Callable[..., Ran], write_specs: Any, toy_model: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    backend = BACKENDS[engine]
-    monkeypatch.setitem(backends.ENGINES, engine, f"{backend.__module__}:{backend.__name__}")
+    engine_class = ENGINE_CLASSES[engine]
+    monkeypatch.setitem(backends.ENGINES, engine, f"{engine_class.__module__}:{engine_class.__name__}")
     monkeypatch.setattr("compare_q.backends.common.packages.installed_versions", lambda packages: {})
     data, models = write_specs([{"load_fn": engine, "fwd_fn": engine, "label": "EXL", "model_dir": str(toy_model)}])
     ran = compare_q("-d", data, "-m", models)
@@ -60,11 +60,11 @@ def test_missing_engine_is_one_line_with_its_cure(
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.parametrize("engine", BACKENDS)
+@pytest.mark.parametrize("engine", ENGINE_CLASSES)
 def test_without_a_gpu(engine: str, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelError, match=f"{engine} needs an NVIDIA GPU; torch sees none"):
-        BACKENDS[engine](request(engine, toy_model)).load()
+        ENGINE_CLASSES[engine](request(engine, toy_model)).load()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_rope_as_transformers_5_writes_it(toy_model: Path, tmp_path: Path) -> No
         check("exllamav2", with_config(tmp_path, toy_model, **changes))
 
 
-@pytest.mark.parametrize("engine", BACKENDS)
+@pytest.mark.parametrize("engine", ENGINE_CLASSES)
 def test_files_that_the_engine_would_load_as_well(engine: str, toy_model: Path, tmp_path: Path) -> None:
     """It takes every safetensors file of the folder: neither the size nor the key of scores would know of this one."""
     folder = tmp_path / "toy"
@@ -143,7 +143,7 @@ def test_files_that_the_engine_would_load_as_well(engine: str, toy_model: Path, 
     check(engine, folder)
 
 
-@pytest.mark.parametrize("engine", BACKENDS)
+@pytest.mark.parametrize("engine", ENGINE_CLASSES)
 def test_longrope_wants_the_length_that_is_served(engine: str, toy_model: Path, tmp_path: Path) -> None:
     longrope = {"rope_parameters": ..., "rope_scaling": {"rope_type": "longrope"}}
     folder = with_config(tmp_path, toy_model, **longrope)

@@ -22,7 +22,7 @@ from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """The stand-in in place of exllamav3, and a GPU for it."""
     module = types.ModuleType("exllamav3")
     module.Config, module.Model = Config, Model
@@ -36,75 +36,75 @@ def request(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), *
 
 
 def loaded(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any) -> ExLlamaV3Engine:
-    backend = ExLlamaV3Engine(request(folder, tokens, overrides, **options))
-    backend.load()
-    return backend
+    engine = ExLlamaV3Engine(request(folder, tokens, overrides, **options))
+    engine.load()
+    return engine
 
 
-def test_what_the_loader_is_told(engine: Any, toy_model: Path) -> None:
+def test_what_the_loader_is_told(stand_in: Any, toy_model: Path) -> None:
     told = {"max_chunk_size": 300, "max_output_size": 300, "max_output_factor": 4}
     assert loaded(toy_model, 300).model.loaded == told
     assert loaded(toy_model, max_seq_len=4096).model.config.seq_len == 4096
     assert loaded(toy_model, 300, use_per_device=[20, 0]).model.loaded == {**told, "use_per_device": [20, 0]}
 
 
-def test_logits_are_cut_to_the_vocabulary(engine: Any, toy_model: Path) -> None:
-    backend = loaded(toy_model)
+def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> None:
+    engine = loaded(toy_model)
     windows = toy_windows(2, 30, 3)
-    for scores, window in zip(scoring.token_scores(backend, windows, Task()), windows, strict=True):
+    for scores, window in zip(scoring.token_scores(engine, windows, Task()), windows, strict=True):
         full = Model.last.forward(torch.from_numpy(window.token_ids).long().unsqueeze(0))[0]
         assert full.shape == (30, PADDED)
         np.testing.assert_allclose(scores.logprob, brute_force(full[:, :TOY_VOCAB], window), atol=1e-5)
-    backend.logits(windows[0])
+    engine.logits(windows[0])
     assert Model.last.params == {"attn_mode": "flash_attn_nc"}
 
 
-def test_states_and_head_give_the_logits(engine: Any, toy_model: Path, tmp_path: Path) -> None:
-    backend = loaded(toy_model)
-    head = backend.head()
+def test_states_and_head_give_the_logits(stand_in: Any, toy_model: Path, tmp_path: Path) -> None:
+    engine = loaded(toy_model)
+    head = engine.head()
     weight, bias, facts = head
     assert (tuple(weight.shape), bias, facts) == ((TOY_VOCAB, HIDDEN), None, Head(TOY_VOCAB, "float16"))
-    logits = backend.logits(toy_windows(1, 20)[0])
-    torch.testing.assert_close(head_logits(facts, backend.states(), weight, bias), logits)
-    assert kept_as_reference(backend, tmp_path) == ("states", "")
-    module = backend.model.modules[-1]
+    logits = engine.logits(toy_windows(1, 20)[0])
+    torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits)
+    assert kept_as_reference(engine, tmp_path) == ("states", "")
+    module = engine.model.modules[-1]
     module.softcap, module.post_scale = 30.0, 0.5
-    assert backend.head()[2] == Head(TOY_VOCAB, "float16", 30.0, 0.5)
+    assert engine.head()[2] == Head(TOY_VOCAB, "float16", 30.0, 0.5)
 
 
 @pytest.mark.parametrize("quantized", [True, False])
-def test_a_head_that_cannot_be_recomputed(engine: Any, toy_model: Path, tmp_path: Path, quantized: bool) -> None:
-    backend = loaded(toy_model)
-    module = backend.model.modules[-1]
+def test_a_head_that_cannot_be_recomputed(stand_in: Any, toy_model: Path, tmp_path: Path, quantized: bool) -> None:
+    engine = loaded(toy_model)
+    module = engine.model.modules[-1]
     if quantized:
         module.inner = LinearEXL3(module.inner.weight)
     else:
         module.pre_scale = 0.5
-    kind, reason = kept_as_reference(backend, tmp_path)
+    kind, reason = kept_as_reference(engine, tmp_path)
     assert kind == "logits"
     assert reason == ("its head is a LinearEXL3" if quantized else "its logits are scaled before the soft cap")
 
 
-def test_layers_and_provenance(engine: Any, toy_model: Path) -> None:
-    backend = loaded(toy_model, reserve_per_device=1.5)
-    weight = backend.model.modules[-1].inner.weight
+def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
+    engine = loaded(toy_model, reserve_per_device=1.5)
+    weight = engine.model.modules[-1].inner.weight
     for layer, (bits, ran) in enumerate([(3, True), (3.5, None), (3, True)]):
         inner = LinearEXL3(weight)
         inner.K, inner._fused_reconstruct = bits, ran
-        backend.model.modules.insert(layer, Linear(f"model.layers.{layer}.mlp.up_proj", inner))
+        engine.model.modules.insert(layer, Linear(f"model.layers.{layer}.mlp.up_proj", inner))
 
     def fn_triton_attn_nocache() -> None: ...
 
-    backend.model.modules[0].dispatch_cache = {(0, 1): False}
-    backend.model.modules[-2].dispatch_cache = {"fn": fn_triton_attn_nocache, (0, 1): False}
-    backend.logits(toy_windows(1, 10)[0])
+    engine.model.modules[0].dispatch_cache = {(0, 1): False}
+    engine.model.modules[-2].dispatch_cache = {"fn": fn_triton_attn_nocache, (0, 1): False}
+    engine.logits(toy_windows(1, 10)[0])
     up = "model.layers.*.mlp.up_proj"
-    assert backend.layers() == (
+    assert engine.layers() == (
         Layer(up, "exl3 3.0 bpw", "float16", "LinearEXL3.reconstruct_hgemm", count=2),
         Layer(up, "exl3 3.5 bpw", "float16", "LinearEXL3"),
         Layer("lm_head", "float16", "float16", "LinearFP16"),
     )
-    assert backend.provenance() == {
+    assert engine.provenance() == {
         "model_class": "Model", "dtype": "float16", "devices": ["cpu"], "attention": ["fn_triton_attn_nocache"],
         "batch": "one window at a time", "override_tensors": [], "options": {"reserve_per_device": 1.5},
     }  # fmt: skip
@@ -116,26 +116,26 @@ def test_settings_of_the_engine_are_part_of_the_key(monkeypatch: pytest.MonkeyPa
 
 
 def test_override_tensors_reach_the_loader(
-    engine: Any, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stand_in: Any, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = (tmp_path / "b.safetensors", tmp_path / "a.safetensors")
-    backend = loaded(toy_model, overrides=files)
-    assert backend.model.config.stc.tensor_files == [str(toy_model), *map(str, files)]
-    assert backend.provenance()["override_tensors"] == [*map(str, files)]
+    engine = loaded(toy_model, overrides=files)
+    assert engine.model.config.stc.tensor_files == [str(toy_model), *map(str, files)]
+    assert engine.provenance()["override_tensors"] == [*map(str, files)]
     monkeypatch.setattr(SafetensorsCollection, "knows_files", False)
     with pytest.raises(ModelError, match=r"does not take .*b\.safetensors as override tensors"):
         loaded(toy_model, overrides=files)
 
 
-def test_closing_and_failing(engine: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = loaded(toy_model)
-    model = backend.model
+def test_closing_and_failing(stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = loaded(toy_model)
+    model = engine.model
     for _ in range(2):
-        backend.close()
-        assert (model.unloaded, model.config.stc.open, backend.model) == (True, False, None)
+        engine.close()
+        assert (model.unloaded, model.config.stc.open, engine.model) == (True, False, None)
     monkeypatch.setattr(Model, "failure", RuntimeError("Insufficient VRAM\nin split"))
-    backend = ExLlamaV3Engine(request(toy_model))
+    engine = ExLlamaV3Engine(request(toy_model))
     with pytest.raises(ModelError, match=r"exllamav3 could not load .*: Insufficient VRAM in split$"):
-        backend.load()
-    backend.close()
+        engine.load()
+    engine.close()
     assert Model.last.unloaded
