@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compare_q.backends.common.errors import InputError, NoSafetensorsError
+from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest
 
 if TYPE_CHECKING:
@@ -78,19 +76,6 @@ def reader_of(file: str) -> str | None:
         if file.lower().endswith(engine.capabilities.suffixes):
             return engine.capabilities.load_fns[0]
     return None
-
-
-@contextmanager
-def suggest_engine() -> Iterator[None]:
-    """While it holds, a repository without safetensors is refused with the engine that can read one of its files."""
-    try:
-        yield
-    except NoSafetensorsError as error:
-        for file in error.files:
-            if load_fn := reader_of(file):
-                cure = f'with "load_fn": "{load_fn}" {error.name}/{file} can be measured'
-                raise InputError(f"{error}; {cure}") from None
-        raise InputError(str(error)) from None
 
 
 def check_files(model_dir: str, engine: type[Engine]) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from compare_q.backends.common.errors import InputError, NoSafetensorsError
+from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import expanded, is_folder
 from compare_q.backends.common.messages import bytes_in_words, nearest, one_line
 
@@ -246,7 +246,9 @@ def checked(repo: Repo, patterns: Sequence[str]) -> Repo:
     """The same repository; InputError if it lacks a file that is wanted."""
     for pattern in patterns:
         if pattern == "*.safetensors" and not repo.wanted([pattern]):
-            raise NoSafetensorsError(repo.name, list(repo.sizes))
+            file = next((name for name in repo.sizes if name.lower().endswith(".gguf")), "")
+            cure = f'; with "load_fn": "llamacpp" {repo.name}/{file} can be measured' if file else ""
+            raise InputError(f"{repo.name}: no .safetensors files; compare_q loads no pickled weights{cure}")
         if "*" not in pattern and pattern not in repo.sizes:
             raise InputError(f"{repo.name}: no file {pattern} on the hub{nearest(pattern, repo.sizes)}")
     if not repo.wanted(patterns):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from compare_q.backends.common.messages import printable
 
 
@@ -19,14 +17,6 @@ class CompareQError(Exception):
 
 class InputError(CompareQError):
     """The specs, files or flags do not fit; nothing was measured with them."""
-
-
-class NoSafetensorsError(InputError):
-    """A repository of the hub, called ``name``, has no safetensors; ``files`` are the names of its files."""
-
-    def __init__(self, name: str, files: Sequence[str]) -> None:
-        super().__init__(f"{name}: no .safetensors files; compare_q loads no pickled weights")
-        self.name, self.files = name, files
 
 
 class ModelError(CompareQError):

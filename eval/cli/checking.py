@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import doctor
@@ -53,8 +52,7 @@ def check(
         label, folder = job.request.label, job.request.model_dir
         line = f"{label}: {job.engine} ({' '.join(job.described.installed or ()).strip()}), {folder}"
         try:
-            with backends.suggest_engine():
-                lines.append(f"{line}, {job.files.would_fetch()}" if job.is_remote else line)
+            lines.append(f"{line}, {job.files.would_fetch()}" if job.is_remote else line)
             said, is_wrong = ([], False) if job.is_remote else doctor.short_form(label, Path(folder), reference)
         except InputError as error:
             problems.append(f"{label}: {error}")

@@ -88,7 +88,7 @@ def patient_of(name: str, progress: Progress, label: str, revision: str | None =
     if exists(path):
         return Patient(label, path)
     load_fn = backends.reader_of(name)
-    with backends.suggest_engine(), progress.phase(f"fetching {name}", unit="bytes") as phase:
+    with progress.phase(f"fetching {name}", unit="bytes") as phase:
         if load_fn is not None:
             request = LoadRequest(label, load_fn, name, 1, revision=revision)
             model = backends.resolve(load_fn, None)[1].files(request)

@@ -271,10 +271,7 @@ def fetch(job: Job, session: Session) -> Job:
     if job.is_settled:
         return job
     if job.is_remote:
-        with (
-            session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
-            backends.suggest_engine(),
-        ):
+        with session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase:
             job = replace(job, request=job.files.fetch(Stoppable(phase, session.hosts.running)))
     local = check(job, session.hosts)
     if local.described.silence:

@@ -32,10 +32,8 @@ MODEL: dict[str, bytes | str] = {
 }
 FAULT = "{} answers 404: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
 FETCH = """
-from compare_q import backends
 watch = Watch()
-with backends.suggest_engine():
-    folder = hub.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
+folder = hub.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
 value = [str(folder), watch.total, watch.done, watch.said]
 """
 
