@@ -23,6 +23,8 @@ Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 """How a text can be cut into windows; ``eval/text/cutting.py`` explains the methods and cuts."""
 Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat", "answers"]
 """What windows are: cut by a method, or conversations, or the possible answers to questions."""
+Sample = Literal["first", "spread"]
+"""Which windows of a text a run takes that takes not all of them."""
 Long = Literal["truncate", "split", "skip"]
 """What becomes of a conversation of more than ``eval_len`` tokens."""
 Length = Annotated[int, Field(gt=0)]
@@ -32,7 +34,7 @@ Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 DIGEST_EXEMPT_DEFAULTS = {
     "method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
     "replicas": 1, "resources": {}, "score_roles": ["assistant"], "score_turns": "all", "long": "truncate",
-    "chat_template_kwargs": {}, "task": None, "include_path": None, "num_fewshot": None,
+    "chat_template_kwargs": {}, "task": None, "include_path": None, "num_fewshot": None, "sample": "first",
 }  # fmt: skip
 """Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
 ONLY_WITH = {
@@ -41,7 +43,8 @@ ONLY_WITH = {
 }
 """Dataset -> the keys that no other one has."""
 NOT_WITH_CHAT = {
-    "method", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows", "display_eval_len",
+    "method", "sample", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows",
+    "display_eval_len",
 }  # fmt: skip
 WITH_ANSWERS = {
     "tokenize_fn", "tokenizer_dir", "tokenizer_revision", "trust_remote_code", "dataset", "eval_len", "max_rows",
@@ -129,6 +132,7 @@ class DataSpec(Spec):
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: int = Field(ge=2, description="tokens in a window, of which the first is never scored")
     max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
+    sample: Sample = Field("first", description="which windows max_rows takes: the first, or some spread over the text")
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
     chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
     score_roles: list[str] = Field(

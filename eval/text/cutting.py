@@ -142,8 +142,25 @@ def ranges(scored: NDArray[np.bool_]) -> Spans:
     return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
+def spread(cuts: list[Cut]) -> list[Cut]:
+    """The same windows in an order whose beginnings are spread over the text: the first 16 of 160 are every tenth.
+
+    Window number N * v(k) comes k-th, v(k) = van der Corput's sequence in base 2 (0, 1/2, 1/4, 3/4, 1/8, ...), so that
+    the first 2^m windows are a systematic sample of the text, and a longer run adds to a shorter one's windows.
+    """
+    bits = (len(cuts) - 1).bit_length()
+    places = (int(f"{turn:0{bits}b}"[::-1], 2) * len(cuts) >> bits for turn in range(1 << bits))
+    return [cuts[place] for place in dict.fromkeys(places)] if len(cuts) > 1 else cuts
+
+
 def by_method(text: Tokens, spec: DataSpec) -> list[Cut]:
-    """All windows of a tokenized text by the spec's method, without the chat prefix."""
+    """All windows of a tokenized text by the spec's method, without the chat prefix, in the order of its ``sample``."""
+    cuts = in_text_order(text, spec)
+    return spread(cuts) if spec.sample == "spread" else cuts
+
+
+def in_text_order(text: Tokens, spec: DataSpec) -> list[Cut]:
+    """All windows of a tokenized text by the spec's method."""
     ids, length = text.ids, spec.eval_len
     if spec.method == "llamacpp":
         return llamacpp(ids, length, text.lead)

@@ -161,8 +161,8 @@ class EvalData:
 
     ``series`` identifies all windows of the text, of which a run may take the first ones only.  ``vocabulary``
     identifies the tokenizer by content, ``tokenizer`` is its folder.  ``starts[window] + position`` is the index of a
-    scored token in the whole tokenized text, documents following one another.  ``text_size`` None: unknown,
-    ``text_note`` says why.
+    scored token in the whole tokenized text, documents following one another.  ``available``: windows of the whole
+    text.  ``text_size`` None: unknown, ``text_note`` says why.
     """
 
     spec: DataSpec
@@ -174,6 +174,7 @@ class EvalData:
     vocabulary: str
     tokenizer: Path
     starts: tuple[int, ...]
+    available: int
     text_size: TextSize | None
     text_note: str = ""
     conversations: Conversations | None = None
@@ -192,6 +193,11 @@ class EvalData:
         """Index in the text of the first token of the conversations, or questions, of windows number ``window`` [N];
         None: a text."""
         return None if self.documents is None else np.asarray(self.documents.begins, np.int64)[window]
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the windows are some of the text's, spread over it."""
+        return self.spec.sample == "spread" and len(self.windows) < self.available
 
     @cached_property
     def seen(self) -> frozenset[int]:
@@ -240,7 +246,7 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     return EvalData(
         spec, windows, len(text.ids), top_id, digest_of(windows, starts, spec.windows),
         series_of(text, every, spec.windows), text.vocabulary, tokenizer, starts,
-        *scored_size(text, taken), talks, asked,
+        len(every), *scored_size(text, taken), talks, asked,
     )  # fmt: skip
 
 
@@ -442,6 +448,8 @@ def subtitle(data: EvalData) -> str:
         parts.append("formatted")
     if spec.method != "exllamav3":
         parts.append(f"method {spec.method}")
+    if data.is_spread:
+        parts.append(f"spread over the text's {data.available:,}")
     return ", ".join(parts)
 
 
@@ -457,9 +465,9 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
         return f"{what}; how many is known once {whole} and tokenizer are downloaded"
     if data.documents is not None:
         return f"{what}: {data.documents.in_words(data)}"
-    return (
-        f"{what}: {len(data.windows):,} windows, {data.n_scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
-    )
+    spread = f" spread over the text's {data.available:,}" if data.is_spread else ""
+    counted = f"{len(data.windows):,} windows{spread}, {data.n_scored:,} scored tokens"
+    return f"{what}: {counted}, of a text of {data.n_tokens:,} tokens"
 
 
 def data_json(data: EvalData) -> dict[str, Any]:
@@ -472,6 +480,7 @@ def data_json(data: EvalData) -> dict[str, Any]:
         "text_tokens": data.n_tokens,
         "method": data.spec.windows,
         "windows": len(data.windows),
+        **({"windows_of_the_text": data.available} if data.is_spread else {}),
         "window_length": data.length,
         "scored_tokens": data.n_scored,
         "bytes": data.text_size and data.text_size.n_bytes,

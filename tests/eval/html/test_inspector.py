@@ -37,7 +37,7 @@ def data(tmp_path: Path) -> EvalData:
     spec = parse_data_spec(
         {"tokenizer_dir": "t", "dataset": "text", "path": "a", "eval_len": 9, "eval_stride": 9}, tmp_path
     )
-    return EvalData(spec, windows, len(ids), 256, "", "", "", tmp_path, starts, None)
+    return EvalData(spec, windows, len(ids), 256, "", "", "", tmp_path, starts, len(windows), None)
 
 
 @pytest.fixture

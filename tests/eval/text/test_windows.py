@@ -46,6 +46,18 @@ def test_max_rows(max_rows: int | None, gold: list[int]) -> None:
     assert [int(window.token_ids[0]) for window in data.windows] == gold
 
 
+def test_spread_windows_lie_over_the_whole_text() -> None:
+    """The first of them are a systematic sample, and a longer run adds to a shorter one's windows."""
+    tokens = replace(TEN, ids=np.arange(21, dtype=np.int32) % 10)  # windows of 2 tokens at 0, 2, ..., 18
+    spread = spec(eval_len=2, eval_stride=2, sample="spread")
+    runs = [cut(tokens, spread, count) for count in (2, 4, None)]
+    assert [run.starts for run in runs] == [(0, 10), (0, 10, 4, 14), (0, 10, 4, 14, 2, 12, 6, 16, 8, 18)]
+    assert len({run.series for run in runs}) == 1
+    assert windows.subtitle(runs[0]) == "wikitext2, 2 × 2 tokens, spread over the text's 10"
+    assert windows.subtitle(runs[2]) == "wikitext2, 10 × 2 tokens"
+    assert windows.data_json(runs[0])["windows_of_the_text"] == 10
+
+
 def test_warm_up_is_not_scored() -> None:
     """Upstream keeps the last eval_len - warmup logits and drops the first of them: targets warmup + 1 ... L - 1."""
     (window, *_) = cut(TEN, spec(eval_len=5, warmup_tokens=2), None).windows
