@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ ENGINES = {
     "fake": "compare_q.backends.fake:FakeEngine",
 }
 """Engine -> its class, whose ``files`` say what its models are before it loads them."""
+GENERAL = ("vllm_score", "transformers_auto")
+"""load_fns for models that no engine has to itself: the first one whose engine is installed runs them."""
 TOKENIZING = "transformers"
 """The engine whose imports functions of ours need that read texts and tokenizers."""
 UPSTREAM = {
@@ -76,6 +79,35 @@ def reader_of(file: str) -> str | None:
         if file.lower().endswith(engine.capabilities.suffixes):
             return engine.capabilities.load_fns[0]
     return None
+
+
+def engine_for(model: str, folder: Path | None, elsewhere: Set[str]) -> tuple[str, str]:
+    """(load_fn, why) of the engine that runs a model whose user names none.
+
+    ``model``: a server's address, a file, a folder or a hub id; ``folder``: where its config.json lies, None if it has
+    none; ``elsewhere``: engines and load_fns for which a Python of their own is named.
+    """
+    quant_method = ""
+    if folder is not None:
+        from compare_q.backends.checkpoint.config import CheckpointConfig
+
+        quant_method = str(CheckpointConfig.read(folder).quantization.get("quant_method", ""))
+    for _, engine in engines():
+        capabilities = engine.capabilities
+        if capabilities.schemes and model.startswith(capabilities.schemes):
+            return capabilities.load_fns[0], "an address"
+        if capabilities.suffixes and model.lower().endswith(capabilities.suffixes):
+            return capabilities.load_fns[0], f"a {Path(model).suffix} file"
+        if quant_method and quant_method == capabilities.quant_method:
+            return capabilities.load_fns[0], f"{quant_method.upper()} weights"
+    weights = f"{quant_method} weights" if quant_method else "no quantization"
+    missing = ""
+    for load_fn in GENERAL:
+        name, engine = resolve(load_fn, None)
+        if engine.capabilities.installed() or elsewhere & {name, load_fn}:
+            return load_fn, weights + missing
+        missing = f"; {name} is not installed"
+    return GENERAL[-1], weights
 
 
 def check_files(model_dir: str, engine: type[Engine]) -> None:

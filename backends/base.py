@@ -269,13 +269,14 @@ class Capabilities:
 
     ``load_fns``: what specs call its ways to load, with ExLlamaV3's names; ``fwd_fn``: the forward name that goes with
     all of them; ``packages``: distributions, each of which provides the engine; ``install``: the exact command that
-    installs it.  ``override_tensors``: ``model_dir`` can be ``[dir, files]``, and the tensors in the files replace the
-    model's tensors of the same name.  ``reference``: its models can be references; ``compares``: its models can be
-    compared with a reference; ``suffixes``: of model files that no other engine reads; ``here``: it runs on this
-    machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a CPU
-    build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding depends on
-    which windows a run has; ``answers``: what it answers prompts from: tokens, which the driver makes by the model's
-    chat template, or messages, to which a server applies its own; empty if it answers none.
+    installs it.  ``override_tensors``: ``model_dir`` can be ``[dir, files]``, and the tensors in the files replace
+    the model's tensors of the same name. ``reference``: its models can be references; ``compares``: its models can
+    be compared with a reference; ``suffixes``: of model files that no other engine reads; ``quant_method``: of a
+    config.json that no other engine reads; ``schemes``: how the addresses of its models begin; ``here``: it runs on
+    this machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a
+    CPU build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding
+    depends on which windows a run has; ``answers``: what it answers prompts from: tokens, which the driver makes by
+    the model's chat template, or messages, to which a server applies its own; empty if it answers none.
     """
 
     load_fns: tuple[str, ...]
@@ -287,6 +288,8 @@ class Capabilities:
     reference: bool = True
     compares: bool = True
     suffixes: tuple[str, ...] = ()
+    quant_method: str = ""
+    schemes: tuple[str, ...] = ()
     here: bool = True
     torch: bool = True
     batches: bool = False

@@ -44,6 +44,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
     capabilities = Capabilities(
         load_fns=("exllamav2",),
         fwd_fn="exllamav2",
+        quant_method="exl2",
         packages=("exllamav2",),
         install=(
             "pip install 'exllamav2>=0.3.2,<0.4' (compiles at its first import, with nvcc; compiled wheels: "

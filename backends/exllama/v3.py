@@ -55,6 +55,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
     capabilities = Capabilities(
         load_fns=("exllamav3",),
         fwd_fn="exllamav3",
+        quant_method="exl3",
         packages=("exllamav3",),
         install=(
             "pip install 'exllamav3>=1.6' (compiles at its first import, with nvcc; compiled wheels: "

@@ -48,6 +48,7 @@ class VllmServerEngine(ScoringEngine):
         summary="a running `vllm serve`, by its URL: perplexity only",
         reference=False,
         compares=False,
+        schemes=("http://", "https://"),
         here=False,
         answers="messages",
     )

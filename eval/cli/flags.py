@@ -16,6 +16,7 @@ from pydantic import ByteSize, TypeAdapter
 from compare_q import __version__
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import unicode
+from compare_q.eval.cli import until
 from compare_q.eval.common.cache import default_root
 from compare_q.eval.plots.measures import KLD_VALUES, SIZES
 from compare_q.eval.table import registry
@@ -24,7 +25,8 @@ MODES = {"--from": "source", "--doctor": "doctor", "--cache": "cache", "--from-q
          "--list-engines": "list_engines"}  # fmt: skip
 """Flags that do something else than a run -> their names in the parsed flags."""
 OF_A_RUN = {
-    "-d": "dataspec", "-m": "modelspec", "-r": "rows", "-mask": "mask", "-cc": "clear_cache", "-lf": "logits_file",
+    "MODEL": "models", "-d": "dataspec", "-m": "modelspec", "-r": "rows", "--until": "until",
+    "-mask": "mask", "-cc": "clear_cache", "-lf": "logits_file",
     "--check": "check", "--tokens-out": "tokens_out", "--divergences": "divergences",
 }  # fmt: skip
 OF_ONE_TEXT = ("--kld-value", "-mx", "-my", "--log_y")
@@ -132,10 +134,18 @@ SHARED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Flags of a run and of ``compare-q trace``."""
 RUN: dict[str, dict[str, Any]] = {
+    "models": {"nargs": "*", "default": [], "metavar": "MODEL",
+               "help": "models without a spec, the first is the reference: a folder, a hub id, a file or a server's "
+               "address, as [label=]MODEL[@engine]"},
     "-d --dataspec": {"type": path_argument, "nargs": "+", "action": "extend",
-                      "help": "data specifications (JSON), wildcards allowed; a model loads once for all"},
+                      "help": "data specifications (JSON), wildcards allowed, or with MODELs: wiki2, chat, "
+                      "lm_eval:TASK, a file of text; a model loads once for all"},
     "-m --modelspec": {"nargs": "+", "action": "extend", "help": "model specifications (JSON), wildcards allowed"},
     "-r --rows": {"type": window_count, "help": "number of windows, or all; replaces max_rows of the data spec"},
+    "--until": {"type": until.target, "metavar": "ANSWER",
+                "help": "score until every row's KLD is known (kld:2%%), or the rows' order (ranked)"},
+    "--no-reference": {"action": "store_true", "help": "MODELs are not compared with the first one"},
+    "--save-specs": {"type": path_argument, "metavar": "FOLDER", "help": "write what ran as data.json and models.json"},
     "-cc --clear_cache": {"action": "store_true", "help": "forget what is stored of this text and these models first"},
     "-lf --logits_file": {"type": path_argument,
                           "help": "reference store for KL divergence: read, or made there"},
@@ -242,8 +252,14 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     for flag, name in OF_A_RUN.items() if mode else ():
         if getattr(args, name) != p.get_default(name):
             raise InputError(f"{flag}: is for a run, and does not go with {mode}")
-    if mode is None and not (args.dataspec and args.modelspec):
-        raise InputError("-d and -m: both are needed (or --from, --doctor, --cache, or --list-engines); see --help")
+    if mode is None and not (args.models or (args.dataspec and args.modelspec)):
+        raise InputError("name models, or give -d and -m (or --from, --doctor, --cache, --list-engines); see --help")
+    if args.models and args.modelspec:
+        raise InputError("-m: specs stand for models that are named; leave the one or the other out")
+    if args.until and args.rows is not None:
+        raise InputError("--until: finds out how many windows it takes; leave -r out")
+    if args.save_specs and not args.models:
+        raise InputError("--save-specs: writes specs of models that are named without; name models in place of -m")
     if args.ray and args.gpus:
         raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
     if args.cache_limit is not None and (args.check or mode not in (None, "--cache")):

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from rich.table import Table
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.common.messages import one_line, printable
-from compare_q.eval.cli import cache_listing, flags, outputs
+from compare_q.eval.cli import cache_listing, flags, outputs, until
 from compare_q.eval.common import streams
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.outputs import CURE, Outputs
@@ -36,6 +37,8 @@ from compare_q.eval.table import pairs
 
 if TYPE_CHECKING:
     from compare_q.eval.run.hosts import Hosts
+    from compare_q.eval.run.runner import Finished
+    from compare_q.eval.run.session import Session
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -73,8 +76,11 @@ def answer(words: Sequence[str]) -> int:
 
             outputs.check(args)
             return doctor.run(args)
-        data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)))
-        model_specs = chosen_models(args)
+        if args.models:
+            data_specs, model_specs = named_specs(args)
+        else:
+            data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)))
+            model_specs = chosen_models(args)
         from compare_q.eval.text import corpus
 
         texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
@@ -137,6 +143,23 @@ def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
     return chosen
 
 
+def named_specs(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]:
+    """The texts and models that are named without specs; says which engine runs each model, and why."""
+    from compare_q.eval.cli import words
+
+    elsewhere = {engine for engine, _ in args.python} | set(reading.load_settings().python)
+    named = words.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
+    data_specs, said = words.texts([str(each) for each in args.dataspec or []], named)
+    remark(*(each.said for each in named), *said)
+    model_specs = reading.apply_mask([each.spec for each in named], args.mask)
+    if args.rows is None and not args.until and all(spec.sample == "spread" for spec in data_specs):
+        if any(spec.is_reference for spec in model_specs):
+            args.until = until.target(words.UNTIL)
+        else:
+            args.rows = words.ROWS
+    return data_specs, model_specs
+
+
 def remark(*lines: str | None) -> None:
     """Print lines that are good to know on standard error."""
     for line in lines:
@@ -181,7 +204,14 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         divergences=args.divergences,
     )  # fmt: skip
     with signals_interrupt(session.hosts.running):
-        finished = runner.run(session, texts, model_specs, args.rows)
+        if args.until:
+            finished = until.run(args.until, partial(one_stage, session, texts, model_specs), remark)
+        else:
+            finished = runner.run(session, texts, model_specs, args.rows)
+        if args.save_specs:
+            from compare_q.eval.cli import words
+
+            remark(words.save(args.save_specs, list(texts.values()), model_specs, finished))
         interrupted = 128 + finished.signal if finished.signal else 0
         results = replace(finished.results, title=args.title)
         if failures := outputs.nothing_scored(results):
@@ -199,6 +229,15 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         if interrupted:
             print("interrupted; run again to go on", file=sys.stderr)
         return interrupted or status or int(any(text.error or text.failed for text in results.texts))
+
+
+def one_stage(
+    session: Session, texts: Mapping[str, DataSpec], specs: Sequence[ModelSpec], rows: int, *, again: bool
+) -> Finished:
+    """A run of ``--until``; what an earlier one has scored is not forgotten ``again``."""
+    from compare_q.eval.run import runner
+
+    return runner.run(replace(session, clear=session.clear and not again), texts, specs, rows)
 
 
 def hosts_of(args: argparse.Namespace) -> Hosts:

@@ -39,7 +39,7 @@ def inputs_of(
     """What a run reads, so that no output may replace it: spec files, texts, tokenizers, models, a reference."""
     from compare_q.eval.text import windows
 
-    read: list[str | Path] = [*reading.expand(map(str, args.dataspec)), *reading.expand(args.modelspec)]
+    read: list[str | Path] = [*reading.expand(map(str, args.dataspec or [])), *reading.expand(args.modelspec or [])]
     for model in model_specs:
         named = [path for path in map(Path, strings_in(model.options)) if is_file(path)]
         read += [

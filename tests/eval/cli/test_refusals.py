@@ -28,7 +28,7 @@ KLD = '--kld: no model is the reference: mark one with "reference": true (or out
     [
         ("-d {data} -m {models} -kld", KLD),
         ("-d {data} -m {models} -kld --check", KLD),
-        ("-d {data}", "-d and -m: both are needed (or --from, --doctor, --cache, or --list-engines); see --help"),
+        ("-d {data}", "name models, or give -d and -m (or --from, --doctor, --cache, --list-engines); see --help"),
         *((f"-d x -m y --rows={given}", f"argument -r/--rows: {given!r} is no number of windows, nor 'all'; see --help")
           for given in ("ten", "-1", "1.5")),
         ("-d x -m y --cache-dir=", "argument --cache-dir: is empty; give it a value; see --help"),

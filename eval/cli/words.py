@@ -1,0 +1,220 @@
+"""Models and texts by name, as a command line has them without a spec: words -> specs, and why each engine was chosen.
+
+    compare-q Qwen/Qwen3-0.6B fp8=RedHatAI/Qwen3-0.6B-FP8-dynamic ./qwen3-0.6b-Q4_K_M.gguf -d wiki2
+
+``--save-specs`` writes what these words stand for as the two JSON files of ``-d`` and ``-m``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from compare_q import backends
+from compare_q.backends import hub
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists, expanded
+from compare_q.backends.common.messages import nearest, printable
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.text import hub_datasets
+
+if TYPE_CHECKING:
+    from compare_q.eval.run.runner import Finished
+    from compare_q.eval.text.windows import EvalData
+
+LABELLED = re.compile(r"([^=/\\]+)=(.+)")
+ENGINE = re.compile(r"(.+)@([\w.]+)")
+UNTIL = "kld:2%"
+"""How well a run that is asked for nothing else knows its KLDs."""
+ROWS = 64
+"""Windows of a run without a reference that is asked for nothing else."""
+LENGTH = 2048
+"""Tokens of a window, if every model's context is as long."""
+CHAT = {
+    "dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "dataset_split": "test_sft",
+    "max_text_rows": 200, "dataset_display_name": "UltraChat",
+}  # fmt: skip
+DEFAULT_TEXT = "wiki2"
+SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
+"""Newton's Opticks (Project Gutenberg), which needs no hub."""
+TASK = "lm_eval:"
+COMMAND_LINE = Path("command line")
+"""Stands for the spec file in messages; relative paths start at the working directory."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model that a word names: its spec; ``why`` it has this engine; ``folder``: where its config.json and its
+    tokenizer lie, None if it has none; ``context``: the tokens that it can take, None if that is not known yet."""
+
+    spec: ModelSpec
+    why: str
+    folder: Path | None
+    context: int | None
+
+    @property
+    def said(self) -> str:
+        """One line on what runs it."""
+        return f"{self.spec.name}: {self.spec.load_fn} ({self.why})"
+
+
+def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, reference: bool) -> list[Named]:
+    """The models that the words name; of several the first is the reference, if one is wanted.
+
+    ``elsewhere``: engines and load_fns for which a Python of their own is named.  Configs and tokenizers of hub ids are
+    downloaded.  InputError with all problems, one a line.
+    """
+    named: list[Named] = []
+    problems: list[str] = []
+    for word in words:
+        try:
+            named.append(model(word, elsewhere, progress, reference=reference and not named and len(words) > 1))
+        except InputError as error:
+            problems += [f"{printable(word)}: {line}" for line in str(error).splitlines()]
+    if problems:
+        raise InputError("\n".join(problems))
+    specs = reading.with_own_labels([each.spec for each in named])
+    return [Named(spec, each.why, each.folder, each.context) for spec, each in zip(specs, named, strict=True)]
+
+
+def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
+    """One model: ``[label=]MODEL[@engine]``."""
+    label, name = "", word
+    if not exists(expanded(name)) and (found := LABELLED.fullmatch(name)):
+        label, name = found[1], found[2]
+    asked = ""
+    if not exists(expanded(name)) and (found := ENGINE.fullmatch(name)):
+        name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
+    folder = folder_of(name, progress)
+    load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, folder, elsewhere)
+    backends.resolve(load_fn, None)
+    raw: dict[str, Any] = {"load_fn": load_fn, "label": label or short_name(name), "model_dir": name}
+    spec = reading.parse_model_spec({**raw, **({"reference": True} if reference else {})}, COMMAND_LINE)
+    return Named(spec, why, folder, context_of(spec, folder))
+
+
+def short_name(name: str) -> str:
+    """What a table calls a model: the last part of its path or id, or the address of its server."""
+    address = urlsplit(name)
+    return address.netloc or Path(os.path.abspath(expanded(name)) if exists(expanded(name)) else name).stem or name
+
+
+def folder_of(name: str, progress: Progress) -> Path | None:
+    """The folder of a model's config.json, fetched from the hub with the tokenizer if need be; None if it has none."""
+    folder = expanded(name)
+    if hub.is_hub_id(name):
+        if backends.reader_of(name):  # owner/model/file
+            return None
+        with progress.phase(f"fetching the config of {name}", unit="bytes") as phase:
+            folder = hub.resolve(name, None, tokenizer_only=True, watch=phase)
+    elif not exists(folder) and not urlsplit(name).netloc:
+        hint = "" if "/" in name else "; a model on the hub is named owner/name"
+        raise InputError(f"no such folder or file{hint}")
+    return folder if exists(folder / "config.json") else None
+
+
+def context_of(spec: ModelSpec, folder: Path | None) -> int | None:
+    """The tokens that a model can take, if its files are here."""
+    if folder is not None:
+        return CheckpointConfig.read(folder).context
+    _, engine = backends.resolve(spec.load_fn, None)
+    files = engine.files(LoadRequest(spec.name, spec.load_fn, spec.located, LENGTH))
+    return files.facts().context if engine.capabilities.here and not files.is_remote else None
+
+
+def texts(words: Sequence[str], named: Sequence[Named]) -> tuple[list[DataSpec], list[str]]:
+    """(the texts that the words of ``-d`` name, lines on what was chosen).
+
+    A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text.
+    """
+    said: list[str] = []
+    if not words:
+        words, said = default_text()
+    specs: list[DataSpec] = []
+    for word in words:
+        if word.endswith(".json"):
+            specs += reading.load_data_specs(reading.expand([word]))
+        else:
+            specs.append(reading.parse_data_spec({**text(word), **common(named, word)}, COMMAND_LINE))
+    reading.check_labels(specs)
+    return specs, said
+
+
+def text(word: str) -> dict[str, Any]:
+    """The keys of a data spec that say which text a word names."""
+    if word == "chat":
+        return CHAT
+    if word.startswith(TASK):
+        return {"dataset": "lm_eval", "task": word.removeprefix(TASK)}
+    windows = {"sample": "spread"}
+    if word.lower() in hub_datasets.SOURCES:
+        return {"dataset": word, **windows}
+    if exists(expanded(word)):
+        return {"dataset": "text", "path": word, **windows}
+    known = [*hub_datasets.SOURCES, "chat"]
+    raise InputError(
+        f"-d: {printable(word)}: no such file{nearest(word, known)}; a text is a file, a spec (.json), {TASK}TASK, "
+        f"or one of {', '.join(known)}"
+    )
+
+
+def common(named: Sequence[Named], word: str) -> dict[str, Any]:
+    """The keys that a text has from the models: the tokenizer, and windows that all of them can take."""
+    tokenizer = next((each.spec for each in named if each.folder is not None), None)
+    if tokenizer is None:
+        raise InputError(
+            f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; name one that has, or "
+            "give a data spec with tokenizer_dir"
+        )
+    length = min([LENGTH, *(each.context for each in named if each.context)])
+    strides = {} if word == "chat" or word.startswith(TASK) else {"eval_stride": length}
+    return {"tokenizer_dir": tokenizer.located, "eval_len": length, **strides}
+
+
+def default_text() -> tuple[list[str], list[str]]:
+    """(WikiText-2's test text where the hub or its cache has it, else the text that is shipped; a line if so)."""
+    try:
+        known = {**text(DEFAULT_TEXT), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
+        hub_datasets.would_fetch(reading.parse_data_spec(known, COMMAND_LINE))
+    except InputError as error:
+        return [str(SHIPPED)], [f"text: Newton's Opticks, which is shipped: {error}"]
+    return [DEFAULT_TEXT], []
+
+
+def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], finished: Finished) -> str:
+    """Write ``data.json`` and ``models.json``, which repeat a run; returns the command that does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts_json = [
+        {**keys_of(spec, "tokenizer_dir", "path", "dataset_path"), "max_rows": size_of(found)}
+        for spec, found in zip(data, finished.data, strict=True)
+    ]
+    models_json = [keys_of(spec, "model_dir") for spec in specs]
+    for name, content in (("data.json", texts_json), ("models.json", models_json)):
+        (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
+    return f"compare-q -d {printable(str(folder / 'data.json'))} -m {printable(str(folder / 'models.json'))}"
+
+
+def size_of(data: EvalData | None) -> int:
+    """What ``max_rows`` counts of a text: its questions, or its windows; 0 (all) of one that failed."""
+    if data is None:
+        return 0
+    return data.answers.questions if data.answers else len(data.windows)
+
+
+def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:
+    """The keys that a spec sets; paths on this machine are absolute."""
+    keys: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
+    for name in paths:
+        if isinstance(keys.get(name), str) and exists(Path(spec.locate(keys[name]))):
+            keys[name] = os.path.abspath(spec.locate(keys[name]))
+    return keys

@@ -1,0 +1,141 @@
+"""Models and texts by name: which engine runs them, what is refused, and the specs that repeat the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compare_q import backends
+from compare_q.eval.cli import words
+from compare_q.eval.common.progress import Progress
+from tests.support.command_line import Run
+from tests.support.toy import assert_refused, needs_accelerate
+
+WEIGHTS = "model.safetensors"
+QUANT_METHODS = {
+    "exl3": "exllamav3", "exl2": "exllamav2", "compressed-tensors": None, "fp8": None, "awq": None, "gptq": None,
+    "bitsandbytes": None, "": None,
+}  # fmt: skip
+"""quant_method of config.json -> the load_fn of the engine that alone reads such weights."""
+
+
+@pytest.fixture
+def long_text(tmp_path: Path) -> Path:
+    """5,000 random letters, each a token of the toy's."""
+    file = tmp_path / "letters.txt"
+    file.write_text("".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def rounded(toy_model: Path, tmp_path: Path) -> Path:
+    """The toy with weights of one digit less."""
+    folder = tmp_path / "rounded"
+    shutil.copytree(toy_model, folder)
+    tensors = {name: tensor.to(torch.float8_e4m3fn).bfloat16() for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(("quant_method", "load_fn"), QUANT_METHODS.items())
+@pytest.mark.parametrize("vllm", [True, False])
+def test_the_engine_follows_from_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quant_method: str, load_fn: str | None, vllm: bool
+) -> None:
+    config = {"quantization_config": {"quant_method": quant_method}} if quant_method else {}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(backends.base.Capabilities, "installed", lambda self: ("x", "1") if vllm else None)
+    expected = load_fn or ("vllm_score" if vllm else "transformers_auto")
+    assert backends.engine_for(str(tmp_path), tmp_path, set())[0] == expected
+    if not load_fn:  # an environment of its own counts as well
+        assert backends.engine_for(str(tmp_path), tmp_path, {"vllm_score"})[0] == "vllm_score"
+
+
+@pytest.mark.parametrize(
+    ("model", "load_fn"),
+    [
+        ("model.gguf", "llamacpp"), ("owner/repo/model-00001-of-00003.gguf", "llamacpp"),
+        ("http://localhost:8000", "vllm_server"), ("https://host/v1", "vllm_server"),
+    ],
+)  # fmt: skip
+def test_the_engine_follows_from_the_name(model: str, load_fn: str) -> None:
+    assert backends.engine_for(model, None, set())[0] == load_fn
+
+
+def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a=b@hf").symlink_to(toy_model)
+    for word, label, load_fn in (
+        (f"{toy_model}@hf", toy_model.name, "transformers"),
+        (f"mine={toy_model}@transformers_auto", "mine", "transformers_auto"),
+        (f"{tmp_path}/a=b@hf@hf", "a=b@hf", "transformers"),  # a folder of that name
+        ("http://me@host:8000/v1?a=b", "me@host:8000", "vllm_server"),
+        ("x=http://host", "x", "vllm_server"),
+    ):
+        named = words.model(word, set(), Progress(), reference=False)
+        assert (named.spec.name, named.spec.load_fn) == (label, load_fn), word
+
+
+def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path) -> None:
+    named = words.models([f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True)
+    assert [each.spec.name for each in named] == [toy_model.name, f"{toy_model.name} (2)"]
+    assert [each.spec.is_reference for each in named] == [True, False]
+
+
+@needs_accelerate
+def test_one_line_gives_a_table_and_specs_that_repeat_it(
+    compare_q: Run, toy_model: Path, rounded: Path, long_text: Path, tmp_path: Path
+) -> None:
+    line = [f"{toy_model}@transformers_auto", f"{rounded}@transformers_auto", "-d", long_text]
+    ran = compare_q(*line, "-r", "4", "--save-specs", tmp_path / "specs", "-o", tmp_path / "first.json")
+    assert ran.status == 0, ran.err
+    assert f"{toy_model.name}: transformers_auto (as asked)" in ran.err
+    assert "spread over the text's 19" in ran.out  # windows of 256, the context of the toy
+    repeat = f"compare-q -d {tmp_path / 'specs' / 'data.json'} -m {tmp_path / 'specs' / 'models.json'}"
+    assert repeat in ran.err
+    again = compare_q(*repeat.split()[1:], "-o", tmp_path / "again.json")
+    assert again.status == 0, again.err
+    assert "2 of 2 rows come from the cache" in again.out
+    first, second = (
+        [model["estimates"] for model in json.loads((tmp_path / name).read_text())["texts"][0]["models"]]
+        for name in ("first.json", "again.json")
+    )
+    assert first == second
+
+
+@needs_accelerate
+def test_a_run_ends_when_its_answer_is_known(
+    compare_q: Run, toy_model: Path, rounded: Path, long_text: Path, tmp_path: Path
+) -> None:
+    """The pilot's 16 windows do not tell the KLD to 0.5 %."""
+    line = [f"{toy_model}@transformers_auto", f"{rounded}@transformers_auto", "-d", long_text]
+    ran = compare_q(*line, "--until", "kld:40%", "-o", tmp_path / "r.json")
+    assert ran.status == 0, ran.err
+    assert "the text's KLD to 40 % is known after 16 of the text's 19 windows" in ran.err
+    ran = compare_q(*line, "--until", "kld:0.5%", "-o", tmp_path / "r.json")
+    assert "after 16 windows: 19 of the text's 19 will do" in ran.err
+    assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][1]["windows"] == 19
+
+
+def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path) -> None:
+    toy = f"{toy_model}@transformers_auto"
+    for line, part in (
+        (["/nowhere"], "/nowhere: no such folder or file"),
+        (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
+        ([f"{toy_model}@vlm"], "unknown engine 'vlm'"),
+        ([toy, "-d", "wiky2"], "-d: wiky2: no such file (did you mean"),
+        (["model.gguf", "-d", toy_text], "model.gguf: no such folder or file"),
+        ([toy, "-m", "x.json"], "-m: specs stand for models"),
+        ([toy, "-d", toy_text, "--until", "kld:2"], "'kld:2' is neither kld:PERCENT%"),
+        ([toy, "-d", toy_text, "--until", "kld:2%", "-r", "3"], "--until: finds out how many windows it takes"),
+        (
+            ["-d", toy_text, "-m", "x.json", "--save-specs", tmp_path],
+            "--save-specs: writes specs of models that are named",
+        ),
+    ):
+        assert_refused(compare_q(*line), part)
