@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import chdir, suppress
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ from compare_q.backends.worker.messages import Described, DescribeJob, LoadJob, 
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.processes import Deadline, Wanted, WorkerProcess, outcome
 from compare_q.eval.common.progress import Tell
-from compare_q.eval.run.devices import Devices, Hold, Kind
+from compare_q.eval.run.devices import Devices, Kind
 from compare_q.eval.run.hosts import Hosts
 
 INSTALL = "pip install 'ray>=2.49'"
@@ -46,8 +46,6 @@ READY_S, CLOSE_S, POLL_S = 120.0, 60.0, 1.0
 """Seconds that a node may take to start a process of ours (two local nodes took 2), and to close a worker, which itself
 gives an engine 30."""
 ENVIRON = Path("/proc/self/environ")
-MOST_LOST = 3
-"""Workers of one model that may be lost with their nodes; what ends a fourth is more likely the model."""
 HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
 RESERVED_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 """What Ray takes in other ways than by name."""
@@ -143,15 +141,15 @@ class Node:
         ``windows``: the content of the job's file; ``sends``: the driver does not see what the job records.
         """
         if isinstance(job, ScoreJob):
-            folder, task = self.folder / job.session, job.task
+            folder, record = self.folder / job.session, job.record
             self.folders = {folder / "scores": job.scores}
-            if sends and task.record is not None:
-                self.folders[folder / "record"] = task.record
-                task = replace(task, record=folder / "record")
+            if sends and record is not None:
+                self.folders[folder / "record"] = record
+                record = folder / "record"
             for each in self.folders:
                 each.mkdir(parents=True)
             (folder / "windows").write_bytes(windows)
-            job = replace(job, task=task, windows=folder / "windows", scores=folder / "scores")
+            job = replace(job, record=record, windows=folder / "windows", scores=folder / "scores")
         else:  # Ray has chosen the GPUs, and the model's copy here has dates of its own
             stamp = backends.engine_class(job.engine).files(job.request).stamp()
             request = replace(job.request, stamp=stamp, log_file=self.worker.log_file)
@@ -201,7 +199,6 @@ class Cluster:
     hosts: dict[str, str] = field(default_factory=dict)
     kinds: list[Kind] = field(default_factory=list)
     places: dict[str, Kind] = field(default_factory=dict)
-    losses: Counter[str] = field(default_factory=Counter)
     copying: defaultdict[Any, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
     def resources(self) -> dict[str, Mapping[str, float]]:
@@ -329,13 +326,13 @@ class RayWorker:
     def __init__(self, cluster: Cluster, wanted: Wanted) -> None:
         self.cluster, self.wanted, self.log_file = cluster, wanted, wanted.log_file
         self.killed = threading.Event()
-        self.has_died = False
+        self.has_failed = False
         self.actor: Any = None
         self.node = ""
 
     @property
     def is_alive(self) -> bool:
-        return not (self.killed.is_set() or self.has_died)
+        return not (self.killed.is_set() or self.has_failed)
 
     def start(self) -> None:
         """Nothing: a place is asked for when the model is to be loaded."""
@@ -354,12 +351,9 @@ class RayWorker:
                 raise StoppedError("interrupted") from None
             self.killed.set()
             where = f"node {self.node}" if self.node else "its node"
-            self.cluster.losses[self.wanted.label] += 1
-            if self.cluster.losses[self.wanted.label] > MOST_LOST:
-                raise ModelError(f"{where} was lost, as {MOST_LOST} workers of this model before: {error}") from None
-            raise LostWorkerError(f"{where} was lost") from None
+            raise LostWorkerError(f"{where} was lost ({error})") from None
         except ModelError as error:
-            self.has_died = True
+            self.has_failed = True
             raise ModelError(f"on node {self.node}: {error}" if self.node else str(error)) from None
 
     def place(self) -> str:
@@ -379,11 +373,11 @@ class RayWorker:
         """The messages of a job, while what its worker writes is brought here."""
         windows, sends = b"", False
         if isinstance(job, ScoreJob):
-            windows, record = job.windows.read_bytes(), job.task.record
+            windows, record = job.windows.read_bytes(), job.record
             sends = record is not None and not self.is_seen(record)
-            if job.task.reference is not None:
-                reference = yield from self.brought(job.task.reference)
-                job = replace(job, task=replace(job.task, reference=reference))
+            if job.reference is not None:
+                reference = yield from self.brought(job.reference)
+                job = replace(job, reference=reference)
             job = replace(job, facts={**job.facts, "known": {**job.facts.get("known", {}), "node": self.node}})
         asked = self.actor.perform.options(num_returns="streaming").remote(job, deadline, windows, sends=sends)
         for reference_of_item in asked:
@@ -445,22 +439,6 @@ class RayWorker:
         self.kill()
 
 
-class ClusterDevices(Devices):
-    """The GPUs of a cluster, counted: Ray says which of them a model gets, and where."""
-
-    def __init__(self, slots: int) -> None:
-        super().__init__()
-        self.n_slots = slots
-
-    @property
-    def slots(self) -> int:
-        return self.n_slots
-
-    def _in_its_way(self, hold: Hold) -> list[Hold]:
-        """Ray itself lets the others wait, whatever they hold here."""
-        return [*self.waiting, *(other for other in self.holds if other is not hold)]
-
-
 def on_cluster(here: Hosts, address: str, say: Callable[[str], None]) -> Hosts:
     """Hosts whose workers run on the cluster at an address (``auto``: the one of this machine).
 
@@ -482,5 +460,5 @@ def on_cluster(here: Hosts, address: str, say: Callable[[str], None]) -> Hosts:
         raise InputError(f"--ray: {address}: no cluster answers: {one_line(error, 160)}") from None
     cluster = Cluster(ray, cache(say))
     cluster.look()
-    devices, make_worker = ClusterDevices(sum(kind.slots for kind in cluster.kinds)), partial(RayWorker, cluster)
-    return replace(here, devices=devices, make_worker=make_worker, nodes=cluster, in_process=False)
+    devices, make_worker = Devices(slots=sum(kind.slots for kind in cluster.kinds)), partial(RayWorker, cluster)
+    return replace(here, devices=devices, make_worker=make_worker, place=cluster.place, in_process=False)

@@ -49,29 +49,31 @@ def main(descriptor: str, lifeline: str, engine: str, verbose: str) -> NoReturn:
     control.set_inheritable(False)  # a program that an import starts must not hold it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who has started the driver may have ignored it
     before: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
-    lacking = lacking_package()
+    refusal = lacking_package()
     os.set_inheritable(int(lifeline), False)
-    why = imported(engine, int(lifeline), verbose=bool(verbose)) if engine and not lacking else ""
+    if engine and not refusal:
+        refusal = imported(engine, int(lifeline), verbose=bool(verbose))
     gc.collect()
     gc.freeze()  # a load of vLLM collects eleven times: 1.9 s over an imported heap
-    Forks(control, before, lacking, why).serve()
+    Forks(control, before, refusal).serve()
     os._exit(0)  # without the seconds that libraries take to clean up
 
 
-def lacking_package() -> str:
-    """What a Python lacks to run any worker, in one line; empty if it lacks nothing."""
+def lacking_package() -> dict[str, str]:
+    """The message on what a Python lacks to run any worker; empty if it lacks nothing."""
     try:
         from compare_q.backends.common import machine
         from compare_q.backends.worker import serving  # noqa: F401 - the workers' code
     except ModuleNotFoundError as missing:
         package = PACKAGES.get(missing.name or "", missing.name)
-        return f"python: {sys.executable} lacks {package}: {sys.executable} -m pip install numpy pydantic safetensors"
+        cure = f"{sys.executable} -m pip install numpy pydantic safetensors"
+        return {"type": "failed", "reason": f"python: {sys.executable} lacks {package}: {cure}"}
     machine.keep_compiled_kernels_apart()
-    return ""
+    return {}
 
 
-def imported(engine: str, lifeline: int, *, verbose: bool) -> str:
-    """Import what loading a model will import; why no worker can be forked afterwards, empty if it can.
+def imported(engine: str, lifeline: int, *, verbose: bool) -> dict[str, str]:
+    """Import what loading a model will import; the message on why no worker can be forked afterwards, empty if it can.
 
     What cannot be imported, loading a model says better.
     """
@@ -79,7 +81,8 @@ def imported(engine: str, lifeline: int, *, verbose: bool) -> str:
 
     with ended_with(lifeline), suppress(Exception):
         backends.engine_class(engine).import_engine(verbose=verbose)
-    return what_no_fork_survives()
+    why = what_no_fork_survives()
+    return {"type": "ended", "refused": why} if why else {}
 
 
 @contextmanager
@@ -135,12 +138,12 @@ class Forks:
     """The forks of an engine process: ``workers`` are the process ids of those that are there, which lead their groups,
     each with the pipe by which the driver is told how it ended.
 
-    ``before``: what signals that ask a run to end did to this process before it ignored them; ``lacking``: why this
-    Python can run no worker; ``why``: why the engine's workers cannot be forked from here.
+    ``before``: what signals that ask a run to end did to this process before it ignored them; ``refusal``: the message
+    on why no worker can be forked here, empty if they can.
     """
 
-    def __init__(self, control: socket.socket, before: Mapping[int, Any], lacking: str = "", why: str = "") -> None:
-        self.control, self.before, self.lacking, self.why = control, before, lacking, why
+    def __init__(self, control: socket.socket, before: Mapping[int, Any], refusal: Mapping[str, str]) -> None:
+        self.control, self.before, self.refusal = control, before, refusal
         self.workers: dict[int, Connection] = {}
         self.woken, self.waking = os.pipe()
         os.set_blocking(self.waking, False)
@@ -169,10 +172,8 @@ class Forks:
         for each in descriptors:
             os.set_inheritable(each, False)  # an engine's own processes must not hold a channel open
         channel, ending, log = Connection(descriptors[0]), Connection(descriptors[1], readable=False), descriptors[2]
-        if self.lacking:
-            tell(ending, type="failed", reason=self.lacking)
-        elif self.why:
-            tell(ending, type="refused", why=self.why)
+        if self.refusal:
+            tell(ending, **self.refusal)
         else:
             sys.stdout.flush()
             parent = os.getpid()

@@ -34,8 +34,8 @@ class LoadJob:
     type: Literal["load"] = "load"
 
 
-@dataclass(frozen=True)
-class ScoreJob:
+@dataclass(frozen=True, kw_only=True)
+class ScoreJob(Task):
     """Score the windows in the file ``windows`` with the model that the last ``LoadJob`` has loaded, and close it.
 
     Token scores are committed into the folder ``scores`` under ``tag`` (``backends/scoring/segments.py``); ``session``
@@ -43,11 +43,10 @@ class ScoreJob:
     unless it fails, for the next job scores another text with it.
     """
 
-    task: Task
-    windows: Path
     scores: Path
     tag: str
-    session: str
+    windows: Path = Path()
+    session: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     keeps: bool = False
     type: Literal["score"] = "score"
@@ -84,11 +83,11 @@ class CallJob:
 class Ready:
     """The worker has started; ``group`` is the process group of the worker and of all that its engine starts.
 
-    ``code``: which code it runs (``machine.code``); a worker of an older compare_q does not say.
+    ``code``: which code it runs (``machine.code``).
     """
 
     group: int
-    code: tuple[str, str] = ("", "")
+    code: tuple[str, str]
     type: Literal["ready"] = "ready"
 
 
@@ -125,18 +124,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """The engine process cannot fork a worker of its engine, and ``why``."""
-
-    why: str
-    type: Literal["refused"] = "refused"
-
-
-@dataclass(frozen=True)
 class Ended:
-    """The worker has ended with this exit status, minus its number for a signal; the engine process says so."""
+    """The engine process says that the worker has ended, with this exit status, minus its number for a signal.
 
-    status: int
+    ``refused``: why it could not be forked at all, from a process that has imported its engine.
+    """
+
+    status: int = 0
+    refused: str = ""
     type: Literal["ended"] = "ended"
 
 
@@ -160,7 +155,7 @@ class Described:
 
 
 Job = Annotated[LoadJob | ScoreJob | AnswerJob | DescribeJob | CallJob, Field(discriminator="type")]
-Message = Annotated[Ready | Told | Returned | Failed | Refused | Ended, Field(discriminator="type")]
+Message = Annotated[Ready | Told | Returned | Failed | Ended, Field(discriminator="type")]
 JOB: TypeAdapter[Any] = TypeAdapter(Job)
 MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
 DESCRIBED = TypeAdapter(Described)

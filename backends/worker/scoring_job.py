@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from compare_q import backends
-from compare_q.backends.base import Engine, LoadRequest, TokenScores, Window
+from compare_q.backends.base import Engine, TokenScores, Window
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.process import in_worker
 from compare_q.backends.layers.groups import groups_to_json
@@ -33,7 +33,6 @@ class Model:
     ``notes``: what has to be said of how it was loaded.
     """
 
-    request: LoadRequest
     engine: Engine
     load_seconds: float
     moments: dict[str, float]
@@ -84,7 +83,7 @@ def load(job: LoadJob, asked: float, why: str) -> Model:
         raise
     loaded = time.time()
     notes = (f"its engine was imported for this model alone, since {why}",) if why else ()
-    return Model(job.request, engine, loaded - asked, {"started": asked, "loaded": loaded}, notes)
+    return Model(engine, loaded - asked, {"started": asked, "loaded": loaded}, notes)
 
 
 def stay_on(cores: tuple[int, ...]) -> None:
@@ -111,7 +110,7 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
         moments["score_began"] = time.time()
         try:
             with failures.watched(lambda reason: end_at_once(reason, send)):
-                for scores in scoring.token_scores(engine, windows, job.task):
+                for scores in scoring.token_scores(engine, windows, job):
                     moments["last_window"] = time.time()
                     moments.setdefault("first_window", moments["last_window"])
                     committer.add(scores)
@@ -153,7 +152,7 @@ def close(model: Model, send: Callable[[Any], None]) -> None:
     try:
         model.engine.close()
     except Exception as error:
-        send(Told("say", f"{model.request.label}: closing its engine failed: {one_line(error)}"))
+        send(Told("say", f"{model.engine.request.label}: closing its engine failed: {one_line(error)}"))
 
 
 def end_at_once(reason: str, send: Callable[[Any], None]) -> None:

@@ -44,7 +44,6 @@ from compare_q.backends.worker.messages import (
     Ended,
     Failed,
     Ready,
-    Refused,
     Returned,
     ScoreJob,
     encoded,
@@ -131,12 +130,11 @@ class EngineProcess:
     """An engine process of this machine, which is running from now on; InputError if its Python cannot be started.
 
     ``engine``: the name of the engine that it imports; empty: none, so that what it forks imports its engine itself.
-    ``is_proven``: it has forked a worker, so that it did not end by importing its engine.
     """
 
     def __init__(self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.engine, self.is_proven = engine, False
+        self.engine = engine
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - ``close`` closes it
         lifeline, self.lifeline = os.pipe()
         words = (theirs.fileno(), lifeline, engine, "1" if verbose else "")
@@ -169,14 +167,6 @@ class EngineProcess:
         """
         with suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self.socket, [json.dumps({"asked": time.time(), "why": why}).encode()], descriptors)
-
-    def crash(self) -> str:
-        """That importing its engine ended it, and how; empty if it is there, has forked, or was killed."""
-        with suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(timeout=POLL_S)
-            if not self.is_proven and status not in (0, -signal.SIGKILL):
-                return f"importing it ends a process ({ending_in_words(status)}{most_telling(text_of(self.log))})"
-        return ""
 
     def close(self) -> None:
         """End it, and everything that it has forked."""
@@ -242,12 +232,15 @@ class WorkerProcess:
     """
 
     def __init__(self, wanted: Wanted, log: IO[bytes] | None = None) -> None:
-        self.wanted, self.python, self.log_file = wanted, wanted.python or sys.executable, wanted.log_file
-        log_file, self.log = wanted.log_file, log
-        self.log_start = log_file.stat().st_size if log_file is not None and log_file.is_file() else 0
+        self.wanted, self.python, self.log_file, self.log = (
+            wanted,
+            wanted.python or sys.executable,
+            wanted.log_file,
+            log,
+        )
+        self.log_start = self.log_file.stat().st_size if self.log_file and self.log_file.is_file() else 0
         self.group = 0
         self.killed = threading.Event()
-        self.has_died = False
         self.sources: list[Connection] = []
         self.channel: Connection | None = None
         self.end: Ended | None = None
@@ -296,7 +289,6 @@ class WorkerProcess:
             try:
                 message = self.next_message(began + limit)
             except TimeoutError:
-                self.has_died = not done
                 self.kill()
                 if done:  # its scores are there, whatever becomes of its engine
                     return
@@ -304,21 +296,17 @@ class WorkerProcess:
                 raise ModelError(f"{text}{self.last_words()}") from None
             if isinstance(message, Ready):
                 self.group = message.group
-                if self.engine_process is not None:
-                    self.engine_process.is_proven = True
                 if self.killed.is_set():
                     self.kill()
                 self.check_code(*message.code)
                 continue
-            if message is None or isinstance(message, (Refused, Ended)):
+            if message is None or isinstance(message, Ended):
                 if done:
                     return
                 if self.is_begun_anew(message):
                     self.send(job)
                     continue
-                error = self.death()
-                self.has_died = isinstance(error, ModelError)
-                raise error
+                raise self.death()
             yield message
             if isinstance(message, Returned | Failed):
                 return
@@ -332,17 +320,17 @@ class WorkerProcess:
             with suppress(OSError):
                 self.channel.send_bytes(encoded(job))
 
-    def is_begun_anew(self, message: Refused | Ended | None) -> bool:
+    def is_begun_anew(self, message: Ended | None) -> bool:
         """Whether a worker that ended before it was there comes once more: by a process that imports no engine.
 
-        So it does where the engine process cannot fork, which it says, or has ended, as one does that dies of importing
-        its engine.
+        So it does where the engine process cannot fork, which it says, or is gone, as one is that dies of importing its
+        engine.
         """
-        process = self.engine_process
-        if self.group or self.killed.is_set() or isinstance(message, Ended) or process is None or not process.engine:
+        process, refused = self.engine_process, message.refused if message is not None else ""
+        if self.group or self.killed.is_set() or process is None or not process.engine or (message and not refused):
             return False
-        if why := message.why if isinstance(message, Refused) else process.crash():
-            PROCESSES.refuse(self.python, process, why)
+        if refused:
+            PROCESSES.refuse(self.python, process, refused)
         else:
             self.wanted = replace(self.wanted, engine="")
         self.close_channels()
@@ -375,14 +363,11 @@ class WorkerProcess:
     def check_code(self, folder: str, digest: str) -> None:
         """InputError unless the worker runs the code of this process: what is cached under its version must be its."""
         ours, expected = machine.code()
-        if digest == expected:
-            return
-        if folder == ours:
-            raise InputError(f"{ours}: compare_q was changed while it ran; start it again")
-        raise InputError(
-            f"python: {self.python}: runs another compare_q, {folder or 'an older one'}, in place of {ours}; "
-            "uninstall that one there, or run the one that is installed there"
-        )
+        if digest != expected:
+            raise InputError(
+                f"python: {self.python}: runs another compare_q, {folder}, than {ours} was as this run began; start it "
+                "again if that was changed since; else uninstall the other one there, or run that"
+            )
 
     def death(self) -> CompareQError:
         """Why it has ended in the midst of a job; StoppedError if that was asked for."""
@@ -486,7 +471,7 @@ def apart(function: Callable[..., Any], what: str, progress: Progress | None = N
         return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **told)))
     call = {"module": function.__module__, "name": function.__name__, "arguments": arguments,
             "told": progress is not None}  # fmt: skip
-    job, forever = CallJob(f"{__name__}:{called.__name__}", call), Deadline(load_s=math.inf, window_s=math.inf)
+    job, forever = CallJob(f"{__name__}:{called.__name__}", call), Deadline(load_s=math.inf)
     with tempfile.TemporaryFile() as log, ExitStack() as phases:
         worker = WorkerProcess(Wanted(what, backends.TOKENIZING), log)
         phases.callback(worker.close)

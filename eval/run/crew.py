@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from compare_q.backends.base import LoadRequest, Window
-from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, NoMemoryError, StoppedError
+from compare_q.backends.common.errors import CompareQError, LostWorkerError, NoMemoryError, StoppedError
 from compare_q.backends.worker.messages import LoadJob, ScoreJob
 from compare_q.eval.common.processes import Deadline
 from compare_q.eval.common.progress import Tell
@@ -29,31 +27,22 @@ Item = TypeVar("Item")
 SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A model's place among those of the run, from 0; ``begun`` is called once it has GPUs: the next one may come."""
-
-    place: int
-    begun: Callable[[], None] = lambda: None
-
-    def over(self, _: object) -> None:
-        """The next one may come, whatever became of this one."""
-        self.begun()
-
-
 class Crew:
     """The workers of one model.  Leaving its context ends them.
 
-    ``key``: of its first scores, which names its log; ``windows``: those of all texts that they may score;
-    ``failure``: why the model could not be loaded, None if it could, or was not tried; ``is_deadly``: a worker has
-    died of that.
+    ``key``: of its first scores, which names its log; ``place``: its place among the models of the run, from 0;
+    ``begun`` is called once they have GPUs; ``windows``: those of all texts that they may score; ``failure``: why the
+    model could not be loaded, None if it could, or was not tried; ``n_lost``: workers that were lost with their
+    machines.
     """
 
-    def __init__(self, session: Session, job: Job, key: str, turn: Turn, windows: Sequence[Window]) -> None:
-        self.session, self.job, self.key, self.turn = session, job, key, turn
+    def __init__(
+        self, session: Session, job: Job, key: str, place: int, begun: Callable[[], None], windows: Sequence[Window]
+    ) -> None:
+        self.session, self.job, self.key, self.place, self.begun = session, job, key, place, begun
         self.sample = sample_of(windows)
         self.failure: CompareQError | None = None
-        self.is_deadly = False
+        self.n_lost = 0
         self.workers: list[Worker] = []
         self.hold: Hold | None = None
         self.is_loaded = False
@@ -62,31 +51,14 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.release(at_once=kind is not None)
+
+    def release(self, *, at_once: bool = False) -> None:
         """End the workers, then give the GPUs back."""
         with self.held:
-            self.at_work.__exit__(kind, error, at)
-
-    def give_up(self, error: BaseException, key: str) -> None:
-        """End the workers at once after an error on the scores of this key, and give the GPUs back.
-
-        A worker that has died leaves a mark for the next run: on every text, if it died while it loaded.
-        """
-        if error is not self.failure:
-            died = any(worker.has_died for worker in self.workers)
-        else:
-            died = self.is_deadly = self.is_deadly or any(worker.has_died for worker in self.workers)
-        if died and isinstance(error, ModelError):
-            death_mark(self.session, key).touch()
-        with self.held:
-            self._drop()
+            self._end_workers(at_once=at_once)
         self.hold = None
-
-    def release(self) -> None:
-        """End the workers, and give the GPUs back."""
-        with self.held:
-            self.at_work.close()
-        self.workers, self.hold, self.is_loaded = [], None, False
 
     def release_for_reference(self) -> None:
         """End the workers of a model that waits for a reference which needs their GPUs; they will load again.
@@ -141,8 +113,8 @@ class Crew:
                 if hosts.devices.gpus:  # elsewhere that would take the cores from the model that scores
                     hosts.import_engine(self.job.wanted(verbose=self.session.verbose))
                 needs = share_of_a_gpu(self.job)
-                self.hold = self.held.enter_context(hosts.devices.taken(n_gpus, self.turn.place, needs))
-                self.turn.begun()
+                self.hold = self.held.enter_context(hosts.devices.taken(n_gpus, self.place, needs))
+                self.begun()
             self._load_or_reload(self.hold)
             hosts.devices.await_turn(self.hold)
             if not all(worker.is_alive for worker in self.workers):  # it has died while it waited
@@ -155,32 +127,44 @@ class Crew:
             self.failure = error
             raise
 
-    def score(self, jobs: Sequence[ScoreJob], n_windows: int, show: Tell) -> None:
-        """Have the workers score so many windows, a job each; "done" is shown once, when all of them are done.
+    def score(self, jobs: Sequence[ScoreJob], name: str, n_windows: int, scored: Callable[[], None]) -> None:
+        """Have the workers score so many windows, a job each, and show it under this ``name``.
 
-        ModelError if one of them fails or dies.  With jobs that keep the model it is loaded afterwards, and the GPUs
-        are not offered to the next model yet.
+        ``scored`` is called when all of them are done, before their engines are closed.  ModelError if one of them
+        fails or dies.  With jobs that keep the model it is loaded afterwards, and the GPUs are not offered to the next
+        model yet.
         """
-        keeps, mark, devices = jobs[0].keeps, death_mark(self.session, jobs[0].scores.name), self.session.hosts.devices
-        working, n_scored, began = len(jobs), 0, time.monotonic()
-
-        def follow(kind: str, content: Any) -> None:
-            nonlocal working, n_scored
-            if kind == "advance" and self.hold is not None and not keeps and self.hold.stage == "scoring":
-                n_scored += content
-                if (time.monotonic() - began) * (n_windows / n_scored - 1) < SOON_S:
-                    devices.reach(self.hold, "ending")
-            if kind == "done":
-                working -= 1
-                if working or self.hold is None:
-                    return
-                mark.unlink(missing_ok=True)
-                if not keeps:
-                    devices.reach(self.hold, "closing")
-            show(kind, content)
-
+        assert self.hold is not None
+        hold, keeps, devices = self.hold, jobs[0].keeps, self.session.hosts.devices
+        working, began = len(jobs), time.monotonic()
         self.is_loaded = False
-        self._perform(jobs, follow)
+        with self.session.progress.phase(f"scoring {name}", unit="windows", total=n_windows) as phase:
+
+            def show(kind: str, content: Any) -> None:
+                nonlocal working
+                if kind == "advance":
+                    phase.advance(content)
+                    seconds_left = (time.monotonic() - began) * (n_windows / phase.done - 1)
+                    if not keeps and hold.stage == "scoring" and seconds_left < SOON_S:
+                        devices.reach(hold, "ending")
+                elif kind == "done":
+                    working -= 1
+                    if not working and not keeps:
+                        devices.reach(hold, "closing")
+                    if not working:
+                        scored()
+                else:
+                    phase.say(content)
+
+            try:
+                self._perform(jobs, show)
+            except LostWorkerError as lost:
+                lost.scored = phase.done
+                raise
+            except StoppedError:
+                kept = "what is older than 2 s is kept" if phase.done else "it had scored none"
+                text = f"interrupted after {phase.done} of {n_windows} windows; {kept}, run again to go on"
+                raise StoppedError(text) from None
         self.is_loaded = keeps
 
     def _load_or_reload(self, hold: Hold) -> None:
@@ -191,13 +175,13 @@ class Crew:
         except NoMemoryError:
             if not was_beside:
                 raise
-            self._drop()
+            self._end_workers(at_once=True)
             self.session.hosts.devices.await_room(hold)
             self._load(hold)
 
     def _load(self, hold: Hold) -> None:
         if self.workers and not all(worker.is_alive for worker in self.workers):
-            self._drop()
+            self._end_workers(at_once=True)
         self._start()
         jobs = [
             LoadJob(self.job.engine, self.request, devices, cores, self.sample)
@@ -244,10 +228,11 @@ class Crew:
         for _ in range(self.replicas - len(self.workers)):
             self.workers.append(self.at_work.enter_context(hosts.running.started(hosts.worker(wanted))))
 
-    def _drop(self) -> None:
-        """End the workers that there are, at once."""
-        for worker in self.workers:
-            worker.kill()
+    def _end_workers(self, *, at_once: bool) -> None:
+        """End the workers that there are, at once or as they like."""
+        if at_once:
+            for worker in self.workers:
+                worker.kill()
         self.at_work.close()
         self.workers, self.is_loaded = [], False
 
@@ -272,8 +257,3 @@ def share_of_a_gpu(job: Job) -> int | None:
         needs = job.engine_class(job.request).device_bytes()
         return None if needs is None else needs // max(len(job.gpus), 1)
     return None
-
-
-def death_mark(session: Session, key: str) -> Path:
-    """A file that says that the worker of a model died in the last run."""
-    return session.cache.root / "runs" / f"{key}.died"

@@ -6,9 +6,8 @@ both.  It hides a load: 8B models on one H200 were scored one after the other wi
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,20 +38,17 @@ class Hold:
 class Devices:
     """GPUs of one kind.  Each is given to one worker at a time; a machine without GPUs works on one model at a time.
 
-    Only the next model may get GPUs while its predecessor still has them, to load.
+    Only the next model may get GPUs while its predecessor still has them, to load.  ``slots``: how many models can be
+    in work at the same time; given for a cluster, whose GPUs are counted here, and handed out by Ray.
     """
 
-    def __init__(self, gpus: Sequence[Gpu] = ()) -> None:
+    def __init__(self, gpus: Sequence[Gpu] = (), slots: int | None = None) -> None:
         self.gpus = tuple(gpus)
+        self.slots = slots or max(len(self.gpus), 1)
         self.holds: list[Hold] = []
         self.waiting: list[Hold] = []
+        self.begun: set[int] = set()
         self.changed = threading.Condition()
-        self.arrivals = itertools.count()
-
-    @property
-    def slots(self) -> int:
-        """How many models can be in work at the same time."""
-        return max(len(self.gpus), 1)
 
     @property
     def free(self) -> list[int]:
@@ -71,12 +67,12 @@ class Devices:
         return self.gpus[: self.needed(wanted)]
 
     @contextmanager
-    def taken(self, wanted: int, place: int | None = None, needs: int | None = None) -> Iterator[Hold]:
+    def taken(self, wanted: int, place: int = 0, needs: int | None = None) -> Iterator[Hold]:
         """Wait for that many GPUs and hold them.
 
         Who comes first in the run is served first, so that a model on many GPUs is not overtaken for ever.
         """
-        hold = Hold(max(wanted, 1), next(self.arrivals) if place is None else place, needs)
+        hold = Hold(max(wanted, 1), place, needs)
         with self.changed:
             self.waiting.append(hold)
             try:
@@ -85,6 +81,7 @@ class Devices:
                 hold.indices = indices
                 hold.names = tuple(self.gpus[index].device for index in hold.indices) if self.gpus else None
                 self.holds.append(hold)
+                self.begun.add(place)
             finally:
                 self.waiting.remove(hold)
                 self.changed.notify_all()
@@ -94,6 +91,12 @@ class Devices:
             with self.changed:
                 self.holds.remove(hold)
                 self.changed.notify_all()
+
+    def pass_by(self, place: int, _: object = None) -> None:
+        """The model of this place has begun, or never will: later ones need not wait for it."""
+        with self.changed:
+            self.begun.add(place)
+            self.changed.notify_all()
 
     def await_turn(self, hold: Hold) -> None:
         """Wait until those that had the same GPUs before have scored; from then on this one scores."""
@@ -117,17 +120,21 @@ class Devices:
         return [other for other in self.holds if other is not hold and set(other.indices) & set(hold.indices)]
 
     def is_wanted_by_reference(self, hold: Hold) -> bool:
-        """Whether the reference, which has place 0, waits for GPUs or for its turn on GPUs of this one."""
-        with self.changed:
-            return any(other.place == 0 and other.stage == "loading" for other in self._in_its_way(hold))
+        """Whether the reference, which has place 0, waits for GPUs or for its turn on GPUs of this one.
 
-    def _in_its_way(self, hold: Hold) -> list[Hold]:
-        """Who may be waiting for this one to end."""
-        return [*self.waiting, *self.beside(hold)]
+        On a cluster it may wait for those of any model: Ray knows which.
+        """
+        with self.changed:
+            others = [*self.waiting, *(self.beside(hold) if self.gpus else self.holds)]
+            return any(other.place == 0 and other.stage == "loading" for other in others if other is not hold)
 
     def _offered(self, hold: Hold) -> tuple[int, ...]:
-        """The GPUs that a waiting model gets now, none if it has to wait."""
-        if min(self.waiting, key=lambda other: other.place) is not hold:
+        """The GPUs that a waiting model gets now, none if it has to wait.
+
+        It waits for models before it that have not come yet, but where there are enough GPUs for these too.
+        """
+        n_before = sum(place not in self.begun for place in range(hold.place))
+        if n_before >= self.slots or min(self.waiting, key=lambda other: other.place) is not hold:
             return ()
         if len(self.free) >= hold.count:
             return tuple(self.free[: hold.count])
@@ -158,8 +165,8 @@ class Kind:
     """
 
     devices: Devices
-    processor: Mapping[str, Any]
-    settings: Mapping[str, str]
+    processor: dict[str, Any]
+    settings: dict[str, str]
     cpus: float
     nodes: tuple[str, ...]
 
@@ -169,20 +176,9 @@ class Kind:
         return self.devices.gpus[0].name if self.devices.gpus else str(self.processor["cpu"])
 
     @property
-    def threads(self) -> dict[str, Any]:
-        """``machine.threads`` of such a machine."""
-        return {name: self.processor.get(name) for name in machine.threads()}
-
-    @property
     def slots(self) -> int:
         """Models that its machines can run at the same time, each on one GPU."""
         return len(self.nodes) * self.devices.slots
-
-    def hardware(self, gpus: Sequence[Gpu], *, torch: bool, cpu_only: bool) -> dict[str, Any]:
-        """``machine.hardware`` and ``machine.settings`` of such a machine."""
-        found = machine.hardware(gpus, torch=torch, cpu_only=cpu_only)
-        on_gpus: dict[str, Any] = {name: found[name] for name in ("gpus", "driver") if name in found}
-        return {**on_gpus, **(self.processor if "cpu" in found else {}), **self.settings}
 
 
 def chosen(found: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[tuple[Gpu, ...], str]:

@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,14 +43,9 @@ class Worker(Protocol):
     Its life: ``start``; then the jobs of ``backends/worker/messages.py``, one after the other: ``LoadJob``, which says
     which GPUs it gets, and ``ScoreJob``; last ``close``, whatever happened, also after ``kill``.  Files that jobs name
     lie where the driver sees them: the worker reads the model, the windows and the reference store there, and leaves
-    its segments in the job's folder ``scores``, and a reference in the folder ``record`` of its task.  Whoever has no
-    common disk brings and fetches these.
+    its segments in the job's folder ``scores``, and a reference in its folder ``record``.  Whoever has no common disk
+    brings and fetches these.
     """
-
-    log_file: Path | None
-    """What takes its output, None: the terminal."""
-    has_died: bool
-    """Whether the last job ended because the worker ended, or was silent for too long."""
 
     @property
     def is_alive(self) -> bool:
@@ -73,31 +68,22 @@ class Worker(Protocol):
         """Let it end, and wait until nothing of it is left."""
 
 
-Make = Callable[[Wanted], Worker]
-"""Makes a worker, which is not started yet."""
-
-
 class InThisProcess:
-    """No worker: jobs are done in the driver's own process, one model after the other, for debugging and for tests."""
+    """No worker: jobs are done in the driver's own process, one model after the other, for debugging and for tests.
+
+    What a job tells is shown once it has ended.
+    """
+
+    is_alive = True
 
     def __init__(self, wanted: Wanted) -> None:
         self.log_file = wanted.log_file
-        self.server: serving.Server | None = None
         self.environment: dict[str, str] = {}
-        self.has_died = False
-
-    @property
-    def is_alive(self) -> bool:
-        """It always is."""
-        return True
 
     def start(self) -> None:
-        """Nothing to start."""
         self.server = serving.Server()
 
     def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
-        """Do one job; what it tells is shown once it has ended."""
-        assert self.server is not None
         messages: list[Any] = []
         with captured(self.log_file), self.own_environment():
             self.server.perform(job, messages.append)
@@ -116,12 +102,10 @@ class InThisProcess:
             os.environ.update(before)
 
     def kill(self) -> None:
-        """There is nothing to end."""
+        pass
 
     def close(self) -> None:
-        """Release a model that was loaded and not scored."""
-        if self.server is not None:
-            self.server.close()
+        self.server.close()
 
 
 @dataclass
@@ -154,31 +138,26 @@ class Running:
         3. for the lock of a reference's store, with no other lock but that one, and no GPU;
         4. for GPUs, with these locks or without: who has the GPUs scores, or waits for 1.
         """
-        self.check()
-        try:
-            lock.acquire(timeout=LOCK_POLL_S)
-        except Timeout:
-            let_go()
-            self.blocked.append(lock)
-            try:
-                self._await(lock)
-            finally:
-                self.blocked.remove(lock)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            lock = NoLock()  # what is finished is served from a full disk, too, and nothing else can be kept there
+        with ExitStack() as waiting:
+            while True:
+                self.check()
+                try:
+                    lock.acquire(timeout=LOCK_POLL_S)
+                    break
+                except Timeout:
+                    if lock not in self.blocked:
+                        let_go()
+                        self.blocked.append(lock)
+                        waiting.callback(self.blocked.remove, lock)
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    lock = NoLock()  # what is finished is served from a full disk, too; nothing else can be kept there
+                    break
         try:
             yield
         finally:
             lock.release()
-
-    def _await(self, lock: Lock) -> None:
-        while True:
-            self.check()
-            with suppress(Timeout):
-                lock.acquire(timeout=LOCK_POLL_S)
-                return
 
     @contextmanager
     def started(self, worker: Worker) -> Iterator[Worker]:
@@ -204,17 +183,11 @@ class Running:
                 worker.kill()
 
 
-class Nodes(Protocol):
-    """Other machines that run models."""
-
-    def place(
-        self, label: str, resources: Mapping[str, float], python: str | None, question: DescribeJob, content: str | None
-    ) -> tuple[Described, Kind]:
-        """(what they have of a model's engine, the kind of machine on which the model of this label runs).
-
-        ``content``: of the model's files (``ModelFiles.content``), None if they are still to be fetched.  InputError if
-        no machine fits.
-        """
+Place = Callable[[str, Mapping[str, float], str | None, DescribeJob, str | None], tuple[Described, Kind]]
+"""(a model's label, the resources that it needs, its Python, the question to this, the content of the model's files,
+None if they are still to be fetched) -> (what other machines have of its engine, the kind of machine on which it runs).
+InputError if none fits.
+"""
 
 
 @dataclass(frozen=True)
@@ -222,7 +195,8 @@ class Hosts:
     """``pythons``: engine or load_fn -> the Python that runs it; ``deadline_s``: for silent workers, None: generous.
 
     ``in_process``: run engines in this process, one model after the other, for debugging and for tests;
-    ``make_worker``: what makes a worker otherwise; ``nodes``: other machines that run the models.
+    ``make_worker``: makes a worker otherwise, which is not started yet; ``place``: says where on other machines a model
+    runs, None: they run here.
     """
 
     devices: Devices = field(default_factory=Devices)
@@ -230,8 +204,8 @@ class Hosts:
     deadline_s: float | None = None
     in_process: bool = False
     running: Running = field(default_factory=Running)
-    make_worker: Make = WorkerProcess
-    nodes: Nodes | None = None
+    make_worker: Callable[[Wanted], Worker] = WorkerProcess
+    place: Place | None = None
 
     @property
     def limits(self) -> Deadline:

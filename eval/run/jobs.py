@@ -20,6 +20,7 @@ from compare_q.backends.common.options import strings_in
 from compare_q.backends.layers import noise
 from compare_q.backends.worker import describing
 from compare_q.backends.worker.messages import Described, DescribeJob
+from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.processes import Wanted
 from compare_q.eval.run.devices import Devices, Kind
 from compare_q.eval.run.hosts import Hosts, Stoppable
@@ -155,9 +156,9 @@ def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:
     A model elsewhere is only talked to in a worker.
     """
     question, here = DescribeJob(job.engine, job.request), job.engine_class.capabilities.here
-    if hosts.nodes is not None:
+    if hosts.place is not None:
         content = None if job.is_remote else job.files.content()
-        return hosts.nodes.place(job.request.label, job.spec.resources, job.python, question, content)
+        return hosts.place(job.request.label, job.spec.resources, job.python, question, content)
     if job.python is None and (here or hosts.in_process):
         return describing.describe(question), None
     try:
@@ -182,8 +183,8 @@ def wanted_gpus(job: Job, devices: Devices) -> int:
     return 0 if bits is None or not room else min(math.ceil(bits / 8 / room), devices.slots)
 
 
-def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> tuple[list[Job], list[str]]:
-    """(the jobs for the windows of these texts, by their names, problems).
+def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> list[Job]:
+    """The jobs for the windows of these texts, by their names; InputError with all problems, one a line.
 
     A chat prefix may have made the windows longer than the plan knew.  The only text may have an empty name.
     """
@@ -198,7 +199,14 @@ def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> tup
             problems.append(f"{job.request.label}: {error}")
         else:
             problems += vocabulary_problems(longer, texts) + rope_problems(longer, texts)
-    return fitted, problems
+    raise_all(problems)
+    return fitted
+
+
+def raise_all(problems: Sequence[str]) -> None:
+    """InputError with one line a problem, if there are any."""
+    if problems:
+        raise InputError("\n".join(problems))
 
 
 def rope_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:
@@ -263,13 +271,17 @@ def check_vocabulary(job: Job, data: EvalData) -> None:
 
 
 def fetch(job: Job, session: Session) -> Job:
-    """The job with its model on this machine: downloaded where need be, and then checked as a local model is.
+    """The job with its model on this machine, and with the model's stamp.
 
-    A model elsewhere is asked again what it is.  InputError or ModelError if the model cannot be had, or if its files
-    are damaged.
+    It is downloaded where need be, and then checked as a local model is; a model elsewhere is asked again what it is.
+    InputError or ModelError if it cannot be had, or if its files are damaged.
     """
-    if job.is_settled:
-        return job
+    local = job if job.is_settled else checked_again(job, session)
+    return replace(local, request=replace(local.request, stamp=local.stamp()))
+
+
+def checked_again(job: Job, session: Session) -> Job:
+    """The job of a model that was not known before its turn, fetched and checked."""
     if job.is_remote:
         with session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase:
             job = replace(job, request=job.files.fetch(Stoppable(phase, session.hosts.running)))
@@ -284,7 +296,7 @@ def identity(job: Job, data: EvalData, session: Session) -> dict[str, Any]:
     found = {
         "version": SCORES_VERSION,
         "series": data.series,
-        "model": job.stamp(),
+        "model": job.request.stamp or job.stamp(),
         "engine": job.engine,
         "load_fn": job.request.load_fn,
         "options": job.request.options,
@@ -298,6 +310,11 @@ def identity(job: Job, data: EvalData, session: Session) -> dict[str, Any]:
     if session.verify_weights:
         found["weights"] = [digest_of(file, session) for file in job.files.weight_files()]
     return found
+
+
+def scores_key(job: Job, data: EvalData, session: Session) -> str:
+    """Key of a model's token scores on a text."""
+    return Cache.key("scores", identity(job, data, session))
 
 
 def digest_of(file: Path, session: Session) -> str:
@@ -324,16 +341,19 @@ def hardware(job: Job) -> dict[str, Any]:
     if not capabilities.here:
         return {}
     on_gpus_alone = capabilities.torch and "cpu" not in strings_in(job.request.options)
-    if job.kind is not None:
-        return job.kind.hardware(job.gpus, torch=on_gpus_alone, cpu_only=job.described.cpu_only)
     found = machine.hardware(job.gpus, torch=on_gpus_alone, cpu_only=job.described.cpu_only)
-    return {**found, **machine.settings()}
+    if job.kind is None:
+        return {**found, **machine.settings()}
+    processor = job.kind.processor if "cpu" in found else {}
+    return {name: found[name] for name in ("gpus", "driver") if name in found} | processor | job.kind.settings
 
 
 def known_before(job: Job) -> dict[str, Any]:
     """What is known of a run before it begins, as the first part of its provenance."""
     here = job.engine_class.capabilities.here
-    threads = machine.threads() if job.kind is None else job.kind.threads
+    threads = machine.threads()
+    if job.kind is not None:
+        threads = {name: job.kind.processor.get(name) for name in threads}
     python = {} if job.python is None else {"python_path": job.python}
     return {
         "engine": job.engine, **job.described.versions, **python, **hardware(job),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from compare_q.backends.reference.upstream import UpstreamReader
 from compare_q.backends.scoring import segments
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.cache import Cache, Lock, NoLock
+from compare_q.eval.run import jobs
 from compare_q.eval.run.jobs import Job
 from compare_q.eval.run.session import Session
 from compare_q.eval.text.windows import EvalData
@@ -108,13 +110,13 @@ def tag_for(reference: Reference, job: Job) -> str:
     return reference.key[:TAG_DIGITS] + (DIVERGENCES_SUFFIX if reference.divergences else "")
 
 
-def of_model(job: Job, identity: Mapping[str, Any], data: EvalData, session: Session) -> HeldReference:
+def of_model(job: Job, data: EvalData, session: Session) -> HeldReference:
     """The reference that a fetched model is; InputError if a path that the user gave holds another one.
 
     With ``session.clear`` a store under the reference's own key is going to be deleted, so that it may be damaged.
     """
     logits_file = session.logits_file
-    identity = {**identity, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}
+    identity = {**jobs.identity(job, data, session), "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}
     key = Cache.key("reference", identity)
     folder = job.spec.out_logits
     in_cache = session.cache.path("references", key, "")
@@ -124,16 +126,12 @@ def of_model(job: Job, identity: Mapping[str, Any], data: EvalData, session: Ses
     if reference.exists:
         if not (session.clear and logits_file is None):
             check(open_reference(path), identity)
-    elif path == in_cache and os.path.lexists(path / MANIFEST):
-        raise InputError(f"{path / MANIFEST}: is no file; delete it")
     elif path != in_cache and not is_free(path):
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
     if path == in_cache or (reference.has(len(data.windows)) and not session.clear):
         return reference
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{key_name}: {path.parent}: cannot be made: {error.strerror}") from None
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{key_name}: {path.parent}: cannot be written")
     return reference
@@ -145,10 +143,7 @@ def of_store(path: Path, data: EvalData, session: Session) -> HeldReference:
     if not isinstance(store, UpstreamReader):
         check(store, {"series": data.series, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION})
     elif data.spec.windows != "exllamav3":
-        instead = (
-            "no conversations; name another path" if data.spec.windows == "chat" else "no others; leave method out"
-        )
-        raise InputError(f"{path}: upstream's stores hold exllamav3's windows and {instead}")
+        raise InputError(f"{path}: upstream's stores hold exllamav3's windows and no others")
     if store.n_windows < len(data.windows):
         raise InputError(
             f"{path}: has {store.n_windows} windows, window {store.n_windows} of {len(data.windows)} is missing; "

@@ -7,13 +7,12 @@ texts: each model loads once, and scores one text after the other.
 
 from __future__ import annotations
 
-import itertools
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from compare_q.backends.common.errors import CompareQError, InputError
@@ -21,7 +20,6 @@ from compare_q.backends.common.json_files import check_unicode
 from compare_q.backends.common.messages import one_line
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.run import jobs, rows, stores
-from compare_q.eval.run.crew import Turn
 from compare_q.eval.run.hosts import Hosts
 from compare_q.eval.run.jobs import Job
 from compare_q.eval.run.references import NoReference
@@ -64,13 +62,15 @@ def run(
     import_ahead(session, planned, list(data_specs.values()))
     failed: dict[str, str] = {}
     built = build_all(session, data_specs, n_windows, failed)
-    raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
+    jobs.raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
     runs = {name: TextRun(name if several else "", data) for name, data in built.items()}
-    fitted = fitting(session, planned, {text.name: text.data for text in runs.values()})
+    fitted = jobs.fit(planned, {text.name: text.data for text in runs.values()}, session.hosts)
+    if said := jobs.emulated_dtypes(fitted):
+        session.progress.say(said)
     ended = score_all(session, fitted, list(runs.values()))
     results = {name: text.result(name, fitted) for name, text in runs.items()}
     failed |= {name: result.error for name, result in results.items() if result.error}
-    raise_all([f"{name}: {failed[name]}" for name in data_specs] if len(failed) == len(data_specs) else [])
+    jobs.raise_all([f"{name}: {failed[name]}" for name in data_specs] if len(failed) == len(data_specs) else [])
     return Finished(
         Results(tuple(results.get(name) or TextResult(name, error=failed[name]) for name in data_specs)),
         tuple(None if name in failed else built[name] for name in data_specs),
@@ -100,20 +100,11 @@ def checked(session: Session, data_specs: Sequence[DataSpec], specs: Sequence[Mo
         raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
     check_unicode("--logits_file", session.logits_file)
     planned, problems = jobs.plan(specs, max(spec.longest for spec in data_specs), session.hosts)
-    raise_all(problems)
+    jobs.raise_all(problems)
     for job in planned:
         if job.described.silence:
             session.progress.say(f"{job.request.label}: {job.described.silence}; asked again at its turn")
     return planned
-
-
-def fitting(session: Session, planned: Sequence[Job], texts: Mapping[str, EvalData]) -> list[Job]:
-    """The jobs for these texts; InputError with all problems."""
-    fitted, problems = jobs.fit(planned, texts, session.hosts)
-    raise_all(problems)
-    if said := jobs.emulated_dtypes(fitted):
-        session.progress.say(said)
-    return fitted
 
 
 def import_ahead(session: Session, planned: Sequence[Job], data_specs: Sequence[DataSpec]) -> None:
@@ -122,30 +113,23 @@ def import_ahead(session: Session, planned: Sequence[Job], data_specs: Sequence[
         if not session.clear and all(windows.are_stored(spec, session.cache) for spec in data_specs):
             return
     first = next((job for job in planned if job.spec.is_reference), planned[0])
-    if session.hosts.nodes is None and not first.is_remote:
+    if session.hosts.place is None and not first.is_remote:
         session.hosts.import_engine(first.wanted(verbose=session.verbose))
-
-
-def raise_all(problems: Sequence[str]) -> None:
-    """InputError with one line a problem, if there are any."""
-    if problems:
-        raise InputError("\n".join(problems))
 
 
 def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]) -> int:
     """Give the texts their rows: the reference's first, then the others', as many at a time as there are GPUs for them.
 
-    Returns the signal that has ended the run early, 0 if none has.  A model whose worker died in an earlier run comes
-    last, so that it cannot keep the others from being measured.
+    Returns the signal that has ended the run early, 0 if none has.
     """
     marked = [job for job in planned if job.spec.is_reference]
     others = [job for job in planned if not job.spec.is_reference]
 
-    def score(job: Job, turn: Turn) -> None:
+    def score(job: Job, place: int) -> None:
         if job.spec.is_reference:
-            rows.reference_rows(session, job, others, texts, turn)
+            rows.reference_rows(session, job, others, texts, place)
         else:
-            rows.model_rows(session, job, texts, turn)
+            rows.model_rows(session, job, texts, place)
 
     ended = 0
     try:
@@ -153,7 +137,6 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
             given = session.logits_file
             for text in texts:
                 text.set_reference(NoReference() if given is None else stores.given_store(session, given, others, text))
-        others.sort(key=lambda job: any(rows.has_died(session, job, text) for text in texts))
         concurrently(session.hosts, [*marked, *others], score)  # at most one is marked: ``eval/specs/reading.py``
     except KeyboardInterrupt as interrupt:  # it goes no further: the rows so far are shown
         session.hosts.running.stop()
@@ -163,38 +146,28 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
     return ended
 
 
-def concurrently(hosts: Hosts, items: Sequence[Item], work: Callable[[Item, Turn], None]) -> None:
-    """Do ``work`` on every item, in their order, twice as many at a time as there are GPUs: some score, and as many
-    load beside them, or wait with what they could do before.
+def concurrently(hosts: Hosts, items: Sequence[Item], work: Callable[[Item, int], None]) -> None:
+    """Do ``work`` on every item and its place, in their order, twice as many at a time as there are GPUs: some score,
+    and as many load beside them, or wait with what they could do before.
 
     The work is done in threads, so that an interrupt, which comes to the main thread, ends all workers first, and what
     they were doing yields rows that say so.
     """
+    devices = hosts.devices
     if hosts.in_process:
         for place, item in enumerate(items):
-            work(item, Turn(place))
+            work(item, place)
+            devices.pass_by(place)
         return
-    waiting = threading.Semaphore(hosts.devices.slots)
-    with ThreadPoolExecutor(2 * hosts.devices.slots) as pool:
-        futures: list[Future[None]] = []
+    with ThreadPoolExecutor(2 * devices.slots) as pool:
         try:
+            futures = []
             for place, item in enumerate(items):
-                waiting.acquire()
-                for future in futures:
-                    if future.done():
-                        future.result()
-                turn = Turn(place, once(waiting.release))
-                futures.append(pool.submit(work, item, turn))
-                futures[-1].add_done_callback(turn.over)
-            for future in futures:
+                futures.append(pool.submit(work, item, place))
+                futures[-1].add_done_callback(partial(devices.pass_by, place))
+            for future in as_completed(futures):
                 future.result()
         except BaseException:
             hosts.running.stop()
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def once(function: Callable[[], None]) -> Callable[[], None]:
-    """A function that calls another one the first time that it is called, and never again."""
-    calls = itertools.count()
-    return lambda: function() if next(calls) == 0 else None

@@ -78,12 +78,8 @@ def file_bytes(job: Job) -> int | None:
 
 def overridden(storage: Storage, spec: ModelSpec) -> Storage:
     """The measured storage, with the spec's override_* values in place of the measured ones."""
-    return replace(
-        storage,
-        bpw_layer=storage.bpw_layer if spec.override_bpw_layer is None else spec.override_bpw_layer,
-        bpw_head=storage.bpw_head if spec.override_bpw_head is None else spec.override_bpw_head,
-        vram_bits=storage.vram_bits if spec.override_vram_bits is None else spec.override_vram_bits,
-    )
+    given = {name: getattr(spec, f"override_{name}") for name in ("bpw_layer", "bpw_head", "vram_bits")}
+    return replace(storage, **{name: value for name, value in given.items() if value is not None})
 
 
 def resumed_notes(job: Job, stored: StoredScores) -> tuple[str, ...]:

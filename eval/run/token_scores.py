@@ -166,14 +166,8 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 def expected_load(cache: Cache, engine: str) -> float | None:
     """Seconds that this engine's last load took with this cache, for the ETA; None the first time."""
-
-    def changed(folder: Path) -> float:
-        with suppress(OSError):  # another run has removed it meanwhile
-            return folder.stat().st_mtime
-        return 0.0
-
-    for folder in sorted((cache.root / "scores").glob("*/"), key=changed, reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # an estimate must not stop a run
+    with suppress(OSError, ValueError, KeyError, TypeError):  # an estimate must not stop a run
+        for folder in sorted((cache.root / "scores").glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True):
             for record in segments.records(folder).values():
                 if record["known"]["engine"] == engine:
                     return float(record["load_seconds"])

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.base import LoadRequest, Task
+from compare_q import backends
+from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.messages import DescribeJob, LoadJob, ScoreJob, write_windows
+from compare_q.backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, write_windows
 from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, Node, RayWorker, kind_of_nodes, problem_of, restricted
 from compare_q.eval.common.cache import ENVIRONMENT
 from compare_q.eval.common.processes import Deadline, Wanted
+from compare_q.eval.run.jobs import Job, hardware
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, record, state_store
 
@@ -98,7 +100,7 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
     write_windows(tmp_path / "windows", WINDOWS)
     for text, keeps in (("one", True), ("two", False)):
         here = tmp_path / text
-        job = ScoreJob(Task(), tmp_path / "windows", here, segments.ALONE, f"{text}-0", keeps=keeps)
+        job = ScoreJob(windows=tmp_path / "windows", scores=here, tag=segments.ALONE, session=f"{text}-0", keeps=keeps)
         worker.perform(job, Deadline(), partial(check_committed, here))
         assert segments.records(here)[f"{text}-0"]["known"]["node"] == "n"
         assert len(segments.load(here, segments.ALONE, WINDOWS).scores) == 4
@@ -115,10 +117,10 @@ def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: 
     worker = started(node, tmp_path / "log")
     worker.perform(LoadJob("fake", request(fail=2, failure="abort")), Deadline(), shown)
     write_windows(tmp_path / "windows", WINDOWS)
-    job = ScoreJob(Task(), tmp_path / "windows", tmp_path / "scores", segments.ALONE, "one")
+    job = ScoreJob(windows=tmp_path / "windows", scores=tmp_path / "scores", tag=segments.ALONE, session="one")
     with pytest.raises(ModelError, match=f"on node n: its worker .*SIGABRT.*log: {tmp_path / 'log'}"):
         worker.perform(job, Deadline(), shown)
-    assert (worker.has_died, worker.is_alive) == (True, False)
+    assert not worker.is_alive
     assert "Fatal Python error: Aborted" in (tmp_path / "log").read_text()
 
 
@@ -165,18 +167,17 @@ def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not
     assert Reader(copy).manifest.files == Reader(store.path).manifest.files
 
 
-def test_a_worker_is_lost_with_its_node_three_times_and_then_its_model_fails(tmp_path: Path) -> None:
+def test_a_worker_is_lost_with_its_node() -> None:
     def gone(*_: Any, **__: Any) -> Any:
         raise GoneError("The node was terminated")
 
     made = cluster_of()
     made.ray.get = gone
-    for error, reason in [(LostWorkerError, "node n was lost")] * 3 + [(ModelError, "as 3 workers of this model")]:
-        worker = RayWorker(made, Wanted("fake"))
-        worker.actor, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
-        with pytest.raises(error, match=reason):
-            worker.perform(LoadJob("fake", request()), Deadline(), shown)
-        assert not worker.is_alive
+    worker = RayWorker(made, Wanted("fake"))
+    worker.actor, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
+    with pytest.raises(LostWorkerError, match=r"^node n was lost "):
+        worker.perform(LoadJob("fake", request()), Deadline(), shown)
+    assert not worker.is_alive
     worker.node = ""
     made.places["fake"] = kind_of_nodes([("n", facts())], {"n": {"CPU": 2.0}})
     waiting = {"remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(start=lambda wanted: 0)))}
@@ -236,8 +237,12 @@ def test_a_kind_has_the_gpus_of_its_largest_node_and_names_its_own_processor() -
     assert (kind.name, kind.slots, kind.nodes) == ("H200", 4, ("one", "two"))
     assert [gpu.name for gpu in kind.devices.planned(0)] == ["H200", "H200"]
     gpus = kind.devices.planned(1)
-    assert kind.hardware(gpus, torch=True, cpu_only=False) == {"gpus": ["H200"], "driver": "580", "A": "1"}
-    assert kind.hardware(gpus, torch=True, cpu_only=True) == {**facts()["processor"], "A": "1"}
+    engine, backend = backends.resolve("transformers", None)
+    for cpu_only, gold in ((False, {"gpus": ["H200"], "driver": "580"}), (True, facts()["processor"])):
+        described = Described(None, cpu_only=cpu_only)
+        spec: Any = None
+        job = Job(spec, engine, backend, request(), gpus=gpus, described=described, kind=kind)
+        assert hardware(job) == {**gold, "A": "1"}
     assert restricted(kind, there, {"big": 1}).nodes == ("one",)
     assert restricted(kind, {"two": there["two"]}, {}).nodes == ("two",)
     assert restricted(kind, there, {"big": 2}).nodes == ()

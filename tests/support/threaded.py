@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.errors import LostWorkerError, ModelError
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker import scoring_job, serving
 from compare_q.backends.worker.messages import Failed
@@ -28,7 +28,8 @@ Step = tuple[str, str]
 
 @dataclass
 class Told:
-    """What the workers of a run were told, in order.  ``fails``: steps that fail once, "dies" or "memory".
+    """What the workers of a run were told, in order.  ``fails``: steps that fail once, "dies" or "memory", or
+    as often as "lost " stands there.
 
     ``first``: what must have come before a step is done, so that a test knows what happens at the same time;
     ``may_score``: nothing is scored before this is so.
@@ -76,8 +77,6 @@ class ThreadedWorker:
 
     @property
     def is_alive(self) -> bool:
-        if self.told.fails.pop((self.label, "waits"), None):
-            self.has_died = True
         return not self.has_died
 
     def start(self) -> None:
@@ -91,11 +90,14 @@ class ThreadedWorker:
             self.told.await_step(self.told.first[step])
         if job.type == "score":
             self.told.await_that(self.told.may_score)
-        match self.told.fails.pop(step, None):
-            case "dies":
+        match self.told.fails.pop(step, "").partition(" ")[::2]:
+            case "dies", _:
                 self.has_died = True
                 raise ModelError("its worker was ended by a test")
-            case "memory":
+            case "lost", more:
+                self.has_died, self.told.fails[step] = True, more
+                raise LostWorkerError("its machine was lost")
+            case "memory", _:
                 return outcome(iter([Failed("out of memory: says a test", memory=True)]), show)
         messages: list[Any] = []
         # Transformers sets torch's default dtype while it loads, for the whole process.

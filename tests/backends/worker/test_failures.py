@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.worker import failures, serving
 from compare_q.backends.worker.messages import DescribeJob, Failed, LoadJob, ScoreJob, write_windows
@@ -81,7 +81,8 @@ def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
     messages: list[Any] = []
     server = serving.Server()
     server.perform(LoadJob("fake", request), messages.append)
-    server.perform(ScoreJob(Task(), tmp_path / "w.npz", tmp_path / "scores", "alone", "s"), messages.append)
+    job = ScoreJob(windows=tmp_path / "w.npz", scores=tmp_path / "scores", tag="alone", session="s")
+    server.perform(job, messages.append)
     assert isinstance(messages[-1], Failed)
     assert messages[-1].memory
     assert messages[-1].reason.startswith("out of memory")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.base import LoadRequest
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.worker.messages import (
@@ -19,7 +19,6 @@ from compare_q.backends.worker.messages import (
     Failed,
     LoadJob,
     Ready,
-    Refused,
     Returned,
     ScoreJob,
     Told,
@@ -36,8 +35,8 @@ REQUEST = LoadRequest(
     (Path("a.safetensors"), Path("b.safetensors")), "main", '["stamp", 0.1]', Path("/log"),
 )  # fmt: skip
 SCORE = ScoreJob(
-    Task(Path("/store"), 320, None), Path("/windows.npz"), Path("/scores"), "0123456789abcdef",
-    "session", {"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
+    reference=Path("/store"), vocab_size=320, windows=Path("/windows.npz"), scores=Path("/scores"),
+    tag="0123456789abcdef", session="session", facts={"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
 )  # fmt: skip
 
 
@@ -45,7 +44,7 @@ SCORE = ScoreJob(
     "job",
     [
         SCORE,
-        replace(SCORE, task=Task(record=Path("/record")), facts={}),
+        replace(SCORE, reference=None, record=Path("/record"), facts={}),
         LoadJob("vllm_score", REQUEST, ("0", "MIG-1"), (0, 1)),
         LoadJob("vllm_score", REQUEST),
         DescribeJob("fake", LoadRequest("fake", "fake", "none", 100)),
@@ -65,7 +64,7 @@ def test_jobs_come_back(job: Any) -> None:
         Told("answer", {"number": 1, "token_ids": [2, 3]}),
         Returned(["\ud800", None]),
         Failed("out of memory\nof two lines", memory=True),
-        Refused("importing it starts threads"),
+        Ended(refused="importing it starts threads"),
         Ended(-11),
     ],
     ids=lambda message: type(message).__name__,

@@ -11,11 +11,11 @@ import pytest
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker.messages import LoadJob
-from compare_q.eval.run import crew, rows
+from compare_q.eval.run import crew
 from compare_q.eval.run.devices import Devices, Hold
 from compare_q.eval.run.hosts import Hosts
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
-from tests.support.threaded import Told, threaded
+from tests.support.threaded import threaded
 
 GIB = 1 << 30
 H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(2)]
@@ -35,11 +35,6 @@ def numbers(ran: Any) -> dict[str, tuple[float, float]]:
     return {label: (model["ppl"], model["kld"]) for label, model in ran.models.items()}
 
 
-def imports_noted(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
-    """Which model's engine is imported ahead is a step of that model from now on."""
-    monkeypatch.setattr(Hosts, "import_engine", lambda hosts, wanted: told.steps.append((wanted.label, "import")))
-
-
 def test_without_gpus_one_model_follows_the_other(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = measured(three())
     told = threaded(monkeypatch)
@@ -57,31 +52,18 @@ def test_without_gpus_one_model_follows_the_other(measured: Compare, monkeypatch
     assert "(*) is of an earlier run" in again.out
 
 
-@pytest.mark.parametrize("step", ["load", "score"])
-def test_a_worker_that_dies_leaves_a_mark(
-    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
+@pytest.mark.parametrize(("lost", "status"), [(3, 0), (4, 2)])
+def test_a_worker_that_is_lost_with_its_machine_is_replaced_three_times(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch, lost: int, status: int
 ) -> None:
     told = threaded(monkeypatch)
-    told.fails = {("a", step): "dies"}
-    ran = measured(three()[:2])
-    assert [bool(model["error"]) for model in ran.models.values()] == [True, False]
-    assert len(list(own_cache.glob("runs/*.died"))) == 1
-    assert measured(three()[:2]).status == 0
-    assert not list(own_cache.glob("runs/*.died"))
-
-
-def test_a_worker_that_dies_while_its_model_waits_is_replaced(
-    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside the model before, which is not through when the worker has loaded."""
-    told = threaded(monkeypatch, gpus=H200[:1])
-    told.first = {("a", "score done"): ("b", "load done")}
-    told.fails = {("b", "waits"): "dies"}
-    ran = measured(three(bytes=GIB)[:2])
-    assert ran.status == 0, ran.err
-    assert told.of("b") == ["load", "load", "score"]
-    assert told.fails == {}
-    assert not list(own_cache.glob("runs/*.died"))
+    told.fails = {("a", "score"): "lost " * lost}
+    ran = measured(three()[:1])
+    assert ran.status == status
+    assert told.of("a") == ["load", "score"] * 4
+    assert ran.err.count("a: its machine was lost; 0 of the 0 windows that it had scored are scored again") == 3
+    if status:
+        assert "its machine was lost, as 3 workers of this model before" in ran.err
 
 
 @pytest.mark.parametrize("soon", [True, False])
@@ -151,29 +133,12 @@ def test_two_gpus_score_two_models_at_the_same_time(measured: Compare, monkeypat
     assert loads["c"] in (("0",), ("1",))
 
 
-def test_the_engine_of_a_model_that_waits_for_a_gpu_is_imported(
-    measured: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without GPUs that would take the cores from the model that scores."""
-    measured([fake("tokenized", boost=3.0)])
-    told = threaded(monkeypatch, gpus=H200[:1])
-    imports_noted(monkeypatch, told)
-    told.first = {("a", "score"): ("b", "import")}
-    assert measured(three()).status == 0
-    assert [told.of(label) for label in "abc"] == [["import", "load", "score"]] * 3
-    assert told.before(("a", "score done"), ("b", "load"))
-    told = threaded(monkeypatch)
-    imports_noted(monkeypatch, told)
-    assert measured([fake("d"), fake("e", boost=2.0)]).status == 0
-    assert [told.of(label) for label in "de"] == [["load", "score"]] * 2
-
-
 def test_the_references_engine_is_imported_while_the_text_is_tokenized(
     measured: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the text is tokenized, an engine is imported for what has to be scored, if anything has."""
     told = threaded(monkeypatch)
-    imports_noted(monkeypatch, told)
+    monkeypatch.setattr(Hosts, "import_engine", lambda hosts, wanted: told.steps.append((wanted.label, "import")))
     models = [fake("a"), fake("b", boost=1.0, reference=True)]
     for flags, imports in (((), ["b"]), ((), []), (("-cc",), ["b"])):  # the last one forgets the tokens, too
         told.steps.clear()
@@ -209,13 +174,3 @@ def test_replicas_share_the_gpus_and_cores(measured: Compare, monkeypatch: pytes
     assert sorted(job.devices for job in told.jobs if isinstance(job, LoadJob)) == [("0",), ("0", "1"), ("1",)]
     fewer = "scored by 2 replicas, not by 3: there were no more GPUs, or no more windows"
     assert [model["notes"][0] for model in ran.models.values()] == [fewer, fewer.replace("2", "1").replace("3", "2")]
-
-
-def test_shares_and_parts_by_hand() -> None:
-    windows: Any = list(range(7))
-    assert rows.shares(windows, 3) == [[0, 1], [2, 3], [4, 5, 6]]
-    assert rows.shares(windows[:2], 3) == [[0], [1]]
-    assert rows.shares([], 3) == [[]]
-    assert crew.parts_of((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3)]
-    assert crew.parts_of((0, 1), 3) == [(0,), (1,), (1,)]
-    assert crew.parts_of(None, 2) == [None, None]

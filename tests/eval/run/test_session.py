@@ -49,13 +49,6 @@ def test_an_ignored_signal_stays_ignored() -> None:
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_a_block_without_signals_leaves_the_handlers_as_they_were() -> None:
-    before = [signal.getsignal(number) for number in ENDING]
-    with signals_interrupt(Running()):
-        assert [signal.getsignal(number) for number in ENDING] != before
-    assert [signal.getsignal(number) for number in ENDING] == before
-
-
 def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as nothing has stopped the run: Python swallows what is raised while it deletes an object."""
     running = Running()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from compare_q.backends.common.machine import Gpu
 from compare_q.backends.fake import FakeEngine
 from compare_q.backends.reference.store import MANIFEST
 from tests.support import stub_engine
-from tests.support.comparisons import fake, stub, toy
+from tests.support.comparisons import fake, toy
 from tests.support.text_runs import LENGTHS, RunTexts, measured, runs_of, write_texts
 from tests.support.threaded import threaded
 from tests.support.toy import assert_refused, needs_accelerate
@@ -152,14 +151,6 @@ def test_a_text_with_a_damaged_reference_says_so(start: Start, own_cache: Path) 
     assert again.status == 1
     assert str(store) in again.texts["code"]["error"]
     assert again.model("a", "logs")["kld"] == many.model("a", "logs")["kld"]
-
-
-def test_other_tokenizers_are_checked_for_each_text(start: Start, tmp_path: Path, toy_model: Path) -> None:
-    run = start([stub(stub_engine.save_stub_model(tmp_path / "stub"), "stub")])
-    spec = json.loads((tmp_path / "code.json").read_text())
-    (tmp_path / "tokenizer").symlink_to(toy_model)
-    (tmp_path / "code.json").write_text(json.dumps({**spec, "tokenizer_dir": "tokenizer"}))
-    assert run().status == 0
 
 
 def test_models_run_side_by_side_on_several_gpus(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

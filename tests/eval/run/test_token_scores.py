@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,16 +123,6 @@ def test_windows_of_several_sessions(cache: Cache) -> None:
     assert stored.columns["kld"].tolist()[:2] == FULL["kld"][:2]
 
 
-def test_without_a_record_there_are_no_scores(cache: Cache) -> None:
-    """A worker was killed before it could say what ran; the record of another session says it."""
-    keep(cache)
-    folder = cache.path("scores", KEY, "")
-    (folder / "record.s.json").unlink()
-    assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
-    segments.write_record(folder, "t", {**KNOWN, "load_seconds": 9.0, "reference": REFERENCE})
-    assert load(cache).run_record["load_seconds"] == 9.0
-
-
 def test_windows_with_different_columns_are_refused(cache: Cache) -> None:
     keep(cache, windows=[0], session="one")
     keep(cache, [name for name in FULL if name != "kld"], windows=[3], session="two")
@@ -155,14 +143,6 @@ def test_the_file_says_which_token_each_line_is_of(cache: Cache, tmp_path: Path)
     assert table["kld"].null_count == 0  # nan is nan
 
 
-def test_a_name_that_is_not_utf8(cache: Cache, tmp_path: Path) -> None:
-    """Pyarrow opens none."""
-    keep(cache)
-    (folder := tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
-    token_scores.write_parquet(load(cache), folder / "out.parquet")
-    assert parquet.read_table((folder / "out.parquet").open("rb"))["logprob"].to_pylist() == FULL["logprob"]
-
-
 def test_a_file_that_cannot_be_written(cache: Cache, tmp_path: Path) -> None:
     keep(cache)
     file = tmp_path / "no" / "out.parquet"
@@ -176,22 +156,6 @@ def test_seconds_of_the_last_load_of_an_engine(cache: Cache) -> None:
     keep(cache)
     assert token_scores.expected_load(cache, "fake") == 1.5
     assert token_scores.expected_load(cache, "other") is None
-
-
-def test_a_folder_that_another_run_removes_meanwhile(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was listed and is gone when it is looked at: a model's row failed of that."""
-    keep(cache)
-    gone = cache.path("scores", "9" * 40, "")
-    real = Path.glob
-
-    def listed(self: Path, pattern: str) -> Iterator[Path]:
-        gone.mkdir(exist_ok=True)
-        found = list(real(self, pattern))
-        gone.rmdir()
-        return iter(found)
-
-    monkeypatch.setattr(Path, "glob", listed)
-    assert token_scores.expected_load(cache, "fake") == 1.5
 
 
 @pytest.mark.parametrize("what", ["a segment", "the record", "no record"])

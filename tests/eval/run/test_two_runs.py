@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from compare_q.backends.common.machine import Gpu
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.results.run_result import ModelResult
-from compare_q.eval.run import rows, runner
+from compare_q.eval.run import runner
 from compare_q.eval.run.devices import Devices
 from compare_q.eval.run.hosts import Hosts
 from compare_q.eval.run.references import HeldReference, lock_of
 from compare_q.eval.run.runner import Finished
 from compare_q.eval.run.session import Session
-from compare_q.eval.run.stores import Part
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import windows
@@ -102,35 +100,6 @@ def test_models_and_texts_in_another_order(make: Callable[..., Run], told: Told)
     for run in runs:
         assert [row.ppl.value for label in ("a", "a too") for row in run.of(label)] == pytest.approx([500.0] * 2)
     assert len([step for _, step in told.steps if step == "score done"]) == 4  # each model on each text, once
-
-
-def test_each_run_has_the_other_ones_model_as_its_reference(
-    make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the text of both, each run's second model waits for the reference when the reference comes to its scores."""
-    scored_row, awaited, waiting, both_wait = rows.scored_row, rows.wait_for_reference, [], threading.Event()
-    futures: list[Future[Any]] = []
-
-    def noted(session: Session, future: Future[Any], *idle: Any) -> Any:
-        waiting.extend([future] if future in futures else [])
-        if len(waiting) == 2:
-            both_wait.set()
-        return awaited(session, future, *idle)
-
-    def late(session: Session, part: Part, *others: Any) -> Any:
-        if part.text.name == "code" and part.own is None:
-            futures.append(part.text.reference)
-        elif part.text.name == "code":
-            both_wait.wait(TOGETHER_S)
-        return scored_row(session, part, *others)
-
-    monkeypatch.setattr(rows, "wait_for_reference", noted)
-    monkeypatch.setattr(rows, "scored_row", late)
-    one = make(["prose", "code"], fake("ref", boost=3.0, reference=True), fake("a"), gpus=2)
-    other = make(["logs", "code"], fake("ref", reference=True), fake("b", boost=3.0), gpus=2)
-    together(one, other)
-    assert [row.kld.value for row in one.of("a") if row.kld] == pytest.approx([KLD] * 2, rel=1e-5)
-    assert [row.ppl.value for row in other.of("b")] == [row.ppl.value for row in one.of("ref")]
 
 
 def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_a_lock(

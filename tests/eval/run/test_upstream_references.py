@@ -76,7 +76,7 @@ def test_upstreams_store_that_does_not_fit(
     talks = write_lines(tmp_path / "talks.jsonl", SUMS)
     chat = {"dataset": "chat", "path": str(talks), "tokenizer_dir": str(save_chat_tokenizer(tmp_path / "t", MARKED))}
     refused = measured(models, "-lf", path, **chat, eval_stride=..., max_rows=...)
-    assert_refused(refused, f"{path}: upstream's stores hold exllamav3's windows and no conversations; name another")
+    assert_refused(refused, f"{path}: upstream's stores hold exllamav3's windows and no others")
     row = tmp_path / "kept.safetensors.rows" / "row_000001.safetensors"
     row.write_bytes(row.read_bytes()[:-100])
     assert_refused(measured(models, "-lf", path), f"{row}: window 1 of the reference cannot be read")
