@@ -93,7 +93,9 @@ def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -
     for digits in ("10", "1x1"):
         model["estimates"]["answers"]["acc"]["right"] = digits
         (tmp_path / "damaged.json").write_text(json.dumps(written))
-        assert_refused(compare_q("--from", tmp_path / "damaged.json"), "fake: answers.acc.right: not a digit for each")
+        assert_refused(
+            compare_q("--from", tmp_path / "damaged.json"), "fake: estimates: answers: its numbers do not go together"
+        )
 
 
 def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:

@@ -16,7 +16,10 @@ from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import Ended, Failed, Ready, Returned, Told, encoded, parse_message
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
 
-MESSAGES = [json.loads(encoded(each)) for each in (Ready(1), Told("say", "1"), Returned("2"), Failed("y"), Ended(-9))]
+MESSAGES = [
+    json.loads(encoded(each))
+    for each in (Ready(1, ("a", "b")), Told("say", "1"), Returned("2"), Failed("y"), Ended(-9))
+]
 WINDOW = Window.scored_from(0, np.arange(9, dtype=np.int32))
 SCORES = TokenScores(0, np.linspace(-9, 0, 8, dtype=np.float32), top1=np.zeros(8, np.bool_))
 STORE = Manifest(

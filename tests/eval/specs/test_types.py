@@ -26,7 +26,8 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
         "dataset_path": ["org/data"], "dataset_name": ["en", None], "dataset_split": ["test", "train[:1000]"],
         "split": ["validation"], "dataset_data_files": ["a.jsonl", ["a.jsonl"], {"train": "a.jsonl"}],
         "text_column": ["sentence"], "max_text_rows": [0, 1000, None], "max_dataset_rows": [0], "eval_stride": [1],
-        "eval_len": [2, 4096], "method": ["exllamav3"], "detokenize": [None], "max_rows": [0, 1, None],
+        "eval_len": [2, 4096], "method": ["exllamav3"], "sample": ["first", "spread"],
+        "detokenize": [None], "max_rows": [0, 1, None],
         "chat_template": [True, False], "dataset_display_name": ["WikiText-2"], "display_rows": [20, "all"],
         "display_eval_len": [2048, "2k"],
         "warmup_tokens": [0, 2046],  # 2,048 tokens less 2,046 less the one after the warm-up: one is scored
@@ -154,7 +155,7 @@ def test_digests_are_those_from_before_later_keys() -> None:
     for spec, later in (
         (
             parse_data_spec(DATA, Path()),
-            dict.fromkeys(("method", "detokenize", "label", *ONLY_WITH["chat"], *ONLY_WITH["lm_eval"])),
+            dict.fromkeys(("method", "sample", "detokenize", "label", *ONLY_WITH["chat"], *ONLY_WITH["lm_eval"])),
         ),
         (
             parse_model_spec(MODEL, Path()),
