@@ -12,6 +12,7 @@ from compare_q.backends.common.messages import nearest
 
 if TYPE_CHECKING:
     from compare_q.backends.base import Engine
+    from compare_q.backends.checkpoint.config import CheckpointConfig
 
 ENGINES = {
     "transformers": "compare_q.backends.hf.engine:TransformersEngine",
@@ -81,23 +82,19 @@ def reader_of(file: str) -> str | None:
     return None
 
 
-def engine_for(model: str, folder: Path | None, elsewhere: Set[str]) -> tuple[str, str]:
+def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str]) -> tuple[str, str]:
     """(load_fn, why) of the engine that runs a model whose user names none.
 
-    ``model``: a server's address, a file, a folder or a hub id; ``folder``: where its config.json lies, None if it has
-    none; ``elsewhere``: engines and load_fns for which a Python of their own is named.
+    ``model``: a server's address, a file, a folder or a hub id; ``config``: of its folder, None if it has none;
+    ``elsewhere``: engines and load_fns for which a Python of their own is named.
     """
-    quant_method = ""
-    if folder is not None:
-        from compare_q.backends.checkpoint.config import CheckpointConfig
-
-        quant_method = str(CheckpointConfig.read(folder).quantization.get("quant_method", ""))
+    if load_fn := reader_of(model):
+        return load_fn, f"a {Path(model).suffix} file"
+    quant_method = "" if config is None else str(config.quantization.get("quant_method", ""))
     for _, engine in engines():
         capabilities = engine.capabilities
         if capabilities.schemes and model.startswith(capabilities.schemes):
             return capabilities.load_fns[0], "an address"
-        if capabilities.suffixes and model.lower().endswith(capabilities.suffixes):
-            return capabilities.load_fns[0], f"a {Path(model).suffix} file"
         if quant_method and quant_method == capabilities.quant_method:
             return capabilities.load_fns[0], f"{quant_method.upper()} weights"
     weights = f"{quant_method} weights" if quant_method else "no quantization"

@@ -208,10 +208,6 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
             finished = until.run(args.until, partial(one_stage, session, texts, model_specs), remark)
         else:
             finished = runner.run(session, texts, model_specs, args.rows)
-        if args.save_specs:
-            from compare_q.eval.cli import words
-
-            remark(words.save(args.save_specs, list(texts.values()), model_specs, finished))
         interrupted = 128 + finished.signal if finished.signal else 0
         results = replace(finished.results, title=args.title)
         if failures := outputs.nothing_scored(results):
@@ -219,6 +215,11 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
             return interrupted or status
         written = Outputs(args.verbose)
         outputs.show(args, results, written)
+        if args.save_specs:
+            from compare_q.eval.cli import words
+
+            with written.writing(args.save_specs):
+                remark(words.save(args.save_specs, list(texts.values()), model_specs, finished))
         if tokens:
             outputs.copy_scores(cache, finished, tokens, written)
         outputs.write(args, results, lambda: outputs.excerpts(finished, cache), written)

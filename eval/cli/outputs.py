@@ -64,9 +64,8 @@ def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: I
              "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
     given = [(flag, file) for flag, file in files.items() if file is not None]
     written = [*given, *(("--tokens-out", file) for file in tokens if os.path.lexists(file))]
-    folders = [
-        (flag, folder) for flag, folder in (("--tokens-out", args.tokens_out), ("--plots", args.plots)) if folder
-    ]
+    asked = {"--tokens-out": args.tokens_out, "--plots": args.plots, "--save-specs": args.save_specs}
+    folders = [(flag, folder) for flag, folder in asked.items() if folder]
     read = {os.path.realpath(path) for path in (*args.source, *inputs) if exists(path)}
     taken: dict[str, str] = {}
     for flag, file in written:

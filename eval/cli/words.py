@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -54,12 +54,12 @@ COMMAND_LINE = Path("command line")
 
 @dataclass(frozen=True)
 class Named:
-    """A model that a word names: its spec; ``why`` it has this engine; ``folder``: where its config.json and its
-    tokenizer lie, None if it has none; ``context``: the tokens that it can take, None if that is not known yet."""
+    """A model that a word names: its spec; ``why`` it has this engine; ``has_tokenizer``: it is a folder or hub id in
+    Transformers' format; ``context``: the tokens that it can take, None if that is not known yet."""
 
     spec: ModelSpec
     why: str
-    folder: Path | None
+    has_tokenizer: bool
     context: int | None
 
     @property
@@ -84,7 +84,7 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
     if problems:
         raise InputError("\n".join(problems))
     specs = reading.with_own_labels([each.spec for each in named])
-    return [Named(spec, each.why, each.folder, each.context) for spec, each in zip(specs, named, strict=True)]
+    return [replace(each, spec=spec) for spec, each in zip(specs, named, strict=True)]
 
 
 def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
@@ -95,12 +95,12 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
     asked = ""
     if not exists(expanded(name)) and (found := ENGINE.fullmatch(name)):
         name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
-    folder = folder_of(name, progress)
-    load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, folder, elsewhere)
+    config = config_of(name, progress)
+    load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, config, elsewhere)
     backends.resolve(load_fn, None)
     raw: dict[str, Any] = {"load_fn": load_fn, "label": label or short_name(name), "model_dir": name}
     spec = reading.parse_model_spec({**raw, **({"reference": True} if reference else {})}, COMMAND_LINE)
-    return Named(spec, why, folder, context_of(spec, folder))
+    return Named(spec, why, config is not None, context_of(spec, config))
 
 
 def short_name(name: str) -> str:
@@ -109,8 +109,8 @@ def short_name(name: str) -> str:
     return address.netloc or Path(os.path.abspath(expanded(name)) if exists(expanded(name)) else name).stem or name
 
 
-def folder_of(name: str, progress: Progress) -> Path | None:
-    """The folder of a model's config.json, fetched from the hub with the tokenizer if need be; None if it has none."""
+def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
+    """A model's config.json, fetched from the hub with the tokenizer if need be; None if it has none."""
     folder = expanded(name)
     if hub.is_hub_id(name):
         if backends.reader_of(name):  # owner/model/file
@@ -120,13 +120,13 @@ def folder_of(name: str, progress: Progress) -> Path | None:
     elif not exists(folder) and not urlsplit(name).netloc:
         hint = "" if "/" in name else "; a model on the hub is named owner/name"
         raise InputError(f"no such folder or file{hint}")
-    return folder if exists(folder / "config.json") else None
+    return CheckpointConfig.read(folder) if exists(folder / "config.json") else None
 
 
-def context_of(spec: ModelSpec, folder: Path | None) -> int | None:
+def context_of(spec: ModelSpec, config: CheckpointConfig | None) -> int | None:
     """The tokens that a model can take, if its files are here."""
-    if folder is not None:
-        return CheckpointConfig.read(folder).context
+    if config is not None:
+        return config.context
     _, engine = backends.resolve(spec.load_fn, None)
     files = engine.files(LoadRequest(spec.name, spec.load_fn, spec.located, LENGTH))
     return files.facts().context if engine.capabilities.here and not files.is_remote else None
@@ -170,7 +170,7 @@ def text(word: str) -> dict[str, Any]:
 
 def common(named: Sequence[Named], word: str) -> dict[str, Any]:
     """The keys that a text has from the models: the tokenizer, and windows that all of them can take."""
-    tokenizer = next((each.spec for each in named if each.folder is not None), None)
+    tokenizer = next((each.spec for each in named if each.has_tokenizer), None)
     if tokenizer is None:
         raise InputError(
             f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; name one that has, or "

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compare_q import backends
+from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.eval.cli import words
 from compare_q.eval.common.progress import Progress
 from tests.support.command_line import Run
@@ -50,11 +51,12 @@ def test_the_engine_follows_from_the_weights(
 ) -> None:
     config = {"quantization_config": {"quant_method": quant_method}} if quant_method else {}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    read = CheckpointConfig.read(tmp_path)
     monkeypatch.setattr(backends.base.Capabilities, "installed", lambda self: ("x", "1") if vllm else None)
     expected = load_fn or ("vllm_score" if vllm else "transformers_auto")
-    assert backends.engine_for(str(tmp_path), tmp_path, set())[0] == expected
+    assert backends.engine_for(str(tmp_path), read, set())[0] == expected
     if not load_fn:  # an environment of its own counts as well
-        assert backends.engine_for(str(tmp_path), tmp_path, {"vllm_score"})[0] == "vllm_score"
+        assert backends.engine_for(str(tmp_path), read, {"vllm_score"})[0] == "vllm_score"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,17 @@ def test_a_run_ends_when_its_answer_is_known(
     ran = compare_q(*line, "--until", "kld:0.5%", "-o", tmp_path / "r.json")
     assert "after 16 windows: 19 of the text's 19 will do" in ran.err
     assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][1]["windows"] == 19
+
+
+@needs_accelerate
+def test_specs_that_cannot_be_written_are_refused_before_anything_runs(
+    compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    line = [f"{toy_model}@transformers_auto", "-d", long_text, "-r", "1", "--save-specs", tmp_path / "file"]
+    ran = compare_q(*line)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.splitlines()[-1].startswith(f"error: --save-specs: {tmp_path / 'file'}: cannot be written")
 
 
 def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path) -> None:
