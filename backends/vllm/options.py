@@ -190,7 +190,7 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
 
 
 def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """The KV cache's size, from the windows that two steps hold; nothing where the spec or vLLM has to choose it.
+    """The KV cache's size, from the windows at work at a time; nothing where the spec or vLLM has to choose it.
 
     ``gpu_memory_utilization`` then only says how much memory must be free when vLLM starts.
     """
@@ -198,7 +198,7 @@ def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) 
     if not cpu and (numbers is None or any(name in options for name in CHOOSES_CACHE)):
         return {}
     batched = options.get("max_num_batched_tokens", BATCHED_TOKENS_CPU if cpu else BATCHED_TOKENS_GPU)
-    size = kv_cache_bytes(numbers, max(2 * batched, 4 * (request.max_tokens + 1)))
+    size = kv_cache_bytes(numbers, tokens_at_work(request.max_tokens + 1, batched))
     return {"kv_cache_memory_bytes": size} | ({} if cpu else {"gpu_memory_utilization": LEAST_FREE})
 
 
@@ -206,6 +206,15 @@ def ranks(options: Mapping[str, Any]) -> int:
     """GPUs that a model is spread over."""
     sizes = [options.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
     return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
+
+
+def tokens_at_work(longest: int, batched: int) -> int:
+    """Tokens whose keys and values a step of at most ``batched`` tokens finds in the cache, counted generously.
+
+    A window that is longer than a step goes through in several, and only the next one may begin in the last of them:
+    one whole window and two steps are enough.  Four windows of 131,072 tokens of an 8B model would take 69 GB.
+    """
+    return max(2 * batched, min(4 * longest, longest + 2 * batched))
 
 
 def kv_cache_bytes(numbers: int | None, tokens: int) -> int:

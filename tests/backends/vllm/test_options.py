@@ -26,6 +26,7 @@ from compare_q.backends.vllm.options import (
     kv_cache_bytes,
     quantized_on_load,
     stored_on_load,
+    tokens_at_work,
     without_kernel,
 )
 from tests.support import ROOT
@@ -80,6 +81,13 @@ def test_kv_cache_bytes_by_hand() -> None:
     """Llama 3.1 8B: 32 layers x 8 heads x 128 x 2 (k, v) x 2 bytes = 131,072 bytes a token."""
     assert kv_cache_bytes(2 * 32 * 8 * 128, 10_000) == 1_310_720_000
     assert kv_cache_bytes(None, 10_000) == 4 << 30
+
+
+def test_tokens_at_work_by_hand() -> None:
+    """Short windows fill two steps; of long ones there is a whole one, and what two steps begin or end."""
+    assert tokens_at_work(2_049, 16_384) == 32_768
+    assert tokens_at_work(8_193, 16_384) == 32_772
+    assert tokens_at_work(131_073, 16_384) == 131_073 + 32_768
 
 
 @pytest.mark.parametrize(
