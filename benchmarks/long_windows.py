@@ -41,12 +41,16 @@ def measured(folder: Path, count: int, length: int) -> dict[str, Any]:
     reference.seal(store, {}, count)
     largest: list[float] = []
     task = Task(reference=store, vocab_size=VOCAB)
-    comparing = seconds(lambda: largest.extend(float(each.kld.max()) for each in engine.score(windows, task)
-                                               if each.kld is not None))  # fmt: skip
+
+    def compare() -> None:
+        largest.extend(float(each.kld.max()) for each in engine.score(windows, task) if each.kld is not None)
+
+    comparing = seconds(compare)
     return {
         "windows": count, "tokens_a_window": length, "recording_seconds": recording, "comparing_seconds": comparing,
         "tokens_a_second_with_kld": round(count * length / comparing), "largest_kld_against_itself": max(largest),
-        "kv_cache_bytes": engine.arguments["kv_cache_memory_bytes"], "bytes_when_loaded": loaded, "scorer": engine.driver.pass_report,
+        "kv_cache_bytes": engine.arguments["kv_cache_memory_bytes"], "bytes_when_loaded": loaded,
+        "scorer": engine.driver.pass_report,
     }  # fmt: skip
 
 
