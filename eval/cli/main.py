@@ -84,9 +84,11 @@ def answer(words: Sequence[str]) -> int:
         from compare_q.eval.text import corpus
 
         texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
+        reference = bool(args.logits_file) or any(spec.is_reference for spec in model_specs)
+        if args.until or (args.models and args.rows is None):
+            args.until, texts = until.settled(args.until, texts, reference=reference)
         check_asked(
-            args, list(texts), [spec.name for spec in model_specs],
-            reference=bool(args.logits_file) or any(spec.is_reference for spec in model_specs),
+            args, list(texts), [spec.name for spec in model_specs], reference=reference,
             answers=any(spec.is_answers for spec in data_specs),
         )  # fmt: skip
         if args.check:
@@ -151,13 +153,7 @@ def named_specs(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpe
     named = words.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
     data_specs, said = words.texts([str(each) for each in args.dataspec or []], named)
     remark(*(each.said for each in named), *said)
-    model_specs = reading.apply_mask([each.spec for each in named], args.mask)
-    if args.rows is None and not args.until and all(spec.sample == "spread" for spec in data_specs):
-        if any(spec.is_reference for spec in model_specs):
-            args.until = until.target(words.UNTIL)
-        else:
-            args.rows = words.ROWS
-    return data_specs, model_specs
+    return data_specs, reading.apply_mask([each.spec for each in named], args.mask)
 
 
 def remark(*lines: str | None) -> None:
@@ -205,7 +201,7 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
     )  # fmt: skip
     with signals_interrupt(session.hosts.running):
         if args.until:
-            finished = until.run(args.until, partial(one_stage, session, texts, model_specs), remark)
+            finished = until.run(args.until, texts, partial(one_stage, session, model_specs), remark)
         else:
             finished = runner.run(session, texts, model_specs, args.rows)
         interrupted = 128 + finished.signal if finished.signal else 0
@@ -232,13 +228,11 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         return interrupted or status or int(any(text.error or text.failed for text in results.texts))
 
 
-def one_stage(
-    session: Session, texts: Mapping[str, DataSpec], specs: Sequence[ModelSpec], rows: int, *, again: bool
-) -> Finished:
+def one_stage(session: Session, specs: Sequence[ModelSpec], texts: Mapping[str, DataSpec], *, again: bool) -> Finished:
     """A run of ``--until``; what an earlier one has scored is not forgotten ``again``."""
     from compare_q.eval.run import runner
 
-    return runner.run(replace(session, clear=session.clear and not again), texts, specs, rows)
+    return runner.run(replace(session, clear=session.clear and not again), texts, specs)
 
 
 def hosts_of(args: argparse.Namespace) -> Hosts:

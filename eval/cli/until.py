@@ -1,11 +1,12 @@
 """``--until``: as few windows as the answer needs, in at most three stages (Stein, Ann. Math. Statist. 16, 1945).
 
-A pilot of spread windows tells how much scores vary, and so how many windows the answer needs: an error falls as the
-root of their number.  What was scored stays scored, since a longer run adds to the windows of a shorter one.
+A pilot of spread windows tells how much scores vary, and so how many windows the answer needs.  What was scored stays
+scored, since a longer run adds to the windows of a shorter one.  Every text has its own number of windows.
 
-A row's KLD is wanted of the whole text, of which the windows are a sample: the standard error of n windows of N counts
-times root(1 - n / N) (the finite population correction of Cochran, Sampling Techniques, 1977).  Rows are told apart by
-their paired differences, as everywhere, in texts like this one.
+``kld:2%``: the KLD that all windows of the text would give is known to a standard error of 2 % in every row
+(``eval.stats.uncertainty.sampling_error``).  ``ranked``: rows that are neighbours by KLD are told apart by their paired
+differences, as everywhere, in texts like this one.  A row as near to the reference as roundings are need not be known
+so well: a KLD up to ``least`` counts as ``least``, and two such rows have no order.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from compare_q.eval.results.differences import difference_or_reason, near_lossless
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.results import sampled
+from compare_q.eval.results.differences import difference_or_reason
 from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.stats.estimates import n_blocks
 from compare_q.eval.stats.uncertainty import n_waves, student_t
 
@@ -39,10 +43,36 @@ class Target:
     kind: Literal["kld", "ranked"]
     relative: float = 0.0
 
+
+DEFAULT = Target("kld", 0.02)
+"""Of models and texts that are named without specs."""
+ROWS = 64
+"""Windows of such a run that has no reference."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a stage has shown of a text: how many windows were ``done`` of those ``available``, and how many the answer
+    ``takes`` by what they say, infinitely many where no number would do.
+
+    ``words``: how well it is known; ``rest``: what all windows would have cost beyond these.
+    """
+
+    done: int
+    available: int
+    takes: float
+    words: str = ""
+    rest: str = ""
+
     @property
-    def words(self) -> str:
-        """What must be known, in words."""
-        return "the order by KLD" if self.kind == "ranked" else f"the text's KLD to {100 * self.relative:.3g} %"
+    def is_enough(self) -> bool:
+        """Whether no further window is needed, or none is left."""
+        return self.takes <= self.done or self.done >= self.available
+
+    @property
+    def next_count(self) -> int:
+        """Windows of the next stage."""
+        return math.ceil(min(self.takes * SPARE, self.available))
 
 
 def target(given: str) -> Target:
@@ -59,46 +89,122 @@ def target(given: str) -> Target:
     return Target("kld", relative)
 
 
-def run(wanted: Target, score: Callable[..., Finished], say: Callable[[str], None]) -> Finished:
-    """Score stage after stage until the answer is known, or the text used up.
+def settled(
+    asked: Target | None, texts: Mapping[str, DataSpec], *, reference: bool
+) -> tuple[Target | None, dict[str, DataSpec]]:
+    """What must be known, and the texts by their names; those whose windows it decides have no ``max_rows``.
 
-    ``score``: a run of so many windows, ``again`` after an earlier stage.
+    Where nothing was ``asked``, the default, of spread windows without a ``max_rows``.  InputError for what cannot be
+    answered: without a reference, or from windows that are no sample.
     """
-    rows = PILOT
-    for stage in range(1, STAGES + 1):
-        finished = score(rows, again=stage > 1)
-        done, available = sizes(finished)
-        takes = max((needed(wanted, text, done, available) for text in finished.results.scored), default=0)
-        if finished.signal or takes <= done or done == available or stage == STAGES:
+    spread = {name for name, spec in texts.items() if spec.sample == "spread" and (asked or spec.max_rows is None)}
+    if asked is None and not reference:
+        return None, {name: sized_to(spec, ROWS) if name in spread else spec for name, spec in texts.items()}
+    if not reference:
+        raise InputError("--until: is about KL divergence from a reference, and there is none; give -r in its place")
+    documents = {name for name, spec in texts.items() if spec.is_chat or spec.is_answers}
+    if asked and (first := texts.keys() - spread - documents):
+        raise InputError(
+            f"--until: {', '.join(sorted(first))}: a run takes the first windows, which say little of the whole text; "
+            'add "sample": "spread" to the data spec, or give -r in place of --until'
+        )
+    if asked and not spread:
+        raise InputError("--until: is for texts that are cut into windows; of conversations and questions give -r")
+    sized = {name: sized_to(spec, None) if name in spread else spec for name, spec in texts.items()}
+    return (asked or DEFAULT) if spread else None, sized
+
+
+def in_stages(texts: Sequence[str], score: Callable[[Mapping[str, int]], Mapping[str, Known]]) -> None:
+    """Score more and more windows of each text until the answer is known of all, at most ``STAGES`` times.
+
+    ``score``: scores so many windows of each text, and says what is known then; a text of which it says nothing is
+    left as it is.
+    """
+    counts = dict.fromkeys(texts, PILOT)
+    for _ in range(STAGES):
+        more = {name: known.next_count for name, known in score(counts).items() if not known.is_enough}
+        if not more:
             break
-        rows = math.ceil(min(takes * SPARE, available))
-        say(f"after {done:,} windows: {rows:,} of the text's {available:,} will do")
-    say(
-        f"{wanted.words} {'is' if takes <= done else 'is not'} known after {done:,} of the text's {available:,} windows"
-    )
-    return finished
+        counts |= more
 
 
-def sizes(finished: Finished) -> tuple[int, int]:
-    """(windows that were scored, windows of the text); of several texts, of the one that has the most."""
-    data = [each for each in finished.data if each is not None]
-    return max(len(each.windows) for each in data), max(each.available for each in data)
+def run(
+    wanted: Target, texts: Mapping[str, DataSpec], score: Callable[..., Finished], say: Callable[[str], None]
+) -> Finished:
+    """The last of the runs that it takes until the answer is known; texts whose windows are not spread are scored as
+    their specs say.
+
+    ``score``: a run of these texts, ``again`` after an earlier one.
+    """
+    stages: list[Finished] = []
+
+    def stage(counts: Mapping[str, int]) -> dict[str, Known]:
+        sized = {name: sized_to(spec, counts[name]) if name in counts else spec for name, spec in texts.items()}
+        stages.append(score(sized, again=bool(stages)))
+        if stages[-1].signal:
+            return {}
+        known = what_is_known(wanted, stages[-1], counts)
+        for name, each in known.items():
+            say((f"{name}: " if len(texts) > 1 else "") + in_words(each, is_last=len(stages) == STAGES))
+        return known
+
+    in_stages([name for name, spec in texts.items() if spec.sample == "spread" and spec.max_rows is None], stage)
+    return stages[-1]
 
 
-def needed(wanted: Target, text: TextResult, done: int, available: int) -> float:
-    """How many windows the answer takes, by what ``done`` of the text's ``available`` ones have shown; infinite where
-    no number of them would do."""
-    rows = [model for model in text.models if model.kld and model.kld.value and not model.is_reference]
-    if text.is_answers:
-        return 0
-    if wanted.kind == "kld":
-        errors = [kld.stderr / kld.value for model in rows if (kld := model.kld) and kld.value and kld.stderr]
-        alone = max((done * (error / wanted.relative) ** 2 for error in errors), default=0.0)
-        return alone / (1 + alone / available)  # a sample of the text: what is left out falls to nothing at its end
-    near = near_lossless(text.models)
-    ranked = sorted(rows, key=lambda model: model.mean_kld or 0.0)
-    pairs = [pair for pair in itertools.pairwise(ranked) if not {model.label for model in pair} <= near]
-    return max((done * told_apart(*pair) for pair in pairs), default=0.0)
+def sized_to(spec: DataSpec, windows: int | None) -> DataSpec:
+    """The spec with so many windows; None: with no number."""
+    return spec.model_copy(update={"max_rows": windows})
+
+
+def in_words(known: Known, *, is_last: bool) -> str:
+    """What was found after a stage, and what comes next, in a line."""
+    found = f"after {known.done:,} of the text's {known.available:,} windows {known.words}"
+    if known.is_enough:
+        return found + known.rest
+    more = f"{known.next_count:,} windows"
+    return f"{found}; it takes about {more}: run again to go on" if is_last else f"{found}; {more} will do"
+
+
+def what_is_known(wanted: Target, finished: Finished, names: Mapping[str, int]) -> dict[str, Known]:
+    """What a run has shown of the texts of these names; nothing of a text that failed."""
+    judge = klds if wanted.kind == "kld" else order
+    known = {}
+    for text, data in zip(finished.results.texts, finished.data, strict=True):
+        if data is not None and text.name in names and not text.error:
+            found = judge(wanted, text, len(data.windows), data.available)
+            known[text.name] = replace(found, rest=sampled.rest_in_words(text))
+    return known
+
+
+def klds(wanted: Target, text: TextResult, done: int, available: int) -> Known:
+    """How well the KLDs of the whole text are known."""
+    worst = sampled.worst_kld(text)
+    if worst is None or done == available:
+        return Known(done, available, 0, "no row has a KLD" if worst is None else "the whole text was scored")
+    takes = windows_for(worst.error, wanted.relative, done, available)
+    return Known(done, available, takes, f"every KLD of the whole text is known to {100 * worst.error:.2g} % or better")
+
+
+def windows_for(error: float, wanted: float, done: int, available: int) -> float:
+    """How many of the ``available`` windows it takes for a standard error of ``wanted``, where ``done`` have ``error``.
+
+    The square of the error of n windows of N goes as 1 / n - 1 / N.
+    """
+    if error <= wanted:
+        return min(done, available)
+    ratio = (wanted / error) ** 2
+    return 1 / (ratio / done + (1 - ratio) / available)
+
+
+def order(_: Target, text: TextResult, done: int, available: int) -> Known:
+    """How well neighbours by KLD are told apart."""
+    rows, least = sampled.compared(text), sampled.least_kld(text)
+    pairs = [(a, b) for a, b in itertools.pairwise(rows) if b.mean_kld is None or b.mean_kld > least]
+    times = {f"{a.label} and {b.label}": told_apart(a, b) for a, b in pairs}
+    left = [labels for labels, ratio in times.items() if ratio > 1]
+    words = f"not told apart are {', '.join(left)}" if left else "every row is told apart from the next one by KLD"
+    return Known(done, available, done * max(times.values(), default=0.0), words)
 
 
 def told_apart(a: ModelResult, b: ModelResult) -> float:

@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 
 LABELLED = re.compile(r"([^=/\\]+)=(.+)")
 ENGINE = re.compile(r"(.+)@([\w.]+)")
-UNTIL = "kld:2%"
-"""How well a run that is asked for nothing else knows its KLDs."""
-ROWS = 64
-"""Windows of a run without a reference that is asked for nothing else."""
 LENGTH = 2048
 """Tokens of a window, if every model's context is as long."""
 CHAT = {

@@ -28,6 +28,9 @@ not told apart, ★ stands at both."""
 
 TIMES_FLOOR = 2.0
 """Up to so many times the noise floor's KLD a row is nearly lossless."""
+ROUNDINGS = 0.001
+"""Nats: a KLD below which nothing is asked where no row is the noise floor.  Another order of roundings costs
+SmolLM2-135M 0.0017 (docs/statistics.md)."""
 
 
 @dataclass(frozen=True)

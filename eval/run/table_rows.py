@@ -63,6 +63,8 @@ def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
         stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words),
         data.begins(stored.window),
     )  # fmt: skip
+    if data.is_spread:
+        return replace(found, sampled=estimates.sampled(stored.columns, stored.window, data.starts, data.available))
     if asked is None:
         return found
     return replace(found, answers=answers.summarize(stored.columns, stored.window, asked.requests))

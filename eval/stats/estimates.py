@@ -39,6 +39,7 @@ from compare_q.eval.stats.uncertainty import (
     perplexity,
     places_of,
     root_of_mean,
+    sampling_error,
     with_errors,
 )
 
@@ -125,11 +126,21 @@ class TextRates:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Standard errors of means over spread windows, as what all windows of the text would give: ``nll`` (nats, so
+    relative ones of PPL), and ``kld`` (nats); None where a score is missing or not finite."""
+
+    nll: float | None
+    kld: float | None = None
+
+
+@dataclass(frozen=True)
 class Estimates:
     """All estimates from a model's scores; None for an estimate whose scores the engine does not give.
 
     ``entropy``: of the model's distribution, nats.  ``top1``: share of the positions at which the real token is the
-    model's most probable one, of those with a finite log-probability.  ``answers``: None unless answers were scored.
+    model's most probable one, of those with a finite log-probability.  ``answers``: None unless answers were scored;
+    ``sampled``: None unless the windows are some of the text's, spread over it.
     """
 
     ppl: Perplexity
@@ -140,6 +151,7 @@ class Estimates:
     blocks: BlockSums
     curve: Curve
     answers: AnswerEstimates | None = None
+    sampled: Sampled | None = None
 
     @property
     def kld(self) -> Mean | None:
@@ -283,6 +295,23 @@ def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums
         if finite.all() and (name != "same_top" or "nll" in whole):
             whole.append(name)
     return BlockSums(tuple(np.bincount(places.block).tolist()), **sums, whole=tuple(whole), length=places.length)
+
+
+def sampled(
+    columns: Mapping[str, NDArray[Any]], window: NDArray[Any], starts: Sequence[int], available: int
+) -> Sampled:
+    """What spread windows say of all windows of the text: ``window`` [N] of each entry of the ``columns`` [N], the text
+    index at which each window starts, and how many windows the text has."""
+    in_text_order = np.argsort(starts)
+    tokens = np.bincount(window, minlength=len(starts))[in_text_order]
+
+    def error(scores: NDArray[Any] | None) -> float | None:
+        if scores is None or not np.isfinite(scores).all():
+            return None
+        sums = np.bincount(window, scores.astype(np.float64), len(starts))[in_text_order]
+        return sampling_error(sums, tokens, available)
+
+    return Sampled(error(columns["logprob"]), error(columns.get("kld")))
 
 
 def paired_difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:

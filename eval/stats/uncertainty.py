@@ -154,6 +154,25 @@ def clustered_error(total: NDArray[Any], tokens: NDArray[Any], length: int) -> f
     return math.sqrt(square) / float(n) if math.isfinite(square) else None
 
 
+def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) -> float | None:
+    """Standard error of sum(total) / sum(tokens) as the mean of all ``available`` windows of a text, from sums and
+    counts [n] of windows that are spread over it, in the text's order; None for fewer than two.
+
+    From the differences of neighbours, with the finite population correction (Wolter, Introduction to Variance
+    Estimation, 2007, estimator 2 for systematic samples): what changes slowly over the text, every such sample has.
+    Where fewer are left out than taken, those left out are the sparse sample: neighbours are then as far apart as they.
+    """
+    n, count = len(tokens), float(tokens.sum())
+    if n < 2:
+        return None
+    if n >= available:
+        return 0.0
+    apart = min(max(round(n / (available - n)), 1), n // 2)
+    off = total - total.sum() / count * tokens
+    square = n * float(np.mean(np.square(off[apart:] - off[:-apart]))) / 2 * (1 - n / available)
+    return math.sqrt(square) / count if math.isfinite(square) else None
+
+
 def interval_95(value: float, stderr: float, freedom: int) -> tuple[float, float]:
     """95 % interval of an estimate whose error has so many degrees of freedom (``n_waves``); ValueError for none."""
     reach = student_t(freedom) * stderr

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from compare_q.eval.results import sampled
 from compare_q.eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
 from compare_q.eval.results.flat import concurrent_rows_text
@@ -99,7 +101,20 @@ def window_notes(run: TextResult) -> list[str]:
         return answer_notes(run)
     cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
     scored = {(model.windows, model.ppl.tokens + model.ppl.non_finite) for model in run.models if model.ppl}
-    return [f"{cut}{count:,} windows, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
+    whole = sampled.available(run)
+    spread = f" of {whole:,}, spread over the text" if whole else ""
+    lines = [f"{cut}{count:,} windows{spread}, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
+    return [*lines, *([sample_note(run, whole)] if whole else [])]
+
+
+def sample_note(run: TextResult, whole: int) -> str:
+    """How well spread windows know what all windows of the text would give."""
+    worst = {"PPL": sampled.worst_ppl(run), "KLD": sampled.worst_kld(run)}
+    known = [
+        f"{name} within {100 * each.error:.2g} %" for name, each in worst.items() if each and math.isfinite(each.error)
+    ]
+    within = f"{', '.join(known)} (one standard error; ± is about other texts like this one too)" if known else "n/a"
+    return f"the same of all {whole:,} windows: {within}{sampled.rest_in_words(run)}"
 
 
 def answer_notes(run: TextResult) -> list[str]:
