@@ -118,9 +118,11 @@ def test_a_run_ends_when_its_answer_is_known(
     line = [f"{toy_model}@transformers_auto", f"{rounded}@transformers_auto", "-d", long_text]
     ran = compare_q(*line, "--until", "kld:40%", "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
-    assert "the text's KLD to 40 % is known after 16 of the text's 19 windows" in ran.err
+    assert "after 16 of the text's 19 windows every KLD of the whole text is known to " in ran.err
+    assert "; the other 3 would take about " in ran.err
     ran = compare_q(*line, "--until", "kld:0.5%", "-o", tmp_path / "r.json")
-    assert "after 16 windows: 19 of the text's 19 will do" in ran.err
+    assert "; 19 windows will do" in ran.err
+    assert "after 19 of the text's 19 windows the whole text was scored" in ran.err
     assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][1]["windows"] == 19
 
 

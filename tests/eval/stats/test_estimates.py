@@ -340,3 +340,15 @@ def test_estimates_are_numbers_and_tuples(four: Estimates) -> None:
 
     check(asdict(four))
     assert estimates.summarize(four_tokens(), QUARTERS, QUARTERS, (16.0, 2.0)) == four
+
+
+def test_what_windows_say_of_the_text() -> None:
+    """Of 4 windows of a text, in another order than the text's, 3 of 2 tokens each: in text order their sums are 2, 6,
+    4, and neighbours differ by 4 and 2: 3 * 10 / 2 * 1/4 (lag 1 since 3 / 1 is more than half of 3), over 6."""
+    window, starts = np.array([0, 0, 1, 1, 2, 2]), (0, 20, 10)
+    kld = np.array([1.0, 1, 2, 2, 3, 3], np.float32)
+    found = estimates.sampled({"logprob": -kld, "kld": kld}, window, starts, 4)
+    gold = math.sqrt(3 * 10 / 2 / 4) / 6
+    assert (found.nll, found.kld) == (pytest.approx(gold), pytest.approx(gold))
+    found = estimates.sampled({"logprob": np.where(window == 0, -np.inf, -kld)}, window, starts, 4)
+    assert (found.nll, found.kld) == (None, None)

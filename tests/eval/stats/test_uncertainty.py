@@ -24,6 +24,7 @@ from compare_q.eval.stats.uncertainty import (
     perplexity,
     places_of,
     root_of_mean,
+    sampling_error,
     student_t,
 )
 
@@ -218,3 +219,26 @@ def test_an_error_that_overflows_is_not_known() -> None:
     """1e200 squared is beyond float64; the mean is not."""
     found = mean_with_errors(np.array([1e200, -1e200, 1e200, 1e200]), None, at(0, 1, 2, 2))
     assert (found.value, found.stderr, found.stderr_independent) == (5e199, None, None)
+
+
+def test_error_of_a_sample_of_windows() -> None:
+    """Sums 1, 3, 2, 6 of 2 tokens each, 3 in the mean of 8 tokens: neighbours differ by 2, 1, 4, so 4 * 7 / 2."""
+    sums, tokens = np.array([1, 3, 2, 6]), np.full(4, 2)
+    assert sampling_error(sums, tokens, 10**9) == pytest.approx(math.sqrt(14) / 8)
+    assert sampling_error(sums, tokens, 8) == pytest.approx(math.sqrt(14 / 2) / 8)
+    assert sampling_error(sums, tokens, 4) == 0
+    assert sampling_error(sums[:1], tokens[:1], 8) is None
+
+
+def test_windows_that_were_left_out_are_the_sparse_sample() -> None:
+    """2 of 6 are left out, as far apart as every second one of the 4 others, which differ by 1 and 3."""
+    found = sampling_error(np.array([1, 3, 2, 6]), np.full(4, 2), 6)
+    assert found == pytest.approx(math.sqrt(4 * 5 / 2 * (1 - 4 / 6)) / 8)
+
+
+def test_what_changes_slowly_is_in_every_spread_sample() -> None:
+    """A trend over 160 windows, of which every tenth is taken: independent windows would have 6 times the error."""
+    trend = np.arange(0.0, 160, 10)
+    found = sampling_error(trend, np.ones(16), 160)
+    assert found == pytest.approx(math.sqrt(16 * 100 / 2 * 0.9) / 16)
+    assert found < float(np.std(trend)) * math.sqrt(0.9 / 16) / 6

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums
@@ -50,6 +51,26 @@ def test_short_texts_are_said_to_be_short() -> None:
     ]
     one = with_sums(BASE, tokens=(10,), nll=(5.0,))
     assert footnotes(run_of(one, reference=None))[1] == "errors n/a: the text is too short to tell any"
+
+
+def test_what_spread_windows_know_of_the_text() -> None:
+    """Errors of 0.02 of ln PPL, and of 0.0006 of a KLD of 0.01235; 2 of 12 windows took 2 s in each row."""
+    def row(model: ModelResult, *errors: float | None) -> ModelResult:
+        assert model.estimates
+        return replace(model, score_seconds=2.0, estimates=replace(model.estimates, sampled=Sampled(*errors)))
+
+    data = {"windows": 2, "windows_of_the_text": 12, "method": "gptq"}
+    run = replace(run_of(row(REF, 0.01), row(QUANT, 0.02, 0.0006)), data=data)
+    within = "PPL within 2 %, KLD within 4.9 % (one standard error; ± is about other texts like this one too)"
+    assert footnotes(run)[:2] == [
+        "method gptq: 2 windows of 12, spread over the text, 40 scored tokens",
+        f"the same of all 12 windows: {within}; the other 10 would take about 20 s of scoring",
+    ]
+    unknown = replace(run, models=(row(QUANT, None, None),))
+    assert footnotes(unknown)[1] == "the same of all 12 windows: n/a; the other 10 would take about 10 s of scoring"
+    whole = replace(run, data={"windows": 2, "method": "gptq"})
+    assert footnotes(whole)[0] == f"method gptq: {WINDOWS}"
+    assert not any("of all" in note for note in footnotes(whole))
 
 
 def test_flips_that_the_reference_leaves_open_have_a_reason() -> None:
