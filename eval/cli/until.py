@@ -183,7 +183,10 @@ def klds(wanted: Target, text: TextResult, done: int, available: int) -> Known:
     if worst is None or done == available:
         return Known(done, available, 0, "no row has a KLD" if worst is None else "the whole text was scored")
     takes = windows_for(worst.error, wanted.relative, done, available)
-    return Known(done, available, takes, f"every KLD of the whole text is known to {100 * worst.error:.2g} % or better")
+    words = f"every KLD of the whole text is known to {100 * worst.error:.2g} % or better"
+    if math.isinf(worst.error):
+        words = f"{worst.label} has no error of its KLD"
+    return Known(done, available, takes, words)
 
 
 def windows_for(error: float, wanted: float, done: int, available: int) -> float:

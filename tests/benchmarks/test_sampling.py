@@ -42,7 +42,9 @@ def test_scores_of_a_run_are_put_into_the_order_of_the_text(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_spread_windows_and_the_stop_rule_hold_in_simulated_texts() -> None:
     """In 100 texts; results/sampling.json has 1,000."""
-    rows = {(row["sample"], row.get("count", row.get("until"))): row for row in sampling.of_simulated(100, ("kld", 300_000))}
+    rows = {
+        (row["sample"], row.get("count", row.get("until"))): row for row in sampling.of_simulated(100, ("kld", 300_000))
+    }
     assert rows["spread", 32]["distance_percent"] < rows["first", 32]["distance_percent"] / 1.8
     for row in rows.values():
         assert row["holds_all_texts"] >= 91, row

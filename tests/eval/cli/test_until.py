@@ -56,7 +56,8 @@ def test_what_is_known_of_klds() -> None:
     assert (known.takes, known.is_enough, known.next_count) == (pytest.approx(30), False, 33)
     assert known.words == "every KLD of the whole text is known to 3 % or better"
     assert klds(TWO, run_of(REF, row("a", 0.1, 0.001)), 16, 100).is_enough
-    assert klds(TWO, run_of(REF, row("a", 0.1, None)), 16, 100).next_count == 100
+    unknown = klds(TWO, run_of(REF, row("a", 0.1, None)), 16, 100)
+    assert (unknown.next_count, unknown.words) == (100, "a has no error of its KLD")
     assert klds(TWO, run_of(REF, row("a", 0.1, None)), 100, 100).words == "the whole text was scored"
     assert klds(TWO, run_of(REF), 16, 100).words == "no row has a KLD"
 
@@ -139,7 +140,7 @@ def test_texts_of_which_it_cannot_be_asked() -> None:
 
 
 def test_several_texts_of_different_lengths(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
-    """40 windows of one text, 18 of the other, the first windows of a third as its spec says."""
+    """40 windows of one text, 18 of the other, all scored since the error of a KLD with a nan is not known."""
     specs = []
     for name, letters in (("long", 2001), ("short", 901), ("third", 1001)):
         (tmp_path / f"{name}.txt").write_text("abcdefgh " * (letters // 9 + 1), encoding="utf-8")
@@ -148,14 +149,16 @@ def test_several_texts_of_different_lengths(compare_q: Run, toy_model: Path, tmp
             "eval_stride": 50, "sample": "spread",
         })  # fmt: skip
     (tmp_path / "texts.json").write_text(json.dumps(specs[:2]))
-    (tmp_path / "models.json").write_text(json.dumps([fake("ref", boost=3.0, reference=True), fake("a")]))
+    (tmp_path / "models.json").write_text(
+        json.dumps([fake("ref", boost=3.0, reference=True), fake("a", nan_windows=[0])])
+    )
     words = ("-d", tmp_path / "texts.json", "-m", tmp_path / "models.json", "-o", tmp_path / "r.json")
-    ran = compare_q(*words, "--until", "kld:0.0001%")
+    ran = compare_q(*words, "--until", "kld:2%")
     assert ran.status == 0, ran.err
     counts = [each["data"]["windows"] for each in json.loads((tmp_path / "r.json").read_text())["texts"]]
     assert counts == [40, 18]
-    assert "long: after 16 of the text's 40 windows every KLD of the whole text is known to " in ran.err
-    assert "; 18 windows will do" in ran.err
+    for name, count in (("long", 40), ("short", 18)):
+        assert f"{name}: after 16 of the text's {count} windows a has no error of its KLD; {count} windows" in ran.err
     assert "short: after 18 of the text's 18 windows the whole text was scored" in ran.err
     (tmp_path / "texts.json").write_text(json.dumps([specs[0], {**specs[2], "sample": "first", "max_rows": 3}]))
     assert_refused(compare_q(*words, "--until", "kld:2%"), "--until: third: a run takes the first windows")

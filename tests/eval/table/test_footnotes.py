@@ -55,6 +55,7 @@ def test_short_texts_are_said_to_be_short() -> None:
 
 def test_what_spread_windows_know_of_the_text() -> None:
     """Errors of 0.02 of ln PPL, and of 0.0006 of a KLD of 0.01235; 2 of 12 windows took 2 s in each row."""
+
     def row(model: ModelResult, *errors: float | None) -> ModelResult:
         assert model.estimates
         return replace(model, score_seconds=2.0, estimates=replace(model.estimates, sampled=Sampled(*errors)))
