@@ -1,7 +1,7 @@
 """What the first windows of a text and windows spread over it say of the whole text, on simulated and on real texts.
 
     python -m benchmarks.sampling results/sampling.json
-    python -m benchmarks.sampling results/sampling_wikitext2.json --scores FOLDER
+    python -m benchmarks.sampling FILE --scores FOLDER
 
 Simulated texts are ``benchmarks/coverage.py``'s, with WikiText-2's lengths of articles; 300,000 tokens are 146 windows
 of 2,048 that follow one another.  ``until`` stops as ``--until kld:2%`` does, by ``eval.cli.until.in_stages``.
