@@ -38,12 +38,6 @@ def test_stored_bits(folders: dict[str, Path]) -> None:
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-def test_several_shards(folders: dict[str, Path]) -> None:
-    files = sorted(file.name for file in folders["bf16"].glob("*.safetensors"))
-    assert len(files) > 3
-    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
-
-
 @pytest.mark.parametrize(("name", "preset"), [("fp8", "FP8_DYNAMIC"), ("w4a16", "W4A16")])
 def test_the_same_tensors_as_of_the_whole_model(
     folders: dict[str, Path], tmp_path: Path, name: str, preset: str
@@ -72,12 +66,3 @@ def test_transformers_loads_them_and_the_weights_say_something(folders: dict[str
     assert bf16.std().item() == pytest.approx(2.5, rel=0.1)
     errors = [((logits - bf16).norm() / bf16.norm()).item() for logits in (fp8, w4a16)]
     assert 0.005 < errors[0] < 0.1 < errors[1] < 0.4
-
-
-def test_a_folder_that_is_there_is_kept(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    from benchmarks import shapes
-
-    with pytest.raises(SystemExit) as left:
-        shapes.main([str(folders["bf16"].parent), "--shape", "toy", "--formats", "bf16"])
-    assert left.value.code == 2
-    assert f"{folders['bf16']}: is there already; remove it or name another folder" in capsys.readouterr().err

@@ -12,8 +12,6 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from compare_q.backends.checkpoint import stored_bits
-
 pytestmark = pytest.mark.engine
 Checkpoint = Callable[..., Path]
 
@@ -37,35 +35,6 @@ def checkpoint(quantize: Any, toy_model: Path, tmp_path_factory: pytest.TempPath
         return made[preset, group_size]
 
     return make
-
-
-def test_fused_layers_by_name(quantize: Any) -> None:
-    layer = "model.layers.3.self_attn"
-    assert quantize.fused_with(f"{layer}.k_proj") == [f"{layer}.{x}_proj" for x in "qkv"]
-    assert quantize.fused_with("model.layers.3.mlp.up_proj") == [
-        "model.layers.3.mlp.gate_proj",
-        "model.layers.3.mlp.up_proj",
-    ]
-    assert quantize.fused_with("model.layers.3.mlp.down_proj") == ["model.layers.3.mlp.down_proj"]
-
-
-@pytest.mark.parametrize(
-    ("preset", "group_size", "bpw"),
-    [
-        ("W4A16", 32, 4 + 16 / 32),  # a bf16 scale for 32 weights
-        # q, k, v, gate, up read 64 features and down 128: of 40,960 weights a layer 32,768 and 8,192
-        ("W8A8", None, 8 + 16 * (32_768 / 64 + 8_192 / 128) / 40_960),
-        # an fp8 scale for 16 weights and one fp32 for each of 7 matrices
-        ("NVFP4A16", None, 4 + 8 / 16 + 7 * 32 / 40_960),
-        ("MXFP4A16", None, 4 + 8 / 32),  # an exponent of 8 bits for 32 weights
-    ],
-)
-def test_stored_bits_of_real_checkpoints(
-    checkpoint: Checkpoint, preset: str, group_size: int | None, bpw: float
-) -> None:
-    found = stored_bits.storage_of(checkpoint(preset, group_size))
-    assert found.bpw_layer == pytest.approx(bpw, rel=1e-12)
-    assert found.bpw_head == 16.0
 
 
 def test_scales_of_blocks_by_hand(quantize: Any) -> None:

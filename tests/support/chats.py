@@ -6,11 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.base import Window
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.text import windows
 from tests.support.toy import save_toy_tokenizer
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
@@ -97,12 +92,3 @@ def encoded(folder: Path, text: str) -> list[int]:
 
     ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     return ids
-
-
-def conversation_windows(folder: Path, template: str, *rows: Any) -> list[Window]:
-    """The windows of conversations, of which each fits into one."""
-    keys = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "talks.jsonl", "eval_len": 250}
-    save_chat_tokenizer(folder / "tokenizer", template)
-    write_lines(folder / "talks.jsonl", *rows)
-    spec = parse_data_spec(keys, folder / "data.json")
-    return list(windows.build(spec, None, Cache(folder / "cache"), Progress(quiet=True)).windows)

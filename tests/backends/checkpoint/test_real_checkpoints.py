@@ -77,6 +77,38 @@ def test_real_compressed_tensors(tmp_path: Path, toy_model: Path, preset: str) -
 
 
 @pytest.mark.engine
+def test_real_mixed_precision(tmp_path: Path, toy_model: Path) -> None:
+    """int4 g32 down_proj, packed int8 q_proj with a scale a row, the rest bf16.
+
+    down_proj 2 * 8,192 * 4 + 512 * 16 = 73,728; q_proj 2 * 4,096 * 8 + 128 * 16 = 67,584; the other 57,344 * 16.
+    """
+    from compressed_tensors import quantization
+    from compressed_tensors.compressors import ModelCompressor
+    from transformers import AutoModelForCausalLM
+
+    from demo.quantize import round_to_nearest
+
+    network, groups = AutoModelForCausalLM.from_pretrained(toy_model, dtype="bfloat16"), {}
+    for target, bits, keys in (("down", 4, {"strategy": "group", "group_size": 32}), ("q", 8, {"strategy": "channel"})):
+        weights = quantization.QuantizationArgs(num_bits=bits, **keys)
+        groups[target] = {"targets": [f"re:.*{target}_proj"], "weights": weights, "format": "pack-quantized"}
+    config = quantization.QuantizationConfig(
+        config_groups=groups, ignore=["lm_head"], quantization_status="calibration"
+    )
+    quantization.apply_quantization_config(network, config)
+    for layer in network.modules():
+        if hasattr(layer, "quantization_scheme"):
+            round_to_nearest(layer, layer.quantization_scheme.weights, None)
+    compressor = ModelCompressor.from_pretrained_model(network)
+    compressor.compress_model(network)
+    network.save_pretrained(tmp_path)
+    compressor.update_config(tmp_path)
+    stored = 73_728 + 67_584 + 57_344 * 16
+    assert storage_of(tmp_path) == Storage(stored / 81_920, 16.0, stored + 20_480 * 16)
+    assert bytes_in(tmp_path, "weight weight_packed weight_scale") * 8 == stored
+
+
+@pytest.mark.engine
 def test_real_gpt_oss(tmp_path: Path) -> None:
     """Attention 64 x 64 twice and 32 x 64 twice, 2 experts of 64 x 96 and 48 x 64, tied: router and biases left out.
 

@@ -102,6 +102,13 @@ def test_a_divergence_worked_by_hand(partial: Partial) -> None:
     assert_scores(found, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("columns", [1, 3000])
+def test_uniform_logits_by_hand(partial: Partial, columns: int) -> None:
+    found, ln = whole(partial, torch.full((2, columns), 4.25), [0, columns - 1]), math.log(columns)
+    expected = {"logprob": [-ln] * 2, "entropy": [ln] * 2, "top1_logprob": [-ln] * 2, "top1": [True, columns == 1]}
+    assert_scores(found, expected, atol=2e-6)
+
+
 @pytest.mark.parametrize("places", [(0, 1), (3, 2051), (2050, 2051), (2049, 4096), (7, 4097), (4098, 4099)], ids=str)
 def test_the_first_of_equal_maxima_is_the_top(partial: Partial, places: tuple[int, int]) -> None:
     logits = draw(1, 4100)

@@ -102,10 +102,3 @@ def test_a_link_beside_another_program_finds_its_checkout(tmp_path: Path) -> Non
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], toy_text: Path) -> None:
     assert compare_q_vllm.main(["--model", "/nowhere", "--text", str(toy_text)]) == 2
     assert capsys.readouterr().err == "error: /nowhere: /nowhere: no such folder\n"
-
-
-def test_needs_a_text(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        compare_q_vllm.main(["--model", "x"])
-    assert stop.value.code == 2
-    assert "--dataset --text" in capsys.readouterr().err

@@ -88,6 +88,50 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     }  # fmt: skip
 
 
+def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
+    """Log-probabilities of WINDOWS, [windows, 99], by Transformers."""
+    backend = TransformersEngine(LoadRequest("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
+    backend.load()
+    scores = [scores.logprob for scores in scoring.token_scores(backend, WINDOWS, Task())]
+    backend.close()
+    return np.stack(scores)
+
+
+@pytest.mark.engine
+@CPU_ONLY
+def test_weight_only_against_compressed_tensors(weight_only: dict[str, Any], toy_model: Path, checkpoints: Any) -> None:
+    """Its own decompression, which Transformers runs in bf16 only: as far off as bf16 makes the unquantized model."""
+    exact, plain = (transformers_logprobs(toy_model, dtype) for dtype in ("float32", "bfloat16"))
+    found = np.stack([weight_only["scores"][window.index].logprob for window in WINDOWS])
+    off = np.abs(found - transformers_logprobs(checkpoints("NVFP4A16"), "bfloat16"))
+    assert off.mean() < 1.5 * np.abs(plain - exact).mean() < 0.3 * np.abs(found - exact).mean()
+
+
+@pytest.mark.engine
+def test_vllms_own_emulation_of_a_layer_against_the_definition() -> None:
+    """Inputs over six orders of magnitude, one group of zeros."""
+    from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
+    from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
+
+    generator, device = torch.Generator().manual_seed(0), "cuda" if GPU else "cpu"
+    packed, scale = (each[0] for each in random_packed(generator, 1, 24, 64))
+    sizes = 10 ** torch.empty(16, 4).uniform_(-6, 0, generator=generator)
+    x = torch.randn(16, 64, generator=generator) * sizes.repeat_interleave(16, 1)
+    x[3, :16] = 0
+    inputs = 6 * 448 / float(x.abs().max())
+    layer = SimpleNamespace(
+        weight=packed.to(device), weight_scale=scale.to(device),
+        weight_global_scale=torch.tensor(1 / 300.0, device=device),
+        input_global_scale_inv=torch.tensor(inputs, device=device),
+    )  # fmt: skip
+    kernel = EmulationNvFp4LinearKernel(NvFp4LinearLayerConfig())
+    kernel.process_weights_after_loading(layer)
+    gold = rounded(x, inputs).double() @ unpacked(packed, scale, torch.tensor(300.0)).T
+    np.testing.assert_allclose(
+        kernel.apply_weights(layer, x.to(device)).cpu(), gold, atol=1e-5 * float(gold.abs().max())
+    )
+
+
 @pytest.mark.engine
 @CPU_ONLY
 def test_what_ran_was_foretold_without_a_weight(

@@ -75,3 +75,11 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
         assert (store.contents, store.reason) == ("logits", "its logits are not its head's alone")
         itself = scores_of(backend, WINDOWS, against(store.path))
     assert not any(scores.kld.any() for scores in itself.values())
+
+
+@pytest.mark.engine
+@TWO_DEVICES
+def test_noise_is_the_same_on_two_ranks(toy_model: Path, floor_engine: VllmEngine, logs: Path) -> None:
+    gold = scores_of(floor_engine, WINDOWS)
+    with engine(toy_model, logs / "floor tp.log", noise="bf16", noise_seed=3, tensor_parallel_size=2) as backend:
+        assert_same(scores_of(backend, WINDOWS), gold, 10 * ATOL_BATCH)

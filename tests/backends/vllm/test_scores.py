@@ -12,7 +12,6 @@ import pytest
 from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm.engine import VllmEngine
-from tests.support.chats import MARKED, SUMS, WEATHER, conversation_windows
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import (
     WINDOWS,
@@ -30,16 +29,6 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
     found = scores_of(toy_engine, WINDOWS)
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
-        assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
-
-
-@pytest.mark.engine
-def test_conversations_against_float64(toy_engine: VllmEngine, toy_logits: Any, tmp_path: Path) -> None:
-    """The tokens of the assistant in conversations that the chat template has rendered, a tool call among them."""
-    windows = conversation_windows(tmp_path, MARKED, WEATHER, SUMS)
-    found = scores_of(toy_engine, windows)
-    assert [len(found[window.index].logprob) for window in windows] == [82, 11]
-    for window in windows:
         assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
 
 
@@ -69,10 +58,6 @@ def test_a_window_as_long_as_the_context(toy_engine: VllmEngine, toy_logits: Any
     (window,) = toy_windows(1, TOY_CONTEXT)
     found = scores_of(toy_engine, [window])[0]
     np.testing.assert_allclose(found.logprob, brute_force(toy_logits(window), window), atol=ATOL_LOGPROB)
-
-
-@pytest.mark.engine
-def test_a_prompt_that_is_too_long_is_a_model_error(toy_engine: VllmEngine) -> None:
     with pytest.raises(ModelError, match="stopped while scoring"):
         scores_of(toy_engine, toy_windows(1, TOY_CONTEXT + 2))
 
