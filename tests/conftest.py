@@ -17,7 +17,7 @@ from compare_q.backends.common import machine
 from compare_q.backends.worker.engine_process import ENDING
 from compare_q.eval.cli import main
 from compare_q.eval.common import processes
-from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, Ran, save_toy_tokenizer
+from tests.support.toy import Ran, save_llama
 
 machine.keep_compiled_kernels_apart()
 os.environ[processes.ENVIRONMENT] = "1"  # a process of its own takes 5 s to import torch, which this one has
@@ -85,19 +85,7 @@ def compare_q(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 @pytest.fixture(scope="session")
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer Llama with random weights, untied head, bf16, context 256, and its tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("toy") / "toy-llama"
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=TOY_VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=TOY_CONTEXT, tie_word_embeddings=False, initializer_range=0.3,
-        bos_token_id=256, eos_token_id=256, dtype="bfloat16",
-    )  # fmt: skip
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
-    save_toy_tokenizer(folder)
-    return folder
+    return save_llama(tmp_path_factory.mktemp("toy") / "toy-llama")
 
 
 @pytest.fixture(scope="session")

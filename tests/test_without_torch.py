@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support import ROOT
+from tests.support.command_line import Specs
 from tests.support.vllm_server import Stub, gold
 
 IMPORTED_BY_ENGINES = {
@@ -53,7 +53,7 @@ def test_only_what_engines_import_needs_torch() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_is_measured_without_torch(write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
+def test_a_server_is_measured_without_torch(write_specs: Specs, tmp_path: Path) -> None:
     with Stub() as stub:
         threading.Thread(target=stub.serve_forever, args=(0.01,), daemon=True).start()
         data, models = write_specs([{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}])

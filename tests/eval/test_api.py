@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ import pytest
 from compare_q.eval import api
 from compare_q.eval.api import compare, load
 from compare_q.eval.results import results_json
+from tests.support.command_line import Run, Specs
 from tests.support.made import FAILED, QUANT, REF, results_of, run_of
-from tests.support.toy import Ran, refusal
+from tests.support.toy import refusal
 
-Run = Callable[..., Ran]
-Specs = Callable[..., tuple[Path, Path]]
 UNIFORM = {"load_fn": "fake", "label": "uniform", "model_dir": "none", "engine": {"vocab_size": 500}}
 BOOSTED = {**UNIFORM, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "reference": True}
 

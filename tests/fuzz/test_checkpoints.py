@@ -17,7 +17,7 @@ from compare_q.backends.checkpoint import files, nvfp4_scales, stored_bits
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.gguf import read_model
 from compare_q.backends.layers.schemes import declared
-from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes
+from tests.support.checkpoints import ENDS, LAYER, Q, finish_gguf, safetensors_bytes
 from tests.support.hostile import bounded_answer_of, damaged, damaged_bytes, fuzzed, randoms
 
 ENTRIES = {
@@ -92,10 +92,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_rope_scaling_orig_ctx_len(1024)
     writer.add_tensor("token_embd.weight", np.zeros((3, 32), np.float32))
     writer.add_tensor("blk.0.attn_q.weight", np.zeros((4, 34), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return file
 
 

@@ -31,6 +31,26 @@ def safetensors_bytes(entries: Entries, values: dict[str, bytes] | None = None) 
     return struct.pack("<Q", len(raw)) + raw + body
 
 
+def finish_gguf(writer: Any, *, tensors: bool = True) -> None:
+    """Writes what a ``gguf.GGUFWriter`` was given."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    if tensors:
+        writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_tokenizer(file: Path, tokens: int) -> Path:
+    """A GGUF of so many tokens, and nothing else."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(str(file), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"token{i}" for i in range(tokens)])
+    finish_gguf(writer, tensors=False)
+    return file
+
+
 def write_checkpoint(
     folder: Path, entries: Entries, config: dict[str, Any] | None = None, values: dict[str, bytes] | None = None
 ) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.command_line import Run
 from tests.support.toy import Ran
 
 LENGTHS = {"prose": 100, "code": 60, "logs": 100}
@@ -56,9 +57,7 @@ def write_texts(folder: Path, tokenizer: Path, letters: int = 1000) -> dict[str,
     return files
 
 
-def runs_of(
-    compare_q: Callable[..., Ran], folder: Path, files: dict[str, Path], models: Sequence[dict[str, Any]]
-) -> RunTexts:
+def runs_of(compare_q: Run, folder: Path, files: dict[str, Path], models: Sequence[dict[str, Any]]) -> RunTexts:
     """A function that runs the models on the texts of these names (none: all), with flags."""
     (folder / "models.json").write_text(json.dumps(list(models)))
 

@@ -77,6 +77,23 @@ def save_toy_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
+def save_llama(folder: Path, **keys: Any) -> Path:
+    """A two-layer Llama with random weights, untied head, bf16, context 256, and its tokenizer; ``keys`` of its config
+    replace others."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": TOY_VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": TOY_CONTEXT,
+        "tie_word_embeddings": False, "initializer_range": 0.3, "bos_token_id": 256, "eos_token_id": 256,
+        "dtype": "bfloat16", **keys,
+    }  # fmt: skip
+    LlamaForCausalLM(LlamaConfig(**shape)).to(getattr(torch, shape["dtype"])).save_pretrained(folder)
+    save_toy_tokenizer(folder)
+    return folder
+
+
 def toy_windows(count: int = 4, length: int = 100, first: int = 1) -> list[Window]:
     """Windows of random toy tokens."""
     generator = np.random.default_rng(1)

@@ -18,6 +18,7 @@ from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.doctor.examining import gguf_facts
 from compare_q.backends.checkpoint.gguf import GgufTensor, model_files, read_model
 from demo.smollm2 import find_gguf
+from tests.support.checkpoints import finish_gguf
 from tests.support.toy import refusal
 
 BLOCKS = {Type.F32: (1, 4), Type.F16: (1, 2), Type.Q8_0: (32, 34), Type.Q4_1: (32, 20),
@@ -55,10 +56,7 @@ def write(file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard
         if kind in (Type.F32, Type.F16):
             stored = stored.view(np.float32 if kind == Type.F32 else np.float16)
         writer.add_tensor(name, stored, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return file
 
 

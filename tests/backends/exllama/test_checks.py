@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
-from tests.support.toy import Ran, refusal
+from tests.support.command_line import Run
+from tests.support.toy import refusal
 
 ENGINE_CLASSES: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
 
@@ -47,7 +47,7 @@ def tensors(file: Path, *names: str) -> Path:
 
 @pytest.mark.parametrize(("engine", "cure"), [("exllamav2", "exllamav2>=0.3.2,<0.4"), ("exllamav3", "exllamav3>=1.6")])
 def test_missing_engine_is_one_line_with_its_cure(
-    engine: str, cure: str, compare_q: Callable[..., Ran], write_specs: Any, toy_model: Path,
+    engine: str, cure: str, compare_q: Run, write_specs: Any, toy_model: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     engine_class = ENGINE_CLASSES[engine]

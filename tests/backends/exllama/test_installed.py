@@ -21,7 +21,7 @@ from compare_q.backends.worker import scoring
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
 from tests.support.references import kept_as_reference
-from tests.support.toy import TOY_VOCAB, save_toy_tokenizer, toy_windows
+from tests.support.toy import TOY_VOCAB, save_llama, toy_windows
 
 SIGNATURES = [
     ("exllamav2", "model.py", v2.ExLlamaV2, set()),
@@ -80,18 +80,8 @@ def request(folder: Path, tokens: int, engine: str = "exllamav3", **options: Any
 @pytest.fixture(scope="module")
 def fitting_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama whose projections are multiples of 128, as exllamav3 wants them; its head of 320 is padded to 384."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("toy") / "llama-256"
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=TOY_VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.1,
-        bos_token_id=256, eos_token_id=256, dtype="bfloat16",
-    )  # fmt: skip
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
-    save_toy_tokenizer(folder)
-    return folder
+    keys = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "max_position_embeddings": 512}
+    return save_llama(tmp_path_factory.mktemp("toy") / "llama-256", **keys, initializer_range=0.1)
 
 
 ATOL_LOGIT = 0.1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from demo.gguf_writer import gguf_tensors
+from tests.support.checkpoints import finish_gguf
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB
 
 
@@ -36,8 +37,5 @@ def toy_gguf(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_tokenizer_model("none")
     for name, weight in toy_tensors(toy_model).items():
         writer.add_tensor(name, weight)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return file

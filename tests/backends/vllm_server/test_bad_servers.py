@@ -17,7 +17,8 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
 from compare_q.backends.worker.messages import DescribeJob
 from compare_q.eval.run.hosts import Hosts
-from tests.support.toy import Ran, toy_windows
+from tests.support.command_line import Run, Specs
+from tests.support.toy import toy_windows
 from tests.support.vllm_server import Handler, Stub, described, failure, loaded, request_for
 
 ENOUGH = 1 << 27
@@ -195,9 +196,7 @@ def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
         Hosts(deadline_s=1.0).describe(None, DescribeJob("vllm_server", request_for(stub.url)))
 
 
-def test_others_are_measured(
-    stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """One bad server of each stage, and a good model behind them."""
     stages = {"/v1/models": "deep", "/v1/completions": "endless", "/tokenize": "a byte at a time"}
     stubs = [stub, *(Stub() for _ in range(len(stages)))]
@@ -230,9 +229,7 @@ def test_others_are_measured(
         each.server_close()
 
 
-def test_a_server_that_is_there_at_its_turn(
-    stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]]
-) -> None:
+def test_a_server_that_is_there_at_its_turn(stub: Stub, compare_q: Run, write_specs: Specs) -> None:
     """It is asked again, and then measured, under a key that tells its weights."""
     first = [True]
 

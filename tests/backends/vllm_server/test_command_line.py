@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,14 @@ import pytest
 
 from compare_q.backends.base import Task
 from compare_q.backends.common.errors import ModelError
-from tests.support.toy import Ran, toy_windows
+from tests.support.command_line import Run, Specs
+from tests.support.toy import toy_windows
 from tests.support.vllm_server import VOCAB, Stub, gold, loaded
 
 pytestmark = pytest.mark.slow
 
 
-def test_command_line(
-    stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     fake = {"load_fn": "fake", "label": "uniform", "model_dir": "none", "engine": {"vocab_size": VOCAB}}
     served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
     data, models = write_specs([{**fake, "reference": True}, served])
@@ -41,9 +39,7 @@ def test_command_line(
     assert stub.windows  # other weights
 
 
-def test_command_line_refusals(
-    stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]]
-) -> None:
+def test_command_line_refusals(stub: Stub, compare_q: Run, write_specs: Specs) -> None:
     served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
     data, models = write_specs([served])
     stub.tokens = {"tokens": [65], "token_strs": ["A"]}  # the toy tokenizer's 65 is another letter
@@ -55,9 +51,7 @@ def test_command_line_refusals(
     assert not stub.windows
 
 
-def test_no_reference(
-    stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_no_reference(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """Refused before anything loads; the engine itself refuses too."""
     served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url, "reference": True}
     data, models = write_specs([served])

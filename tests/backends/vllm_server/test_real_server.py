@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from compare_q.backends.base import Task, Window
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from tests.support.chats import encoded
-from tests.support.toy import GPU, TOY_CONTEXT, Ran, refusal, toy_windows
+from tests.support.command_line import Run
+from tests.support.toy import GPU, TOY_CONTEXT, refusal, toy_windows
 from tests.support.traces import assert_greedy
 from tests.support.vllm_server import failure, request_for, scores_of
 
@@ -107,7 +108,7 @@ def test_real_server_refuses_what_the_stub_refuses(real_server: str) -> None:
 
 
 @pytest.mark.engine
-def test_real_server_answers(real_server: str, compare_q: Callable[..., Ran], toy_model: Path, tmp_path: Path) -> None:
+def test_real_server_answers(real_server: str, compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
     """By its own template, greedily; a prompt that is too long ends the run, and the other answers are kept."""
     asked, out = tmp_path / "prompts.jsonl", tmp_path / "t.json"
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]

@@ -15,7 +15,8 @@ import pytest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.vllm_server.served import ServedModel
-from tests.support.toy import Ran, toy_windows
+from tests.support.command_line import Run, Specs
+from tests.support.toy import toy_windows
 from tests.support.vllm_server import (
     Stub,
     another,
@@ -81,9 +82,7 @@ def test_a_server_that_goes_after_its_last_window(stub: Stub) -> None:
     assert failure(engine).startswith(f"{stub.url}: HTTP 400 from /v1/completions: ")
 
 
-def test_swapped_while_scored(
-    stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_swapped_while_scored(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """The other weights' scores are under neither key afterwards."""
     data, models = write_specs([{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}])
     out = tmp_path / "out.json"

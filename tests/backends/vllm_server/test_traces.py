@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 
 from compare_q.backends.common import storage
 from tests.support.chats import WEATHER, write_lines
-from tests.support.toy import Ran, assert_refused
+from tests.support.command_line import Run
+from tests.support.toy import assert_refused
 from tests.support.vllm_server import Stub, new_weights
 
-Run = Callable[..., Ran]
 WORDS = ["one", "two", "three", "four"]
 
 

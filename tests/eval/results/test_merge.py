@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from compare_q.eval.results.differences import best_labels, difference_or_reason
 from compare_q.eval.results.excerpts import Damaged, Inspection, Passage
 from compare_q.eval.table.columns import filled, machine_letters
 from compare_q.eval.table.footnotes import footnotes
+from tests.support.command_line import Run, Specs
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums
-from tests.support.toy import Ran, refusal
+from tests.support.toy import refusal
 from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, merged, on
-
-Run = Callable[..., Ran]
 
 
 def test_one_file_is_as_it_is(write: Write) -> None:
@@ -187,9 +185,7 @@ def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, 
     assert "is read here" in ran.err
 
 
-def test_runs_of_two_caches_are_the_run_of_all_models(
-    compare_q: Run, write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """Measured apart, each with its own cache and its own store of the reference: the same rows and numbers."""
     fake = {"load_fn": "fake", "model_dir": "none"}
     reference, *others = (

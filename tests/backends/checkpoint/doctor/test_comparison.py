@@ -18,6 +18,7 @@ from compare_q.backends.checkpoint.doctor import comparison
 from compare_q.backends.checkpoint.doctor.comparison import LayerError, layer_errors
 from compare_q.backends.checkpoint.gguf import read_model
 from compare_q.eval.cli import doctor
+from tests.support.checkpoints import finish_gguf, gguf_tokenizer
 from tests.support.toy import TOY_VOCAB, refusal
 from tests.support.transformers_models import changed
 
@@ -144,18 +145,11 @@ def test_no_fit_excuses_other_weights_or_a_wrong_scale(toy_model: Path, tmp_path
 
 def test_gguf_against_its_folder(toy_model: Path, tmp_path: Path) -> None:
     """Queries and keys are in another order there; a file of floats must have no error at all."""
-    from gguf import GGUFWriter
-
     from demo.gguf_writer import write_gguf
 
-    writer = GGUFWriter(str(tmp_path / "tokenizer.gguf"), "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"token{i}" for i in range(TOY_VOCAB)])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    tokenizer = gguf_tokenizer(tmp_path / "tokenizer.gguf", TOY_VOCAB)
     for kind, least, most in [("BF16", 0.0, 0.0), ("Q8_0", 1e-4, 0.02)]:
-        write_gguf(toy_model, tmp_path / f"{kind}.gguf", kind, tokenizer=tmp_path / "tokenizer.gguf")
+        write_gguf(toy_model, tmp_path / f"{kind}.gguf", kind, tokenizer=tokenizer)
         found = list(layer_errors(read_model(tmp_path / f"{kind}.gguf"), Checkpoint(toy_model)))
         layers = [each for each in found if each.name.startswith("model.layers")]
         assert len(layers) == 14
@@ -170,10 +164,7 @@ def test_gguf_of_a_language_model_that_the_hub_has_with_a_tower(toy_model: Path,
     writer.add_block_count(1)
     for name in ("blk.0.ffn_up", "blk.0.ssm_out"):
         writer.add_tensor(f"{name}.weight", weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     gone = dict.fromkeys(load_file(toy_model / "model.safetensors"), None)
     layer = "model.language_model.layers.0."
     names = [f"{layer}{each}" for each in ("mlp.up_proj", "linear_attn.out_proj")]
