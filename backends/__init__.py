@@ -1,4 +1,8 @@
-"""The registry: the name in a spec -> the class that runs it.  Nothing is imported until it is chosen."""
+"""The registry: the name in a spec -> the class that runs it.  No engine is imported here.
+
+A class stands in a file of ours, which is imported as soon as a name is looked up; the engine itself is not, until a
+model loads.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ makes it known:
         capabilities = Capabilities(
             load_fns=("uniform",), fwd_fn="uniform", packages=("torch",), install="pip install torch", summary="uniform"
         )
-        files = ModelFiles  # there are none; HuggingFaceFolder for a folder with a config and safetensors
+        files = ModelFiles  # the default: there are none; HuggingFaceFolder for a folder with config and safetensors
 
         def load(self) -> None:
             import torch

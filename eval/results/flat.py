@@ -61,7 +61,8 @@ ESTIMATES = {
     **{f"{name.removesuffix('_stderr')}{rule}{'_stderr' * name.endswith('_stderr')}":
        f"estimates/answers/acc{rule}/{path}" for rule in ("", "_norm") for name, path in OF_ANSWERS.items()},
 }  # fmt: skip
-"""Field of results.json -> where a ``ModelResult`` has it; errors are the clustered ones but for one."""
+"""Field of results.json -> where a ``ModelResult`` has it; errors are those of
+``eval.stats.uncertainty.clustered_error``, but for ``ppl_stderr_independent``."""
 
 
 def flat_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A text's tokens are not independent: windows overlap, so that a token is scored several times, and an easy
 article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30 disjoint blocks of the
-text by the place of its token, whatever window it was scored in.  With u_g = sum of y - m * entries over block g, the
+text by the place of its token, whatever window it was scored in (``places_of``; G is less in a text of less than 3,000
+tokens).  With u_g = sum of y - m * entries over block g, the
 mean m of a score y over N entries has
 
     stderr ** 2 = 1 / B * sum over j = 1 .. B of p_j * (1 + MEMORY * j ** 2 / tokens of text) / N ** 2
@@ -14,7 +15,9 @@ slow waves, the noise of single tokens in all.  (All waves, B = G - 1, without t
 Liang and Zeger, Biometrika 73, 1986, which Miller, arXiv 2411.00640, 2024, asks of language model evaluations.)  If a
 score remembers tau tokens, its wave of frequency f is 1 + (2 pi f tau) ** 2 times smaller than its wave of frequency 0,
 the error of the mean: hence the factor, for a memory that grows as the root of the text does.  B = root(tokens of text
-/ 30,000), at least 4, at most 16: the error itself is known to 35 % (4 waves) or better.
+/ 30,000), rounded down, at least 4, at most 16: the error itself is known to 35 % (4 waves) or better.  In the factor a
+text of less than 20,000 tokens counts as one of 20,000.  ``clustered_error`` is this formula, with all blocks that hold
+no entry left out.
 
 The scores of a text do not tell how long its documents are.  In 2,000 simulated texts of 60,000 tokens, made of
 documents of 13,800 tokens (lognormal, sigma 1.5), we estimated the memory as well: intervals from the estimate held in
@@ -140,6 +143,7 @@ def n_waves(groups: int, length: int) -> int:
 def clustered_error(total: NDArray[Any], tokens: NDArray[Any], length: int) -> float | None:
     """Standard error of sum(total) / sum(tokens), from sums and counts [G] of a text's blocks.
 
+    It is the formula at the top of this file, from the slowest waves; not the clustered estimator of Liang and Zeger.
     ``length``: tokens of the text.  None for fewer than two blocks, and if the error overflows.
     """
     total, tokens = total[tokens > 0].astype(np.float64), tokens[tokens > 0]

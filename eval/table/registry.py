@@ -1,7 +1,7 @@
 """Every column that a table can have, each in one line: terminal, Markdown, CSV, report, ``--sort`` and Python read it.
 
 A column of numbers shows a flat field of results.json (``eval/results/flat.py``) and, where that has one, the
-field's error beside it.  So a statistic that results.json has becomes a column by a line of ``COLUMNS``.
+field's error beside it.  So a value that ``flat_json`` there has becomes a column by a line of ``COLUMNS``.
 """
 
 from __future__ import annotations
