@@ -170,6 +170,8 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: 
     lines, problems, is_wrong = checking.check(
         texts, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args)
     )
+    if args.until:
+        lines.append(f"--until: of spread windows {until.PILOT} come first, then as many as the answer takes")
     print(*map(printable, lines), sep="\n")
     return complain("\n".join(problems)) or int(is_wrong)
 

@@ -111,19 +111,28 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
 
 
 @needs_accelerate
-def test_a_run_ends_when_its_answer_is_known(
-    compare_q: Run, toy_model: Path, rounded: Path, long_text: Path, tmp_path: Path
+def test_a_run_ends_when_its_answer_is_known_and_its_specs_repeat_it(
+    compare_q: Run, toy_model: Path, rounded: Path, long_text: Path, toy_text: Path, tmp_path: Path
 ) -> None:
-    """The pilot's 16 windows do not tell the KLD to 0.5 %."""
+    """The pilot's 16 windows tell the KLD to 40 %, but not to 0.5 %; the second text has 3 windows."""
     line = [f"{toy_model}@transformers_auto", f"{rounded}@transformers_auto", "-d", long_text]
-    ran = compare_q(*line, "--until", "kld:40%", "-o", tmp_path / "r.json")
+    ran = compare_q(*line, "--until", "kld:40%")
     assert ran.status == 0, ran.err
     assert "after 16 of the text's 19 windows every KLD of the whole text is known to " in ran.err
     assert "; the other 3 would take about " in ran.err
-    ran = compare_q(*line, "--until", "kld:0.5%", "-o", tmp_path / "r.json")
-    assert "; 19 windows will do" in ran.err
-    assert "after 19 of the text's 19 windows the whole text was scored" in ran.err
-    assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][1]["windows"] == 19
+    assert "the same of all 19 windows: PPL within " in ran.out
+    ran = compare_q(*line, toy_text, "--until", "kld:0.5%", "--save-specs", tmp_path, "-o", tmp_path / "first.json")
+    assert f"{long_text.stem}: after 19 of the text's 19 windows the whole text was scored" in ran.err
+    assert f"{toy_text.stem}: after 3 of the text's 3 windows the whole text was scored" in ran.err
+    again = compare_q("-d", tmp_path / "data.json", "-m", tmp_path / "models.json", "-o", tmp_path / "again.json")
+    assert again.status == 0, again.err
+    assert "loading" not in again.err
+    first, second = (
+        [(each["data"]["windows_sha256"], [model["estimates"] for model in each["models"]])
+         for each in json.loads((tmp_path / name).read_text())["texts"]]
+        for name in ("first.json", "again.json")
+    )  # fmt: skip
+    assert first == second
 
 
 @needs_accelerate
