@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Literal
 
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.results import sampled
-from compare_q.eval.results.differences import difference_or_reason
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.differences import Difference, difference_or_reason
+from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.stats.estimates import n_blocks
-from compare_q.eval.stats.uncertainty import n_waves, student_t
 
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import Finished
@@ -203,17 +201,17 @@ def windows_for(error: float, wanted: float, done: int, available: int) -> float
 def order(_: Target, text: TextResult, done: int, available: int) -> Known:
     """How well neighbours by KLD are told apart."""
     rows, least = sampled.compared(text), sampled.least_kld(text)
-    pairs = [(a, b) for a, b in itertools.pairwise(rows) if b.mean_kld is None or b.mean_kld > least]
-    times = {f"{a.label} and {b.label}": told_apart(a, b) for a, b in pairs}
-    left = [labels for labels, ratio in times.items() if ratio > 1]
-    words = f"not told apart are {', '.join(left)}" if left else "every row is told apart from the next one by KLD"
-    return Known(done, available, done * max(times.values(), default=0.0), words)
+    pairs = [(a, b) for a, b in itertools.pairwise(rows) if (b.mean_kld or 0.0) > least]
+    found = {f"{a.label} and {b.label}": difference_or_reason(a, b, "kld") for a, b in pairs}
+    times = {labels: times_as_many(each) for labels, each in found.items() if isinstance(each, Difference)}
+    words = [f"{labels} cannot be compared ({each})" for labels, each in found.items() if isinstance(each, str)]
+    words += [f"{labels} are not told apart by KLD" for labels, ratio in times.items() if ratio > 1]
+    known = ", ".join(words) or "every row is told apart from the next one by KLD"
+    return Known(done, available, done * max(times.values(), default=0.0), known)
 
 
-def told_apart(a: ModelResult, b: ModelResult) -> float:
-    """How many times the windows so far it takes to tell two rows apart at 95 %; 0 if they cannot be compared."""
-    found = difference_or_reason(a, b, "kld")
-    if isinstance(found, str) or found.stderr is None or a.estimates is None:
-        return 0.0
-    reach = student_t(n_waves(n_blocks(a.estimates.blocks), a.estimates.blocks.length)) * found.stderr
-    return (reach / found.value) ** 2 if found.value else math.inf
+def times_as_many(found: Difference) -> float:
+    """How many times the windows so far it takes until 0 is outside the 95 % interval of a difference."""
+    if found.limits is None or not found.value:
+        return math.inf
+    return ((found.limits[1] - found.limits[0]) / 2 / found.value) ** 2

@@ -78,7 +78,10 @@ def test_what_is_known_of_the_order() -> None:
     assert 0 < order(Target("ranked"), run_of(REF, QUANT, other), 16, 100).takes < math.inf
     same = with_against(replace(QUANT, label="same"), kld=Mean(0.012, 0.5, 40, 0, 0.001, 0.001))
     found = order(Target("ranked"), run_of(REF, QUANT, same), 16, 100)
-    assert (found.takes, found.next_count, found.words) == (math.inf, 100, "not told apart are same and W4A16")
+    assert (found.takes, found.next_count, found.words) == (math.inf, 100, "same and W4A16 are not told apart by KLD")
+    holes = with_sums(other, whole=("nll",))
+    why = "W4A16 and other cannot be compared (other has positions without a finite KL divergence)"
+    assert order(Target("ranked"), run_of(REF, QUANT, holes), 16, 100).words == why
     floor = with_against(replace(same, label="floor", spec={"noise_floor": True}))
     assert order(Target("ranked"), run_of(REF, floor, QUANT, same), 16, 100).is_enough  # all within twice the floor
 
