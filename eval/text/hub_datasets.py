@@ -1,4 +1,4 @@
-"""Data sets of the hub: where the twelve known names lie there, and the rows of any data set.
+"""Data sets of the hub: where the known names lie there, and the rows of any data set.
 
 Of a known name only the files of its split are fetched, into the hub's own cache (``backends/hub.py``);
 the library's ``load_dataset`` would fetch every split of a configuration, which is 327 GB for c4's, by its card.  Where
@@ -78,12 +78,23 @@ WIKITEXT2 = Source(
 WIKITEXT103 = Source(
     "Salesforce/wikitext", "wikitext-103-raw-v1", display="wiki103", pattern="wikitext-103-raw-v1/{split}-*"
 )
+# 1,000 functions in Python, about as much text as WikiText-2's test split; the whole split is 29 MB.
+CODE = Source(
+    "code-search-net/code_search_net",
+    "python",
+    "test[:1000]",
+    column="whole_func_string",
+    display="CodeSearchNet",
+    pattern="python/{split}/*.parquet",
+    revision=CONVERTED,
+)
 WEB_TEXT = "plain_text/{split}/*.parquet"
 SOURCES = {
     "wiki2": WIKITEXT2,
     "wikitext2": WIKITEXT2,
     "wiki103": WIKITEXT103,
     "wikitext103": WIKITEXT103,
+    "code": CODE,
     "ptb": Source(
         "ptb-text-only/ptb_text_only", column="sentence", display="PTB", pattern="penn_treebank/{split}/*.parquet",
         revision=CONVERTED,

@@ -1,4 +1,4 @@
-"""The data sets behind compare_q's twelve names as they lie on the hub, with tiny contents.
+"""The data sets behind compare_q's known names as they lie on the hub, with tiny contents.
 
 Where the layouts were read (November 2026; file names and the YAML of the cards, nothing else, were taken over):
 
@@ -6,6 +6,9 @@ Where the layouts were read (November 2026; file names and the YAML of the cards
   commit b08601e04326c79dfdd32d625aee71d232d685c3.
 - ptb-text-only/ptb_text_only: a script ``ptb_text_only.py``; ``refs/convert/parquet`` has
   ``penn_treebank/{train,validation,test}/0000.parquet``, column ``sentence``.
+- code-search-net/code_search_net: a script; its parquet copy of ``python`` has columns ``whole_func_string`` and more,
+  22,176 rows of ``test`` in 29 MB (its card, and commit 4ba6f7a48afb0ae5a8713c7d214561dff8a11c57 of the copy); that the
+  copy has ``{config}/{split}/0000.parquet`` is what the hub's converter writes today.
 - EleutherAI/lambada_openai: lm-eval loads its config ``default``, 5,153 rows, pinned to commit
   900124bf3b8235c6daf21033af9948b3f07346c4; the files (``data/lambada_test*.jsonl``) are those of its card's checksums.
   Whether that commit holds them or a parquet copy was not confirmed; the config's name stands in both.
@@ -73,11 +76,16 @@ def add_wikitext(hub: Hub) -> None:
 
 
 def add_scripts(hub: Hub) -> None:
-    """The three that are still loading scripts, with the hub's parquet copies of them."""
+    """Those that are still loading scripts, with the hub's parquet copies of them."""
     hub.add("datasets", "ptb-text-only/ptb_text_only", {"README.md": "# PTB\n", "ptb_text_only.py": SCRIPT})
     splits = ("train", "validation", "test")
     files = {f"penn_treebank/{s}/0000.parquet": parquet(rows("ptb", s), "sentence") for s in splits}
     hub.add("datasets", "ptb-text-only/ptb_text_only", files, CONVERTED)
+    name = "code-search-net/code_search_net"
+    hub.add("datasets", name, {"README.md": "# CodeSearchNet\n", "code_search_net.py": SCRIPT})
+    code = {s: parquet([f"def {s}_{i}(): pass" for i in range(1200)], "whole_func_string") for s in splits}
+    copies = {f"{c}/{s}/0000.parquet": code[s] for c in ("go", "python") for s in splits}
+    hub.add("datasets", name, copies, CONVERTED)
     for name, count in (("stas/openwebtext-10k", 1), ("Skylion007/openwebtext", 80)):
         hub.add("datasets", name, {"README.md": "# Web text\n", f"{name.partition('/')[2]}.py": SCRIPT})
         copies = {

@@ -39,6 +39,7 @@ KNOWN: dict[str, tuple[str, str, int, list[str]]] = {
         "Salesforce/wikitext", " = wikitext-103-raw-v1 test = \n", 3, [f"{WIKI103}/test-00000-of-00001.parquet"]
     ),
     "wikitext103": ("Salesforce/wikitext", " = wikitext-103-raw-v1 test = \n", 3, []),
+    "code": ("code-search-net/code_search_net", "def test_0(): pass", 1000, ["python/test/0000.parquet"]),
     "ptb": ("ptb-text-only/ptb_text_only", " = ptb test = \n", 3, ["penn_treebank/test/0000.parquet"]),
     "lambada": ("EleutherAI/lambada_openai", " = lambada test = \n", 3, ["data/lambada_test.jsonl"]),
     "tinystories": (
