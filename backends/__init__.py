@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import is_folder
 from compare_q.backends.common.messages import nearest
 
 if TYPE_CHECKING:
@@ -86,14 +87,23 @@ def reader_of(file: str) -> str | None:
     return None
 
 
+def files_in(model: str) -> list[str]:
+    """The names of the files in a model's folder that holds no safetensors, in order."""
+    folder = Path(model).expanduser()
+    if not is_folder(folder) or any(folder.glob("*.safetensors")):
+        return []
+    return sorted(file.name for file in folder.iterdir())
+
+
 def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str]) -> tuple[str, str]:
     """(load_fn, why) of the engine that runs a model whose user names none.
 
     ``model``: a server's address, a file, a folder or a hub id; ``config``: of its folder, None if it has none;
     ``elsewhere``: engines and load_fns for which a Python of their own is named.
     """
-    if load_fn := reader_of(model):
-        return load_fn, f"a {Path(model).suffix} file"
+    for name in (model, *files_in(model)):
+        if load_fn := reader_of(name):
+            return load_fn, f"a {Path(name).suffix} file"
     quant_method = "" if config is None else str(config.quantization.get("quant_method", ""))
     for _, engine in engines():
         capabilities = engine.capabilities
@@ -113,9 +123,7 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
 
 def check_files(model_dir: str, engine: type[Engine]) -> None:
     """InputError for a model that only another engine reads: a file with its suffix, or a folder of such files."""
-    folder = Path(model_dir)
-    inside = [] if not folder.is_dir() or any(folder.glob("*.safetensors")) else sorted(folder.iterdir())
-    for name in (model_dir, *(file.name for file in inside)):
+    for name in (model_dir, *files_in(model_dir)):
         load_fn = reader_of(name)
         if load_fn is not None and load_fn not in engine.capabilities.load_fns:
             raise InputError(f'model_dir: {model_dir}: {Path(name).suffix} files are for "load_fn": "{load_fn}"')

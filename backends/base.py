@@ -265,7 +265,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the driver and ``--list-engines`` may know of an engine before it is imported.
+    """What the driver and ``compare-q engines`` may know of an engine before it is imported.
 
     ``load_fns``: what specs call its ways to load, with ExLlamaV3's names; ``fwd_fn``: the forward name that goes with
     all of them; ``packages``: distributions, each of which provides the engine; ``install``: the exact command that

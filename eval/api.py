@@ -11,7 +11,7 @@ result = compare(data, models, rows=16)
 print(result.frame()[["label", "bpw_layer", "ppl", "kld", "kld_stderr"]])
 print(result.pairs())  # how each two models differ, with paired errors
 
-show(load("a/results.json", "b/results.json"))  # finished runs, merged as --from does, as a table
+show(load("a/results.json", "b/results.json"))  # finished runs, merged as `compare-q show` does, as a table
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Comparison:
         return pd.DataFrame({**{name: getattr(stored, name) for name in token_scores.INDEX}, **stored.columns})
 
     def save(self, file: str | Path) -> None:
-        """Write results.json, as ``-o`` does; ``load`` and ``--from`` read it."""
+        """Write results.json, as ``-o`` does; ``load`` and ``show`` read it."""
         results_json.write_json(self.results, Path(file), ["compare_q"])
 
     def __repr__(self) -> str:
@@ -258,7 +258,7 @@ def compare(
 
 
 def load(*files: str | Path) -> Comparison:
-    """A finished run (results.json or report.html), or several of one text merged; InputError as of ``--from``."""
+    """A finished run (results.json or report.html), or several of one text merged; InputError as of ``show``."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
     return Comparison(merging.load([Path(file) for file in files])[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.eval.cli.flags import parser
+from compare_q.eval.cli.flags import COMMANDS, parser
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table.registry import BY_NAME
 from tests.support import ROOT, doc_names
@@ -111,7 +111,8 @@ def test_page_of_the_specs_has_every_key_and_no_other(spec: type, heading: str) 
 def test_page_of_the_specs_has_every_flag_and_no_other() -> None:
     page = (DOCS / "specs.md").read_text("utf-8")
     cells = re.findall(r"^\| (`-[^|]*) \|", page, re.MULTILINE)
-    there = {flag for action in parser()._actions for flag in action.option_strings}
+    of_commands = [parser(command) for command in COMMANDS if command != "trace"]  # docs/chat.md has its flags
+    there = {flag for each in of_commands for flag in each._option_string_actions}
     assert {flag for cell in cells for flag in re.findall(r"`(-[\w-]+)`", cell)} == there
 
 
@@ -127,3 +128,11 @@ def test_order_of_imports_is_the_one_that_is_tested(package: str) -> None:
     printed = re.search(rf"^{package} +(\w[^`]*?)(?=^\w|^```)", page, re.MULTILINE)
     assert printed is not None
     assert tuple(re.findall(r"\w+", printed[1])) == ORDER[package]
+
+
+def test_page_of_one_line_counts_the_keystrokes_of_its_blocks() -> None:
+    """Each key is a character, Enter is one; the blocks stand in the order of the table's rows."""
+    section = (DOCS / "one_line.md").read_text("utf-8").split("## What the same question takes elsewhere")[1]
+    counts = [int(number) for number in re.findall(r"^\| [^|]+ \| (\d+) \|", section, re.MULTILINE)]
+    blocks = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
+    assert counts == [len(re.sub(r"^    ", "", block, flags=re.MULTILINE)) for block in blocks]

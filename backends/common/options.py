@@ -40,7 +40,9 @@ def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:
 
 def describe(error: ValidationError, known: Iterable[str]) -> str:
     """``key: what is wrong`` for the first error of a pydantic validation, on one line."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    unknown = [each for each in errors if each["type"] == "extra_forbidden"]
+    first = errors[0] if errors[0]["type"] != "missing" else (*unknown, errors[0])[0]  # a missing key, or misspelled
     key = shortened(printable(".".join(str(step) for step in first["loc"]))) or "(whole object)"
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key{nearest(str(first['loc'][-1]), known)}"

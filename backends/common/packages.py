@@ -34,7 +34,7 @@ PLUGINS = ("torch.backends",)
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Distribution name -> version, of the packages that are installed."""
-    from importlib import metadata  # with email and zipfile: 0.02 s that --help and --from need not wait
+    from importlib import metadata  # with email and zipfile: 0.02 s that --help and show need not wait
 
     found = {}
     for package in packages:

@@ -1,4 +1,4 @@
-"""``--cache`` and ``--cache-limit``: what the cache folder holds, and keeping it small.
+"""``cache`` and ``--cache-limit``: what the cache folder holds, and keeping it small.
 
 Only what compare_q itself wrote is listed and removed: files that have the names of ours (``eval/common/cache.py``).
 What a run uses, be it this run or another run that still goes on, is never removed.

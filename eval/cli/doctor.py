@@ -1,4 +1,4 @@
-"""``--doctor``: what checkpoints are, what would run, what is wrong; ``--against``: their weights beside a reference's.
+"""``doctor``: what checkpoints are, what would run, what is wrong; ``--against``: their weights beside a reference's.
 
 No engine loads a weight.  Exit status: 0; 1 if a number or an answer would be wrong; 2 for bad input.
 """
@@ -50,17 +50,18 @@ NUMBERED = 3
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine every model of ``--doctor``; returns the exit status."""
+    """Examine every model that is named; returns the exit status."""
     progress = Progress()
     against = patient_of(args.against, progress, args.against) if args.against else None
-    patients = [one for name in args.doctor for one in patients_of(name, progress)]
+    patients = [one for name in args.models for one in patients_of(name, progress)]
     if args.plot_file and (against is None or len(patients) != 1):
-        raise InputError("-p: --doctor draws the errors of one model's weights; give one model, and --against")
+        raise InputError("-p: doctor draws the errors of one model's weights; give one model, and --against")
     reference = against or (patients[0] if len(patients) > 1 else None)
-    wanted, here, wrong = tensors_wanted(patients), predictions(patients), False
+    wanted, here, wrong = tensors_wanted(patients, progress), predictions(patients, progress), False
     for number, patient in enumerate(patients):
         errors = compared(patient, against, progress) if against is not None and patient != against else []
-        examination = examine(patient, None if patient == reference else reference, wanted.get(patient), errors)
+        with progress.phase(f"examining {patient.name}"):
+            examination = examine(patient, None if patient == reference else reference, wanted.get(patient), errors)
         print(*([""] if number else []), *map(printable, lines(examination, here.get(patient, []))), sep="\n")
         if against is not None and patient != against:
             show(errors, Console())
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def patients_of(name: str, progress: Progress) -> Iterator[Patient]:
-    """The models of one word after ``--doctor``: a folder, a GGUF file, a hub id, or a spec file with several."""
+    """The models of one word after ``doctor``: a folder, a GGUF file, a hub id, or a spec file with several."""
     if not name.lower().endswith(".json"):
         yield patient_of(name, progress, name)
         return
@@ -99,7 +100,7 @@ def patient_of(name: str, progress: Progress, label: str, revision: str | None =
     raise InputError(f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)")
 
 
-def tensors_wanted(patients: Sequence[Patient]) -> dict[Patient, Any]:
+def tensors_wanted(patients: Sequence[Patient], progress: Progress) -> dict[Patient, Any]:
     """Folder -> what ``parameters.compared`` says of it, from a process of its own, since it imports Transformers."""
     folders = [patient for patient in patients if not patient.is_gguf]
     for patient in folders:  # what cannot be read is told before a process starts
@@ -109,11 +110,13 @@ def tensors_wanted(patients: Sequence[Patient]) -> dict[Patient, Any]:
     paths = [str(patient.path) for patient in folders]
     if not folders:
         return {}
-    told = apart(parameters.all_compared, "building models from configs", folders=paths)
+    title = "building models from configs"
+    with progress.phase(title):
+        told = apart(parameters.all_compared, title, folders=paths)
     return dict(zip(folders, told, strict=True))
 
 
-def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
+def predictions(patients: Sequence[Patient], progress: Progress) -> dict[Patient, list[str]]:
     """Model -> lines on what would run here, by each engine that knows before it loads a weight, or by its spec's."""
     texts: dict[Patient, list[str]] = {patient: [] for patient in patients if not patient.is_gguf}
     for engine, engine_class in backends.engines():
@@ -124,7 +127,9 @@ def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
                 texts[patient].append(f"{engine}: {predictor}")
             continue
         try:
-            told = apart(predictor, f"asking {engine}", folders=[str(patient.path) for patient in folders])
+            title = f"asking {engine} what would run"
+            with progress.phase(title):
+                told = apart(predictor, title, folders=[str(patient.path) for patient in folders])
         except InputError as error:
             told = [str(error)] * len(folders)
         for patient, groups in zip(folders, told, strict=True):
@@ -249,7 +254,7 @@ def draw(errors: Sequence[LayerError], file: Path, title: str, *, dark: bool = F
 
 
 def short_form(name: str, path: Path, reference: Path | None) -> tuple[list[str], bool]:
-    """For ``--check``: what a model is in one line and its findings, and whether one of them is wrong.
+    """For ``check``: what a model is in one line and its findings, and whether one of them is wrong.
 
     ``reference``: the model whose tokens it should have.  Models that are no folder and no GGUF file have no lines.
     """

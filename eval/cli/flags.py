@@ -1,4 +1,4 @@
-"""The command line: every flag, what its value may be, and which flags go together."""
+"""The command line: the subcommands, one table of all flags, what a flag's value may be, and which go together."""
 
 from __future__ import annotations
 
@@ -6,31 +6,59 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ByteSize, TypeAdapter
 
 from compare_q import __version__
+from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import unicode
+from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.cli import until
 from compare_q.eval.common.cache import default_root
 from compare_q.eval.plots.measures import KLD_VALUES, SIZES
 from compare_q.eval.table import registry
 
-MODES = {"--from": "source", "--doctor": "doctor", "--cache": "cache", "--from-qbench": "from_qbench",
-         "--list-engines": "list_engines"}  # fmt: skip
-"""Flags that do something else than a run -> their names in the parsed flags."""
-OF_A_RUN = {
-    "MODEL": "models", "-d": "dataspec", "-m": "modelspec", "-r": "rows", "--until": "until",
-    "-mask": "mask", "-cc": "clear_cache", "-lf": "logits_file",
-    "--check": "check", "--tokens-out": "tokens_out", "--divergences": "divergences",
-}  # fmt: skip
+COMMANDS = {
+    "run": "measure models (the word may be left out)",
+    "check": "say what a run would do, and what it would refuse; starts no engine",
+    "show": "show, draw, cut down and merge finished runs",
+    "doctor": "say what checkpoints are, and what is wrong with them; loads nothing",
+    "cache": "list what is kept of earlier runs, and keep it small",
+    "engines": "list the engines, and how to install what is missing",
+    "trace": "have a model answer prompts, as a text to score models on",
+    "convert": "write a qbench project (YAML) as specs",
+}
+"""Subcommands -> what they do."""
+PAGE = f"""\
+compare-q measures what quantized language models lost: perplexity and KL
+divergence, in the engines that serve them, in one table with error bars.
+
+  compare-q Qwen/Qwen3-0.6B RedHatAI/Qwen3-0.6B-FP8-dynamic ./qwen3-Q4_K_M.gguf
+    the first model is the reference; text, windows and engines follow from it
+  compare-q -d data.json -m models.json -p -o results.json
+    the same from specs: a plot, and a file that holds everything
+  compare-q show results.json --sort kld --html report.html
+    a finished run again, in another order, and as a report
+
+{"".join(f"  {name:9}{summary}{chr(10)}" for name, summary in COMMANDS.items())}
+`compare-q COMMAND --help` has the flags of a command, `compare-q run --help`
+all flags of a run. `compare-q --version` says the version. A model in a folder
+called like a command is ./NAME.
+"""
+"""``compare-q --help``."""
+OLD = {"--check": "check", "--from": "show", "--doctor": "doctor", "--cache": "cache", "--list-engines": "engines",
+       "--from-qbench": "convert"}  # fmt: skip
+"""Flags that are subcommands now, and go with the next version."""
 OF_ONE_TEXT = ("--kld-value", "-mx", "-my", "--log_y")
 """Flags that the plot of several texts does not know."""
+LARGEST_SEED = 2**31 - 1
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,7 +70,7 @@ class Parser(argparse.ArgumentParser):
             self.register("action", name, Once)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see --help")
+        raise InputError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 class Once(argparse.Action):
@@ -121,150 +149,270 @@ def byte_size(given: str) -> int:
     raise argparse.ArgumentTypeError(f"{given!r} is no size with a unit; give for example 20GB or 500MiB")
 
 
-SHARED: dict[str, dict[str, Any]] = {
-    "-mask --mask": {"help": "only models whose label holds one of these words, with semicolons between"},
-    "--cache-dir": {"type": path_argument, "help": "where tokens, scores and references are kept "
-                    "(default: %(default)s)"},
-    "--gpus": {"type": names, "metavar": "LIST", "help": "GPUs to use (0,1); models run at the same time on several"},
-    "--python": {"type": engine_python, "action": "append", "default": [], "metavar": "ENGINE=PYTHON",
-                 "help": "Python (or folder of a virtual environment) that runs an engine"},
-    "--deadline": {"type": number("positive number of seconds", math.ulp(0.0)), "metavar": "SECONDS",
-                   "help": "end a model that is silent for so long (default: generous)"},
-    "--verbose": {"action": "store_true", "help": "let the engines print their own logs"},
-}  # fmt: skip
-"""Flags of a run and of ``compare-q trace``."""
-RUN: dict[str, dict[str, Any]] = {
-    "models": {"nargs": "*", "default": [], "metavar": "MODEL",
-               "help": "models without a spec, the first is the reference: a folder, a hub id, a file or a server's "
-               "address, as [label=]MODEL[@engine]"},
-    "-d --dataspec": {"type": path_argument, "nargs": "+", "action": "extend",
-                      "help": "data specifications (JSON), wildcards allowed, or with MODELs: wiki2, chat, "
-                      "lm_eval:TASK, a file of text; a model loads once for all"},
-    "-m --modelspec": {"nargs": "+", "action": "extend", "help": "model specifications (JSON), wildcards allowed"},
-    "-r --rows": {"type": window_count, "help": "number of windows, or all; replaces max_rows of the data spec"},
-    "--until": {"type": until.target, "metavar": "ANSWER",
-                "help": "score until every row's KLD is known (kld:2%%), or the rows' order (ranked)"},
-    "--no-reference": {"action": "store_true", "help": "MODELs are not compared with the first one"},
-    "--save-specs": {"type": path_argument, "metavar": "FOLDER", "help": "write what ran as data.json and models.json"},
-    "-cc --clear_cache": {"action": "store_true", "help": "forget what is stored of this text and these models first"},
-    "-lf --logits_file": {"type": path_argument,
-                          "help": "reference store for KL divergence: read, or made there"},
-    "--divergences": {"action": "store_true",
-                      "help": "measure reverse KLD, Jensen-Shannon, total variation and top-5 agreement too"},
-    **SHARED,
-    "--cache-limit": {"type": byte_size, "metavar": "SIZE",
-                      "help": "keep the cache below SIZE (20GB); the oldest goes first"},
-    "--ray": {"type": filled, "metavar": "ADDRESS", "help": "run models on the nodes of a Ray cluster (auto: its own)"},
-    "--verify-weights": {"action": "store_true", "help": "tell models apart by every byte of their files, not by "
-                         "samples"},
-    "--check": {"action": "store_true", "help": "read the specs and say what would run; start no engine"},
-    "--against": {"metavar": "MODEL", "help": "with --doctor: compare weights and tokens with this model's"},
-}  # fmt: skip
-OTHER_MODES: dict[str, dict[str, Any]] = {
-    "--from": {"dest": "source", "type": path_argument, "nargs": "+", "action": "extend", "default": [],
-               "metavar": "FILE",
-               "help": "show a finished run (results.json, report.html), or several merged; runs nothing"},
-    "--from-qbench": {"type": path_argument, "metavar": "PROJECT",
-                      "help": "write a qbench project (YAML) as specs beside it, and do nothing else"},
-    "--cache": {"action": "store_true", "help": "list what the cache holds, and do nothing else"},
-    "--doctor": {"nargs": "+", "action": "extend", "default": [], "metavar": "MODEL",
-                 "help": "say what checkpoints are and what is wrong with them; load nothing"},
-    "--list-engines": {"action": "store_true", "help": "list engines, their load_fn names and versions"},
-}  # fmt: skip
-OUTPUTS: dict[str, dict[str, Any]] = {
-    "-o --output": {"type": path_argument, "help": "write the results as JSON"},
-    "--csv": {"type": path_argument, "help": "write the results as CSV"},
-    "--markdown": {"type": path_argument, "help": "write the table as Markdown"},
-    "--html": {"type": path_argument, "help": "write a report as one HTML file"},
-    "--tokens-out": {"type": path_argument,
-                     "help": "folder for the token scores of each model, as <label>.parquet"},
-    "--columns": {"type": column_names, "metavar": "A,B,C",
-                  "help": f"columns of table, Markdown, CSV and report, of {', '.join(registry.BY_NAME)}"},
-    "--sort": {"type": sort_key, "metavar": "COLUMN",
-               "help": "order the table's rows by a column, of several texts by its mean, or by COLUMN:TEXT "
-               "(default: the order of the specs)"},
-    "--by-text": {"action": "store_true", "help": "of several texts: a table each, one below the other"},
-    "--statistics": {"action": "store_true", "help": "print llama.cpp's block of statistics for every model"},
-    "--timing": {"action": "store_true", "help": "print where the seconds of every row went"},
-    "--pairs": {"action": "store_true", "help": "print how every row differs from the next one, with errors"},
-    "--pair": {"nargs": 2, "action": "append", "default": [], "metavar": ("A", "B"),
-               "help": "print how the models with these two labels differ, with errors"},
-    "-p --plot": {"action": "store_true", "help": "draw a scatter plot, into --plot_file or compare_q.png"},
-    "-pf --plot_file": {"type": path_argument, "help": "file of the plot: .png, .svg or .pdf (implies -p)"},
-    "--card": {"type": path_argument, "metavar": "FILE", "help": "draw the plot in 1,200 x 675 pixels, to be shared"},
-    "--plots": {"type": path_argument, "help": "folder into which every kind of plot is drawn"},
-    "-mx --max_x": {"type": float, "default": math.inf, "help": "leave out points beyond this x"},
-    "-my --max_y": {"type": float, "default": math.inf, "help": "leave out points beyond this y"},
-    "-t --title": {"type": unicode, "help": "plot title (default: names what is plotted)"},
-    "-dark --dark": {"action": "store_true", "help": "dark plots"},
-    "--log_y": {"action": argparse.BooleanOptionalAction,
-                "help": "logarithmic or linear y axis (default: linear for KLD within a decade and a half, "
-                "logarithmic beyond, by the excess over the reference's for PPL)"},
-    "--kld-value": {"choices": tuple(KLD_VALUES), "help": "plot this KL divergence of the tokens (default: mean)"},
-}  # fmt: skip
-X_AXES: dict[str, dict[str, Any]] = {
-    "--x-axis": {"choices": tuple(SIZES), "help": "plot over bits per weight (default), VRAM or file size"},
-    "-v --vram": {"action": "store_const", "const": "vram", "dest": "x_axis", "help": "the same as --x-axis vram"},
-}
-MEASURES: dict[str, dict[str, Any]] = {
-    f"-{name} --{name}": {"action": "store_const", "const": name, "dest": "measure", "help": f"plot {what}"}
-    for name, what in {
-        "kld": "KLD, the default if known", "ppl": "perplexity",
-        "acc": "the accuracy of answers (the default of a task of questions)", "acc_norm": "the same of acc norm",
-    }.items()
-}  # fmt: skip
+def variables(given: str) -> dict[str, Any]:
+    """``--chat-template-kwargs``: a JSON object."""
+    with suppress(InputError):
+        value = json_files.parsed(given.encode(errors="surrogatepass"), "")
+        if isinstance(value, dict):
+            return value
+    raise argparse.ArgumentTypeError(f"{given!r} is no JSON object")
 
 
-def add(p: argparse._ActionsContainer, flags: dict[str, dict[str, Any]]) -> None:
-    """Add the flags of a table: their names, with a space between -> what argparse is told."""
-    for words, keys in flags.items():
-        p.add_argument(*words.split(), **keys)
+def one_of(known: Sequence[str]) -> dict[str, Any]:
+    """What argparse is told of a flag whose value is one of the ``known`` words."""
+
+    def read(given: str) -> str:
+        if given not in known:
+            raise argparse.ArgumentTypeError(f"{given!r} is none of {', '.join(known)}{nearest(given, known)}")
+        return given
+
+    return {"type": read, "metavar": "|".join(known)}
 
 
-def parser() -> argparse.ArgumentParser:
-    """Every flag of upstream's compare_q, and the flags that upstream has not."""
+@dataclass(frozen=True)
+class Flag:
+    """A flag: its ``names``, the ``commands`` that have it, and what argparse is told of it.
+
+    The ``dest`` of words that belong to no flag is their only name.
+    """
+
+    names: tuple[str, ...]
+    commands: tuple[str, ...]
+    keys: dict[str, Any]
+
+    @property
+    def dest(self) -> str:
+        """Its name among the parsed flags."""
+        return str(self.keys.get("dest") or self.names[-1].lstrip("-").replace("-", "_"))
+
+
+def flag(names: str, commands: str, help: str, **keys: Any) -> Flag:
+    """A flag, from names and commands with spaces between."""
+    return Flag(tuple(names.split()), tuple(commands.split()), {"help": help, **keys})
+
+
+on, many = partial(flag, action="store_true"), {"nargs": "+", "action": "extend"}
+file, folder = partial(flag, type=path_argument, metavar="FILE"), partial(flag, type=path_argument, metavar="FOLDER")
+RUN, SHOWN, DRAWN = "run check", "run check show", "run check show doctor"
+FLAGS = {
+    "what": [
+        flag("models", RUN, "models without a spec, the first is the reference: a folder, a hub id, a file or a "
+             "server's address, as [label=]MODEL[@engine]", nargs="*", default=[], metavar="MODEL"),
+        flag("models", "doctor", "folders, GGUF files, hub ids, or model specs", nargs="+", metavar="MODEL"),
+        file("source", "show", "results.json or report.html of finished runs; several are merged", nargs="+",
+             default=[]),
+        file("project", "convert", "a project of ExLlamaV3's qbench (YAML)"),
+        file("prompts", "trace", ".jsonl with prompt or messages a line; else a prompt a line"),
+        flag("-d --dataspec", RUN, "data specs (JSON), wildcards allowed, or with MODELs: wiki2, code, chat, "
+             "lm_eval:TASK, a file of text; a model loads once for all", type=path_argument, metavar="TEXT", **many),
+        flag("-m --modelspec", RUN, "model specs (JSON), wildcards allowed", metavar="SPEC", **many),
+        flag("-m --modelspec", "trace", "model specification (JSON), or the URL of a running `vllm serve`",
+             required=True, metavar="SPEC|URL"),
+        flag("-mask --mask", SHOWN + " trace", "only models whose label holds one of these words, with semicolons "
+             "between; the reference stays"),
+        flag("--against", "doctor", "compare weights and tokens with this model's", metavar="MODEL"),
+        on("--no-reference", RUN, "MODELs are not compared with the first one"),
+        flag("-r --rows", RUN, "number of windows, or all; replaces max_rows of the data spec", type=window_count),
+        flag("--until", RUN, "score until every row's KLD is known (kld:2%%), or the rows' order (ranked)",
+             type=until.target, metavar="ANSWER"),
+        on("--divergences", RUN, "measure reverse KLD, Jensen-Shannon, total variation and top-5 agreement too"),
+        file("-lf --logits_file", RUN, "reference store for KL divergence: read, or made there"),
+        on("-cc --clear_cache", RUN, "forget what is stored of this text and these models first"),
+        on("--verify-weights", RUN, "tell models apart by every byte of their files, not by samples"),
+        flag("--max-tokens", "trace", "tokens of an answer at most (default: %(default)s)",
+             type=number("number of tokens above 0", 1, 10**9, int), default=1024),
+        flag("--temperature", "trace", "0, the default: the most probable token each time",
+             type=number("temperature from 0 to 10", 0, 10), default=0.0),
+        flag("--top-p", "trace", "draw from this share of the probability (default: 1)",
+             type=number("share above 0 and up to 1", math.ulp(0.0), 1), default=1.0),
+        flag("--seed", "trace", "for a temperature above 0 (default: 0)", default=0,
+             type=number(f"whole number from 0 to {LARGEST_SEED}", 0, LARGEST_SEED, int)),
+        flag("--chat-template-kwargs", "trace", "variables for the chat template: '{\"enable_thinking\": false}'",
+             type=variables, default={}, metavar="JSON"),
+        on("--extend", "trace", "answer the prompts that FILE has no answer to, and add them"),
+    ],
+    "where": [
+        flag("--gpus", "run check trace", "GPUs to use (0,1); models run at the same time on several", type=names,
+             metavar="LIST"),
+        flag("--python", "run check trace", "Python (or folder of a virtual environment) that runs an engine",
+             type=engine_python, action="append", default=[], metavar="ENGINE=PYTHON"),
+        flag("--ray", RUN, "run models on the nodes of a Ray cluster (auto: its own)", type=filled,
+             metavar="ADDRESS"),
+        flag("--deadline", "run check trace", "end a model that is silent for so long (default: generous)",
+             type=number("positive number of seconds", math.ulp(0.0)), metavar="SECONDS"),
+        on("--verbose", "run check show trace", "let the engines print their own logs; show where an error arose"),
+        folder("--cache-dir", "run check trace cache", "where tokens, scores, references and logs are kept "
+               "(default: %(default)s)"),
+        flag("--cache-limit", "run check cache", "keep the cache below SIZE (20GB); the oldest goes first",
+             type=byte_size, metavar="SIZE"),
+        flag("--version", "run", "say the version", action="version", version=f"compare_q {__version__}"),
+    ],
+    "table": [
+        flag("--columns", SHOWN, f"columns of table, Markdown, CSV and report, of {', '.join(registry.BY_NAME)}",
+             type=column_names, metavar="A,B,C"),
+        flag("--sort", SHOWN, "order the table's rows by a column, of several texts by its mean, or by COLUMN:TEXT "
+             "(default: the order of the specs)", type=sort_key, metavar="COLUMN"),
+        on("--by-text", SHOWN, "of several texts: a table each, one below the other"),
+        on("--statistics", SHOWN, "print llama.cpp's block of statistics for every model"),
+        on("--timing", SHOWN, "print where the seconds of every row went"),
+        on("--pairs", SHOWN, "print how every row differs from the next one, with errors"),
+        flag("--pair", SHOWN, "print how the models with these two labels differ, with errors", nargs=2,
+             action="append", default=[], metavar=("A", "B")),
+    ],
+    "files": [
+        file("-o --output", SHOWN, "write the results as JSON"),
+        file("-o --output", "trace", "the trace: .json holds tokens, as qbench's; .jsonl holds messages (of a "
+             "server)", required=True),
+        file("--csv", SHOWN, "write the results as CSV"),
+        file("--markdown", SHOWN, "write the table as Markdown"),
+        file("--html", SHOWN, "write a report as one HTML file"),
+        folder("--tokens-out", RUN, "the token scores of each model, as <label>.parquet"),
+        folder("--save-specs", RUN, "write what ran as data.json and models.json"),
+    ],
+    "picture": [
+        on("-p --plot", DRAWN, "draw a scatter plot (of doctor: the errors of weights), into --plot_file or "
+           "compare_q.png"),
+        file("-pf --plot_file", DRAWN, "file of the plot: .png, .svg or .pdf (implies -p)"),
+        file("--card", SHOWN, "draw the plot in 1,200 x 675 pixels, to be shared"),
+        folder("--plots", SHOWN, "draw every kind of plot"),
+        flag("-kld --kld", SHOWN, "plot KLD, the default if known", action="store_const", const="kld",
+             dest="measure"),
+        flag("-ppl --ppl", SHOWN, "plot perplexity", action="store_const", const="ppl", dest="measure"),
+        flag("-acc --acc", SHOWN, "plot the accuracy of answers (the default of a task of questions)",
+             action="store_const", const="acc", dest="measure"),
+        flag("-acc_norm --acc_norm", SHOWN, "plot the same of acc norm", action="store_const", const="acc_norm",
+             dest="measure"),
+        flag("--kld-value", SHOWN, "plot this KL divergence of the tokens (default: mean)", **one_of([*KLD_VALUES])),
+        flag("--x-axis", SHOWN, "plot over bits per weight (default), VRAM or file size", **one_of([*SIZES])),
+        flag("-v --vram", SHOWN, "the same as --x-axis vram", action="store_const", const="vram", dest="x_axis"),
+        flag("-mx --max_x", SHOWN, "leave out points beyond this x", type=float, default=math.inf),
+        flag("-my --max_y", SHOWN, "leave out points beyond this y", type=float, default=math.inf),
+        flag("--log_y", SHOWN, "logarithmic or linear y axis (default: linear for KLD within a decade and a half, "
+             "logarithmic beyond, by the excess over the reference's for PPL)",
+             action=argparse.BooleanOptionalAction),
+        flag("-t --title", DRAWN, "title of plots and report (default: names what is plotted)", type=unicode),
+        on("-dark --dark", DRAWN, "dark plots"),
+    ],
+}  # fmt: skip
+"""Every flag, below the heading that it has in the help of its commands."""
+
+
+def parser(command: str) -> Parser:
+    """The flags of a subcommand; flags of other subcommands have their defaults."""
+    own = {heading: [each for each in flags if command in each.commands] for heading, flags in FLAGS.items()}
+    sharing = Counter(each.dest for flags in own.values() for each in flags)
+    words = [f" {each.keys['metavar']} ..." for each in own["what"] if not each.names[0].startswith("-")]
     p = Parser(
-        description="Compare quantized models by perplexity and KL divergence.",
-        epilog="compare-q trace --help: have a model answer prompts, to score models on its answers.",
-    )
-    p.add_argument("--version", action="version", version=f"compare_q {__version__}")
-    add(p, RUN)
-    add(p, OUTPUTS)
-    for choices in (OTHER_MODES, X_AXES, MEASURES):
-        add(p.add_mutually_exclusive_group(), choices)
-    p.set_defaults(cache_dir=default_root())
+        prog=f"compare-q {command}", usage=f"compare-q {command}{''.join(words)} [flags]",
+        description=f"{COMMANDS[command].capitalize()}.",
+        epilog="In long flags - and _ are the same. docs/specs.md says more about each flag.",
+    )  # fmt: skip
+    exclusive: dict[str, argparse._ActionsContainer] = {}
+    for heading, flags in own.items():
+        group = p.add_argument_group(heading)
+        for each in flags:
+            place: argparse._ActionsContainer = group
+            if sharing[each.dest] > 1:
+                place = exclusive[each.dest] = exclusive.get(each.dest) or group.add_mutually_exclusive_group()
+            place.add_argument(*each.names, **each.keys)
+    absent = (each for flags in FLAGS.values() for each in flags if each.dest not in sharing)
+    p.set_defaults(**{each.dest: each.keys.get("default") for each in absent} | {"cache_dir": default_root()})
     return p
 
 
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """The flags; InputError for flags that cannot go together.  With ``-p`` there always is a ``plot_file``."""
-    p = parser()
-    args = p.parse_args(words)
+def spelled(words: Sequence[str], command: str, known: Iterable[str]) -> list[str]:
+    """The words with flags as they are declared: - and _ are the same in them, and one - as good as two.
+
+    InputError for a flag that is not known, of which argparse would make another one: ``-output x`` would be ``-o
+    utput`` and a MODEL x, and ``-c`` would be ``-cc``.
+    """
+    own = {name.replace("_", "-"): name for name in known}
+
+    def as_declared(word: str) -> str:
+        name, equals, value = word.partition("=")
+        plain = name.replace("_", "-")
+        found = own.get(plain) or own.get(f"-{plain}")
+        if not word.startswith("-") or re.match(r"-\d|-\w\d|-?$", word):  # a number, -r64, or -
+            return word
+        if found is None:
+            raise InputError(unknown(name, command))
+        return f"{found}{equals}{value}"
+
+    return list(map(as_declared, words))
+
+
+def command_of(words: Sequence[str]) -> tuple[str, list[str], str | None]:
+    """(the subcommand, its words, a line if what was a flag stands for it); InputError for a misspelled subcommand."""
+    first = words[0]
+    if first in COMMANDS:
+        return first, list(words[1:]), None
+    named = [(word.partition("=")[0].replace("_", "-"), word.partition("=")[2], word) for word in words]
+    old = dict.fromkeys(name for name, _, _ in named if name in OLD)
+    if len(old) > 1:
+        raise InputError(f"{' and '.join(old)}: are two commands; give one of them")
+    for gone in old:
+        rest = [value if name == gone else word for name, value, word in named]
+        return OLD[gone], [word for word in rest if word], f"{gone}: is a command now: compare-q {OLD[gone]} ..."
+    hint = "" if json_files.exists(first) or re.search(r"[^\w]", first) else nearest(first, COMMANDS)
+    if hint:
+        raise InputError(f"{first}: no such command, folder or file{hint}; see compare-q --help")
+    return "run", list(words), None
+
+
+def unknown(name: str, command: str) -> str:
+    """What is wrong with a word, or a flag without its value, that a subcommand does not know."""
+    name = printable(name)
+    if not name.startswith("-"):
+        return f"{name}: compare-q {command} takes no such word; see compare-q {command} --help"
+    if name in OLD:
+        return f"{name}: is a command of its own: compare-q {OLD[name]}"
+    others = [other for other in COMMANDS if name in parser(other)._option_string_actions]
+    if others:
+        return f"{name}: is no flag of compare-q {command}, but of compare-q {others[0]}"
+    near = nearest(name, parser(command)._option_string_actions)
+    return f"{name}: compare-q {command} has no such flag{near}; see compare-q {command} --help"
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The flags; InputError for flags that cannot go together.  With ``-p`` there always is a ``plot_file``.
+
+    ``command``: the subcommand; ``note``: a line on how it is called now, or None.
+    """
+    command, rest, note = command_of(words)
+    p = parser(command)
+    args, left = p.parse_known_intermixed_args(spelled(rest, command, p._option_string_actions))
+    if left:
+        raise InputError(unknown(left[0], command))
+    args.command, args.note = command, note
     if args.plot and args.plot_file is None:
         args.plot_file = Path("compare_q.png")
     if args.kld_value:
         if args.measure not in (None, "kld"):
             raise InputError(f"--kld-value: is a value of KL divergence; leave it or -{args.measure} out")
         args.measure = "kld"
-    mode = next((flag for flag, name in MODES.items() if getattr(args, name)), None)
-    if args.against and mode != "--doctor":
-        raise InputError("--against: goes with --doctor")
-    for flag, name in OF_A_RUN.items() if mode else ():
-        if getattr(args, name) != p.get_default(name):
-            raise InputError(f"{flag}: is for a run, and does not go with {mode}")
-    if mode is None and not (args.models or (args.dataspec and args.modelspec)):
-        raise InputError("name models, or give -d and -m (or --from, --doctor, --cache, --list-engines); see --help")
+    if command in ("run", "check"):
+        check_run(args)
+    return args
+
+
+def check_run(args: argparse.Namespace) -> None:
+    """InputError for flags of a run that cannot go together."""
+    if not args.models and not args.modelspec:
+        texts = [str(each) for each in args.dataspec or []]
+        cure = f"; -d has taken all of {printable(' '.join(texts))}: put models before it" if len(texts) > 1 else ""
+        raise InputError(f"name models, or give -d and -m{cure}; see compare-q --help")
     if args.models and args.modelspec:
-        raise InputError("-m: specs stand for models that are named; leave the one or the other out")
+        raise InputError(
+            f"{printable(args.models[0])}: is named beside -m, whose specs stand for all models; leave one of them out"
+        )
+    if not args.models and not args.dataspec:
+        raise InputError("-d: is missing: specs of models go with a spec of a text; see compare-q --help")
     if args.until and args.rows is not None:
         raise InputError("--until: finds out how many windows it takes; leave -r out")
     if args.save_specs and not args.models:
         raise InputError("--save-specs: writes specs of models that are named without; name models in place of -m")
     if args.ray and args.gpus:
         raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
-    if args.cache_limit is not None and (args.check or mode not in (None, "--cache")):
-        raise InputError("--cache-limit: goes with a run, or with --cache")
-    return args
 
 
 def check_texts(args: argparse.Namespace, texts: Sequence[str]) -> None:

@@ -1,10 +1,10 @@
 """The command line of compare_q: flags -> specs -> run, or a finished run -> table, files, plots.
 
 Exit status: 0 if all models were scored (or a finished run was shown); 1 if some models failed and the others are in
-the table, or if --doctor or --check find that a number or an answer would be wrong; 2 for bad input, if no model was
+the table, or if doctor or check find that a number or an answer would be wrong; 2 for bad input, if no model was
 scored, or if an output could not be written.  Standard output that is closed, or whose reader goes (| head), is none.
 
-What only a run or a listing needs is imported where it begins, so that --help and --from answer sooner.
+What only a run or a listing needs is imported where it begins, so that --help and show answer sooner.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -56,44 +55,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def answer(words: Sequence[str]) -> int:
     """Do what the words ask for; returns the exit status."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(flags.PAGE, end="", file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
     try:
-        if words[:1] == ["trace"]:
-            from compare_q.eval.cli.trace import command
-
-            return command.run(words[1:])
         args = flags.parse(words)
-        if args.list_engines:
-            Console().print(engine_table())
-            return 0
-        if args.from_qbench:
-            return convert_project(args.from_qbench)
-        if args.source:
-            return show_again(args)
-        if args.cache:
-            return show_cache(args)
-        if args.doctor:
-            from compare_q.eval.cli import doctor
-
-            outputs.check(args)
-            return doctor.run(args)
-        if args.models:
-            data_specs, model_specs = named_specs(args)
-        else:
-            data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)))
-            model_specs = chosen_models(args)
-        from compare_q.eval.text import corpus
-
-        texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
-        reference = bool(args.logits_file) or any(spec.is_reference for spec in model_specs)
-        if args.until or (args.models and args.rows is None):
-            args.until, texts = until.settled(args.until, texts, reference=reference)
-        check_asked(
-            args, list(texts), [spec.name for spec in model_specs], reference=reference,
-            answers=any(spec.is_answers for spec in data_specs),
-        )  # fmt: skip
-        if args.check:
-            return check(args, texts, model_specs)
-        return compare(args, texts, model_specs)
+        remark(args.note)
+        return PERFORM[args.command](args)
     except CompareQError as error:
         return complain(str(error))
     except OSError as error:  # a name that is too long, a file that may not be read, a full disk
@@ -101,6 +69,41 @@ def answer(words: Sequence[str]) -> int:
     except KeyboardInterrupt as interrupt:
         print("\ninterrupted; what was finished is in the cache", file=sys.stderr)
         return 128 + getattr(interrupt, "signal", signal.SIGINT)
+
+
+def measure(args: argparse.Namespace) -> int:
+    """``run`` and ``check``: the models and texts that are named, or those of the specs."""
+    if args.models:
+        data_specs, model_specs = named_specs(args)
+    else:
+        data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)))
+        model_specs = chosen_models(args)
+    from compare_q.eval.text import corpus
+
+    texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
+    reference = bool(args.logits_file) or any(spec.is_reference for spec in model_specs)
+    if args.until or (args.models and args.rows is None):
+        args.until, texts = until.settled(args.until, texts, reference=reference)
+    check_asked(
+        args, list(texts), [spec.name for spec in model_specs], reference=reference,
+        answers=any(spec.is_answers for spec in data_specs),
+    )  # fmt: skip
+    return (check if args.command == "check" else compare)(args, texts, model_specs)
+
+
+def examine(args: argparse.Namespace) -> int:
+    """``doctor``."""
+    from compare_q.eval.cli import doctor
+
+    outputs.check(args)
+    return doctor.run(args)
+
+
+def trace(args: argparse.Namespace) -> int:
+    """``trace``."""
+    from compare_q.eval.cli.trace import command
+
+    return command.run(args)
 
 
 def check_asked(
@@ -121,11 +124,11 @@ def check_asked(
     remark(flags.unused_picture_flags(args, len(texts)))
 
 
-def convert_project(file: Path) -> int:
-    """``--from-qbench``: write a project's specs, and print what was not carried over and how to run them."""
-    data, models, said = qbench.convert(file)
+def convert_project(args: argparse.Namespace) -> int:
+    """``convert``: write a project's specs, and print what was not carried over and how to run them."""
+    said, command = qbench.convert(args.project)
     remark(*said)
-    print(f"compare-q -d {printable(data)} -m {printable(models)}")
+    print(command)
     return 0
 
 
@@ -164,12 +167,11 @@ def remark(*lines: str | None) -> None:
 
 
 def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
-    """``--check``: print what would run and what is wrong."""
+    """``check``: print what would run and what is wrong."""
     from compare_q.eval.cli import checking
 
-    lines, problems, is_wrong = checking.check(
-        texts, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args)
-    )
+    writes(args, texts, model_specs)
+    lines, problems, is_wrong = checking.check(session_of(args), texts, model_specs, args.rows)
     if args.until:
         lines.append(f"--until: of spread windows {until.PILOT} come first, then as many as the answer takes")
     print(*map(printable, lines), sep="\n")
@@ -177,7 +179,7 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: 
 
 
 def show_cache(args: argparse.Namespace) -> int:
-    """``--cache``: what the cache holds, after ``--cache-limit`` if that is given."""
+    """``cache``: what the cache holds, after ``--cache-limit`` if that is given."""
     cache = Cache(args.cache_dir)
     if args.cache_limit is not None:
         print(cache_listing.limited(cache, args.cache_limit))
@@ -188,19 +190,34 @@ def show_cache(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
-    """Measure, then show, write and plot; ``texts``: by their names.  Returns the exit status."""
-    from compare_q.eval.run import runner
-    from compare_q.eval.run.session import Session, signals_interrupt
-
+def writes(
+    args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]
+) -> outputs.TokenFiles:
+    """The files of ``--tokens-out``; InputError if an output of a run could not be written, or is an input."""
     labels = [spec.name for spec in model_specs]
     tokens = outputs.token_files(args.tokens_out, list(texts), labels) if args.tokens_out else {}
     outputs.check(args, outputs.inputs_of(args, texts.values(), model_specs), tokens.values())
-    cache = Cache(args.cache_dir)
-    session = Session(
-        cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights,
-        divergences=args.divergences,
+    return tokens
+
+
+def session_of(args: argparse.Namespace) -> Session:
+    """What stays the same over a run that the flags ask for."""
+    from compare_q.eval.run.session import Session
+
+    return Session(
+        Cache(args.cache_dir), Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args),
+        args.verify_weights, divergences=args.divergences,
     )  # fmt: skip
+
+
+def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
+    """Measure, then show, write and plot; ``texts``: by their names.  Returns the exit status."""
+    from compare_q.eval.run import runner
+    from compare_q.eval.run.session import signals_interrupt
+
+    tokens = writes(args, texts, model_specs)
+    session = session_of(args)
+    cache = session.cache
     with signals_interrupt(session.hosts.running):
         if args.until:
             finished = until.run(args.until, texts, partial(one_stage, session, model_specs), remark)
@@ -251,8 +268,8 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
 
 
 def show_again(args: argparse.Namespace) -> int:
-    """``--from``: show, write and plot a finished run, or several merged, as today's flags ask."""
-    results, excerpts = merging.load(args.source)
+    """``show``: show, write and plot a finished run, or several merged, as today's flags ask."""
+    results, excerpts = merging.masked(*merging.load(args.source), args.mask)
     names, scored = [text.name for text in results.texts], results.scored
     reference, answers = any(text.reference for text in scored), any(text.is_answers for text in scored)
     check_asked(args, names, results.labels, reference=reference, answers=answers)
@@ -264,8 +281,8 @@ def show_again(args: argparse.Namespace) -> int:
     return complain("\n".join(written.failures))
 
 
-def engine_table() -> Table:
-    """``--list-engines``."""
+def list_engines(args: argparse.Namespace) -> int:
+    """``engines``: a line for each: whether it is installed, and how to install it."""
     drawn = Table()
     for name in ("load_fn", "installed, or how to install", "what for"):
         drawn.add_column(name, overflow="fold")  # an address that ends in dots is no use
@@ -274,4 +291,12 @@ def engine_table() -> Table:
         found = capabilities.installed()
         state = " ".join(found).strip() if found else capabilities.install
         drawn.add_row("\n".join(capabilities.load_fns), state, capabilities.summary)
-    return drawn
+    Console().print(drawn)
+    return 0
+
+
+PERFORM: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": measure, "check": measure, "show": show_again, "doctor": examine, "cache": show_cache,
+    "engines": list_engines, "trace": trace, "convert": convert_project,
+}  # fmt: skip
+"""Subcommands -> what performs them."""

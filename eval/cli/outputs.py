@@ -78,13 +78,22 @@ def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: I
         if read & set(map(str, (place, *place.parents))):
             raise InputError(f"{flag}: {path}: is read here, or lies in a folder that is; name another")
     for flag, folder in folders:
-        with suppress(OSError):  # what is wrong shows in the next line
-            folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK) or not folder.is_dir():
+        if not can_hold(Path(folder)):
             raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
     for flag, file in given:
         if flag in ("--plot_file", "--card") and file.suffix.lower() not in measures.SUFFIXES:
             raise InputError(f"{flag}: {file}: must end in {', '.join(measures.SUFFIXES)}")
+
+
+def can_hold(folder: Path) -> bool:
+    """Whether a folder may be written, or made where there is none yet."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        return not folder.is_symlink() and can_hold(folder.parent)
+    except OSError:
+        return False
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def nothing_scored(results: Results) -> list[str]:
@@ -189,6 +198,6 @@ def copy_scores(cache: Cache, finished: Finished, files: TokenFiles, outputs: Ou
             if stored is not None:
                 file = files[text.name, model.label]
                 with outputs.writing(file):
-                    file.parent.mkdir(exist_ok=True)
+                    file.parent.mkdir(parents=True, exist_ok=True)
                     token_scores.write_parquet(stored, file)
                     print(f"tokens of {model.label}{of}: {file}")

@@ -21,7 +21,7 @@ from compare_q.backends import hub
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, expanded
+from compare_q.backends.common.json_files import exists, expanded, is_file
 from compare_q.backends.common.messages import nearest, printable
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
@@ -44,6 +44,10 @@ DEFAULT_TEXT = "wiki2"
 SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), which needs no hub."""
 TASK = "lm_eval:"
+NO_MODEL = (
+    "is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's address; specs "
+    "are given with -m, texts with -d, and finished runs are shown by compare-q show"
+)
 COMMAND_LINE = Path("command line")
 """Stands for the spec file in messages; relative paths start at the working directory."""
 
@@ -92,6 +96,8 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
     if not exists(expanded(name)) and (found := ENGINE.fullmatch(name)):
         name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
     config = config_of(name, progress)
+    if is_file(expanded(name)) and not backends.reader_of(name):
+        raise InputError(NO_MODEL)
     load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, config, elsewhere)
     backends.resolve(load_fn, None)
     raw: dict[str, Any] = {"load_fn": load_fn, "label": label or short_name(name), "model_dir": name}
@@ -197,7 +203,7 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], fin
     models_json = [keys_of(spec, "model_dir") for spec in specs]
     for name, content in (("data.json", texts_json), ("models.json", models_json)):
         (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
-    return f"compare-q -d {printable(str(folder / 'data.json'))} -m {printable(str(folder / 'models.json'))}"
+    return reading.command(folder / "data.json", folder / "models.json")
 
 
 def size_of(data: EvalData | None) -> int:

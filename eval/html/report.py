@@ -2,7 +2,7 @@
 
 Python makes everything that the page says: tables, drawings (matplotlib's, ``eval/html/drawings.py``), differences,
 colours of tokens.  ``page/report.js`` sorts, selects, fades and shows.  The file holds its data as JSON: ``results`` is
-results.json and ``inspections`` has the excerpts of each text, which ``--from`` reads back; ``pages`` has what the
+results.json and ``inspections`` has the excerpts of each text, which ``show`` reads back; ``pages`` has what the
 script shows of each text, ``overview`` what it copies of all.  The content policy lets nothing be loaded and no other
 script run, whatever a label or a token of the text holds; ``blob:`` images are those that it makes of drawings.
 """

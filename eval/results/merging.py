@@ -1,4 +1,4 @@
-"""``--from a.json --from b.json``: finished runs of one text, from several machines or caches, as one run.
+"""``show a.json b.json``: finished runs of one text, from several machines or caches, as one run.
 
 Only runs that can stand in one table are merged: the same windows and vocabulary, by their digests, and one reference.
 A row that several runs have appears once.  References are one if their rows have the same scores to the last bit
@@ -23,6 +23,7 @@ from compare_q.eval.results import results_json
 from compare_q.eval.results.digits import PPL_DIGITS, number_text
 from compare_q.eval.results.excerpts import Inspection, Passage
 from compare_q.eval.results.run_result import SAME_AS, ModelResult, Part, Results, TextResult, with_parts
+from compare_q.eval.specs import reading
 from compare_q.eval.stats.estimates import Estimates
 
 WINDOWS = ("text_tokens", "method", "windows", "window_length", "scored_tokens")
@@ -77,7 +78,7 @@ def load(files: Sequence[Path]) -> tuple[Results, list[Inspection | None]]:
     resolved = list(map(os.path.realpath, files))
     for file, path in zip(files, resolved, strict=True):
         if resolved.count(path) > 1:
-            raise InputError(f"--from: {printable(file)}: is given twice; name each run once")
+            raise InputError(f"{printable(file)}: is given twice; name each run once")
     loaded = [results_json.load(file) for file in files]
     if len(loaded) == 1:
         return loaded[0]
@@ -97,6 +98,35 @@ def load(files: Sequence[Path]) -> tuple[Results, list[Inspection | None]]:
     return merged_run(sources, chosen)
 
 
+def masked(
+    results: Results, excerpts: Sequence[Inspection | None], mask: str | None
+) -> tuple[Results, list[Inspection | None]]:
+    """What ``load`` returns, with the models alone that a mask leaves; the reference's row stays."""
+    named = reading.matching(results.labels, mask)
+
+    def chosen(values: Sequence[Any], models: Sequence[ModelResult]) -> tuple[Any, ...]:
+        """Those of ``values``, one for each of ``models``, whose model is left."""
+        pairs = zip(values, models, strict=True)
+        return tuple(value for value, model in pairs if model.label in named or model.is_reference)
+
+    texts = tuple(replace(text, models=chosen(text.models, text.models)) for text in results.texts)
+    kept = [
+        own and Inspection(
+            tuple(
+                replace(each, logprob=chosen(each.logprob, text.models), kld=chosen(each.kld, text.models))
+                for each in own.passages
+            ),
+            chosen(own.worst, text.models),
+        )
+        for own, text in zip(excerpts, results.texts, strict=True)
+    ]  # fmt: skip
+    left = replace(results, texts=texts)
+    parts = tuple(
+        replace(part, labels=tuple(label for label in part.labels if label in left.labels)) for part in left.parts
+    )
+    return replace(left, parts=parts), kept
+
+
 def short_names(files: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell the files apart: ``results.json`` often is the name of both."""
     parts = [Path(os.path.realpath(file)).parts for file in files]
@@ -112,26 +142,22 @@ def check_windows(first: Source, other: Source) -> None:
     one, two = first.text.data, other.text.data
     for source in (first, other):
         if not isinstance(source.text.data.get("windows_sha256"), str):
-            raise InputError(
-                f"--from: {source.name}: does not say which windows it scored (windows_sha256); run it again"
-            )
+            raise InputError(f"{source.name}: does not say which windows it scored (windows_sha256); run it again")
     if one.get("vocabulary_sha256") != two.get("vocabulary_sha256"):
         raise InputError(
-            f"--from: {other.name}: its tokenizer differs from the tokenizer of {first.name}; "
-            "merge runs with one tokenizer"
+            f"{other.name}: its tokenizer differs from the tokenizer of {first.name}; merge runs with one tokenizer"
         )
     if one["windows_sha256"] != two["windows_sha256"]:
         pairs = [(name, two.get(name), one.get(name)) for name in WINDOWS if one.get(name) != two.get(name)]
         off = [shortened(printable(f"{name} {theirs} and {ours}"), 60) for name, theirs, ours in pairs]
         raise InputError(
-            f"--from: {other.name}: its windows differ from the windows of {first.name} "
+            f"{other.name}: its windows differ from the windows of {first.name} "
             f"({', '.join(off) or 'another text'}); merge runs of one data spec and one text"
         )
     keys = [(each.get("answers") or {}).get("key_sha256") for each in (one, two)]
     if keys[0] != keys[1]:
         raise InputError(
-            f"--from: {other.name}: has other right answers to the same questions than {first.name}; "
-            "run one of them again"
+            f"{other.name}: has other right answers to the same questions than {first.name}; run one of them again"
         )
 
 
@@ -255,7 +281,7 @@ def check_references(sources: Sequence[Source], chosen: Mapping[str, str]) -> No
             continue
         differing = shortened(printable(", ".join(MEANING.get(key, key) for key in off))) or "key"
         raise InputError(
-            f"--from: {name}: its KL divergences are against {other['label']!r}, and the KL divergences of "
+            f"{name}: its KL divergences are against {other['label']!r}, and the KL divergences of "
             f"{first_name} are against {first['label']!r}, which is another reference (they differ in {differing}); "
             "measure one of the runs again with the other's reference: keep the reference store with -lf PATH, copy "
             "it, and give it with -lf to a run that marks no reference"

@@ -73,8 +73,8 @@ class Project(Keys):
     noise_floor: bool = True
 
 
-def convert(file: Path) -> tuple[Path, Path, list[str]]:
-    """Write both specs beside the project; returns their files and what was not carried over.
+def convert(file: Path) -> tuple[list[str], str]:
+    """Write both specs beside the project; returns what was not carried over, and the command that runs the specs.
 
     InputError if the project is none, if a spec of it would be refused, or if a file is there already.
     """
@@ -87,7 +87,7 @@ def convert(file: Path) -> tuple[Path, Path, list[str]]:
             raise InputError(f"{printable(target)}: is there already; move it away")
     for target, keys in zip(targets, (data, models), strict=True):
         target.write_text(json.dumps(keys, indent=4, default=str) + "\n", encoding="utf-8")  # YAML has dates
-    return targets[0], targets[1], said
+    return said, reading.command(*targets)
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,18 @@ from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec
 S = TypeVar("S", bound=Spec)
 NAMES = {DataSpec: "text", ModelSpec: "model"}
 """What errors call one of a list."""
+KEYS = {DataSpec: {"dataset", "eval_len"}, ModelSpec: {"load_fn", "model_dir"}}
+"""Keys by which a spec of each kind is told from the other."""
+OTHERS = {
+    DataSpec: "is a model spec; give it with -m, and with -d the spec of a text",
+    ModelSpec: "is a data spec; give it with -d, and with -m the specs of models",
+}
+"""What a spec is told that was given in place of one of this kind."""
+NO_JSON = {
+    DataSpec: "beside -m, -d takes data specs (JSON); a text alone goes with models alone: compare-q MODEL ... -d TEXT",
+    ModelSpec: "-m takes model specs (JSON); a model without a spec stands alone: compare-q MODEL ... -d TEXT",
+}
+"""What a file is told that is no spec of this kind, and is not called one."""
 NO_REFERENCE = (
     'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
     "spec, or give a stored one with --logits_file"
@@ -58,14 +71,32 @@ def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
     specs = []
     for number, entry in enumerate(raw if isinstance(raw, list) else [raw], 1):
         label = entry.get("label") if isinstance(entry, dict) else None
+        keys = entry.keys() if isinstance(entry, dict) else set[str]()
+        if not keys & KEYS[kind] and any(keys & others for others in KEYS.values()):
+            raise InputError(f"{printable(file)}: {OTHERS[kind]}")
         where = f"{NAMES[kind]} {number}{f' ({shortened(str(label), 60)})' if label else ''}: "
         specs.append(parse(kind, entry, file, where if isinstance(raw, list) or kind is ModelSpec else ""))
     return specs
 
 
+def command(data: Path, models: Path) -> str:
+    """The command line that runs two spec files."""
+    return f"compare-q -d {shlex.quote(printable(data))} -m {shlex.quote(printable(models))}"
+
+
 def load(kind: type[S], files: Iterable[Path]) -> list[S]:
     """The specs of all files in order."""
-    return [spec for file in files for spec in specs_in(kind, json_files.read_json(file), file)]
+    return [spec for file in files for spec in specs_in(kind, read(kind, file), file)]
+
+
+def read(kind: type[S], file: Path) -> Any:
+    """The JSON of a spec file; InputError that says what to do with what is no spec."""
+    try:
+        return json_files.read_json(file)
+    except InputError as error:
+        if file.suffix.lower() == ".json":
+            raise
+        raise InputError(f"{error}; {NO_JSON[kind]}") from None
 
 
 def load_data_specs(files: Iterable[Path]) -> list[DataSpec]:
@@ -132,18 +163,22 @@ def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
     return different
 
 
-def matching(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
-    """The models whose label holds one of the mask's semicolon-separated words (case ignored); all without a mask."""
+def matching(labels: Sequence[str], mask: str | None) -> list[str]:
+    """The labels that hold one of the mask's semicolon-separated words (case ignored); all without a mask.
+
+    InputError if there are none.
+    """
     words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
-    return [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
+    found = [label for label in labels if not words or any(word in label.upper() for word in words)]
+    if not found:
+        raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(labels)}")
+    return found
 
 
 def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
     """The models that a mask leaves; the reference stays: without it the others would lose their KL divergence."""
-    named = matching(specs, mask)
-    if not named:
-        raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(spec.name for spec in specs)}")
-    return [spec for spec in specs if spec in named or spec.is_reference]
+    named = matching([spec.name for spec in specs], mask)
+    return [spec for spec in specs if spec.name in named or spec.is_reference]
 
 
 def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str]]:

@@ -220,7 +220,7 @@ class DataSpec(Spec):
 class ModelSpec(Spec):
     """One model and the engine that runs it."""
 
-    load_fn: str = Field(description="how to load: see --list-engines")
+    load_fn: str = Field(description="how to load: see compare-q engines")
     fwd_fn: str | None = Field(None, description="upstream's second name for the engine; may be left out")
     label: str | None = Field(None, description="name in the table. Default: model_dir")
     group: str | None = Field(None, description="colour group in the plots. Default: the label's first word")

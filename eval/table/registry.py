@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import nearest
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS
 
 
@@ -113,7 +114,7 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
     """Names of columns, each once, the label first where it is not among them; InputError for a name that is none."""
     for name in names:
         if name not in BY_NAME:
-            raise InputError(f"{name!r} is no column; there are: {', '.join(BY_NAME)}")
+            raise InputError(f"{name!r} is no column{nearest(name, BY_NAME)}; there are: {', '.join(BY_NAME)}")
     if not names:
         raise InputError(f"names no column; there are: {', '.join(BY_NAME)}")
     return tuple(dict.fromkeys(names if LABEL in names else (LABEL, *names)))

@@ -1,4 +1,4 @@
-"""A data spec -> the windows of a run, and what titles, ``--check`` and results.json say of them.
+"""A data spec -> the windows of a run, and what titles, ``check`` and results.json say of them.
 
 A text is tokenized once, as a whole, with BOS where the tokenizer adds it (``lm_eval``: each document by itself), and
 cut by one of the methods in ``eval/text/cutting.py``; exllamav3's compare_q is the default.  Conversations and the
@@ -89,7 +89,7 @@ class Conversations:
         return f"{name}, {self.scored:,} conversations{split}, {data.n_scored:,} scored tokens of {whose}{turns}"
 
     def in_words(self, data: EvalData) -> str:
-        """What ``--check`` says of them."""
+        """What ``check`` says of them."""
         lost = f"; {self.unscored:,} without a scored token left out" if self.unscored else ""
         lost += f"; {self.too_long:,} longer ones {LONG_IN_WORDS[data.spec.long]}" if self.too_long else ""
         return (
@@ -134,7 +134,7 @@ class Answers:
         return f"{name}, {self.questions:,} questions, {self.requests.num_fewshot}-shot, {len(data.windows):,} answers"
 
     def in_words(self, data: EvalData) -> str:
-        """What ``--check`` says of them."""
+        """What ``check`` says of them."""
         lost = f"; {self.cut_off:,} lost the beginning of their context" if self.cut_off else ""
         return (
             f"{self.questions:,} of {self.total:,} questions, {self.requests.num_fewshot}-shot, "
@@ -454,7 +454,7 @@ def subtitle(data: EvalData) -> str:
 
 
 def in_words(spec: DataSpec, data: EvalData | None) -> str:
-    """What ``--check`` says of the windows, in one line; ``data`` None: text and tokenizer are still to be fetched."""
+    """What ``check`` says of the windows, in one line; ``data`` None: text and tokenizer are still to be fetched."""
     what, whole = f"method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens", "text"
     if spec.is_chat:
         what, whole = f"conversations, windows of up to {spec.eval_len} tokens", "conversations"

@@ -59,7 +59,7 @@ def test_answers_against_lm_evals_own(
     assert second["flips"] <= second["changed"]
     assert f"{QUESTIONS} questions" in ran.out
     assert "McNemar's exact p = " in ran.out
-    again = compare_q("--from", tmp_path / "r.json", "--pairs")
+    again = compare_q("show", tmp_path / "r.json", "--pairs")
     assert again.out.splitlines()[:5] == ran.out.splitlines()[:5]
 
 
@@ -94,7 +94,7 @@ def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -
         model["estimates"]["answers"]["acc"]["right"] = digits
         (tmp_path / "damaged.json").write_text(json.dumps(written))
         assert_refused(
-            compare_q("--from", tmp_path / "damaged.json"), "fake: estimates: answers: its numbers do not go together"
+            compare_q("show", tmp_path / "damaged.json"), "fake: estimates: answers: its numbers do not go together"
         )
 
 
@@ -111,7 +111,7 @@ def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Pa
 def test_check_and_refusals(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
     task = write_task(tmp_path / "task")
     words = write(tmp_path, toy_model, task, [FAKE | {"engine": {"vocab_size": 320}}], eval_len=TOY_CONTEXT)
-    said = compare_q(*words[:4], "--check").out
+    said = compare_q("check", *words[:4]).out
     counts = "6 of 6 questions, 0-shot, 14 answers, 143 scored tokens"  # bytes, with the spaces before them
     assert f"data: odd, questions, windows of up to 257 tokens: {counts}\n" in said
     write_task(tmp_path / "task", text="process_docs: !function code.run\n")

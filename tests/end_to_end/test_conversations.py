@@ -49,7 +49,7 @@ def test_conversations_against_float64(compare_q: Run, tmp_path: Path, toy_model
     )
     spec = {"load_fn": "transformers", "label": "A", "model_dir": str(toy_model), "engine": {"dtype": "float32"}}
     models.write_text(json.dumps(spec))
-    said = compare_q("-d", data, "-m", models, "--check").out
+    said = compare_q("check", "-d", data, "-m", models).out
     assert "2 of 3 conversations in 2 windows, 93 scored tokens (assistant; told by generation mask); 1 without" in said
     ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
@@ -61,5 +61,5 @@ def test_conversations_against_float64(compare_q: Run, tmp_path: Path, toy_model
     (model,) = written["texts"][0]["models"]
     assert model["tokens"] == len(exact) == 93
     assert math.log(model["ppl"]) == pytest.approx(-math.fsum(exact) / 93, abs=1e-2 if GPU else 1e-5)
-    again = compare_q("--from", tmp_path / "r.json")
+    again = compare_q("show", tmp_path / "r.json")
     assert again.out.splitlines()[:5] == ran.out.splitlines()[:5]

@@ -109,9 +109,9 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
 def test_the_doctor_examines_a_hub_id(server: Hub, tmp_path: Path) -> None:
     command = "import sys\nfrom compare_q import backends\nbackends.engines = lambda: ()\n" + COMMAND  # no engine
     with Client(server, tmp_path) as client:
-        assert client.run(command.format(words=["--doctor", "org/old"]).replace("io.StringIO()", "sys.stderr")) == 0
+        assert client.run(command.format(words=["doctor", "org/old"]).replace("io.StringIO()", "sys.stderr")) == 0
         drawn = client.said.read_text()
-        assert client.run(command.format(words=["--doctor", "org/none"])) == 2
+        assert client.run(command.format(words=["doctor", "org/none"])) == 2
         refused = client.said.read_text().splitlines()[-1]
     assert "org/old: is org/new on the hub now" in drawn
     assert re.search(r"^org/old\s+files +\d.* in \d safetensors files$", drawn, re.MULTILINE)

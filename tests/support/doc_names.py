@@ -27,6 +27,7 @@ FOREIGN = {
     "test_data": "a key of qbench",
     "test_trace": "a key of qbench",
     "llama.py": "GPTQ's",
+    "convert_hf_to_gguf.py": "llama.cpp's",
     "ptb_text_only.py": "a data set's script",
     "both.md": "written by a command of the tutorial",
 }

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,9 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import printable
 from compare_q.backends.worker.messages import AnswerJob, LoadJob
-from compare_q.eval.cli.flags import SHARED, Parser, add, number, path_argument
 from compare_q.eval.cli.trace import files
 from compare_q.eval.cli.trace.files import Partial, Prompt
-from compare_q.eval.common.cache import Cache, default_root
+from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.processes import apart
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run import hosts, jobs
@@ -33,7 +30,6 @@ from compare_q.eval.run.session import Session, signals_interrupt
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import ModelSpec
 
-LARGEST_SEED = 2**31 - 1
 ANSWER = TypeAdapter(Answer)
 
 
@@ -66,51 +62,8 @@ class Model:
     stop: Mapping[int, str] = field(default_factory=dict)
 
 
-def variables(given: str) -> dict[str, Any]:
-    """``--chat-template-kwargs``: a JSON object."""
-    with suppress(InputError):
-        value = json_files.parsed(given.encode(errors="surrogatepass"), "")
-        if isinstance(value, dict):
-            return value
-    raise argparse.ArgumentTypeError(f"{given!r} is no JSON object")
-
-
-FLAGS: dict[str, dict[str, Any]] = {
-    "prompts": {"type": path_argument, "help": ".jsonl with prompt or messages a line; else a prompt a line"},
-    "-o --output": {"type": path_argument, "required": True, "metavar": "FILE",
-                    "help": "the trace: .json holds tokens, as qbench's; .jsonl holds messages (of a server)"},
-    "-m --modelspec": {"required": True, "metavar": "SPEC|URL",
-                       "help": "model specification (JSON), or the URL of a running `vllm serve`"},
-    "--max-tokens": {"type": number("number of tokens above 0", 1, 10**9, int), "default": 1024,
-                     "help": "tokens of an answer at most (default: %(default)s)"},
-    "--temperature": {"type": number("temperature from 0 to 10", 0, 10), "default": 0.0,
-                      "help": "0, the default: the most probable token each time"},
-    "--top-p": {"type": number("share above 0 and up to 1", math.ulp(0.0), 1), "default": 1.0,
-                "help": "draw from this share of the probability (default: 1)"},
-    "--seed": {"type": number(f"whole number from 0 to {LARGEST_SEED}", 0, LARGEST_SEED, int), "default": 0,
-               "help": "for a temperature above 0 (default: 0)"},
-    "--chat-template-kwargs": {"type": variables, "default": {}, "metavar": "JSON",
-                               "help": 'variables for the chat template: \'{"enable_thinking": false}\''},
-    "--extend": {"action": "store_true", "help": "answer the prompts that FILE has no answer to, and add them"},
-    **SHARED,
-    "--cache-dir": {**SHARED["--cache-dir"], "help": "where the engine's log is kept"},
-}  # fmt: skip
-
-
-def parser() -> Parser:
-    """Every flag of ``compare-q trace``."""
-    p = Parser(
-        prog="compare-q trace",
-        description="Have a model answer prompts, and keep the answers as a trace: a text for models to be scored on.",
-    )
-    add(p, FLAGS)
-    p.set_defaults(cache_dir=default_root())
-    return p
-
-
-def run(words: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Make a trace; the exit status.  CompareQError for everything that a user can cause."""
-    args = parser().parse_args(words)
     files.check_output(args.output, extend=args.extend)
     trace = asked_for(args)
     here, said = hosts.of_this_machine(args.gpus or None, dict(args.python), args.deadline)
@@ -161,7 +114,8 @@ def spec_of(given: str, mask: str | None) -> ModelSpec:
             {"load_fn": "vllm_server", "model_dir": given, "label": "the server"}, Path("-m")
         )
     specs = reading.load_model_specs(reading.expand([given]))
-    chosen = reading.matching(specs, mask)
+    named = reading.matching([spec.name for spec in specs], mask)
+    chosen = [spec for spec in specs if spec.name in named]
     if len(chosen) != 1:
         names = ", ".join(spec.name for spec in specs)
         what = f"{len(chosen)} models of it are chosen, and one answers; choose it with -mask, of"

@@ -383,7 +383,7 @@ function difference(a, b, score) {
   const [one, other] = a < b ? [a, b] : [b, a],
     found =
       page().pairs[score].of[`${one}-${other}`] ??
-      "not in this report of so many rows: compare-q --from ... --pair A B";
+      "not in this report of so many rows: compare-q show ... --pair A B";
   return typeof found === "string"
     ? found
     : [found[0], found[1], a > b && found[2] !== 2 ? -found[2] : found[2], found[3]];

@@ -221,7 +221,7 @@ def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp
     for at, each in enumerate(stubs):
         assert each.url in rows[f"bad {at}"]["error"]
         assert f"bad {at}: {each.url}: " in ran.err or each is turns
-    checked = compare_q("-d", data, "-m", models, "--check")
+    checked = compare_q("check", "-d", data, "-m", models)
     assert checked.status == 2
     assert "nested more than 64 deep" in checked.err
     for each in stubs[1:]:

@@ -1,4 +1,4 @@
-"""A finished run for ``--from``."""
+"""A finished run for ``show``."""
 
 from __future__ import annotations
 

@@ -119,8 +119,10 @@ def test_sizes(text: str, gold: int) -> None:
 def test_a_size_without_a_unit_removes_nothing(cache: Cache, compare_q: Callable[..., Ran], text: str) -> None:
     """20 was read as bytes, and every entry was removed."""
     before = cache_listing.entries(cache)
-    refused = f"--cache-limit: {text!r} is no size with a unit; give for example 20GB or 500MiB; see --help"
-    assert_refused(compare_q("--cache", "--cache-dir", cache.root, "--cache-limit", text), refused)
+    refused = (
+        f"--cache-limit: {text!r} is no size with a unit; give for example 20GB or 500MiB; see compare-q cache --help"
+    )
+    assert_refused(compare_q("cache", "--cache-dir", cache.root, "--cache-limit", text), refused)
     assert cache_listing.entries(cache) == before
     assert before
 
@@ -159,14 +161,14 @@ def test_a_cache_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
-    """A run's own entries stay whatever the limit; ``--cache`` alone lists them, with a limit it empties the cache."""
+    """A run's own entries stay whatever the limit; ``cache`` alone lists them, with a limit it empties the cache."""
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "--cache-limit", "1KB")
     assert ran.status == 0, ran.err
     assert re.search(
         r"cache: removed 0 entries, 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out
     )
-    listed = compare_q("--cache")
+    listed = compare_q("cache")
     assert listed.status == 0
     assert re.search(r"scores +│ fake uniform +│ +\d+\.\d kB", listed.out)
     assert f"{own_cache}: 1 tokens" in listed.out.replace("\n", "")

@@ -149,7 +149,7 @@ def test_a_check(
     monkeypatch.chdir(tmp_path)
     Path("other.json").write_text(json.dumps(fake("b")))
     data, spec = write_specs([fake("a")])
-    ran = compare_q("-d", data, "-m", spec, "--check", *flags)
+    ran = compare_q("check", "-d", data, "-m", spec, *flags)
     assert ran.status == 0, ran.err
     assert out in ran.out
     assert ran.err.startswith(err)
@@ -169,7 +169,7 @@ def test_a_check_of_a_text_that_cannot_be_scored(
 ) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     data, spec = write_specs(**keys)
-    ran = compare_q("-d", data, "-m", spec, "--check")
+    ran = compare_q("check", "-d", data, "-m", spec)
     assert ran.status == 2
     assert gold in ran.err
 
@@ -192,7 +192,7 @@ def test_a_run_without_a_reference_merges_into_one_with_it(compare_q: Run, write
     data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
     assert compare_q("-d", data, "-m", spec, "-o", two).status == 0
     for order in ((one, two), (two, one)):
-        ran = compare_q("--from", *order, "-o", tmp_path / "both.json")
+        ran = compare_q("show", *order, "-o", tmp_path / "both.json")
         assert ran.status == 0, ran.err
         models = json.loads((tmp_path / "both.json").read_text())["texts"][0]["models"]
         assert [model["label"] for model in models] == ["a", "b"]

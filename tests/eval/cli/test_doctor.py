@@ -1,4 +1,4 @@
-"""``--doctor`` as a user runs it."""
+"""``compare-q doctor`` as a user runs it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from compare_q.backends.layers.groups import AFTER_LOADING
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.cli.doctor import kernels, predictions
 from compare_q.eval.common import processes
+from compare_q.eval.common.progress import Progress
 from tests.support.broken import FAULTS, good
 from tests.support.command_line import Run, in_transformers
 from tests.support.toy import Ran, assert_refused
@@ -46,7 +47,7 @@ def test_good_and_broken_models(
     broken: dict[Callable[[Path, Path], Path], Path] = {
         fault: fault(good_model, tmp_path / fault.__name__) for fault in FAULTS
     }
-    ran = compare_q("--doctor", toy_model, good_model, *broken.values())
+    ran = compare_q("doctor", toy_model, good_model, *broken.values())
     found = sections(ran)
     assert ran.status == 1
     assert "  nothing wrong found" in found[str(toy_model)]
@@ -60,7 +61,7 @@ def test_good_and_broken_models(
 
 @pytest.mark.usefixtures("without_engines")
 def test_against_a_reference(compare_q: Run, good_model: Path, toy_model: Path, tmp_path: Path) -> None:
-    ran = compare_q("--doctor", good_model, "--against", toy_model, "-pf", tmp_path / "errors.svg", "-t", "Nine")
+    ran = compare_q("doctor", good_model, "--against", toy_model, "-pf", tmp_path / "errors.svg", "-t", "Nine")
     assert ran.status == 0, ran.err
     ranked = [
         float(value) for value in re.findall(r"^│ model\.layers\.\d\S+ +│ +nvfp4 g16 │ +(0\.\d+) ", ran.out, re.M)
@@ -83,8 +84,8 @@ def test_other_weights_are_wrong(compare_q: Run, good_model: Path, toy_model: Pa
     name = "model.layers.1.mlp.down_proj.weight_global_scale"
     scale = load_file(good_model / "model.safetensors")[name]
     folder = changed(good_model, tmp_path / "scaled", {}, **{name: scale / 3})
-    assert compare_q("--doctor", folder).status == 0
-    ran = compare_q("--doctor", folder, "--against", toy_model)
+    assert compare_q("doctor", folder).status == 0
+    ran = compare_q("doctor", folder, "--against", toy_model)
     assert ran.status == 1
     assert re.search(
         r"wrong: model\.layers\.1\.mlp\.down_proj: relative error (1\.9|2)\S*: its weights are not", ran.out
@@ -98,7 +99,7 @@ def test_models_of_a_spec_and_the_first_as_reference(
     folder = next(iter(FAULTS))(good_model, tmp_path / "broken")
     spec = tmp_path / "models.json"
     spec.write_text(json.dumps([in_transformers(toy_model), in_transformers(folder, label="second")]))
-    ran = compare_q("--doctor", spec)
+    ran = compare_q("doctor", spec)
     assert (ran.status, list(sections(ran))) == (1, ["toy", "second"])
 
 
@@ -107,7 +108,7 @@ def test_a_check_examines_the_models(compare_q: Run, good_model: Path, tmp_path:
     data, models = write_specs(
         [in_transformers(fault(good_model, tmp_path / "broken"), load_fn="transformers_auto_bf16")]
     )
-    ran = compare_q("-d", data, "-m", models, "--check")
+    ran = compare_q("check", "-d", data, "-m", models)
     assert ran.status == 1, ran.err
     assert "toy: 14 x nvfp4 g16, activations nvfp4 g16; layers 4.5" in ran.out
     assert f"toy: wrong: model.safetensors: {FAULTS[fault][1]}" in ran.out
@@ -122,7 +123,7 @@ def test_only_the_engine_of_a_spec_is_asked(tmp_path: Path, monkeypatch: pytest.
     bare = Patient("a", tmp_path / "a")
     spec = Patient("b", tmp_path / "b", "vllm_score", has_options=True)
     other = Patient("c", tmp_path / "c", "transformers_auto_bf16")
-    assert predictions([bare, spec, other]) == {
+    assert predictions([bare, spec, other], Progress(quiet=True)) == {
         bare: ["vllm_score: refuses it here: asked for a"],
         spec: ["vllm_score with its default options, not the spec's: refuses it here: asked for b"],
         other: [],
@@ -137,14 +138,14 @@ def test_refused_or_known_after_loading() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--doctor", "gone"], "gone: no such folder or GGUF file"),
-        (["--doctor", "{empty}"], "config.json: missing"),
-        (["--doctor", "{toy}", "-pf", "x.png"], "-p: --doctor draws the errors of one model's weights"),
+        (["doctor", "gone"], "gone: no such folder or GGUF file"),
+        (["doctor", "{empty}"], "config.json: missing"),
+        (["doctor", "{toy}", "-pf", "x.png"], "-p: doctor draws the errors of one model's weights"),
         (
-            ["--doctor", "{toy}", "-d", "x.json"],
-            "-d: is for a run, and does not go with --doctor",
+            ["doctor", "{toy}", "-d", "x.json"],
+            "-d: is no flag of compare-q doctor, but of compare-q run",
         ),
-        (["--against", "{toy}", "--cache"], "--against: goes with --doctor"),
+        (["cache", "--against", "{toy}"], "--against: is no flag of compare-q cache, but of compare-q doctor"),
     ],
 )
 def test_refusals(compare_q: Run, toy_model: Path, tmp_path: Path, words: list[str], said: str) -> None:

@@ -1,4 +1,4 @@
-"""``--from``: a finished run is shown, sorted, compared and written again."""
+"""``show``: a finished run is shown, sorted, compared and written again."""
 
 from __future__ import annotations
 
@@ -20,46 +20,44 @@ def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path:
     """Nothing is missing, though one of its models failed then: status 0."""
     files = {flag: tmp_path / name for flag, name in
              {"-o": "o.json", "--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}.items()}  # fmt: skip
-    ran = compare_q(
-        "--from", finished, *(word for pair in files.items() for word in pair), "--plots", tmp_path / "plots"
-    )
+    ran = compare_q("show", finished, *(word for pair in files.items() for word in pair), "--plots", tmp_path / "plots")
     assert ran.status == 0, ran.err
     assert "broken: failed: told to fail" in ran.out
     assert files["-o"].read_text() == finished.read_text()
     assert files["--csv"].read_text().startswith("label,")
     assert files["--markdown"].read_text().startswith("**letters**")
     assert list((tmp_path / "plots").glob("*.png"))
-    again = compare_q("--from", files["--html"])
-    assert again.out == compare_q("--from", finished).out
+    again = compare_q("show", files["--html"])
+    assert again.out == compare_q("show", finished).out
     for name in ("results", "CSV", "Markdown", "report", "plot"):
         assert f"\n{name}: {tmp_path}" in ran.out
 
 
 @pytest.mark.parametrize(
-    "flags", [["-d", "x"], ["-m", "x"], ["-r", "5"], ["-r", "0"], ["-mask", "x"], ["-cc"], ["-lf", "x"], ["--check"],
+    "flags", [["-d", "x"], ["-m", "x"], ["-r", "5"], ["-r", "0"], ["-cc"], ["-lf", "x"],
               ["--tokens-out", "x"]],
 )  # fmt: skip
 def test_flags_that_run_something_do_not_go_with_a_finished_run(
     compare_q: Run, finished: Path, flags: list[str]
 ) -> None:
     assert_refused(
-        compare_q("--from", finished, *flags),
-        f"{flags[0]}: is for a run, and does not go with --from",
+        compare_q("show", finished, *flags),
+        f"{flags[0]}: is no flag of compare-q show, but of compare-q run",
     )
 
 
 def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    assert_refused(compare_q("--from", tmp_path / "no.json"), "no.json: no such file")
+    assert_refused(compare_q("show", tmp_path / "no.json"), "no.json: no such file")
     finished.write_text(finished.read_text().replace('"format": 7', '"format": 3'))
-    assert_refused(compare_q("--from", finished), "finished.json: results of format 3")
+    assert_refused(compare_q("show", finished), "finished.json: results of format 3")
     results_json.write_json(results_of(run_of(BASE, reference=None)), finished, [])
-    assert_refused(compare_q("--from", finished, "-kld"), "--kld: no model is the reference")
+    assert_refused(compare_q("show", finished, "-kld"), "--kld: no model is the reference")
 
 
 def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     results_json.write_json(results_of(run_of(QUANT, FAILED, REF)), finished, [])
     files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "--markdown", tmp_path / "o.md")
-    ran = compare_q("--from", finished, "--sort", "kld", *files)
+    ran = compare_q("show", finished, "--sort", "kld", *files)
     labels = ("bf16", "W4A16", "broken")
     assert [
         line.split()[0] for line in ran.out.splitlines() if line.startswith(tuple(f" {x} " for x in labels))
@@ -67,14 +65,14 @@ def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, fin
     assert [line.partition(",")[0] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]] == list(labels)
     assert [line.split()[1] for line in (tmp_path / "o.md").read_text().splitlines()[4:7]] == list(labels)
     assert (tmp_path / "o.json").read_text() == finished.read_text()
-    assert "'p99' is no column" in compare_q("--from", finished, "--sort", "p99").err
+    assert "'p99' is no column" in compare_q("show", finished, "--sort", "p99").err
 
 
 def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     """In the table, in Markdown, in the CSV (with errors) and in the report alike; the label needs no naming."""
     names = {"--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}
     files = [word for flag, name in names.items() for word in (flag, tmp_path / name)]
-    ran = compare_q("--from", finished, "--columns", "kld_p99.9, kld,kernel", *files)
+    ran = compare_q("show", finished, "--columns", "kld_p99.9, kld,kernel", *files)
     assert next(line.split() for line in ran.out.splitlines() if "W4A16" in line) == [
         "W4A16", "0.9990", "0.01235±0.00045", "Linear",
     ]  # fmt: skip
@@ -84,18 +82,18 @@ def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path
     assert re.findall(r'data-column="([^"]+)"', head) == ["label", "kld_p99.9", "kld", "kernel"]
     known = ", ".join(BY_NAME)
     for given, said in (
-        ("kld,p99", f"'p99' is no column; there are: {known}"),
+        ("kld,p99", f"'p99' is no column (did you mean 'kld_p99'?); there are: {known}"),
         (",", f"no column; there are: {known}"),
     ):
-        assert_refused(compare_q("--from", finished, "--columns", given), "--columns: ", said)
+        assert_refused(compare_q("show", finished, "--columns", given), "--columns: ", said)
 
 
 def test_statistics_and_pairs_are_printed(compare_q: Run, finished: Path) -> None:
-    ran = compare_q("--from", finished, "--statistics", "--pairs", "--pair", "W4A16", "bf16")
+    ran = compare_q("show", finished, "--statistics", "--pairs", "--pair", "W4A16", "bf16")
     assert ran.status == 0, ran.err
     assert "Mean PPL(Q)/PPL(base)         :   1.034500 ±   0.001030 (± 0.002070)" in ran.out
     assert ran.out.index("bf16 against W4A16\n") < ran.out.index("W4A16 against bf16\n", ran.out.index("Differences"))
-    plain = compare_q("--from", finished).out
+    plain = compare_q("show", finished).out
     assert "Mean PPL" not in plain
     assert "Differences:" not in plain
 
@@ -107,12 +105,12 @@ def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
     data, spec = write_specs([FAKE])
     ran = compare_q("-d", data, "-m", spec, "--pair", "fake", "fame")
     assert_refused(ran, "--pair: no model is called 'fame'; there are: fake")
-    assert_refused(compare_q("--from", finished, "--pair", "x", "bf16"), "--pair: no model is called 'x'")
+    assert_refused(compare_q("show", finished, "--pair", "x", "bf16"), "--pair: no model is called 'x'")
 
 
 def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Path) -> None:
     before = finished.read_bytes()
-    assert_refused(compare_q("--from", finished, "--csv", finished), "--csv: ", "is read here")
+    assert_refused(compare_q("show", finished, "--csv", finished), "--csv: ", "is read here")
     assert finished.read_bytes() == before
 
 
@@ -120,7 +118,7 @@ def test_bytes_of_a_command_and_a_title_that_are_not_utf8(compare_q: Run, tmp_pa
     """What was written with them was refused as no Unicode text, and no picture was drawn; line ends stay."""
     odd = os.fsdecode(b"caf\xe9\n")
     results_json.write_json(results_of(run_of(REF, QUANT)), tmp_path / "r.json", ["compare-q", "-t", odd])
-    ran = compare_q("--from", tmp_path / "r.json", "-t", odd, "-o", tmp_path / "s.json", "-pf", tmp_path / "p.png")
+    ran = compare_q("show", tmp_path / "r.json", "-t", odd, "-o", tmp_path / "s.json", "-pf", tmp_path / "p.png")
     assert (ran.status, ran.err) == (0, "")
     run, _ = results_json.load(tmp_path / "s.json")
     assert run.origin

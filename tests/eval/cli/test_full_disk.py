@@ -47,10 +47,10 @@ def test_what_has_no_room_takes_nothing_with_it(finished: Path, tmp_path: Path) 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
 
-    ran = in_a_process("--from", finished, *flags, stdout=subprocess.PIPE, preexec_fn=limit)
+    ran = in_a_process("show", finished, *flags, stdout=subprocess.PIPE, preexec_fn=limit)
     assert ran.returncode == 2
     assert ran.stderr.splitlines() == failures(folder, "File too large", "r.json", "r.html", "p.png")
-    plain = in_a_process("--from", finished, "--pairs", stdout=subprocess.PIPE)
+    plain = in_a_process("show", finished, "--pairs", stdout=subprocess.PIPE)
     assert (plain.returncode, ran.stdout.startswith(plain.stdout)) == (0, True)
     assert sorted(file.name for file in folder.iterdir()) == ["r.csv", "r.md"]
     assert (folder / "r.md").read_text().count("|") > 20
@@ -92,7 +92,7 @@ def test_a_finished_table_on_a_disk_without_room_for_a_lock(
 @pytest.mark.engine
 def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
     """--list-engines prints more than a buffer holds, --version less, and argparse ends the program there."""
-    for flags in (["--from", finished, "-o", tmp_path / "r.json"], ["--list-engines"], ["--version"]):
+    for flags in (["show", finished, "-o", tmp_path / "r.json"], ["engines"], ["--version"]):
         with open("/dev/full", "w") as full:
             ran = in_a_process(*flags, stdout=full)
         problem = f"error: standard output: could not be written: No space left on device; {CURE}"
@@ -104,7 +104,7 @@ def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", [">&-", ">&- 2>&- <&-", "| head -1", "2>&1 | true", "2>/dev/full | true"])
 def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str) -> None:
     """The files are written, none of them gets the number of a closed stream, and the status is the run's own."""
-    words = shlex.join([sys.executable, str(ROOT / "eval" / "compare_q.py"), "--from", str(finished), "--statistics"])
+    words = shlex.join([sys.executable, str(ROOT / "eval" / "compare_q.py"), "show", str(finished), "--statistics"])
     script = f"set -o pipefail; {words} -o {tmp_path / 'r.json'} --csv {tmp_path / 'r.csv'} {shell}"
     for unbuffered in ("", "1"):
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
@@ -150,7 +150,7 @@ def test_pictures_fail_one_by_one(
     folder = tmp_path / "plots"
     (folder / "kld_bpw.png").mkdir(parents=True)
     monkeypatch.setattr("compare_q.eval.plots.style.DPI", 30)
-    ran = compare_q("--from", finished, "--plots", folder)
+    ran = compare_q("show", finished, "--plots", folder)
     assert (ran.status, ran.err.splitlines()) == (2, failures(folder, "Is a directory", "kld_bpw.png"))
     written = [line.removeprefix("plot: ") for line in ran.out.splitlines() if line.startswith("plot: ")]
     assert str(folder / "kld_bpw.svg") in written
@@ -164,7 +164,7 @@ def test_a_missing_package_takes_the_pictures_alone(finished: Path, tmp_path: Pa
     absent = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
     (tmp_path / "matplotlib.py").write_text(absent)
     picture, results = tmp_path / "p.png", tmp_path / "r.json"
-    flags = ["--from", finished, "-pf", picture, "-o", results]
+    flags = ["show", finished, "-pf", picture, "-o", results]
     ran = in_a_process(*flags, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     problem = f"error: {picture}: could not be written: matplotlib is not installed; {INSTALL}"
     assert (ran.returncode, ran.stderr.splitlines(), results.is_file()) == (2, [problem], True)

@@ -42,7 +42,7 @@ def imported(*words: object) -> tuple[int, set[str], str]:
     return int(status), set(modules), out + ran.stderr
 
 
-@pytest.mark.parametrize("flags", [["--help"], ["--list-engines"], ["--cache"], ["-d", "none.json", "-m", "x.json"]])
+@pytest.mark.parametrize("flags", [["--help"], ["engines"], ["cache"], ["-d", "none.json", "-m", "x.json"]])
 def test_what_needs_no_model(flags: list[str]) -> None:
     status, modules, said = imported(*flags)
     assert (status, modules & NEVER) == (2 if "-d" in flags else 0, set()), said
@@ -51,9 +51,9 @@ def test_what_needs_no_model(flags: list[str]) -> None:
 
 def test_a_finished_run(finished: Path, tmp_path: Path) -> None:
     """Pictures, and the report that holds them, need no engine; what has none needs no matplotlib."""
-    status, modules, said = imported("--from", finished, "-o", tmp_path / "r.json")
+    status, modules, said = imported("show", finished, "-o", tmp_path / "r.json")
     assert (status, modules & {*NEVER, "matplotlib", "pyarrow"}) == (0, set()), said
-    status, modules, said = imported("--from", finished, "-pf", tmp_path / "p.png", "--html", tmp_path / "r.html")
+    status, modules, said = imported("show", finished, "-pf", tmp_path / "p.png", "--html", tmp_path / "r.html")
     assert (status, modules & NEVER) == (0, set()), said
 
 
@@ -67,7 +67,7 @@ def test_a_check_and_its_text(write_specs: Specs, toy_model: Path, tmp_path: Pat
     data, models = write_specs([in_transformers(toy_model), in_transformers(other, label="other"), FAKE])
     said = []
     for _ in range(2):
-        status, modules, words = imported("-d", data, "-m", models, "--check")
+        status, modules, words = imported("check", "-d", data, "-m", models)
         assert (status, modules & NEVER) == (0, set()), words
         assert "9 windows, 891 scored tokens, of a text of 1,000 tokens" in words
         lines = words.replace("tokenizing text: 1000 tokens in ", "").splitlines()

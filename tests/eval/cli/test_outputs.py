@@ -50,10 +50,10 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
         (("--x-axis", "size", "--kld-value", "p99.9"), posted),
         (("--x-axis", "bpw", "-kld", "--kld-value", "mean"), {"size": measures.BPW}),
     ):  # fmt: skip
-        assert compare_q("--from", finished, "-pf", plot, *flags).status == 0
+        assert compare_q("show", finished, "-pf", plot, *flags).status == 0
         assert told.pop() == (plot, plain | changed)
     card = tmp_path / "card.png"
-    assert compare_q("--from", finished, "--card", card, "-v").status == 0
+    assert compare_q("show", finished, "--card", card, "-v").status == 0
     assert told == [(card, plain | {"card": True, "size": measures.VRAM})]
 
 
@@ -61,7 +61,7 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
     ("flags", "reason"),
     [
         (("-v", "--x-axis", "size"), "--x-axis: not allowed with argument -v/--vram"),
-        (("--x-axis", "gib"), "--x-axis: invalid choice: 'gib'"),
+        (("--x-axis", "gib"), "--x-axis: 'gib' is none of bpw, vram, size; see compare-q show --help"),
         (("-ppl", "--kld-value", "median"), "--kld-value: is a value of KL divergence; leave it or -ppl out"),
         (("-acc", "--kld-value", "p99"), "--kld-value: is a value of KL divergence; leave it or -acc out"),
         (("-acc", "-ppl"), "-ppl/--ppl: not allowed with argument -acc/--acc"),
@@ -71,7 +71,7 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
 def test_flags_of_the_plot_that_cannot_go_together(
     compare_q: Run, finished: Path, flags: tuple[str, ...], reason: str
 ) -> None:
-    assert_refused(compare_q("--from", finished, "-p", *flags), reason)
+    assert_refused(compare_q("show", finished, "-p", *flags), reason)
 
 
 def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, t
     data, spec = write_specs(models)
     ran = compare_q("-d", data, "-m", spec, "--html", tmp_path / "r.html", "-t", "Mine <b>")
     assert ran.status == 0, ran.err
-    again = compare_q("--from", tmp_path / "r.html", "--html", tmp_path / "s.html", "-t", "Mine <b>")
+    again = compare_q("show", tmp_path / "r.html", "--html", tmp_path / "s.html", "-t", "Mine <b>")
     assert again.status == 0, again.err
     assert again.out.partition("report: ")[0] == ran.out.partition("report: ")[0]
     assert "<title>Mine &lt;b&gt;" in (tmp_path / "r.html").read_text()

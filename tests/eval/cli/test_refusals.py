@@ -27,17 +27,18 @@ KLD = '--kld: no model is the reference: mark one with "reference": true (or out
     ("flags", "gold"),
     [
         ("-d {data} -m {models} -kld", KLD),
-        ("-d {data} -m {models} -kld --check", KLD),
-        ("-d {data}", "name models, or give -d and -m (or --from, --doctor, --cache, --list-engines); see --help"),
-        *((f"-d x -m y --rows={given}", f"argument -r/--rows: {given!r} is no number of windows, nor 'all'; see --help")
+        ("check -d {data} -m {models} -kld", KLD),
+        ("-d {data}", "name models, or give -d and -m; see compare-q --help"),
+        *((f"-d x -m y --rows={given}",
+           f"-r/--rows: {given!r} is no number of windows, nor 'all'; see compare-q run --help")
           for given in ("ten", "-1", "1.5")),
-        ("-d x -m y --cache-dir=", "argument --cache-dir: is empty; give it a value; see --help"),
+        ("-d x -m y --cache-dir=", "--cache-dir: is empty; give it a value; see compare-q run --help"),
         ("-d x -m y -o x --output y", "--output: is given twice; it takes one value"),
-        ("--ray auto --gpus 0 --cache", "--gpus: names GPUs of this machine; with --ray the cluster hands out its own"),
-        ("--cache-limit 1GB --list-engines", "--cache-limit: goes with a run, or with --cache"),
-        ("--doctor x --cache", "argument --cache: not allowed with argument --doctor; see --help"),
-        ("-d x -m y --python vllm", "argument --python: 'vllm' is not ENGINE=PYTHON; see --help"),
-        ("-d x -m y --deadline 0", "argument --deadline: '0' is no positive number of seconds; see --help"),
+        ("x --ray auto --gpus 0", "--gpus: names GPUs of this machine; with --ray the cluster hands out its own"),
+        ("engines --cache-limit 1GB", "--cache-limit: is no flag of compare-q engines, but of compare-q run"),
+        ("--doctor x --cache", "--doctor and --cache: are two commands; give one of them"),
+        ("-d x -m y --python vllm", "--python: 'vllm' is not ENGINE=PYTHON; see compare-q run --help"),
+        ("-d x -m y --deadline 0", "--deadline: '0' is no positive number of seconds; see compare-q run --help"),
     ],
 )  # fmt: skip
 def test_flags(compare_q: Run, write_specs: Specs, flags: str, gold: str) -> None:
@@ -77,7 +78,7 @@ def test_context_that_overrides_change(compare_q: Run, write_specs: Specs, toy_m
     """The config alone does not say what a model with hf_overrides can read: that is for vLLM to accept or refuse."""
     overrides = {"hf_overrides": {"max_position_embeddings": 512}}
     data, spec = write_specs([in_transformers(toy_model, load_fn="vllm_score", engine=overrides)], eval_len=300)
-    assert compare_q("-d", data, "-m", spec, "--check").status == 0
+    assert compare_q("check", "-d", data, "-m", spec).status == 0
 
 
 @needs_accelerate
@@ -179,15 +180,15 @@ def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
 
 
 def test_every_flag_of_upstream_is_there() -> None:
-    known = {flag for action in flags.parser()._actions for flag in action.option_strings}
+    known = {flag for action in flags.parser("run")._actions for flag in action.option_strings}
     upstream = {
         "-d", "--dataspec", "-m", "--modelspec", "-cc", "--clear_cache", "-p", "--plot", "-v", "--vram", "-mx",
         "--max_x", "-my", "--max_y", "-t", "--title", "-kld", "--kld", "-mask", "--mask", "-lf", "--logits_file",
         "-dark", "--dark", "-pf", "--plot_file",
     }  # fmt: skip
     ours = {
-        "-r", "--rows", "-o", "--output", "--csv", "--tokens-out", "--cache-dir", "--list-engines", "--check",
-        "--verbose", "--from", "--sort", "--statistics", "--pairs", "--pair", "--markdown", "--html", "--plots",
+        "-r", "--rows", "-o", "--output", "--csv", "--tokens-out", "--cache-dir",
+        "--verbose", "--sort", "--statistics", "--pairs", "--pair", "--markdown", "--html", "--plots",
     }  # fmt: skip
     assert upstream | ours <= known
 
@@ -200,11 +201,11 @@ def test_lm_eval_at_the_models_context_is_refused_before_anything_runs(
     context = json.loads((toy_model / "config.json").read_text())["max_position_embeddings"]
     model = {"load_fn": "transformers_auto", "label": "toy", "model_dir": str(toy_model)}
     data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context)
-    ran = compare_q("-d", data, "-m", spec, "--check")
+    ran = compare_q("check", "-d", data, "-m", spec)
     assert ran.status == 2
     assert f"error: toy: eval_len: windows of {context + 1} tokens" in ran.err
     data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context - 1)
-    assert compare_q("-d", data, "-m", spec, "--check").status == 0
+    assert compare_q("check", "-d", data, "-m", spec).status == 0
 
 
 def test_names_that_no_worker_could_be_told(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:

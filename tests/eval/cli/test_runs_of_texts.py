@@ -83,7 +83,7 @@ def test_flags_that_are_refused(compare_q: Run, files: dict[str, Path], flags: l
 
 
 def test_check_says_what_every_text_is(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
-    words = ("-d", files["prose"], files["code"], "-m", files["models"], "--check")
+    words = ("check", "-d", files["prose"], files["code"], "-m", files["models"])
     ran = compare_q(*words)
     assert ran.status == 0, ran.err
     assert "data prose: prose, method exllamav3, windows of 100 every 100 tokens: 9 windows" in ran.out
@@ -115,8 +115,8 @@ def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], 
     ]
     assert "Texts" in (out / "p.svg").read_text()
     for source in (out / "r.json", out / "r.html"):
-        again = compare_q("--from", source, "-o", out / "again.json", "--html", out / "again.html")
+        again = compare_q("show", source, "-o", out / "again.json", "--html", out / "again.html")
         assert again.status == 0, again.err
         shown, made = (json.loads((out / name).read_text()) for name in ("again.json", "r.json"))
         assert {**shown, "created": ""} == {**made, "created": ""}  # each file has the second in which it was written
-    assert_refused(compare_q("--from", out / "r.json", "--from", out / "r.html"), "several texts")
+    assert_refused(compare_q("show", out / "r.json", out / "r.html"), "several texts")

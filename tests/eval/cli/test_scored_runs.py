@@ -190,7 +190,7 @@ def test_mask_and_wildcards(compare_q: Run, write_specs: Specs, tmp_path: Path) 
 
 
 def test_list_engines(compare_q: Run) -> None:
-    ran = compare_q("--list-engines")
+    ran = compare_q("engines")
     assert ran.status == 0
     for word in ("transformers_auto_bf16", "vllm_score", "fake", "built in"):
         assert word in ran.out
@@ -202,11 +202,11 @@ def test_check_starts_nothing(
 ) -> None:
     monkeypatch.setattr(TransformersEngine, "load", lambda self: pytest.fail("loaded"))
     data, spec = write_specs([in_transformers(toy_model)])
-    ran = compare_q("-d", data, "-m", spec, "--check")
+    ran = compare_q("check", "-d", data, "-m", spec)
     assert ran.status == 0, ran.err
     assert "toy: transformers (transformers " in ran.out
     data, spec = write_specs([in_transformers(Path("/nowhere/model"))], path="/nowhere/text.txt")
-    ran = compare_q("-d", data, "-m", spec, "--check")
+    ran = compare_q("check", "-d", data, "-m", spec)
     assert ran.status == 2
     assert "error: data: path: /nowhere/text.txt: no such file" in ran.err
     assert "error: toy: /nowhere/model: no such folder" in ran.err

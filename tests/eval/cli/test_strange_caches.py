@@ -50,7 +50,7 @@ def test_something_else_in_the_place_of_files(compare_q: Run, own_cache: Path, w
             (own_cache / file).unlink()
             MAKE[kind](own_cache / file)
         with patience():
-            listed, ran = compare_q("--cache"), compare_q(*words)
+            listed, ran = compare_q("cache"), compare_q(*words)
         assert (listed.status, listed.err) == (0, "")
         if chosen is manifest and kind == "bytes":
             assert_refused(ran, f"{own_cache / manifest[0]}: ", "; delete it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,12 @@ from compare_q import backends
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.eval.cli import words
 from compare_q.eval.common.progress import Progress
-from tests.support.command_line import Run
+from compare_q.eval.run import jobs
+from compare_q.eval.run.hosts import Hosts
+from tests.backends.checkpoint import test_gguf
+from tests.support.checkpoints import ENDS, Q, write_checkpoint
+from tests.support.command_line import Run, in_transformers
+from tests.support.stored_formats import CASES, Case, entries_of
 from tests.support.toy import assert_refused, needs_accelerate
 
 WEIGHTS = "model.safetensors"
@@ -68,6 +74,76 @@ def test_the_engine_follows_from_the_weights(
 )  # fmt: skip
 def test_the_engine_follows_from_the_name(model: str, load_fn: str) -> None:
     assert backends.engine_for(model, None, set())[0] == load_fn
+
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 10, "hidden_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 256,
+}  # fmt: skip
+TENSORS = {"config_groups": {"group_0": {"targets": ["Linear"]}}}
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "EXL3": ("exllamav3", "EXL3 weights", {"quant_method": "exl3", "bits": 4.0, "head_bits": 6}),
+    "EXL2": ("exllamav2", "EXL2 weights", {"quant_method": "exl2", "bits": 4.0}),
+    "W4A16": (
+        "vllm_score",
+        "compressed-tensors weights",
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", **TENSORS},
+    ),
+    "NVFP4": (
+        "vllm_score",
+        "compressed-tensors weights",
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", **TENSORS},
+    ),
+    "FP8": ("vllm_score", "fp8 weights", {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    "AWQ": ("vllm_score", "awq weights", {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}),
+    "GPTQ": ("vllm_score", "gptq weights", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}),
+    "bitsandbytes": ("vllm_score", "bitsandbytes weights", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "plain": ("vllm_score", "no quantization", {}),
+}
+"""Folders in Transformers' format: the load_fn of their engine, why, and the quantization that the config has."""
+STORED = {
+    "EXL3": "exl3", "EXL2": "exl2", "W4A16": "int4 g32", "NVFP4": "nvfp4 a16", "FP8": "fp8 block inverse", "AWQ": "awq",
+    "GPTQ": "gptq 4", "bitsandbytes": "nf4",
+}  # fmt: skip
+"""The tensors of these folders, as ``tests/support/stored_formats.py`` has them."""
+
+
+def twelve_kinds(folder: Path) -> dict[str, tuple[str, str, str]]:
+    """Twelve kinds of model as small files: the word that names each, the load_fn of its engine, and why."""
+    matrices = {name: found for name, found in test_gguf.MATRICES.items() if ".1." not in name}
+    one = test_gguf.write(folder / "one.gguf", matrices)
+    test_gguf.write(folder / "split.gguf", matrices, shard=1)
+    first = next(folder.glob("split-00001-of-*.gguf"))
+    kinds = {
+        "GGUF": (str(one), "llamacpp", "a .gguf file"), "split GGUF": (str(first), "llamacpp", "a .gguf file"),
+        "server": ("http://127.0.0.1:9", "vllm_server", "an address"),
+    }  # fmt: skip
+    for name, (load_fn, why, quantization) in KINDS.items():
+        case = CASES[STORED[name]] if name in STORED else Case({"weight": ("BF16", 64, 64)}, "weight", 65536, 4096)
+        config = {**LLAMA, **({"quantization_config": quantization} if quantization else {})}
+        values = {f"{Q}.{part}": content for part, content in case.values.items()}
+        place = write_checkpoint(folder / name, {**ENDS, **entries_of(case, Q)}, config, values)
+        kinds[name] = (str(place), load_fn, why)
+    return kinds
+
+
+def test_twelve_kinds_of_model_have_an_engine_or_a_line_that_says_why_not(tmp_path: Path) -> None:
+    kinds = twelve_kinds(tmp_path)
+    assert len(kinds) == 12
+    for name, (word, load_fn, why) in kinds.items():
+        named = words.model(word, {"vllm_score"}, Progress(), reference=False)
+        assert (named.spec.load_fn, named.why) == (load_fn, why), name
+        assert named.context == (4096 if "GGUF" in name else None if name == "server" else 256), name
+        capabilities = backends.resolve(load_fn, None)[1].capabilities
+        planned, problems = jobs.plan([named.spec], 16, Hosts())
+        assert len(planned) + len(problems) == 1
+        if capabilities.installed() is None:
+            assert problems == [f"{named.spec.name}: load_fn: {load_fn!r} is not installed: {capabilities.install}"]
+
+
+def test_a_folder_of_gguf_files_is_llama_cpps(tmp_path: Path) -> None:
+    (tmp_path / "model.Q4_K_M.gguf").touch()
+    assert backends.engine_for(str(tmp_path), None, set()) == ("llamacpp", "a .gguf file")
 
 
 def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
@@ -148,13 +224,31 @@ def test_specs_that_cannot_be_written_are_refused_before_anything_runs(
 
 def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path) -> None:
     toy = f"{toy_model}@transformers_auto"
-    for line, part in (
+    data = {
+        "tokenizer_dir": str(toy_model),
+        "dataset": "text",
+        "path": str(toy_text),
+        "eval_len": 64,
+        "eval_stride": 64,
+    }
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    (tmp_path / "models.json").write_text(json.dumps(in_transformers(toy_model)))
+    for line, *parts in (
         (["/nowhere"], "/nowhere: no such folder or file"),
         (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
         ([f"{toy_model}@vlm"], "unknown engine 'vlm'"),
         ([toy, "-d", "wiky2"], "-d: wiky2: no such file (did you mean"),
         (["model.gguf", "-d", toy_text], "model.gguf: no such folder or file"),
-        ([toy, "-m", "x.json"], "-m: specs stand for models"),
+        ([toy, "-m", "x.json"], f"{toy}: is named beside -m, whose specs stand for all models"),
+        ([toy_text], "text.txt: is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id"),
+        (["-d", "wiki2", "-m", "x.json"], "wiki2: no such file; beside -m, -d takes data specs (JSON)"),
+        (["-d", toy_text, "-m", "x.json"], "text.txt: line 1, column 2: not valid JSON: "),
+        (["-d", tmp_path / "data.json", "-m", toy_model], "toy-llama: cannot be read: ", "-m takes model specs (JSON)"),
+        (
+            ["-d", tmp_path / "models.json", "-m", tmp_path / "data.json"],
+            "models.json: is a model spec; give it with -m",
+        ),
+        (["-d", tmp_path / "data.json", "-m", tmp_path / "data.json"], "data.json: is a data spec; give it with -d"),
         ([toy, "-d", toy_text, "--until", "kld:2"], "'kld:2' is neither kld:PERCENT%"),
         ([toy, "-d", toy_text, "--until", "kld:2%", "-r", "3"], "--until: finds out how many windows it takes"),
         (
@@ -162,4 +256,4 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
             "--save-specs: writes specs of models that are named",
         ),
     ):
-        assert_refused(compare_q(*line), part)
+        assert_refused(compare_q(*line), *parts)

@@ -151,13 +151,13 @@ FLAGS = ("-o", "--csv", "--markdown", "--html", "-pf", "--card")
 def test_devices_are_written_through_by_every_output(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     """To root the device was replaced by a file, and every other program then wrote into that."""
     targets = {flag: device(tmp_path / f"full{flag}.png", 7) for flag in FLAGS}
-    ran = compare_q("--from", finished, *(word for pair in targets.items() for word in pair))
+    ran = compare_q("show", finished, *(word for pair in targets.items() for word in pair))
     errors = sorted(line.partition(": could not be written: ")[::2] for line in ran.err.splitlines())
     assert [name for name, _ in errors] == sorted(f"error: {file}" for file in targets.values())
     assert all(why.startswith("No space left on device; ") for _, why in errors)
     assert ran.status == 2
     null = device(tmp_path / "null", 3)
-    assert compare_q("--from", finished, "-o", null).status == 0
+    assert compare_q("show", finished, "-o", null).status == 0
     assert all(stat.S_ISCHR(file.lstat().st_mode) for file in (*targets.values(), null))
 
 
@@ -165,9 +165,9 @@ def test_what_no_output_can_be(compare_q: Run, finished: Path, tmp_path: Path) -
     assert not is_writable(tmp_path)
     assert not is_writable(tmp_path / "no" / "folder")
     (tmp_path / "link").symlink_to(tmp_path / "no" / "folder")
-    assert_refused(compare_q("--from", finished, "-o", tmp_path / "link"), "--output: ", "link: cannot be written")
+    assert_refused(compare_q("show", finished, "-o", tmp_path / "link"), "--output: ", "link: cannot be written")
     loop = tmp_path / "loop"
     loop.symlink_to("loop")
-    assert_refused(compare_q("--from", finished, "--plots", loop), "--plots: ", "loop: cannot be written")
-    assert_refused(compare_q("--from", finished, loop), "loop: cannot be read: Too many levels of symbolic links")
+    assert_refused(compare_q("show", finished, "--plots", loop), "--plots: ", "loop: cannot be written")
+    assert_refused(compare_q("show", finished, loop), "loop: cannot be read: Too many levels of symbolic links")
     assert loop.is_symlink()

@@ -146,7 +146,7 @@ def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
         return refusal(merging.load, [first, write("b.json", other_reference, **keys)])
 
     windows = against(data={"windows_sha256": "x", "windows": 3})
-    assert windows.startswith("--from: b.json: its windows differ from the windows of a.json (windows 3 and 2); ")
+    assert windows.startswith("b.json: its windows differ from the windows of a.json (windows 3 and 2); ")
     assert "(another text)" in against(data={"windows_sha256": "x"})
     assert "b.json: its tokenizer differs from the tokenizer of a.json" in against(data={"vocabulary_sha256": "x"})
     assert "b.json: does not say which windows" in against(data={"windows_sha256": None})
@@ -166,7 +166,7 @@ def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, 
     first, second = write("a.json", REF_A, QUANT_A, title="Two boxes"), write("b.json", REF_A, third)
     files = {"-o": "o.json", "--csv": "o.csv", "--markdown": "o.md", "-pf": "o.svg"}
     written = [word for flag, name in files.items() for word in (flag, tmp_path / name)]
-    ran = compare_q("--from", first, "--from", second, *written, "--pair", "AWQ", "W4A16")
+    ran = compare_q("show", first, second, *written, "--pair", "AWQ", "W4A16")
     assert ran.status == 0, ran.err
     assert "AWQ against W4A16" in ran.out
     assert "Two boxes" in (tmp_path / "o.svg").read_text()
@@ -177,10 +177,10 @@ def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, 
         ]
     raw = json.loads((tmp_path / "o.json").read_text())
     assert (raw["title"], [part["file"] for part in raw["parts"]]) == ("Two boxes", ["a.json", "b.json"])
-    shown, other = (compare_q("--from", *each).out for each in ([tmp_path / "o.json"], [first, second]))
+    shown, other = (compare_q("show", *each).out for each in ([tmp_path / "o.json"], [first, second]))
     assert shown == other
-    assert compare_q("--from", first, second).out == other
-    ran = compare_q("--from", first, second, "--csv", second)
+    assert compare_q("show", first, second).out == other
+    ran = compare_q("show", first, second, "--csv", second)
     assert "--csv: " in ran.err
     assert "is read here" in ran.err
 
@@ -204,7 +204,7 @@ def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_spec
     assert measured[0] == measured[1]
     assert best_labels(run.models, "kld") == best_labels(whole.models, "kld")
     assert [each is not None for each in excerpts.worst] == [True] * 3
-    ran = compare_q("--from", tmp_path / "a.html", tmp_path / "b.json", "--html", tmp_path / "m.html", "-t", "M")
+    ran = compare_q("show", tmp_path / "a.html", tmp_path / "b.json", "--html", tmp_path / "m.html", "-t", "M")
     assert ran.status == 0, ran.err
     again, (found,) = results_json.load(tmp_path / "m.html")
     assert (again.title, len(again.parts)) == ("M", 2)

@@ -66,7 +66,7 @@ def test_finished_runs_keep_them(measured: Compare, compare_q: Any, tmp_path: Pa
     models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
     for flags in ([], ["--divergences"]):
         given = measured(models, *flags).models["uniform"]
-        ran = compare_q("--from", tmp_path / "results.json", "-o", tmp_path / "copy.json")
+        ran = compare_q("show", tmp_path / "results.json", "-o", tmp_path / "copy.json")
         assert ran.status == 0, ran.err
         copied = json.loads((tmp_path / "copy.json").read_text())["texts"][0]["models"][1]
         assert copied["estimates"] == given["estimates"]

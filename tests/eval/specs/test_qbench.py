@@ -31,7 +31,7 @@ def test_a_project(tmp_path: Path, compare_q: Run) -> None:
     """Both specs, written beside the project, load; what was left out is said."""
     project = tmp_path / "p.yml"
     project.write_text(TEXT + MODELS)
-    ran = compare_q("--from-qbench", project)
+    ran = compare_q("convert", project)
     assert ran.status == 0, ran.err
     data, models = tmp_path / "p.data.json", tmp_path / "p.models.json"
     assert json.loads(data.read_text()) == {
@@ -53,8 +53,8 @@ def test_a_project(tmp_path: Path, compare_q: Run) -> None:
     for part in ("title: is a flag here, -t", "colour: no key of qbench's", "models[0].options.x: left out"):
         assert part in ran.err
     assert f"compare-q -d {data} -m {models}" in ran.out
-    assert "-d: is for a run, and does not go with --from-qbench" in compare_q("--from-qbench", project, "-d", data).err
-    again = compare_q("--from-qbench", project)
+    assert "-d: is no flag of compare-q convert, but of compare-q run" in compare_q("convert", project, "-d", data).err
+    again = compare_q("convert", project)
     assert (again.status, again.err) == (2, f"error: {data}: is there already; move it away\n")
 
 

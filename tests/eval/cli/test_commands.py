@@ -1,0 +1,120 @@
+"""The subcommands: their pages, their flags, the flags that they were before, and what misspelled words are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compare_q.eval.cli.flags import COMMANDS, OLD, PAGE, parse, parser
+from tests.support.command_line import Run, Specs
+from tests.support.toy import assert_refused
+
+
+def test_the_page_fits_a_screen(compare_q: Run) -> None:
+    ran = compare_q("--help")
+    assert (ran.status, ran.out, ran.err) == (0, PAGE, "")
+    lines = PAGE.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    for name in COMMANDS:
+        assert sum(line.startswith(f"  {name} ") for line in lines) == 1, name
+    assert compare_q("help").out == PAGE
+    nothing = compare_q()
+    assert (nothing.status, nothing.out, nothing.err) == (2, "", PAGE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_page_with_its_own_flags_alone(compare_q: Run, command: str) -> None:
+    ran = compare_q(command, "--help")
+    assert ran.status == 0
+    assert ran.out.startswith(f"usage: compare-q {command}")
+    others = {flag for other in COMMANDS for flag in parser(other)._option_string_actions}
+    named = {word.rstrip(".,;:)") for word in ran.out.split()}
+    assert not named & (others - {*parser(command)._option_string_actions})
+
+
+def test_what_was_a_flag_is_the_command_and_a_line_names_it(
+    compare_q: Run, write_specs: Specs, finished: Path, tmp_path: Path
+) -> None:
+    data, models = write_specs()
+    for before, now in (
+        (["--from", finished, "--pairs"], ["show", finished, "--pairs"]),
+        (["--pairs", f"--from={finished}"], ["show", finished, "--pairs"]),
+        (["--columns", "kld", "--from", finished, "--csv", tmp_path / "a.csv"],
+         ["show", finished, "--columns", "kld", "--csv", tmp_path / "a.csv"]),
+        (["-d", data, "-m", models, "--check"], ["check", "-d", data, "-m", models]),
+        (["--cache", "--cache-limit", "1GB"], ["cache", "--cache-limit", "1GB"]),
+        (["--list-engines"], ["engines"]), (["--list_engines"], ["engines"]),
+        (["--doctor", tmp_path / "gone", "--against", tmp_path], ["doctor", tmp_path / "gone", "--against", tmp_path]),
+        (["--from-qbench", tmp_path / "gone.yml"], ["convert", tmp_path / "gone.yml"]),
+    ):  # fmt: skip
+        new, old = compare_q(*now), compare_q(*before)
+        assert (old.status, old.out) == (new.status, new.out), before
+        flag = next(name for name, command in OLD.items() if command == now[0])
+        assert old.err.splitlines()[0] == f"{flag}: is a command now: compare-q {now[0]} ..."
+        assert old.err.splitlines()[1:] == [line for line in new.err.splitlines() if not line.startswith("tokenizing")]
+
+
+def test_a_model_that_is_called_like_a_command(
+    compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("show").symlink_to(toy_model)
+    ran = compare_q("check", "./show@transformers_auto", "-d", toy_text)
+    assert ran.status == 0, ran.err
+    assert "show: transformers_auto (as asked)" in ran.err
+    assert_refused(compare_q("show"), "the following arguments are required: FILE; see compare-q show --help")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("shwo x.json", "shwo: no such command, folder or file (did you mean 'show'?)"),
+        ("docter ./m", "docter: no such command, folder or file (did you mean 'doctor'?)"),
+        ("show r.json --colums kld", "--colums: compare-q show has no such flag (did you mean '--columns'?)"),
+        ("show r.json --columns kdl", "--columns: 'kdl' is no column (did you mean 'kld'?); there are: label,"),
+        ("show r.json --sort kdl", "--sort: 'kdl' is no column (did you mean 'kld'?)"),
+        ("show r.json --kld-value mena", "'mena' is none of mean, median, p99, p99.9 (did you mean 'mean'?)"),
+        ("show r.json --x-axis vrm", "--x-axis: 'vrm' is none of bpw, vram, size (did you mean 'vram'?)"),
+        ("show r.json -kdl", "-kdl: compare-q show has no such flag (did you mean '-kld'?)"),
+        ("m -c 512", "-c: compare-q run has no such flag"),
+        ("show r.json -d x", "-d: is no flag of compare-q show, but of compare-q run"),
+        ("show r.json --check", "--check: is a command of its own: compare-q check"),
+        ("cache --limit 1GB", "--limit: compare-q cache has no such flag (did you mean '--cache-limit'?)"),
+        ("-d wiki2 a b", "name models, or give -d and -m; -d has taken all of wiki2 a b: put models before it"),
+        ("-m m.json", "-d: is missing: specs of models go with a spec of a text"),
+        ("a -m m.json", "a: is named beside -m, whose specs stand for all models; leave one of them out"),
+    ],
+)  # fmt: skip
+def test_misspelled_words_are_told_what_was_meant(compare_q: Run, words: str, said: str) -> None:
+    assert_refused(compare_q(*words.split()), said)
+
+
+@pytest.mark.parametrize("flag", ["--plot-file", "--plot_file", "-plot-file", "-pf", "-plot_file"])
+def test_hyphens_and_underscores_are_the_same(compare_q: Run, finished: Path, tmp_path: Path, flag: str) -> None:
+    ran = compare_q("show", finished, flag, tmp_path / "p.svg", "--no-log-y", f"-output={tmp_path / 'r.json'}")
+    assert ran.status == 0, ran.err
+    assert (tmp_path / "p.svg").exists()
+    assert (tmp_path / "r.json").exists()
+
+
+def test_models_may_stand_before_and_behind_flags() -> None:
+    assert parse(["a", "-r", "4", "b", "--pairs", "c"]).models == ["a", "b", "c"]
+
+
+def test_show_has_the_rows_that_a_mask_leaves(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    """The reference's row stays, since the others' KLD is against it; what is written has these rows alone too."""
+    labels = [model["label"] for model in json.loads(finished.read_text())["texts"][0]["models"]]
+    assert labels == ["bf16", "W4A16", "broken"]
+    ran = compare_q("show", finished, "-mask", "w4", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    assert ran.status == 0, ran.err
+    assert "broken" not in ran.out
+    for name in ("r.json", "r.html"):
+        assert compare_q("show", tmp_path / name).out.splitlines()[:4] == ran.out.splitlines()[:4]
+    left = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
+    assert [model["label"] for model in left] == ["bf16", "W4A16"]
+    assert_refused(
+        compare_q("show", finished, "-mask", "awq"), "--mask: 'awq' matches no label; there are: bf16, W4A16"
+    )
