@@ -276,7 +276,8 @@ class Capabilities:
     this machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a
     CPU build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding
     depends on which windows a run has; ``answers``: what it answers prompts from: tokens, which the driver makes by
-    the model's chat template, or messages, to which a server applies its own; empty if it answers none.
+    the model's chat template, or messages, to which a server applies its own; empty if it answers none; ``decodes``:
+    how many windows at a time it can score in the steps of generation, 0 if it cannot.
     """
 
     load_fns: tuple[str, ...]
@@ -294,6 +295,7 @@ class Capabilities:
     torch: bool = True
     batches: bool = False
     answers: Literal["", "tokens", "messages"] = ""
+    decodes: int = 0
 
     def installed(self) -> tuple[str, str] | None:
         """(distribution, version) that provides the engine; None if it is not installed.
@@ -306,6 +308,22 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class Decode:
+    """Windows are fed as generation computes them: ``step`` tokens of each of ``batch`` windows at a time.
+
+    The keys and values of the tokens before come from the cache.  The first step of a window has nothing before it.
+    """
+
+    step: int = 1
+    batch: int = 1
+
+    @property
+    def words(self) -> str:
+        """``decode 1x32``: one token of each of 32 windows."""
+        return f"decode {self.step}x{self.batch}"
+
+
+@dataclass(frozen=True)
 class LoadRequest:
     """Everything that an engine is told about one model before it loads.
 
@@ -314,7 +332,7 @@ class LoadRequest:
     tokens; ``options``: the spec's ``engine`` object, which the engine itself checks; ``override_tensors``: files whose
     tensors replace the model's; ``revision``: of a hub id, None for the default one; ``stamp``: what
     ``ModelFiles.stamp`` said when the scores' key was made; ``log_file``: where this process's output goes, None for
-    the terminal.
+    the terminal; ``decode``: how windows are fed in steps of generation, None: in prefill.
     """
 
     label: str
@@ -326,6 +344,7 @@ class LoadRequest:
     revision: str | None = None
     stamp: str = ""
     log_file: Path | None = None
+    decode: Decode | None = None
 
 
 class ModelFiles:
@@ -518,6 +537,21 @@ class LogitsEngine(Engine):
         """States [L, H] that entered the head in the last call of ``logits``, once ``head`` has returned a head."""
         states: torch.Tensor = self.entered
         return states
+
+    def in_steps(self, length: int, step: int, forward: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+        """Logits [L, V] of a window of so many tokens in decode, and its states, from those of its steps.
+
+        ``forward(begin, end)``: the logits [end - begin, V] of these positions; those before are in the cache.
+        """
+        import torch
+
+        logits, states = [], []
+        for begin in range(0, length, step):
+            logits.append(forward(begin, min(begin + step, length)))
+            states.append(self.entered)
+        if self.entered is not None:
+            self.entered = torch.cat(states)
+        return torch.cat(logits)
 
 
 class ScoringEngine(Engine):

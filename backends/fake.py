@@ -50,6 +50,7 @@ class FakeEngine(LogitsEngine):
         packages=(),
         install="nothing to install",
         summary="closed-form logits: PPL known in advance, for tests",
+        decodes=512,
     )
 
     options_type = FakeOptions

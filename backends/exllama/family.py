@@ -35,13 +35,15 @@ class ExLlamaEngine(LogitsEngine):
     """One model, whose package has the name of its load_fn; all its options but ``max_seq_len`` name GPUs, by their
     places among all.
 
-    ``methods``: the quantization methods that it reads; ``settings``: what the names of its variables begin with.
+    ``methods``: the quantization methods that it reads; ``settings``: what the names of its variables begin with;
+    ``cache``: keys and values, in decode only.
     """
 
     files = HuggingFaceFolder
     methods: ClassVar[tuple[str, ...]]
     settings: ClassVar[str]
     dtype = ""
+    cache: Any = None
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -104,10 +106,11 @@ class ExLlamaEngine(LogitsEngine):
         return {
             "dtype": self.dtype,
             "batch": "one window at a time",
+            **({} if self.cache is None else {"kv_cache": "float16"}),
             "options": self.options.model_dump(exclude_none=True),
         }
 
     def close(self) -> None:
         if self.model is not None:
             self.model.unload()
-        self.model = None
+        self.model = self.cache = None

@@ -2,6 +2,7 @@
 
 Written from the source of 0.3.2; it has not been run here.  A window goes through ``ExLlamaV2.forward`` whole and
 without a KV cache, so that nothing splits it; exllamav2's default of 2,048 tokens a forward pass follows the windows.
+In decode it goes through in steps, with ``ExLlamaV2Cache`` in float16 (never run).
 
 Set by compare_q, and not exllamav2's default: ``no_sdpa``.  Without flash-attn and xformers 0.3.2 would take torch's
 SDPA with no mask at all (``_attn_torch`` asks for the mask of a vision tower, and gets None): every token sees the
@@ -51,6 +52,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
             "https://github.com/turboderp-org/exllamav2/releases)"
         ),
         summary="EXL2, 4-bit GPTQ and unquantized models, logits on NVIDIA GPUs",
+        decodes=1,
     )
     options_type = ExLlamaV2Options
     methods = ("exl2", "gptq")
@@ -86,17 +88,29 @@ class ExLlamaV2Engine(ExLlamaEngine):
         sliding = min((size for layer in layers if (size := getattr(layer, "sliding_window", 0))), default=tokens + 1)
         if self.attention != "flash-attn" and sliding <= tokens:
             raise ValueError(f"windows of {tokens} tokens reach its sliding window of {sliding}; that needs flash-attn")
+        cache = None
         if self.options.gpu_split is not None:
             model.load(self.options.gpu_split)
         else:
-            cache = ExLlamaV2Cache(model, max_seq_len=tokens, lazy=True)  # only to measure what fits
+            cache = ExLlamaV2Cache(model, max_seq_len=tokens, lazy=True)  # in prefill only to measure what fits
             model.load_autosplit(cache, max(RESERVE, OUTPUT_FACTOR * 2 * tokens * config.vocab_size))
+        if self.request.decode is not None:
+            self.cache = cache or ExLlamaV2Cache(model, max_seq_len=tokens)
 
     def logits(self, window: Window) -> torch.Tensor:
         import torch
 
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
-        logits: torch.Tensor = self.model.forward(token_ids)
+        if self.request.decode is None:
+            return self._forward(token_ids)
+        self.cache.current_seq_len = 0
+        return self.in_steps(
+            len(window.token_ids), self.request.decode.step, lambda begin, end: self._forward(token_ids[:, begin:end])
+        )
+
+    def _forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] of tokens [1, n]; in decode behind those that are in the cache, which goes on by them."""
+        logits: torch.Tensor = self.model.forward(token_ids, self.cache)
         self.dtype = dtype_name(logits.dtype)
         return logits[0, :, : self.model.config.vocab_size]
 

@@ -6,9 +6,9 @@ without a KV cache (``attn_mode`` "flash_attn_nc").  In spite of that name no fl
 takes the first of its own Triton kernels, xformers and torch that can compute it, which the provenance names.
 
 What that measures: unquantized weights are float16, bf16 ones too; so are logits and what enters a product.  EXL3
-products of more than 144 rows, as of any usual window, reconstruct the weights in float16 and multiply these;
-decoding reads the trellis itself.  The head is padded to a multiple of 128 entries, and a quantized head has noise
-there: logits are cut to the config's vocabulary.
+products of more than 144 rows, as of any usual window, reconstruct the weights in float16 and multiply these; decode
+reads the trellis itself, and has a cache in float16 (written from the source of 1.4.1, never run).  The head is padded
+to a multiple of 128 entries, and a quantized head has noise there: logits are cut to the config's vocabulary.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from compare_q.backends.layers.groups import group_layers
 if TYPE_CHECKING:
     import torch
 
+PAGE = 256
+"""Tokens of a page of exllamav3's cache."""
 EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
 
 
@@ -63,6 +65,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         ),
         summary="EXL3 and unquantized models, logits on NVIDIA GPUs",
         override_tensors=True,
+        decodes=1,
     )
     options_type = ExLlamaV3Options
     methods = ("exl3",)
@@ -88,6 +91,10 @@ class ExLlamaV3Engine(ExLlamaEngine):
         self.vocab_size = config.vocab_size
         self.model = Model.from_config(config)
         tokens = self.request.max_tokens
+        if self.request.decode is not None:  # before the model loads, which allocates the tensors of its caches
+            from exllamav3 import Cache
+
+            self.cache = Cache(self.model, max_num_tokens=-(-tokens // PAGE) * PAGE)
         self.model.load(
             max_chunk_size=tokens, max_output_size=tokens, max_output_factor=OUTPUT_FACTOR,
             **self.options.model_dump(exclude_none=True, exclude={"max_seq_len"}),
@@ -97,9 +104,33 @@ class ExLlamaV3Engine(ExLlamaEngine):
         import torch
 
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
+        if self.request.decode is not None:
+            return self._decoded(token_ids, self.request.decode.step)
         logits: torch.Tensor = self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"})
         self.dtype = dtype_name(logits.dtype)
         return logits[0, :, : self.vocab_size]
+
+    def _decoded(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
+        """Logits [L, V] of tokens [1, L] in steps, as exllamav3's ``examples/generation_loop.py`` generates (1.4.1).
+
+        Layers with a state get it from the step before, and give its slot back behind the window.
+        """
+        states: Any = None
+
+        def forward(begin: int, end: int) -> torch.Tensor:
+            nonlocal states
+            shape = (1, self.cache.max_num_tokens)
+            params = {"attn_mode": "flash_attn", "cache": self.cache, "past_len": begin, "batch_shape": shape}
+            params |= {} if states is None else {"recurrent_states": states}
+            logits: torch.Tensor = self.model.forward(token_ids[:, begin:end], params)
+            states = params.get("recurrent_states")
+            self.dtype = dtype_name(logits.dtype)
+            return logits[0, :, : self.vocab_size].clone()
+
+        logits = self.in_steps(token_ids.shape[1], step, forward)
+        for state in states or ():
+            self.cache.release_state(state)
+        return logits
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
         """The head where it is not quantized; ``states`` from here on."""
@@ -113,7 +144,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
             forward, self.entered = module.forward, torch.empty(0)
 
             def enter(x: torch.Tensor, *rest: Any, **keys: Any) -> torch.Tensor:
-                self.entered = x[0]
+                self.entered = x[0].clone() if self.request.decode else x[0]  # the next step may take the same memory
                 logits: torch.Tensor = forward(x, *rest, **keys)
                 return logits
 

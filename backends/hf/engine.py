@@ -101,6 +101,7 @@ class TransformersEngine(LogitsEngine):
         install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         answers="tokens",
+        decodes=1,
     )
     files = TransformersFolder
     options_type = TransformersOptions
@@ -124,6 +125,8 @@ class TransformersEngine(LogitsEngine):
         check_dtype(options.dtype or DTYPES[request.load_fn], stored)
         if options.streaming:
             check_streaming(options, stored)
+            if request.decode is not None:
+                raise InputError("engine.streaming: reads every layer once a step, which takes hours; leave it out")
         elif options.streaming_windows:
             raise InputError('engine.streaming_windows: needs "streaming": true')
 
@@ -187,7 +190,10 @@ class TransformersEngine(LogitsEngine):
         import torch
 
         with torch.inference_mode():
-            logits = self._forward(window) if self.streamer is None else self.streamer.logits(window)
+            if self.request.decode is not None:
+                logits = self._decoded(window, self.request.decode.step)
+            else:
+                logits = self._forward(window) if self.streamer is None else self.streamer.logits(window)
         if self.noise is not None and (missed := self.noise.missed()):
             raise ModelError(missed)
         return logits
@@ -201,6 +207,30 @@ class TransformersEngine(LogitsEngine):
             self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
         logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
         return logits
+
+    def _decoded(self, window: Window, step: int) -> torch.Tensor:
+        """Logits [L, V] of a window that is fed ``step`` tokens at a time, with the cache that the model makes itself.
+
+        ``generate`` does the same, unless a model's generation config names another cache.
+        """
+        import torch
+
+        self._forget_lengths()
+        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
+        cache: Any = None
+
+        def forward(begin: int, end: int) -> torch.Tensor:
+            nonlocal cache
+            if self.noise is not None:
+                self.noise.begin(token_ids[0, begin:end], torch.arange(begin, end))
+            found = self.model(token_ids[:, begin:end], past_key_values=cache, use_cache=True)
+            cache = found.get("past_key_values")
+            if cache is None or cache.get_seq_length() != end:
+                raise ModelError(f"phase: {type(self.model).__name__} keeps no cache of all tokens, which decode needs")
+            logits: torch.Tensor = found.logits[0]
+            return logits
+
+        return self.in_steps(len(window.token_ids), step, forward)
 
     def _forget_lengths(self) -> None:
         """Dynamic rotary factors would stay those of a longer window or question before."""
@@ -278,6 +308,7 @@ class TransformersEngine(LogitsEngine):
             "device": str(parameters.device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
+            **({} if self.request.decode is None else {"kv_cache": dtype_name(self.model.dtype)}),
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
             **provenance_of(seed_of(self.request.options)),
             "options": self.options.model_dump(exclude_none=True),

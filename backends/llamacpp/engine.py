@@ -87,6 +87,7 @@ class LlamacppEngine(LogitsEngine):
         summary="GGUF files in llama.cpp, logits on GPU or CPU",
         suffixes=(".gguf",),
         torch=False,
+        decodes=1,
     )
     files = gguf.GgufFiles
     options_type = LlamacppOptions
@@ -169,6 +170,8 @@ class LlamacppEngine(LogitsEngine):
         library, length = self.library, len(window.token_ids)
         # llama.cpp cuts n_batch to n_ctx, and one token more would abort the process.
         step = min(self.options.n_batch, library.llama_n_batch(self.context))
+        if self.request.decode is not None:
+            step = min(step, self.request.decode.step)
         vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
         logits = torch.empty(length, vocab_size, device="cuda" if torch.cuda.is_available() else "cpu")
         library.llama_memory_clear(library.llama_get_memory(self.context), True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,12 @@ PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20
 """Memory for vLLM's own log-probabilities in the probe, at 11 bytes a logit: the V1 runner holds all rows at once."""
 BYTES_A_LOGIT = 11
-PROBE_TOKENS_ON_CPU = 64
-"""Of each window on a CPU, where 2 x 546 tokens of a model of 135M weights took 8 s of each load."""
+PROBE_TOKENS_OF_SLOW = 64
+"""Of each window in decode, and on a CPU, where 2 x 546 tokens of a model of 135M weights took 8 s of each load."""
 STUCK = 8
+COMPANION = "companion"
+"""A request that is queued behind all windows in decode, and never scored: from 0.32 on vLLM gives a request that is
+alone in the queue all tokens of a step (its pull request 57951), whatever ``long_prefill_token_threshold`` says."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class VllmDriver:
     ``probed``: the route that a probe has found ahead of the next pass; ``runner`` is the generation of vLLM's model
     runner.  With ``noise_seed`` the layers get noise
     (``backends/layers/noise.py``) while windows are scored, but none in the probe, whose check and route are the
-    model's own.  ``pass_report``: what the ranks said at the end of the last pass.
+    model's own.  ``step``: in decode, the tokens of a window in a step.  ``pass_report``: what the ranks
+    said at the end of the last pass.
     """
 
     llm: Any
@@ -67,6 +71,7 @@ class VllmDriver:
     runner: str
     noise_seed: int | None = None
     on_cpu: bool = False
+    step: int | None = None
     route: Route | None = None
     probed: Route | None = None
     pass_report: dict[str, Any] = field(default_factory=dict)
@@ -95,7 +100,7 @@ class VllmDriver:
 
     def scored(self, windows: Sequence[Window], plan: Plan, noise_seed: int | None = None) -> Iterator[TokenScores]:
         """Scores of every window by a plan that fits the model."""
-        self.call("compare_q_begin", asdict(plan), noise_seed)
+        self.call("compare_q_begin", asdict(replace(plan, step=self.step)), noise_seed)
         finished = self.requests(windows, {})
         pending = {window.index: window for window in windows}
         for indices in finished:
@@ -119,21 +124,23 @@ class VllmDriver:
 
         engine = self.llm.llm_engine
         waiting = {str(window.index): window.index for window in windows}
+        common = {"max_tokens": 1, "detokenize": False, "skip_reading_prefix_cache": True}
         try:
             with paused(engine):
                 for window in windows:
-                    params = SamplingParams(
-                        max_tokens=1, detokenize=False, skip_reading_prefix_cache=True,
-                        extra_args={TAG: [window.index, window.spans]}, **sampling,
-                    )  # fmt: skip
+                    params = SamplingParams(**common, extra_args={TAG: [window.index, window.spans]}, **sampling)
                     engine.add_request(str(window.index), {"prompt_token_ids": window.token_ids.tolist()}, params)
-            while engine.has_unfinished_requests():
-                finished = {waiting.pop(output.request_id): output for output in engine.step() if output.finished}
-                if finished:
-                    yield finished
+                if self.step and windows:
+                    longest = max(windows, key=lambda window: len(window.token_ids)).token_ids.tolist()
+                    engine.add_request(COMPANION, {"prompt_token_ids": longest}, SamplingParams(**common))
+            while waiting and engine.has_unfinished_requests():
+                done = [output for output in engine.step() if output.finished and output.request_id in waiting]
+                if done:
+                    yield {waiting.pop(output.request_id): output for output in done}
         finally:
-            if waiting:  # whoever was iterating has had enough, or a request was refused
-                engine.abort_request(list(waiting))
+            # Whoever was iterating has had enough, or a request was refused; the companion is not waited for.
+            if waiting or self.step:
+                engine.abort_request([*waiting, *([COMPANION] if self.step else [])])
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
         """Answers as they finish; all questions are queued at once.  Nothing of ours looks at these steps."""
@@ -193,6 +200,7 @@ class VllmDriver:
             **{name: max(rank[name] for rank in ranks) for name in largest},
             **{name: next((rank[name] for rank in ranks if rank[name]), "") for name in said},
             "recomputed_positions": sum(rank["recomputed_positions"] for rank in ranks),
+            "steps": next((rank["steps"] for rank in ranks if rank["steps"].get("graphs")), {}),
         }
 
     def what_ran(self) -> tuple[tuple[Layer, ...], tuple[KVCache, ...]]:
@@ -208,13 +216,14 @@ class VllmDriver:
     def provenance(self) -> dict[str, Any]:
         """What really ran in the last pass, for the results."""
         route, report = {} if self.route is None else asdict(self.route), self.pass_report
-        names = ("chunk_rows", "extra_device_bytes", "recomputed_positions", "reference_head", "logits_dtype")
-        return {"model_runner": self.runner, **route, **{name: report[name] for name in names if report}}
+        names = ("chunk_rows", "extra_device_bytes", "recomputed_positions", "reference_head", "logits_dtype", "steps")
+        known = {name: report[name] for name in names if report and (self.step or name != "steps")}
+        return {"model_runner": self.runner, **route, **known}
 
     def probe(self, windows: Sequence[Window]) -> Route:
         """The route for these windows; ModelError if compare_q's scores are not vLLM's own (the module's docstring)."""
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
-        tokens = min(tokens, PROBE_TOKENS_ON_CPU) if self.on_cpu else tokens
+        tokens = min(tokens, PROBE_TOKENS_OF_SLOW) if self.on_cpu or self.step else tokens
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
         short = [Window.scored_from(window.index, window.token_ids[:tokens]) for window in longest]
         for gathered in (False, True):
@@ -250,7 +259,7 @@ class VllmDriver:
         """A pass with ``prompt_logprobs=0``: shards of statistics [L - 1, F] and vLLM's own scores [L - 1] of each
         window, and the pass's report.
         """
-        self.call("compare_q_begin", asdict(Plan(gathered=gathered, probe=True)))
+        self.call("compare_q_begin", asdict(Plan(gathered=gathered, probe=True, step=self.step)))
         outputs = {index: output for finished in self.requests(short, {"prompt_logprobs": 0, "flat_logprobs": True})
                    for index, output in finished.items()}  # fmt: skip
         collected = self.collect([window.index for window in short])

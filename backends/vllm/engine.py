@@ -111,6 +111,7 @@ class VllmEngine(ScoringEngine):
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
         batches=True,
         answers="tokens",
+        decodes=512,
     )
     files = VllmFolder
     driver: VllmDriver
@@ -156,7 +157,7 @@ class VllmEngine(ScoringEngine):
         return local_folder(self.request.model_dir)
 
     def load(self) -> None:
-        folder, config = self.folder, CheckpointConfig.read(self.folder)
+        folder, config, decode = self.folder, CheckpointConfig.read(self.folder), self.request.decode
         cpu = install.is_cpu_build()
         self.arguments = engine_arguments(self.request, config.raw, cpu=cpu)
         if self.request.options.get(EMULATE) and not cpu:
@@ -175,12 +176,14 @@ class VllmEngine(ScoringEngine):
             register()  # in this process, which may have imported the worker before it was to wake the plugin
             self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
             runner = self.llm.collective_rpc("compare_q_install")[-1]
+            if decode is not None:
+                self.llm.collective_rpc("compare_q_decode")
         except Exception as error:  # config errors, refused checkpoints, dead workers: one model's failure
             raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
         loaded = self.llm.llm_engine.vllm_config
         self.driver = VllmDriver(
             self.llm, loaded.model_config.get_vocab_size(), loaded.parallel_config.tensor_parallel_size, runner,
-            noise.seed_of(self.request.options), on_cpu=cpu,
+            noise.seed_of(self.request.options), on_cpu=cpu, step=None if decode is None else decode.step,
         )  # fmt: skip
 
     def get_ready(self, sample: Sequence[Window]) -> None:
@@ -228,7 +231,9 @@ class VllmEngine(ScoringEngine):
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
-        _, caches = self.driver.what_ran()
+        decode, (_, caches) = self.request.decode, self.driver.what_ran()
+        if decode is not None:  # what came before a step can come from nowhere but the cache
+            caches = tuple(replace(cache, prefill="") for cache in caches)
         floor = noise.provenance_of(noise.seed_of(self.request.options))
         return {
             "model_class": ", ".join(config.model_config.architectures),
@@ -242,7 +247,7 @@ class VllmEngine(ScoringEngine):
             "enforce_eager": config.model_config.enforce_eager,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
-            "batch": "all windows queued at once",
+            "batch": "all windows queued at once" if decode is None else f"{decode.batch} windows at a time",
             "scorer": self.driver.provenance(),
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),

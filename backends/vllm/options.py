@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import Decode, LoadRequest
 from compare_q.backends.checkpoint import files, nvfp4_scales
 from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
 from compare_q.backends.checkpoint.formats import Parts
@@ -51,6 +51,14 @@ CHOOSES_CACHE = (
 """Options with which the KV cache is not sized from the windows: the spec says its size, or a step holds all windows.
 """
 LEAST_FREE = 0.01
+SET_IN_DECODE = {
+    "long_prefill_token_threshold": "step", "max_num_seqs": "batch", "enable_prefix_caching": "",
+    "long_prefill_token_threshold_adaptive": "", "enable_chunked_prefill": "", "max_num_partial_prefills": "",
+    "max_long_partial_prefills": "",
+}  # fmt: skip
+"""Options that decide which tokens a step holds, and so are compare_q's in decode -> the key of the spec instead."""
+BLOCK = 256
+"""Tokens of the largest block of a KV cache, by which a window's last one may be longer than the window."""
 ONLINE = {
     "fp8": "fp8 tensor", "fp8_per_tensor": "fp8 tensor", "fp8_per_tensor_static": "fp8 tensor",
     "fp8_per_channel": "fp8 channel", "fp8_per_channel_static": "fp8 channel",
@@ -90,9 +98,22 @@ def check_options(request: LoadRequest) -> None:
     if noise.seed_of(options) is not None and not options.get("enforce_eager", True):
         raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
     parse_options(CheckedOptions, options)
+    if request.decode is not None:
+        check_steps(request.decode, options)
     longest = options.get("max_model_len")
     if longest is not None and longest <= request.max_tokens:
         raise InputError(f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1")
+
+
+def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:
+    """InputError for options with which a step could not hold ``step`` tokens of each of ``batch`` windows."""
+    for name, key in SET_IN_DECODE.items():
+        if options.get(name) is not None:
+            instead = f'give "{key}" beside "phase" in its place' if key else "leave it out"
+            raise InputError(f'engine.{name}: set by compare_q with "phase": "decode"; {instead}')
+    tokens, batched = decode.step * decode.batch, options.get("max_num_batched_tokens")
+    if batched is not None and batched < tokens:
+        raise InputError(f"engine.max_num_batched_tokens: {batched} holds no step of {tokens} tokens (step x batch)")
 
 
 def check_checkpoint(request: LoadRequest, folder: Path) -> None:
@@ -183,14 +204,28 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         "load_format": "safetensors",
         "trust_remote_code": False,
         "enforce_eager": True,
+        **decode_arguments(request, cpu=cpu),
         **({TRIMS: False} if TRIMS in install.arguments() else {}),
     }
     chosen = {name: value for name, value in request.options.items() if name not in OWN_OPTIONS}
     return defaults | cache_arguments(request, config, cpu=cpu) | chosen
 
 
+def decode_arguments(request: LoadRequest, *, cpu: bool) -> dict[str, Any]:
+    """Our defaults in decode: which tokens a step holds, and on a GPU compiled graphs, which serve; none in prefill."""
+    if request.decode is None:
+        return {}
+    return {
+        "long_prefill_token_threshold": request.decode.step,
+        "max_num_seqs": request.decode.batch,
+        "enable_prefix_caching": False,
+        "enforce_eager": cpu or noise.seed_of(request.options) is not None,
+    }
+
+
 def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """The KV cache's size, from the windows at work at a time; nothing where the spec or vLLM has to choose it.
+    """The KV cache's size, from the windows at work at a time, in decode from the whole batch; nothing where the spec or
+    vLLM has to choose it.
 
     ``gpu_memory_utilization`` then only says how much memory must be free when vLLM starts.
     """
@@ -198,7 +233,10 @@ def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) 
     if not cpu and (numbers is None or any(name in options for name in CHOOSES_CACHE)):
         return {}
     batched = options.get("max_num_batched_tokens", BATCHED_TOKENS_CPU if cpu else BATCHED_TOKENS_GPU)
-    size = kv_cache_bytes(numbers, tokens_at_work(request.max_tokens + 1, batched))
+    tokens = tokens_at_work(request.max_tokens + 1, batched)
+    if request.decode is not None:
+        tokens = max(tokens, request.decode.batch * (request.max_tokens + 1 + BLOCK))
+    size = kv_cache_bytes(numbers, tokens)
     return {"kv_cache_memory_bytes": size} | ({} if cpu else {"gpu_memory_utilization": LEAST_FREE})
 
 

@@ -60,7 +60,8 @@ class Plan:
     ``gathered``: use vLLM's gathered logits.  ``vocab_size``: cut logits to this many entries; None: the model's own.
     ``probe``: compare gathered with local logits and the head's product with both.  ``reference``: folder of the store
     to compare with.  ``record``: folder in which this model's states or logits (``record_contents``) are left as a
-    reference; ``record_reason`` says why logits.  ``divergences``: compare by both passes.
+    reference; ``record_reason`` says why logits.  ``divergences``: compare by both passes.  ``step``: in decode, the
+    tokens of a window in each step.
     """
 
     gathered: bool = False
@@ -71,6 +72,7 @@ class Plan:
     record_contents: Contents = "states"
     record_reason: str = ""
     divergences: bool = False
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -262,10 +264,10 @@ class Scorer:
         except Exception as error:  # whatever it is, the engine must live to report it
             self.fail(error)
 
-    def fail(self, error: Exception) -> None:
-        """Keep an error, if it is the first one."""
-        named = one_line(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {one_line(error)}"
-        self.error = self.error or named
+    def fail(self, error: Exception | str) -> None:
+        """Keep an error, if it is the first one, and not empty."""
+        known = isinstance(error, ModelError | str)
+        self.error = self.error or (one_line(error) if known else f"{type(error).__name__}: {one_line(error)}")
 
     def scored(self, hidden_states: torch.Tensor, pack: Pack, tokens: Tokens) -> None:
         """Score a pack by chunks, and send its results to the host."""

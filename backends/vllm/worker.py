@@ -26,6 +26,7 @@ from compare_q.backends.vllm.hooks import RequestRows, Tokens, attach, before_fo
 from compare_q.backends.vllm.logits import LogitsSource
 from compare_q.backends.vllm.plugin import register
 from compare_q.backends.vllm.scorer import Plan, Scorer
+from compare_q.backends.vllm.steps import UNKNOWN, Graphs, Steps, check_decodes
 
 RANKS = "batched_count_greater_than"
 """The function of vLLM's sampler that counts them."""
@@ -51,6 +52,8 @@ class ScoringExtension:
     _compare_q_source: LogitsSource
     _compare_q_scorer: Scorer | None = None
     _compare_q_noise: Noise | None = None
+    _compare_q_graphs: Graphs | None = None
+    _compare_q_steps: Steps | None = None
     _compare_q_logits: list[Any] | None = None
     _compare_q_chunk: int = 1024
 
@@ -64,6 +67,11 @@ class ScoringExtension:
         vllm_layers.check_causal(self.model_runner.get_model())
         self._compare_q_source = LogitsSource(self.model_runner.get_model())
         return generation
+
+    def compare_q_decode(self) -> None:
+        """Note which graphs run from now on; RuntimeError if this model would not be computed as it generates."""
+        check_decodes(self.model_runner.get_model())
+        self._compare_q_graphs = Graphs(self.model_runner)
 
     def compare_q_layers(self) -> str:
         """How this rank's layers run, as JSON: the fields of ``Layer`` of each, and those of ``KVCache``."""
@@ -85,6 +93,7 @@ class ScoringExtension:
             self._compare_q_noise = noise = Noise(layers, noise_seed, pairs=True)
             noise.handles.append(before_forwards(self.model_runner, noise.begin))
         tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
+        self._compare_q_steps = None if plan.get("step") is None else Steps(plan["step"])
         # States, and gathered logits, are the same on every tensor-parallel rank: the first keeps them.
         self._compare_q_scorer = Scorer(
             self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
@@ -103,7 +112,8 @@ class ScoringExtension:
         scorer, self._compare_q_scorer = self._compare_q_scorer, None
         assert scorer is not None
         scorer.error = scorer.error or self._compare_q_quiet()
-        return json.dumps(scorer.end())
+        steps = {} if self._compare_q_steps is None else self._compare_q_steps.report()
+        return json.dumps({**scorer.end(), "steps": steps})
 
     def _compare_q_quiet(self) -> str:
         """End the noise; returns which layer has run without noise, if any."""
@@ -117,6 +127,9 @@ class ScoringExtension:
             if self._compare_q_logits is not None:
                 self._compare_q_keep(hidden_states, requests)
             elif self._compare_q_scorer is not None:
+                if self._compare_q_steps is not None:
+                    graph = UNKNOWN if self._compare_q_graphs is None else self._compare_q_graphs.last
+                    self._compare_q_scorer.fail(self._compare_q_steps.count(requests, graph))
                 self._compare_q_scorer.step(hidden_states, requests, tokens)
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:

@@ -73,6 +73,7 @@ def flat_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, An
         "where": model.where or None,
         "kernel": groups.kernel_of(model.layers) or None,
         "deviations": "; ".join(model.deviations) or None,
+        "phase": None if model.error else model.phase,
         "kv_cache": model.kv_cache or None,
         "bpw_layer": model.storage.bpw_layer,
         "bpw_head": model.storage.bpw_head,

@@ -128,6 +128,11 @@ class ModelResult:
         return kept
 
     @property
+    def phase(self) -> str:
+        """ "prefill", or "decode 1x32": in steps of one token of each of 32 windows."""
+        return str(self.provenance.get("phase") or "prefill")
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Scored tokens a second of scoring, the first step included; None where either is not known."""
         if self.ppl is None or not self.score_seconds:

@@ -6,12 +6,12 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compare_q import backends
-from compare_q.backends.base import Engine, LoadRequest, ModelFacts, ModelFiles
+from compare_q.backends.base import Capabilities, Decode, Engine, LoadRequest, ModelFacts, ModelFiles
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import check_unicode
@@ -32,6 +32,8 @@ from compare_q.eval.text.windows import EvalData
 WEIGHTS_SHARE = 0.7
 """Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
 HASHED_BYTES = 1 << 24
+DECODE_BATCH = 32
+"""Windows that are decoded at a time, where the spec does not say how many and the engine can."""
 SCORES_VERSION = 6
 """Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
 
@@ -100,8 +102,9 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[lis
         try:
             engine, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
             request = LoadRequest(
-                spec.name, spec.load_fn, spec.located, max_tokens, spec.options, spec.override_tensors, spec.revision
-            )
+                spec.name, spec.load_fn, spec.located, max_tokens, spec.options, spec.override_tensors, spec.revision,
+                decode=decode_of(spec, engine_class.capabilities),
+            )  # fmt: skip
             python = hosts.python(None if spec.python is None else spec.locate(spec.python), engine, spec.load_fn)
             check_unicode("model_dir", request.model_dir, *request.override_tensors)
             check_unicode("python", python)
@@ -110,6 +113,18 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[lis
         except InputError as error:
             problems.append(f"{spec.name}: {error}")
     return jobs, problems
+
+
+def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
+    """How a model's windows are fed in steps of generation, None in prefill; InputError where its engine cannot."""
+    if spec.phase == "prefill":
+        return None
+    if not capabilities.decodes:
+        raise InputError(f"phase: {spec.load_fn!r} cannot be scored in decode steps; leave it out")
+    if spec.batch is not None and spec.batch > capabilities.decodes:
+        most = "one window" if capabilities.decodes == 1 else f"{capabilities.decodes} windows"
+        raise InputError(f"batch: {spec.load_fn!r} decodes {most} at a time; give no more")
+    return Decode(spec.step, spec.batch or min(DECODE_BATCH, capabilities.decodes))
 
 
 def check(job: Job, hosts: Hosts) -> Job:
@@ -305,6 +320,8 @@ def identity(job: Job, data: EvalData, session: Session) -> dict[str, Any]:
     }
     if job.request.options.get("noise") is not None:
         found["noise"] = noise.VERSION
+    if job.request.decode is not None:  # prefill's keys stay what they were
+        found["decode"] = asdict(job.request.decode)
     if (edge := job.facts().rope_changes_above) is not None:  # the longest window of a run decides for all of them
         found["long_rope"] = job.request.max_tokens > edge
     if session.verify_weights:
@@ -355,7 +372,8 @@ def known_before(job: Job) -> dict[str, Any]:
     if job.kind is not None:
         threads = {name: job.kind.processor.get(name) for name in threads}
     python = {} if job.python is None else {"python_path": job.python}
+    phase = {} if job.request.decode is None else {"phase": job.request.decode.words}
     return {
-        "engine": job.engine, **job.described.versions, **python, **hardware(job),
+        "engine": job.engine, **phase, **job.described.versions, **python, **hardware(job),
         **(threads if here else {}),
     }  # fmt: skip

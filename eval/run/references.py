@@ -42,6 +42,7 @@ MEANING = {
     "model": "was made by another model",
     "engine": "was made by another engine",
     "options": "was made with other engine options",
+    "decode": "was made in another phase, or in other steps",
     "versions": "was made by other versions of the engine",
     "hardware": "was made on other hardware",
 }
@@ -125,7 +126,7 @@ def of_model(job: Job, data: EvalData, session: Session) -> HeldReference:
     key_name = "--logits_file" if logits_file is not None else "out_logits"
     if reference.exists:
         if not (session.clear and logits_file is None):
-            check(open_reference(path), identity)
+            check(open_reference(path), {"decode": None, **identity})
     elif path != in_cache and not is_free(path):
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
     if path == in_cache or (reference.has(len(data.windows)) and not session.clear):

@@ -27,6 +27,10 @@ Sample = Literal["first", "spread"]
 """Which windows of a text a run takes that takes not all of them."""
 Long = Literal["truncate", "split", "skip"]
 """What becomes of a conversation of more than ``eval_len`` tokens."""
+Phase = Literal["prefill", "decode"]
+"""Which of an engine's two ways of computing a window is measured: reading a prompt, or generating."""
+MOST_STEP = 16
+"""Tokens of a step of generation at most: one, or as many as speculation drafts and verifies."""
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -35,6 +39,7 @@ DIGEST_EXEMPT_DEFAULTS = {
     "method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
     "replicas": 1, "resources": {}, "score_roles": ["assistant"], "score_turns": "all", "long": "truncate",
     "chat_template_kwargs": {}, "task": None, "include_path": None, "num_fewshot": None, "sample": "first",
+    "phase": "prefill", "step": 1, "batch": None,
 }  # fmt: skip
 """Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
 ONLY_WITH = {
@@ -229,6 +234,9 @@ class ModelSpec(Spec):
     engine: dict[str, Any] = Field(
         default_factory=dict, description="options of the engine; for vLLM any LLM() argument"
     )
+    phase: Phase = Field("prefill", description="which kernels score: those that read a prompt, or those that generate")
+    step: int = Field(1, ge=1, le=MOST_STEP, description='with phase "decode": tokens of a window in a step')
+    batch: Length | None = Field(None, description='with phase "decode": windows at a time. Default: up to 32')
     python: str | None = Field(None, min_length=1, description="Python that runs the engine. Default: compare_q's own")
     gpus: Count | None = Field(None, description="GPUs that the model gets, 0 for all. Default: what the engine needs")
     replicas: Length = Field(1, description="workers, each with as many GPUs, among which the windows are split")
@@ -255,6 +263,13 @@ class ModelSpec(Spec):
                 )
             if isinstance(extra, dict) and (twice := sorted(extra.keys() & self.engine.keys())):
                 raise ValueError(f"model_dir: option {twice[0]!r} stands in engine as well")
+        return self
+
+    @model_validator(mode="after")
+    def _steps_of_decode(self) -> ModelSpec:
+        given = self.model_fields_set & {"step", "batch"}
+        if given and self.phase == "prefill":
+            raise ValueError(f'{first(given)}: only with "phase": "decode"')
         return self
 
     @property

@@ -25,7 +25,7 @@ FLOOR = "\N{ALMOST EQUAL TO}"
 """Beside the label of a noise floor."""
 EARLIER, BESIDE = "*", "\N{DOUBLE DAGGER}"
 """Beside seconds of an earlier run, and beside a speed while other rows loaded or were scored."""
-ALWAYS = ("where", "bpw_layer", "size", "ppl", "kld", "same_top", "non_finite")
+ALWAYS = ("where", "phase", "bpw_layer", "size", "ppl", "kld", "same_top", "non_finite")
 TOP_ERROR = "same_top_stderr"
 EXTRAS = (
     "acc_norm", "mcnemar_p", "kv_cache", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed",
@@ -135,6 +135,8 @@ def always_shown(run: TextResult) -> tuple[str, ...]:
         wanted = wanted - {"same_top"} | {"acc", *(["flips"] if run.reference else [])}
     if not machine_letters(run):
         wanted.discard("where")
+    if len({model.phase for model in run.models if not model.error}) < 2:
+        wanted.discard("phase")
     if not any(model.ppl and model.ppl.non_finite for model in run.models):
         wanted.discard("non_finite")
     if not any(model.storage.file_bytes for model in run.models):

@@ -42,7 +42,7 @@ def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = Tr
         letter: machine for machine, letter in sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
     }
     notes += [f"where {letter}: {machine}" for letter, machine in sorted(fullest.items()) if letters]
-    notes += [*merge_notes(parts), *window_notes(run), *error_notes(run)]
+    notes += [*merge_notes(parts), *window_notes(run), *phase_notes(run), *error_notes(run)]
     if run.reference is not None:
         about = f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}"
         if run.reference_ppl is not None and not any(model.is_reference for model in run.models):
@@ -115,6 +115,18 @@ def sample_note(run: TextResult, whole: int) -> str:
     ]
     within = f"{', '.join(known)} (one standard error; ± is about other texts like this one too)" if known else "n/a"
     return f"the same of all {whole:,} windows: {within}{sampled.rest_in_words(run)}"
+
+
+def phase_notes(run: TextResult) -> list[str]:
+    """What decode is, where rows were scored in its steps, and which those are if all were."""
+    phases = {model.phase for model in run.models if not model.error} - {"prefill"}
+    if not phases:
+        return []
+    everywhere = len(phases) == 1 and all(model.error or model.phase in phases for model in run.models)
+    return [
+        f"{f'all rows: {min(phases)}; ' if everywhere else ''}decode SxB: S tokens of each of B windows a step, as "
+        "generation computes them, with what came before in the KV cache"
+    ]
 
 
 def answer_notes(run: TextResult) -> list[str]:

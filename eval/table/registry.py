@@ -59,6 +59,7 @@ COLUMNS = (
     Column("engine", "engine", "the load_fn of its spec"),
     Column("kernel", "kernel", "what computed most quantized layers, by the engine's own name"),
     Column("where", "where", "the machine that it ran on"),
+    Column("phase", "phase", "prefill, or decode SxB: in steps of S tokens of each of B windows"),
     Column("kv_cache", "KV\ncache", "the precision in which keys and values were kept"),
     Column("bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2),
     Column("bpw_head", "head\nbpw", "stored bits per weight of the output head", digits=2),
@@ -104,7 +105,9 @@ COLUMNS = (
 )  # fmt: skip
 """In the order in which a table has them, unless ``--columns`` orders them otherwise."""
 BY_NAME = {column.name: column for column in COLUMNS}
-OF_MODEL = ("label", "engine", "kernel", "where", "kv_cache", "bpw_layer", "bpw_head", "vram_gib", "size", "load")
+OF_MODEL = (
+    "label", "engine", "kernel", "where", "phase", "kv_cache", "bpw_layer", "bpw_head", "vram_gib", "size", "load",
+)  # fmt: skip
 """Columns of what a model is, whatever text it scores; a run of several texts has the others once a text."""
 LABEL, KERNEL, WORDS = "label", "kernel", ("label", "text", "kernel", "engine", "beside")
 """``WORDS``: columns of words, which wrap where a terminal is narrow."""

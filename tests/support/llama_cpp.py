@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import Decode, LoadRequest
 from compare_q.backends.llamacpp.engine import LlamacppEngine
 
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -29,7 +30,7 @@ def request_for(model: object, log: Path | None = None, tokens: int = 100, **opt
     return LoadRequest("m", "llamacpp", str(model), tokens, options, log_file=log)
 
 
-def loaded(*arguments: Any, **options: Any) -> LlamacppEngine:
-    engine = LlamacppEngine(request_for(*arguments, **options))
+def loaded(*arguments: Any, decode: Decode | None = None, **options: Any) -> LlamacppEngine:
+    engine = LlamacppEngine(replace(request_for(*arguments, **options), decode=decode))
     engine.load()
     return engine

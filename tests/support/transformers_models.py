@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import Decode, LoadRequest
 from compare_q.backends.hf.engine import TransformersEngine
 
 
-def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersEngine:
+def loaded(
+    folder: Path, load_fn: str = "transformers", *, decode: Decode | None = None, **options: Any
+) -> TransformersEngine:
     """The model in ``folder``, loaded with these ``engine`` options."""
-    engine = TransformersEngine(LoadRequest("toy", load_fn, str(folder), 100, options))
+    engine = TransformersEngine(LoadRequest("toy", load_fn, str(folder), 100, options, decode=decode))
     engine.load()
     return engine
 

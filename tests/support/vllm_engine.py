@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import compare_q_vllm
-from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
+from compare_q.backends.base import Decode, LoadRequest, Task, TokenScores, Window
 from compare_q.backends.common.process import captured
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm.engine import VllmEngine
@@ -46,14 +46,15 @@ def request_for(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:
 
 @contextmanager
 def engine(
-    folder: Path, log: Path, tokens: int = TOY_CONTEXT, *, alone: bool = False, **options: Any
+    folder: Path, log: Path, tokens: int = TOY_CONTEXT, *, alone: bool = False, decode: Decode | None = None,
+    **options: Any,
 ) -> Iterator[VllmEngine]:
     """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test.
 
     On a CPU it runs in this process, as in a worker of ours: two processes that import vLLM take 35 s, this takes 1.
     ``alone``: in processes of its own, for a model that needs other process groups (a mixture of experts).
     """
-    engine = VllmEngine(replace(request_for(folder, tokens, **options), log_file=log))
+    engine = VllmEngine(replace(request_for(folder, tokens, **options), log_file=log, decode=decode))
     beside = nullcontext if GPU or alone or options.get("tensor_parallel_size", 1) > 1 else beside_others
     try:
         with as_before(), beside(), captured(log):

@@ -162,6 +162,8 @@ def checked(session: Session, trace: TraceRequest) -> Job:
         raise InputError(f"-o: {trace.output}: must end in .json: of this engine's answers the tokens are kept")
     if spec.noise_floor:
         raise InputError(f"{spec.name}: noise_floor: is the reference with noise; let the reference itself answer")
+    if spec.phase != "prefill":
+        raise InputError(f"{spec.name}: phase: is about scoring, answers are always generated; leave it out")
     (planned, problems) = jobs.plan([spec], 2, session.hosts)
     if problems:
         raise InputError("\n".join(problems))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from compare_q.backends.base import LoadRequest, LogitsEngine, Task, Window
+from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Task, Window
 from compare_q.backends.checkpoint import gguf as gguf_file
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.engine import TransformersEngine
@@ -56,6 +56,28 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
     torch.testing.assert_close(run(7, 7, **EXACT), run(512, 512, **EXACT), atol=1e-3, rtol=0)
     torch.testing.assert_close(run(7, 7), run(100, 7), atol=1e-5, rtol=0)
     assert (run(7, 7) - run(512, 512)).abs().mean() < 0.02
+
+
+@runs_llama_cpp
+def test_decode_gives_the_logits_of_prefill(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token a ``llama_decode``, or four and a rest: of float32 the order of operations differs."""
+    (window,) = toy_windows(1, 61)
+    whole = loaded(toy_gguf, **EXACT)
+    for step in (1, 4):
+        engine, sizes = loaded(toy_gguf, decode=Decode(step), **EXACT), []
+        decode = engine.library.llama_decode
+
+        def counted(context: Any, batch: Any, sizes: list[int] = sizes, decode: Any = decode) -> int:
+            sizes.append(batch.n_tokens)
+            return int(decode(context, batch))
+
+        monkeypatch.setattr(engine.library, "llama_decode", counted)
+        logits = engine.logits(window)
+        monkeypatch.undo()
+        assert sizes == [min(step, 61 - begin) for begin in range(0, 61, step)]
+        torch.testing.assert_close(logits, whole.logits(window), atol=1e-3, rtol=0)
+        engine.close()
+    whole.close()
 
 
 @runs_llama_cpp

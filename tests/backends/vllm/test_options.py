@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import Decode, LoadRequest
 from compare_q.backends.checkpoint import nvfp4_scales
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
@@ -67,6 +67,45 @@ def test_defaults_and_options(toy_model: Path) -> None:
 def test_a_cache_that_the_spec_sizes(toy_model: Path, given: dict[str, Any]) -> None:
     """Or that has to hold more windows than two steps of prefill do: vLLM measures what is free."""
     assert arguments(toy_model, **given) == OURS | given
+
+
+def decoding(folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **options: Any) -> LoadRequest:
+    return LoadRequest("x", "vllm_score", str(folder), tokens, options, decode=Decode(step, batch))
+
+
+def test_steps_of_decode(toy_model: Path) -> None:
+    """On a GPU compiled, as it serves; noise needs hooks, which graphs do not run.  The cache holds all windows."""
+    config = CheckpointConfig.read(toy_model).raw
+    told = OURS | {"long_prefill_token_threshold": 4, "max_num_seqs": 8, "enable_prefix_caching": False}
+    for options, cpu, eager in (({}, True, True), ({}, False, False), ({"noise": "bf16"}, False, True)):
+        found = engine_arguments(decoding(toy_model, 4, 8, **options), config, cpu=cpu)
+        sized = {"kv_cache_memory_bytes": 256 << 20} | ({} if cpu else {"gpu_memory_utilization": 0.01})
+        assert found == told | sized | {"enforce_eager": eager}
+    whole = engine_arguments(decoding(toy_model, 1, 32, 100_000), config, cpu=False)
+    assert whole["kv_cache_memory_bytes"] == 32 * (100_000 + 1 + 256) * (2 * 2 * 2 * 32) * 2  # 2 layers, heads, k and v
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"long_prefill_token_threshold": 1},
+         'engine.long_prefill_token_threshold: set by compare_q with "phase": "decode"; give "step" beside "phase" in '
+         "its place"),
+        ({"max_num_seqs": 8}, 'engine.max_num_seqs: set by compare_q with "phase": "decode"; give "batch" beside '
+         '"phase" in its place'),
+        ({"enable_prefix_caching": True},
+         'engine.enable_prefix_caching: set by compare_q with "phase": "decode"; leave it out'),
+        ({"max_num_batched_tokens": 63}, "engine.max_num_batched_tokens: 63 holds no step of 64 tokens (step x batch)"),
+        ({"speculative_config": {"method": "mtp"}}, "engine.speculative_config: drafted tokens share the states that "
+         "are scored, and have corrupted them (vllm issue 53488); leave it out"),
+    ],
+)  # fmt: skip
+def test_options_with_which_steps_would_be_others(
+    toy_model: Path, options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"long_prefill_token_threshold", "max_num_seqs", "enable_prefix_caching"}
+    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS | known)
+    assert refusal(VllmEngine.check, decoding(toy_model, 2, 32, **options)) == reason
 
 
 @pytest.mark.parametrize("other", ["kv_lora_rank", "mamba_d_state", "state_size"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.base import Engine, LoadRequest, ModelFacts, ModelFiles, Storage
+from compare_q.backends.base import Decode, Engine, LoadRequest, ModelFacts, ModelFiles, Storage
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.fake import FakeEngine
@@ -22,7 +22,8 @@ from compare_q.backends.worker.messages import Described
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.devices import Devices
-from compare_q.eval.run.jobs import Job, emulated_dtypes, identity, wanted_gpus
+from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.run.jobs import Job, emulated_dtypes, identity, plan, wanted_gpus
 from compare_q.eval.run.session import Session
 from compare_q.eval.specs.reading import parse_model_spec
 
@@ -191,3 +192,35 @@ def test_rotary_factors_of_long_contexts_are_other_scores(
     assert short == at_edge
     assert above == long
     assert (short != long) == ("long_rope" in short) == (edge is not None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [({}, None), ({"phase": "prefill"}, None), ({"phase": "decode"}, Decode(1, 32)),
+     ({"phase": "decode", "step": 4, "batch": 512}, Decode(4, 512))],
+)  # fmt: skip
+def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None, tmp_path: Path) -> None:
+    """They are part of the key of scores, and prefill's keys are what they were before there was decode."""
+    spec = parse_model_spec({"load_fn": "fake", "model_dir": "none", **keys}, Path("m.json"))
+    (planned,), problems = plan([spec], 100, Hosts())
+    assert (planned.request.decode, problems) == (gold, [])
+    session = Session(Cache(tmp_path), Progress(quiet=True))
+    found = identity(planned, SimpleNamespace(series="s"), session)
+    assert found.get("decode") == (None if gold is None else {"step": gold.step, "batch": gold.batch})
+    assert found.keys() - {"decode"} == {
+        "version", "series", "model", "engine", "load_fn", "options", "versions", "hardware"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("load_fn", "batch", "reason"),
+    [
+        ("vllm_server", 1, "phase: 'vllm_server' cannot be scored in decode steps; leave it out"),
+        ("transformers", 2, "batch: 'transformers' decodes one window at a time; give no more"),
+        ("llamacpp", 2, "batch: 'llamacpp' decodes one window at a time; give no more"),
+        ("vllm_score", 513, "batch: 'vllm_score' decodes 512 windows at a time; give no more"),
+    ],
+)
+def test_an_engine_that_cannot_decode_so(load_fn: str, batch: int, reason: str) -> None:
+    keys = {"load_fn": load_fn, "label": "m", "model_dir": "none", "phase": "decode", "batch": batch}
+    assert plan([parse_model_spec(keys, Path("m.json"))], 100, Hosts()) == ([], [f"m: {reason}"])

@@ -45,8 +45,9 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
         "revision": ["main"], "engine": [{}, {"max_model_len": 4096, "nested": {"a": [1]}}], "gpus": [0, 2, None],
         "python": ["../venv", None], "replicas": [1, 2], "resources": [{}, {"h200": 1, "fast_disk": 0.5}],
         "reference": [True, False], "noise_floor": [True], "out_logits": ["/logits"], "override_bpw_layer": [4, 4.25],
-        "override_bpw_head": [6.0], "override_vram_bits": [31e9],
+        "override_bpw_head": [6.0], "override_vram_bits": [31e9], "phase": ["prefill", "decode"],
     }),
+    ({**MODEL, "phase": "decode"}, {"step": [1, 4, 16], "batch": [1, 8, None]}),
 )  # fmt: skip
 """Keys of a spec, and values that other keys may have in it."""
 REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
@@ -84,6 +85,10 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     *((MODEL, {"model_dir": given}, "model_dir: must be a string") for given in (["m"], ["m", {}, {}], [5, {}])),
     *((MODEL, {"model_dir": ["m", given]}, "model_dir: the second item") for given in (5, [], ["a", 5])),
     (MODEL, {"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' stands in engine"),
+    (MODEL, {"phase": "both"}, "phase: input should be 'prefill' or 'decode'"),
+    *((MODEL, {"phase": "decode", **given}, f"{min(given)}: input should be ")
+      for given in ({"step": 0}, {"step": 17}, {"batch": 0})),
+    *((MODEL, {key: 1}, f'{key}: only with "phase": "decode"') for key in ("step", "batch")),
     (MODEL, {"model_dir": ""}, "model_dir: is empty; give a folder, a file or a hub id"),
     (MODEL, {"label": " "}, "label: must be one line of printable text"),
     *((MODEL, {"override_bpw_layer": given}, "override_bpw_layer: ") for given in ("4.0", True, -4.0)),
@@ -159,7 +164,7 @@ def test_digests_are_those_from_before_later_keys() -> None:
         ),
         (
             parse_model_spec(MODEL, Path()),
-            dict.fromkeys(("noise_floor", "group", "python", "gpus", "replicas", "resources")),
+            dict.fromkeys(("noise_floor", "group", "python", "gpus", "replicas", "resources", "phase", "step", "batch")),
         ),
     ):
         then = {key: value for key, value in spec.model_dump().items() if key not in later}

@@ -1,0 +1,106 @@
+"""Decode in Transformers: what prefill scores, to rounding; and a bug that only generation has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compare_q.backends.base import Decode, LoadRequest, Task, Window
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.reference import store as reference
+from compare_q.backends.worker import scoring
+from tests.support.toy import TOY_VOCAB, toy_windows, with_gaps
+from tests.support.transformers_models import loaded
+
+WINDOWS = [*toy_windows(3, 61), with_gaps(Window.scored_from(3, toy_windows(4)[3].token_ids))]
+
+
+@pytest.fixture(scope="module")
+def store(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy in prefill, in float32, as the reference of WINDOWS."""
+    folder = tmp_path_factory.mktemp("prefill")
+    engine = loaded(toy_model, dtype="float32")
+    list(scoring.token_scores(engine, WINDOWS, Task(record=folder)))
+    reference.seal(folder, {}, len(WINDOWS))
+    engine.close()
+    return folder
+
+
+def kld(engine: TransformersEngine, store: Path) -> float:
+    """The largest KLD of a token against the toy in prefill."""
+    found = scoring.token_scores(engine, WINDOWS, Task(reference=store, vocab_size=TOY_VOCAB))
+    return max(float(scores.kld.max()) for scores in found if scores.kld is not None)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("step", [1, 4])
+def test_decode_scores_what_prefill_does(toy_model: Path, store: Path, tmp_path: Path, step: int) -> None:
+    """As a reference it keeps the states of all steps: of what they recorded, decode diverges by nothing at all."""
+    engine = loaded(toy_model, dtype="float32", decode=Decode(step))
+    sizes: list[int] = []
+    engine.model.register_forward_pre_hook(
+        lambda _, given, keys: sizes.append((given[0] if given else keys["input_ids"]).shape[1]), with_kwargs=True
+    )
+    assert kld(engine, store) < 1e-5
+    lengths = [len(window.token_ids) for window in WINDOWS]
+    assert sizes == [min(step, length - begin) for length in lengths for begin in range(0, length, step)]
+    list(scoring.token_scores(engine, WINDOWS, Task(record=tmp_path)))
+    reference.seal(tmp_path, {}, len(WINDOWS))
+    assert reference.Reader(tmp_path).contents == "states"
+    assert kld(engine, tmp_path) < 1e-6
+    engine.close()
+
+
+@pytest.mark.engine
+def test_a_bug_of_decode_shows_in_decode_alone(toy_model: Path, store: Path) -> None:
+    """Half of V is lost in steps of one token, as in a decode kernel (turboquant_plus, issue 99)."""
+
+    def halved(_: Any, __: Any, value: torch.Tensor) -> torch.Tensor:
+        if value.shape[1] == 1:
+            value = value.clone()
+            value[..., value.shape[-1] // 2 :] = 0
+        return value
+
+    found = {}
+    for decode in (None, Decode()):
+        engine = loaded(toy_model, dtype="float32", decode=decode)
+        for layer in engine.model.model.layers:
+            layer.self_attn.v_proj.register_forward_hook(halved)
+        found[decode] = kld(engine, store)
+        engine.close()
+    assert found[None] < 1e-6
+    assert found[Decode()] > 0.1
+
+
+@pytest.mark.engine
+def test_a_model_without_a_cache_of_all_tokens(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = loaded(toy_model, dtype="float32", decode=Decode())
+    forward = engine.model.forward
+    monkeypatch.setattr(engine.model, "forward", lambda *a, **k: forward(*a, **{**k, "past_key_values": None}))
+    with pytest.raises(ModelError, match="phase: LlamaForCausalLM keeps no cache of all tokens, which decode needs"):
+        engine.logits(WINDOWS[0])
+    engine.close()
+
+
+@pytest.mark.engine
+def test_noise_belongs_to_a_token_whatever_the_step(toy_model: Path) -> None:
+    """The noise floor of decode is that of prefill, to rounding."""
+    logits = []
+    for decode in (None, Decode(1), Decode(4)):
+        engine = loaded(toy_model, dtype="float32", noise="bf16", decode=decode)
+        logits.append(engine.logits(WINDOWS[0]))
+        engine.close()
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], atol=1e-3, rtol=0)
+
+
+def test_streaming_is_refused(toy_model: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    request = LoadRequest("toy", "transformers", str(toy_model), 100, {"streaming": True}, decode=Decode())
+    with pytest.raises(InputError, match=r"^engine\.streaming: reads every layer once a step"):
+        TransformersEngine.check(request)

@@ -1,0 +1,140 @@
+"""Decode in vLLM: which steps count as right, which graphs ran, and a real vLLM that decodes what prefill scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compare_q.backends.base import Decode, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.vllm.engine import VllmEngine
+from compare_q.backends.vllm.hooks import RequestRows
+from compare_q.backends.vllm.steps import Graphs, Steps, check_decodes
+from tests.support.toy import ATOL_LOGPROB, toy_windows
+from tests.support.vllm_engine import WINDOWS, against, assert_exact, engine, scores_of
+
+
+def request(start: int, n_rows: int, length: int = 10, window: int = 7) -> RequestRows:
+    return RequestRows([window, [(1, length)]], start, 0, n_rows, length, None)
+
+
+def test_steps_are_counted_by_hand() -> None:
+    """Two windows of ten tokens and one of three, four tokens a step: 4, 4, 2 and 3."""
+    steps = Steps(4)
+    assert steps.count([request(0, 4), request(0, 4), request(0, 3, 3)], "NONE") == ""
+    assert steps.count([request(4, 4), request(4, 4)], "FULL") == steps.count([request(8, 2)], "FULL") == ""
+    assert steps.report() == {
+        "tokens_a_step": {"2": 1, "3": 1, "4": 4}, "windows_a_step": 3, "graphs": {"FULL": 2, "NONE": 1}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "n_rows"), [(0, 10), (0, 3), (4, 6), (8, 1), (2, 4)])
+def test_other_steps_are_told(start: int, n_rows: int) -> None:
+    said = Steps(4).count([request(0, 4), request(start, n_rows)], "FULL")
+    assert said == f"vLLM computed {n_rows} tokens of window 7 at position {start} in one step, and not 4"
+
+
+class Mode(Enum):
+    """As vLLM's CUDAGraphMode, whose NONE is 0."""
+
+    NONE = 0
+    FULL = 2
+
+
+@pytest.mark.parametrize("generation", ["V1", "V2"])
+def test_the_graph_of_a_step(generation: str) -> None:
+    modes = iter([Mode.NONE, Mode.FULL])
+
+    def dispatch(num_tokens: int) -> Any:
+        mode = next(modes)
+        return (mode, num_tokens) if generation == "V1" else SimpleNamespace(cg_mode=mode)
+
+    chooser = SimpleNamespace(dispatch=dispatch)
+    name = "cudagraph_dispatcher" if generation == "V1" else "cudagraph_manager"
+    graphs = Graphs(SimpleNamespace(**{name: chooser}))
+    for gold in ("NONE", "FULL"):
+        chooser.dispatch(num_tokens=5)
+        assert graphs.last == gold
+    assert Graphs(SimpleNamespace()).last == "unknown"
+
+
+def test_layers_with_a_state_are_refused() -> None:
+    class MambaBase(torch.nn.Module): ...
+
+    class MambaMixer(MambaBase): ...
+
+    check_decodes(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    with pytest.raises(RuntimeError, match=r"phase: 1 \(MambaMixer\) keeps a state, .*; score this model in prefill"):
+        check_decodes(torch.nn.Sequential(torch.nn.Linear(2, 2), MambaMixer()))
+
+
+@pytest.fixture(scope="module")
+def decoding(toy_model: Path, logs: Path) -> Iterator[VllmEngine]:
+    """One token of each of three windows a step."""
+    with engine(toy_model, logs / "decode.log", decode=Decode(1, 3)) as backend:
+        yield backend
+
+
+@pytest.mark.engine
+def test_decode_scores_what_prefill_does(decoding: VllmEngine, toy_store: Path, toy_logits: Any) -> None:
+    """In float32, so that what batches round is small.  Every token of the six windows is a step of its own."""
+    found = scores_of(decoding, WINDOWS, against(toy_store))
+    for window in WINDOWS:
+        assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
+        assert np.abs(found[window.index].kld).max() < 1e-5
+    said = decoding.provenance()
+    steps = said["scorer"]["steps"]
+    assert steps["tokens_a_step"] == {"1": sum(len(window.token_ids) for window in WINDOWS)}
+    assert steps["windows_a_step"] == 3
+    assert sum(steps["graphs"].values()) >= steps["tokens_a_step"]["1"] / 3
+    assert said["batch"] == "3 windows at a time"
+    assert {each["prefill"] for each in said["kv_cache_layers"]} == {""}
+
+
+@pytest.mark.engine
+def test_a_window_that_is_alone_is_decoded_too(decoding: VllmEngine) -> None:
+    """vLLM 0.32 would give it all tokens of a step at once; and the engine is free for the next windows after it."""
+    for window in (WINDOWS[0], replace(WINDOWS[1], index=0)):
+        scores_of(decoding, [window])
+        assert decoding.provenance()["scorer"]["steps"]["tokens_a_step"] == {"1": len(window.token_ids)}
+    assert not decoding.llm.llm_engine.has_unfinished_requests()
+
+
+@pytest.mark.engine
+def test_steps_of_another_size_stop_the_model(decoding: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding.get_ready(WINDOWS)
+    monkeypatch.setattr(decoding.driver, "step", 2)
+    with pytest.raises(ModelError, match=r"vLLM computed 1 tokens of window \d at position \d in one step, and not 2"):
+        scores_of(decoding, WINDOWS)
+
+
+@pytest.mark.engine
+def test_a_bug_of_decode_shows_in_decode_alone(
+    decoding: VllmEngine, toy_engine: VllmEngine, toy_store: Path, toy_logits: Any
+) -> None:
+    """Steps of at most three tokens lose half of V, as a decode kernel did (turboquant_plus, issue 99)."""
+
+    def halved(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        query, key, value, *rest = given
+        if len(value) <= 3:
+            value = value.clone()
+            value[..., value.shape[-1] // 2 :] = 0
+        return (query, key, value, *rest)
+
+    windows, kld = toy_windows(4, 100), {}
+    for name, backend in {"prefill": toy_engine, "decode": decoding}.items():
+        (model,) = backend.llm.collective_rpc(lambda worker: worker.model_runner.get_model())
+        hooks = [layer.self_attn.attn.register_forward_pre_hook(halved) for layer in model.model.layers]
+        found = scores_of(backend, windows, against(toy_store))
+        kld[name] = np.mean([scores.kld.mean() for scores in found.values()])
+        for hook in hooks:
+            hook.remove()
+    assert kld["prefill"] < 1e-5 < 0.01 < kld["decode"]
