@@ -7,7 +7,7 @@ takes the first of its own Triton kernels, xformers and torch that can compute i
 
 What that measures: unquantized weights are float16, bf16 ones too; so are logits and what enters a product.  EXL3
 products of more than 144 rows, as of any usual window, reconstruct the weights in float16 and multiply these; decode
-reads the trellis itself, and has a cache in float16 (written from the source of 1.4.1, never run).  The head is padded
+reads the trellis itself, and has a cache in float16 (written from the source of 1.6.5, never run).  The head is padded
 to a multiple of 128 entries, and a quantized head has noise there: logits are cut to the config's vocabulary.
 """
 
@@ -111,7 +111,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         return logits[0, :, : self.vocab_size]
 
     def _decoded(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """Logits [L, V] of tokens [1, L] in steps, as exllamav3's ``examples/generation_loop.py`` generates (1.4.1).
+        """Logits [L, V] of tokens [1, L] in steps, as exllamav3's ``examples/generation_loop.py`` generates (1.6.5).
 
         Layers with a state get it from the step before, and give its slot back behind the window.
         """

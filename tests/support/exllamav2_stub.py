@@ -48,7 +48,7 @@ class Embedding:
 
 class ExLlamaV2Cache:
     def __init__(self, model: ExLlamaV2, batch_size: int = 1, max_seq_len: int = -1, lazy: bool = False) -> None:
-        self.told = (batch_size, max_seq_len, lazy)
+        self.told, self.current_seq_len = (batch_size, max_seq_len, lazy), -1
 
 
 class ExLlamaV2:
@@ -56,7 +56,7 @@ class ExLlamaV2:
 
     def __init__(self, config: ExLlamaV2Config, lazy_load: bool = False) -> None:
         ExLlamaV2.last = self
-        self.config, self.how, self.unloaded = config, (), False
+        self.config, self.how, self.unloaded, self.steps = config, (), False, []
         words = {"q_weight": torch.zeros(8, 32, dtype=torch.int32)}
         layers = [
             ("0.mlp.up_proj", words),
@@ -78,6 +78,9 @@ class ExLlamaV2:
 
     def forward(self, input_ids: torch.Tensor, cache: ExLlamaV2Cache | None = None) -> torch.Tensor:
         assert input_ids.dtype == torch.int64
+        if cache is not None:
+            self.steps.append((input_ids.shape[1], cache.current_seq_len))
+            cache.current_seq_len += input_ids.shape[1]
         return self.table[input_ids]
 
     def unload(self) -> None:

@@ -71,6 +71,15 @@ class Attention(Linear):
     """Anything that is no Linear."""
 
 
+class Cache:
+    def __init__(self, model: Model, max_num_tokens: int) -> None:
+        assert not model.loaded and max_num_tokens % 256 == 0
+        self.max_num_tokens, self.released = max_num_tokens, 0
+
+    def release_state(self, state: object) -> None:
+        self.released += 1
+
+
 class Model:
     failure: ClassVar[Exception | None] = None
     last: ClassVar[Any] = None

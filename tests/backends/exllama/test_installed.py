@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import LoadRequest, LogitsEngine, Task, Window
+from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Task, Window
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
@@ -30,6 +31,7 @@ SIGNATURES = [
     ("exllamav2", "linear.py", v2.ExLlamaV2Linear, set()),
     ("exllamav3", "model/model.py", v3.Model, set()),
     ("exllamav3", "model/config.py", v3.Config, set()),
+    ("exllamav3", "cache/cache.py", v3.Cache, {"max_num_tokens"}),
     ("exllamav3", "loader/safetensors.py", v3.SafetensorsCollection, set()),
     ("exllamav3", "modules/linear.py", v3.Linear,
      {"inner", "key", "in_features_unpadded", "softcap", "pre_scale", "post_scale"}),
@@ -130,6 +132,32 @@ def test_a_later_token_does_not_move_an_earlier_score(
     assert float((first[:150] - second[:150]).abs().max()) < ATOL_LOGIT
     assert float((first[150:] - second[150:]).abs().max()) > 1.0
     backend.close()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "backend_class",
+    [
+        pytest.param(ExLlamaV2Engine, marks=on_a_gpu("exllamav2")),
+        pytest.param(ExLlamaV3Engine, marks=on_a_gpu("exllamav3")),
+    ],
+)
+def test_decode_gives_the_logits_of_prefill(
+    backend_class: type[LogitsEngine], toy_model: Path, fitting_toy: Path
+) -> None:
+    """To the rounding of float16; the second window begins with an empty cache."""
+    engine = backend_class.capabilities.load_fns[0]
+    prefill = request(toy_model if engine == "exllamav2" else fitting_toy, 200, engine)
+    whole = backend_class(prefill)
+    whole.load()
+    for step in (1, 4):
+        backend = backend_class(replace(prefill, decode=Decode(step)))
+        backend.load()
+        for window in toy_windows(2, 61):
+            logits, expected = backend.logits(window), whole.logits(window)
+            torch.testing.assert_close(logits.float(), expected.float(), atol=ATOL_LOGIT, rtol=0.0)
+        backend.close()
+    whole.close()
 
 
 @pytest.mark.engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import Layer, LoadRequest, Task
+from compare_q.backends.base import Decode, Layer, LoadRequest, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.worker import scoring
@@ -77,6 +78,21 @@ def test_logits_are_cut_to_the_vocabulary(attn: types.ModuleType, toy_model: Pat
         gold = brute_force(engine.model.table[window.token_ids][:, :TOY_VOCAB], window)
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
     assert tuple(engine.logits(windows[0]).shape) == (30, TOY_VOCAB)
+
+
+@pytest.mark.parametrize("options", [{}, {"gpu_split": [10, 20]}])
+def test_decode_feeds_the_cache_in_steps(attn: types.ModuleType, toy_model: Path, options: dict[str, Any]) -> None:
+    """Windows of ten tokens in steps of four; the cache that was split by is the one that is used."""
+    engine = ExLlamaV2Engine(replace(request(toy_model, **options), decode=Decode(4)))
+    engine.load()
+    for window in toy_windows(2, 10):
+        torch.testing.assert_close(engine.logits(window), loaded(toy_model).logits(window))
+    assert ExLlamaV2.last.steps == []
+    assert engine.model.steps == 2 * [(4, 0), (4, 4), (2, 8)]
+    assert engine.cache.told == (1, 100, not options)
+    assert engine.provenance()["kv_cache"] == "float16"
+    engine.close()
+    assert engine.cache is None
 
 
 def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:

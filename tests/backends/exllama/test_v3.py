@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import Layer, LoadRequest, Task
+from compare_q.backends.base import Decode, Layer, LoadRequest, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.worker import scoring
-from tests.support.exllamav3_stub import HIDDEN, PADDED, Config, Linear, LinearEXL3, Model, SafetensorsCollection
+from tests.support.exllamav3_stub import HIDDEN, PADDED, Cache, Config, Linear, LinearEXL3, Model, SafetensorsCollection
 from tests.support.references import kept_as_reference
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
@@ -25,7 +26,7 @@ from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """The stand-in in place of exllamav3, and a GPU for it."""
     module = types.ModuleType("exllamav3")
-    module.Config, module.Model = Config, Model
+    module.Config, module.Model, module.Cache = Config, Model, Cache
     monkeypatch.setitem(sys.modules, "exllamav3", module)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return module
@@ -57,6 +58,32 @@ def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> Non
         np.testing.assert_allclose(scores.logprob, brute_force(full[:, :TOY_VOCAB], window), atol=1e-5)
     engine.logits(windows[0])
     assert Model.last.params == {"attn_mode": "flash_attn_nc"}
+
+
+def test_decode_feeds_the_cache_in_steps(
+    stand_in: Any, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten tokens in steps of four; a state goes from step to step, and its slot back behind the window."""
+    engine = ExLlamaV3Engine(replace(request(toy_model, 300), decode=Decode(4)))
+    engine.load()
+    forward, seen = engine.model.forward, []
+
+    def stateful(ids: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
+        seen.append((ids.shape[1], params["past_len"], "recurrent_states" in params))
+        assert (params["attn_mode"], params["cache"]) == ("flash_attn", engine.cache)
+        assert params["batch_shape"] == (1, engine.cache.max_num_tokens) == (1, 512)
+        params.setdefault("recurrent_states", ["a state"])
+        return forward(ids, params)
+
+    monkeypatch.setattr(engine.model, "forward", stateful)
+    (window,) = toy_windows(1, 10)
+    weight, bias, facts = engine.head()
+    logits = engine.logits(window)
+    assert seen == [(4, 0, False), (4, 4, True), (2, 8, True)]
+    assert engine.cache.released == 1
+    torch.testing.assert_close(logits, loaded(toy_model).logits(window))
+    torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits)
+    assert engine.provenance()["kv_cache"] == "float16"
 
 
 def test_states_and_head_give_the_logits(stand_in: Any, toy_model: Path, tmp_path: Path) -> None:

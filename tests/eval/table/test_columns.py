@@ -118,6 +118,15 @@ def test_kv_caches_have_a_column_only_if_they_differ() -> None:
     assert "kv_cache" not in column_notes(alike)
 
 
+def test_phases_have_a_column_only_if_they_differ() -> None:
+    """A narrow table has it too; what failed in a phase does not count."""
+    decoded = replace(QUANT, label="decoded", provenance={"phase": "decode 1x32"})
+    (found,) = [each for each in narrowed(run_of(REF, QUANT, decoded)) if each.column.name == "phase"]
+    assert [cell.value for cell in found.cells] == ["prefill", "prefill", "decode 1x32"]
+    for models in ((REF, QUANT), (decoded, replace(decoded, label="again")), (decoded, FAILED)):
+        assert "phase" not in [each.column.name for each in columns.table_columns(run_of(*models))]
+
+
 def test_a_failed_model_has_one_text() -> None:
     found = cells(run_of(REF, QUANT, FAILED), "broken")
     assert {key: cell for key, cell in found.items() if cell != Cell("")} == {"PPL": Cell("failed")}

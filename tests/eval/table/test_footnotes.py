@@ -125,3 +125,14 @@ def test_what_is_missing_is_explained() -> None:
         "W4A16: 3 positions had no finite log-probability; PPL leaves them out",
         "W4A16: 2 positions had no finite KL divergence; KLD leaves them out",
     ]
+
+
+def test_what_decode_is_stands_below_a_table_with_it() -> None:
+    said = "decode SxB: S tokens of each of B windows a step, as generation computes them, with what came before in the "
+    said += "KV cache"
+    decoded = replace(QUANT, label="decoded", provenance={"phase": "decode 1x32"})
+    assert said in footnotes(run_of(REF, QUANT, decoded))
+    assert f"all rows: decode 1x32; {said}" in footnotes(run_of(decoded, FAILED))
+    other = replace(decoded, label="other", provenance={"phase": "decode 4x32"})
+    assert said in footnotes(run_of(decoded, other))
+    assert not [note for note in footnotes(run_of(REF, QUANT)) if "decode" in note]
