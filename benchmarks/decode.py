@@ -73,9 +73,7 @@ def measured(data: dict[str, Any], models: list[dict[str, Any]], cache: Path) ->
 
 def main(words: Sequence[str]) -> int:
     """``python -m benchmarks.decode``; exit status 1 if a row failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.decode", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=Path, help="JSON file to write; what is finished is written at once")
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--length", type=int, default=2048, help="tokens of a window")

@@ -224,8 +224,8 @@ def decode_arguments(request: LoadRequest, *, cpu: bool) -> dict[str, Any]:
 
 
 def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """The KV cache's size, from the windows at work at a time, in decode from the whole batch; nothing where the spec or
-    vLLM has to choose it.
+    """The KV cache's size, from the windows at work at a time, in decode a whole batch; nothing where the spec or vLLM
+    has to choose it.
 
     ``gpu_memory_utilization`` then only says how much memory must be free when vLLM starts.
     """

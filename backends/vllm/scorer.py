@@ -264,10 +264,10 @@ class Scorer:
         except Exception as error:  # whatever it is, the engine must live to report it
             self.fail(error)
 
-    def fail(self, error: Exception | str) -> None:
-        """Keep an error, if it is the first one, and not empty."""
-        known = isinstance(error, ModelError | str)
-        self.error = self.error or (one_line(error) if known else f"{type(error).__name__}: {one_line(error)}")
+    def fail(self, error: Exception) -> None:
+        """Keep an error, if it is the first one."""
+        named = one_line(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {one_line(error)}"
+        self.error = self.error or named
 
     def scored(self, hidden_states: torch.Tensor, pack: Pack, tokens: Tokens) -> None:
         """Score a pack by chunks, and send its results to the host."""

@@ -20,8 +20,8 @@ UNKNOWN = "unknown"
 class Graphs:
     """Which kind of graph ran each step of a model runner: the last one that it chose ("FULL", "PIECEWISE", "NONE").
 
-    V1 chooses by ``cudagraph_dispatcher.dispatch``, which returns (mode, ...), V2 by ``cudagraph_manager.dispatch``,
-    whose answer has ``cg_mode``; a runner without either is not known.
+    V1 asks its ``cudagraph_dispatcher``, which returns (mode, ...), V2 its ``cudagraph_manager``, whose answer has
+    ``cg_mode``; a runner without either is not known.
     """
 
     def __init__(self, runner: Any) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.layers import schemes
 from compare_q.backends.layers.noise import Noise, vllm_decoder_layers
@@ -129,7 +130,8 @@ class ScoringExtension:
             elif self._compare_q_scorer is not None:
                 if self._compare_q_steps is not None:
                     graph = UNKNOWN if self._compare_q_graphs is None else self._compare_q_graphs.last
-                    self._compare_q_scorer.fail(self._compare_q_steps.count(requests, graph))
+                    if wrong := self._compare_q_steps.count(requests, graph):
+                        self._compare_q_scorer.fail(ModelError(wrong))
                 self._compare_q_scorer.step(hidden_states, requests, tokens)
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:

@@ -73,7 +73,7 @@ class Attention(Linear):
 
 class Cache:
     def __init__(self, model: Model, max_num_tokens: int) -> None:
-        assert not model.loaded and max_num_tokens % 256 == 0
+        assert (model.loaded, max_num_tokens % 256) == ({}, 0)
         self.max_num_tokens, self.released = max_num_tokens, 0
 
     def release_state(self, state: object) -> None:

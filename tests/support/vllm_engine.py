@@ -46,7 +46,12 @@ def request_for(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:
 
 @contextmanager
 def engine(
-    folder: Path, log: Path, tokens: int = TOY_CONTEXT, *, alone: bool = False, decode: Decode | None = None,
+    folder: Path,
+    log: Path,
+    tokens: int = TOY_CONTEXT,
+    *,
+    alone: bool = False,
+    decode: Decode | None = None,
     **options: Any,
 ) -> Iterator[VllmEngine]:
     """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import Decode, Window
+from compare_q.backends.base import Decode
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm.hooks import RequestRows

@@ -164,7 +164,9 @@ def test_digests_are_those_from_before_later_keys() -> None:
         ),
         (
             parse_model_spec(MODEL, Path()),
-            dict.fromkeys(("noise_floor", "group", "python", "gpus", "replicas", "resources", "phase", "step", "batch")),
+            dict.fromkeys(
+                ("noise_floor", "group", "python", "gpus", "replicas", "resources", "phase", "step", "batch")
+            ),
         ),
     ):
         then = {key: value for key, value in spec.model_dump().items() if key not in later}

@@ -128,7 +128,9 @@ def test_what_is_missing_is_explained() -> None:
 
 
 def test_what_decode_is_stands_below_a_table_with_it() -> None:
-    said = "decode SxB: S tokens of each of B windows a step, as generation computes them, with what came before in the "
+    said = (
+        "decode SxB: S tokens of each of B windows a step, as generation computes them, with what came before in the "
+    )
     said += "KV cache"
     decoded = replace(QUANT, label="decoded", provenance={"phase": "decode 1x32"})
     assert said in footnotes(run_of(REF, QUANT, decoded))
