@@ -5,29 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.stored_bits import storage_of
 from compare_q.backends.layers.names import role_of
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
 from tests.support.stored_formats import EXL3
-
-
-def test_plain_layers_and_norms(tmp_path: Path) -> None:
-    """Layers 8*4 + 4*8 = 64 weights of 16 bits, head 40 of 16: 1,024 + 640 = 1,664 bits."""
-    tensors = {
-        f"{Q}.weight": torch.zeros(8, 4, dtype=torch.bfloat16),
-        f"{LAYER}.mlp.gate_proj.weight": torch.zeros(4, 8, dtype=torch.bfloat16),
-        "model.norm.weight": torch.zeros(4),
-        "model.embed_tokens.weight": torch.zeros(10, 4),
-        "lm_head.weight": torch.zeros(10, 4, dtype=torch.bfloat16),
-    }
-    save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    assert storage_of(tmp_path) == Storage(16.0, 16.0, 1664)
-    assert Storage(vram_bits=2.0**36).vram_gib == 8.0  # 2^36 bits are 2^33 bytes
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,6 @@ def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
     assert refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
 
 
-def test_memory_is_no_text() -> None:
-    """It is a regular file of 0 bytes, of which reading would go on for ever."""
-    assert read_bytes(Path("/proc/self/mem")) == b""
-
-
 def test_names_that_no_file_can_have(tmp_path: Path) -> None:
     long = tmp_path / ("a" * 300)
     assert refusal(read_bytes, long) == f"{long}: cannot be read: File name too long"

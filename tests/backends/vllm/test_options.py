@@ -365,13 +365,6 @@ def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp
         assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"
 
 
-def test_nothing_to_emulate(toy_model: Path, tmp_path: Path) -> None:
-    VllmEngine.check(request_for(toy_model, emulate=False))
-    assert "engine.emulate: nothing to emulate: no layer of" in refusal(
-        VllmEngine.check, request_for(toy_model, emulate=True)
-    )
-
-
 MX = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
 QUARK = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 NVFP4_EXPERT = "mlp.experts.0.w2.weight_global_scale"

@@ -87,19 +87,6 @@ def test_rows_of_one_label_with_other_scores_stay_two(write: Write) -> None:
     assert labels(run) == ["bf16", "W4A16", "W4A16 (2)"]
 
 
-def test_several_failures_and_a_measured_row_are_one_row(write: Write) -> None:
-    first = write("a.json", REF_A, replace(FAILED, label="W4A16"))
-    second = write("b.json", REF_A, replace(FAILED, label="W4A16", error="no memory"))
-    _, both = merged([first, second])
-    assert both.models[1].notes == ("failed in a.json, on AMD EPYC", "failed in b.json, on AMD EPYC: no memory")
-    _, run = merged([first, second, write("c.json", REF_A, QUANT_A)])
-    assert labels(run) == ["bf16", "W4A16"]
-    assert run.models[1].notes == (
-        "failed in a.json, on AMD EPYC: told to fail",
-        "failed in b.json, on AMD EPYC: no memory",
-    )
-
-
 def test_a_row_measured_without_a_reference_takes_a_failed_ones_place(write: Write) -> None:
     first = write("a.json", REF_A, replace(FAILED, label="base"))
     _, run = merged([first, write("b.json", on(BASE, "base"), reference=None)])

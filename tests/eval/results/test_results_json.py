@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 from compare_q import __version__
 from compare_q.backends.common.messages import printable
 from compare_q.eval.results import flat, merging, results_json
-from compare_q.eval.results.excerpts import Inspection
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.stats.estimates import summarize
 from compare_q.eval.stats.uncertainty import Mean
@@ -66,18 +65,6 @@ def scored(seed: int) -> ModelResult:
     )
 
 
-def test_json_of_the_reference_and_of_a_model(tmp_path: Path) -> None:
-    found = written(run_of(REF, replace(QUANT, notes=("a", "b")), FAILED), tmp_path)
-    assert (found["name"], found["reference"], found["subtitle"]) == ("text", REFERENCE, "letters")
-    reference, quant, failed = found["models"]
-    keys = ("reference", "kld", "kld_sum", "kld_tokens", "kld_non_finite", "same_top", "top1", "entropy", "notes")
-    assert [reference[key] for key in keys] == [True, 0.0, None, None, None, None, 0.5, 1.25, []]
-    assert [quant[key] for key in keys] == [False, 0.01234567, 0.4938268, 40, 0, 0.98765, 0.5, 1.25, ["a", "b"]]
-    assert [failed[key] for key in keys] == [False, *[None] * 7, []]
-    assert (quant["ppl"], quant["tokens"], quant["bpw_layer"], quant["vram_gib"]) == (7.5, 40, 4.5, 1.0)
-    assert failed["estimates"] is None
-
-
 def test_flat_statistics(tmp_path: Path) -> None:
     reference, quant, failed = written(run_of(REF, QUANT, FAILED), tmp_path)["models"]
     expected = {
@@ -115,18 +102,6 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
     assert list(found.labels) == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
 
 
-def test_a_report_comes_back_with_its_inspection(tmp_path: Path) -> None:
-    """A label cannot end the script that holds the data."""
-    run = run_of(REF, replace(QUANT, label='</script><script type="application/json" id="payload">'))
-    excerpts = Inspection((), (None, None))
-    payload = json.dumps({"results": json_of(run), "inspections": [asdict(excerpts)]}).replace("</", "<\\/")
-    html = f'<!doctype html>\n<script type="application/json" id="payload">{payload}</script><script>1</script>'
-    (tmp_path / "r.html").write_text(html)
-    found, inspections = results_json.load(tmp_path / "r.html")
-    assert found.texts == (run,)
-    assert inspections == [excerpts]
-
-
 def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is read back and written on another machine says where it ran, not where it was copied."""
     written(run_of(REF, QUANT), tmp_path)
@@ -143,19 +118,6 @@ def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.Mon
 def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
     assert refusal(results_json.load, tmp_path / "x").startswith(f"{tmp_path / 'x'}: n")
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert refusal(results_json.load, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
-    assert "cannot be read" in refusal(results_json.load, tmp_path)
-    (tmp_path / "x").write_bytes(b"{\xff")
-    assert "x: cannot be read: not UTF-8 text: invalid start byte at byte 1" in refusal(
-        results_json.load, tmp_path / "x"
-    )
-    written(run_of(REF), tmp_path)
-    half = (tmp_path / "r.json").read_text()[:500]
-    (tmp_path / "half.json").write_text(half)
-    assert ": not valid JSON: " in refusal(results_json.load, tmp_path / "half.json")
 
 
 def test_csv_is_flat(tmp_path: Path) -> None:

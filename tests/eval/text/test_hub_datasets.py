@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.eval.text import corpus, hub_datasets
+from compare_q.eval.text import corpus
 from tests.eval.text.test_corpus import spec
 from tests.support import ROOT, hub_layouts
 from tests.support.hub import Hub
@@ -208,12 +208,6 @@ def test_a_gated_data_set_is_one_line(hub: Hub, client: Client) -> None:
     )
 
 
-def test_a_renamed_data_set_is_read(hub: Hub, client: Client) -> None:
-    hub.add("datasets", "org/new", {"README.md": "# New\n", "data/test.jsonl": '{"text": "a"}\n{"text": "b"}\n'})
-    hub.renamed["datasets", "org/old"] = "org/new"
-    assert read(client, dataset="org/old") == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("keys", "gold"),
     [
@@ -248,11 +242,3 @@ def test_identity_of_a_data_set_is_where_it_lies() -> None:
     seen = [repr(corpus.identity(spec(**{**base, **keys}))) for keys in changes]
     assert len(set(seen)) == len(changes)
     assert repr(corpus.identity(spec(**base, eval_len=8, dataset_display_name="x"))) == seen[0]
-
-
-def test_files_of_a_known_name_are_its_own() -> None:
-    """A spec that names another place, configuration or files gets no pattern or branch of the name's."""
-    for keys in ({"dataset_path": "org/data"}, {"dataset_name": "en"}, {"dataset_data_files": "f"}):
-        assert hub_datasets.source_of(spec(dataset="ptb", **keys)).pattern == ""
-    assert hub_datasets.source_of(spec(dataset="ptb", dataset_path="org/data")).revision is None
-    assert hub_datasets.source_of(spec(dataset="ptb", revision="v1")).revision == "v1"

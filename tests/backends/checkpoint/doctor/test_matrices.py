@@ -164,13 +164,6 @@ def test_stacked_experts_of_gpt_oss_by_hand(tmp_path: Path) -> None:
     assert matrix.stored == "mxfp4 g32"
 
 
-def test_modelopt_multiplies_by_its_global_scale(tmp_path: Path) -> None:
-    packed = torch.tensor([[0x21] * 8], dtype=torch.uint8)  # codes 1 and 2: 0.5 and 1
-    scale = torch.tensor([[2.0]]).to(torch.float8_e4m3fn)
-    parts = {"weight": packed, "weight_scale": scale, "weight_scale_2": torch.tensor(0.25)}
-    np.testing.assert_array_equal(read(checkpoint(tmp_path, parts)), [[0.25, 0.5] * 8])
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
 def test_modelopt_scales_inputs_before_its_awq_matrices(tmp_path: Path, dtype: torch.dtype) -> None:
     parts = {"weight": torch.full((2, 16), 2.0).to(dtype), "weight_scale": torch.tensor(0.5)}
