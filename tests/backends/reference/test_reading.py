@@ -1,4 +1,5 @@
-"""Windows of a store, read ahead of their use, and rows in blocks, of which most steps read nothing."""
+"""What is read of a store: windows ahead of their use, rows in blocks, a shard's logits beside a model's; and stores
+that exllamav3's compare_q left behind."""
 
 from __future__ import annotations
 
@@ -10,13 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.reference import reading
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.head import Head, head_logits
+from compare_q.backends.reference import comparison, reading
+from compare_q.backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
 from compare_q.backends.reference.reading import Blocks, ReferenceWindows, StoredRows, open_reference
 from compare_q.backends.reference.store import Reader
+from compare_q.backends.reference.upstream import UpstreamReader
 from tests.support import ROOT
-from tests.support.stores import UPSTREAM, numbers, record, state_store, upstream_store
+from tests.support.stores import LAYOUTS, UPSTREAM, numbers, record, state_store, store_of, upstream_store
+from tests.support.toy import refusal
 
 
 class Counting(Reader):
@@ -217,3 +223,150 @@ def test_the_dtype_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     out = torch.empty(2, WIDTH, dtype=torch.bfloat16)
     assert Blocks(Reads(), CPU).get([rows(1, 2), rows(3, 4)], out)
     assert torch.equal(out, stored([rows(1, 2), rows(3, 4)]).bfloat16())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_shard_is_its_part_of_the_whole_vocabulary(tmp_path: Path, has_bias: bool) -> None:
+    weight, bias = numbers(50, 4), numbers(50, seed=1) if has_bias else None
+    head = Head(50, "float32", 30.0, 0.5)
+    store = store_of(tmp_path / "store", weight, bias, head=head)
+    exact = head_logits(head, store.window(1), weight, bias)
+    whole = Comparison(store, (0, 50), CPU)
+    torch.testing.assert_close(whole.logits([StoredRows(1, 3, 0, 3)]), exact)
+    for first, last in ((0, 20), (20, 50), (50, 50)):
+        part = Comparison(store, (first, last), CPU)
+        torch.testing.assert_close(part.logits([StoredRows(1, 3, 1, 3)]), exact[1:, first:last])
+        part.close()
+    whole.close()
+
+
+def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
+    """It is cut out of what is stored; there is no head to load."""
+    compared = Comparison(open_reference(upstream_store(tmp_path, "folder")), (2, 5), CPU)
+    assert compared.head is None
+    assert torch.equal(compared.logits([StoredRows(1, 4, 1, 3)]), UPSTREAM[1][0, 1:3, 2:5])
+    compared.close()
+
+
+def test_a_reference_of_other_windows_is_refused(tmp_path: Path) -> None:
+    """Upstream's stores say nothing of their windows: a warm-up would shift every position."""
+    compared = Comparison(store_of(tmp_path / "store", numbers(50, 4)), (0, 50), CPU)
+    assert compared.logits([StoredRows(0, 3, 0, 1)]).shape == (1, 50)
+    with pytest.raises(ModelError, match="window 0: the reference has 3 positions, the window 5"):
+        compared.logits([StoredRows(0, 5, 0, 1)])
+    compared.close()
+
+
+def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "COMPARED_ENTRIES", 7)  # pieces that do not divide the range
+    weight = numbers(50, 4).bfloat16()
+    store = store_of(tmp_path / "store", weight)
+    assert is_same_weight(store, weight, 0, 50)
+    assert is_same_weight(store, weight[20:], 20, 50)  # a rank's share
+    assert not is_same_weight(store, weight, 20, 50)
+    assert not is_same_weight(store, weight.float(), 0, 50)
+    for changed in (0, 6, 7, 49):
+        other = weight.clone()
+        other[changed, 3] += 1
+        assert not is_same_weight(store, other, 0, 50)
+    assert not is_same_weight(store_of(tmp_path / "bias", weight, torch.zeros(50)), weight, 0, 50)
+
+
+def test_a_shared_head_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+    weight = numbers(50, 4)
+    store = store_of(tmp_path / "store", weight)
+    shared, copied = load_head(store, (20, 50), CPU, weight[20:]), load_head(store, (20, 50), CPU, weight[:30])
+    assert shared.weight.data_ptr() == weight[20:].data_ptr()
+    assert (shared.origin, copied.origin) == ("the model's own, bit for bit", "a copy, 0 MiB")
+    assert torch.equal(copied.weight, weight[20:])
+    assert shared.key == copied.key == head_key(store, (20, 50))
+    assert head_key(store, (20, 50)) != head_key(store, (0, 50))
+
+
+def test_rows_of_several_windows_lie_one_after_the_other(tmp_path: Path) -> None:
+    """Also in a buffer that is longer than they are."""
+    weight = numbers(50, 4)
+    compared = Comparison(store_of(tmp_path / "store", weight, windows=3), (0, 50), CPU)
+    parts = [StoredRows(2, 3, 1, 3), StoredRows(0, 3, 2, 3), StoredRows(1, 3, 0, 2)]
+    states = torch.cat([compared.windows.get(part.window)[part.begin : part.end] for part in parts])
+    assert torch.equal(compared.on_device(parts), states)
+    buffer = torch.zeros(7, 4)
+    found = compared.on_device(parts, buffer)
+    assert torch.equal(found, states)
+    assert found.data_ptr() == buffer.data_ptr()
+    torch.testing.assert_close(compared.logits(parts), states @ weight.T)
+    torch.testing.assert_close(compared.logits(parts, states), states @ weight.T)
+    compared.close()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_upstreams_logits(tmp_path: Path, layout: str) -> None:
+    """The last position predicts a token beyond the window and is left out."""
+    store = open_reference(upstream_store(tmp_path, layout))
+    assert isinstance(store, UpstreamReader)
+    assert (store.contents, store.n_windows, store.head, store.identity) == ("logits", 3, Head(8, "float32"), {})
+    for window in (2, 0, 1):
+        assert store.window(window).dtype == torch.float32
+        assert torch.equal(store.window(window), UPSTREAM[window][0, :4])
+    assert store.stored_bytes == sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors") if file.is_file())
+    done: list[int] = []
+    store.verify(lambda: done.append(1))
+    assert len(done) == 3
+    with pytest.raises(TypeError, match="keeps logits, no head"):
+        store.weight(0, 8, "cpu")
+
+
+def test_upstreams_window_files_come_before_the_single_file(tmp_path: Path) -> None:
+    path = upstream_store(tmp_path, "rows beside the name")
+    save_file({"tensor": torch.zeros(9, 5, 8)}, path)
+    store = open_reference(path)
+    assert store.n_windows == 3
+    assert torch.equal(store.window(1), UPSTREAM[1][0, :4])
+
+
+def test_a_store_of_ours_is_known_by_its_manifest(tmp_path: Path) -> None:
+    state_store(tmp_path / "store")
+    save_file({"tensor": UPSTREAM[0]}, tmp_path / "store" / "row_000000.safetensors")
+    assert isinstance(open_reference(tmp_path / "store"), Reader)
+
+
+def test_no_store_at_all(tmp_path: Path) -> None:
+    (tmp_path / "logits.safetensors.rows").mkdir()
+    for path in (tmp_path / "nowhere", tmp_path, tmp_path / "logits.safetensors"):
+        text = refusal(open_reference, path)
+        assert text == f"{path}: holds no reference: neither reference.json nor windows of upstream's compare_q"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_upstreams_missing_window(tmp_path: Path, layout: str) -> None:
+    path = upstream_store(tmp_path, layout)
+    (gone,) = tmp_path.rglob("row_000001.safetensors")
+    gone.unlink()
+    store = open_reference(path)
+    assert store.n_windows == 2
+    assert torch.equal(store.window(0), UPSTREAM[0][0, :4])
+    assert refusal(store.window, 1).startswith(f"{gone}: window 1 of the reference cannot be read: ")
+    assert refusal(store.verify).startswith(f"{gone}: window 1 ")
+
+
+@pytest.mark.parametrize("name", ["tensor.2", "lm_head.weight"])
+def test_a_single_file_without_a_window_or_with_something_else(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "logits.safetensors"
+    save_file({name: UPSTREAM[2]}, path)
+    assert refusal(open_reference, path).startswith(f"{path}: window 0 of the reference cannot be read: ")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("content", [b"", b"no safetensors file at all", None])
+def test_upstreams_damaged_file(tmp_path: Path, layout: str, content: bytes | None) -> None:
+    """Empty, something else, or cut off before its end; the first file is read on opening, any on verifying."""
+    path = upstream_store(tmp_path, layout)
+    damaged = next(tmp_path.rglob("row_000000.safetensors"), path)
+    damaged.write_bytes(damaged.read_bytes()[:-1] if content is None else content)
+    assert str(damaged) in refusal(open_reference, path)
+    if layout in LAYOUTS[:2]:
+        damaged.rename(tmp_path / "away")
+        save_file({"tensor": UPSTREAM[0]}, damaged)
+        later = damaged.with_name("row_000002.safetensors")
+        (tmp_path / "away").rename(later)
+        assert str(later) in refusal(open_reference(path).verify)

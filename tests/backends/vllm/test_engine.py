@@ -1,25 +1,376 @@
-"""The backend around a real vLLM: what it says of a run, why it refuses a model, its noise floor, its answers."""
+"""vllm_score in a real vLLM, whose engines these tests share: scores and divergences against brute force, ranks, the
+probe, what is said of a run, why a model is refused, the noise floor, answers."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from compare_q.backends.base import LoadRequest, Question, Sampling, Task
+from compare_q.backends.base import LoadRequest, Question, Sampling, Task, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm import install
+from compare_q.backends.reference import store as reference
+from compare_q.backends.vllm import driver, install
+from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.stats.answers import summarize
 from tests.support import ROOT
 from tests.support.questions import asked, evaluated, model_class
-from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, refusal, toy_windows
+from tests.support.stores import window_of
+from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, refusal, toy_windows
 from tests.support.traces import assert_greedy
-from tests.support.vllm_engine import WINDOWS, against, assert_same, engine, scores_of
+from tests.support.vllm_engine import (
+    EXACT,
+    TWO_DEVICES,
+    WINDOWS,
+    against,
+    assert_exact,
+    assert_same,
+    engine,
+    own_logits,
+    recorded,
+    scores_of,
+)
+from tests.support.vllm_spy import BY, EDITED
+
+
+@pytest.mark.engine
+def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None:
+    found = scores_of(toy_engine, WINDOWS)
+    assert sorted(found) == [0, 1, 2, 3, 4, 5]
+    for window in WINDOWS:
+        assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
+
+
+@pytest.mark.engine
+def test_the_same_run_again_is_the_same_to_the_bit(noisy_engine: VllmEngine) -> None:
+    """The scheduler is paused while windows are queued, so that batches do not depend on who was faster."""
+    first, second = scores_of(noisy_engine, WINDOWS), scores_of(noisy_engine, WINDOWS)
+    assert_same(second, first, atol=0.0)
+
+
+@pytest.mark.engine
+def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngine, noisy_engine: VllmEngine) -> None:
+    """vLLM caches prefixes by default; one that is read would leave positions unscored."""
+    (window,) = toy_windows(1, 200)
+    again = [window, replace(window, index=1), Window.scored_from(2, window.token_ids[:120])]
+    for backend in (toy_engine, noisy_engine):
+        assert backend.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching is True
+        found = scores_of(backend, again)
+        assert [len(found[index].logprob) for index in range(3)] == [199, 199, 119]
+        np.testing.assert_allclose(found[1].logprob, found[0].logprob, atol=ATOL_BATCH)
+        np.testing.assert_allclose(found[2].logprob, found[0].logprob[:119], atol=ATOL_BATCH)
+
+
+@pytest.mark.engine
+def test_a_window_as_long_as_the_context(toy_engine: VllmEngine, toy_logits: Any) -> None:
+    """The engine was loaded for TOY_CONTEXT tokens: max_model_len is one more than the config's maximum."""
+    (window,) = toy_windows(1, TOY_CONTEXT)
+    found = scores_of(toy_engine, [window])[0]
+    np.testing.assert_allclose(found.logprob, brute_force(toy_logits(window), window), atol=ATOL_LOGPROB)
+    with pytest.raises(ModelError, match="stopped while scoring"):
+        scores_of(toy_engine, toy_windows(1, TOY_CONTEXT + 2))
+
+
+@pytest.mark.engine
+def test_preempted_windows_are_scored_all_the_same(
+    toy_engine: VllmEngine, noisy_model: Path, noisy_engine: VllmEngine, logs: Path, tmp_path: Path
+) -> None:
+    """A KV cache of four blocks of 128 tokens for windows of 200, each growing by 40 tokens a step: four start, and
+    from the second block on they push each other out."""
+    windows = toy_windows(6, 200)
+    store = recorded(toy_engine, windows, tmp_path)
+    gold = scores_of(noisy_engine, windows, against(store))
+    options = {"num_gpu_blocks_override": 5, "block_size": 128, "long_prefill_token_threshold": 40}
+    with engine(noisy_model, logs / "tiny.log", max_num_batched_tokens=160, max_num_seqs=6, **options) as backend:
+        found = scores_of(backend, windows, against(store))
+        assert backend.provenance()["scorer"]["recomputed_positions"] > 0
+    assert_same(found, gold)
+
+
+@pytest.mark.engine
+def test_divergence_against_float64(toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path) -> None:
+    store = reference.Reader(toy_store)
+    store.verify()
+    assert (store.contents, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
+    found = scores_of(noisy_engine, WINDOWS, against(toy_store, divergences=True))
+    assert 0.01 < np.mean([scores.kld.mean() for scores in found.values()]) < 10
+    assert noisy_engine.provenance()["scorer"]["reference_head"].startswith("a copy, ")
+    for window in WINDOWS[-2:]:
+        ref = own_logits(toy_engine, window)
+        assert_exact(found[window.index], own_logits(noisy_engine, window), window, EXACT, ref)
+
+
+@pytest.mark.engine
+def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmEngine, toy_store: Path) -> None:
+    found = scores_of(toy_engine, WINDOWS, against(toy_store))
+    assert max(np.abs(scores.kld).max() for scores in found.values()) < 1e-6
+    assert all(scores.same_top.all() for scores in found.values())
+    assert toy_engine.provenance()["scorer"]["reference_head"] == "the model's own, bit for bit"
+    for scores in found.values():
+        np.testing.assert_allclose(scores.ref_logprob, scores.logprob, atol=ATOL_BATCH)
+
+
+@pytest.mark.engine
+def test_vocabularies_are_cut_to_what_both_have(noisy_engine: VllmEngine, toy_store: Path) -> None:
+    """A reference with 300 entries: everything is scored over the first 300."""
+    found = scores_of(noisy_engine, WINDOWS, against(toy_store, 300))
+    window = WINDOWS[0]
+    logits = own_logits(noisy_engine, window)[:, :300]
+    np.testing.assert_allclose(found[0].logprob, brute_force(logits, window), atol=EXACT)
+
+
+@pytest.mark.engine
+def test_a_reference_from_transformers_gives_the_same(
+    toy_model: Path, noisy_engine: VllmEngine, toy_store: Path, tmp_path: Path
+) -> None:
+    from compare_q.backends.hf.engine import TransformersEngine
+    from compare_q.backends.worker import scoring
+
+    backend = TransformersEngine(LoadRequest("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
+    backend.load()
+    (tmp_path / "store").mkdir()
+    list(scoring.token_scores(backend, WINDOWS, Task(record=tmp_path / "store")))
+    reference.seal(tmp_path / "store", {}, len(WINDOWS))
+    backend.close()
+    found = scores_of(noisy_engine, WINDOWS, against(tmp_path / "store"))
+    assert_same(found, scores_of(noisy_engine, WINDOWS, against(toy_store)), ATOL_LOGPROB)
+
+
+@pytest.mark.engine
+def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
+    toy_engine: VllmEngine, toy_store: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(toy_store, broken)
+    window_of(broken, 3).unlink()
+    with pytest.raises(ModelError, match=r"scoring failed in vLLM's worker: .*row\.000003"):
+        scores_of(toy_engine, WINDOWS, against(broken))
+    assert len(scores_of(toy_engine, WINDOWS)) == len(WINDOWS)
+
+
+@pytest.mark.engine
+def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
+    """Gemma 2 caps its logits in the LogitsProcessor and ties its head."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=TOY_VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=TOY_CONTEXT, query_pre_attn_scalar=32,
+        final_logit_softcapping=3.0, sliding_window=64, initializer_range=0.3, dtype="bfloat16",
+    )  # fmt: skip
+    Gemma2ForCausalLM(config).bfloat16().save_pretrained(tmp_path / "gemma")
+    with engine(tmp_path / "gemma", logs / "gemma.log") as backend:
+        store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
+        assert (store.contents, store.head.soft_cap) == ("states", 3.0)
+        found = scores_of(backend, WINDOWS, against(store.path))
+        window = WINDOWS[-1]
+        logits = own_logits(backend, window)
+        assert 2.0 < float(logits.abs().max()) <= 3.0
+        assert_exact(found[window.index], logits, window, EXACT, logits)
+
+
+@pytest.mark.engine
+@TWO_DEVICES
+def test_two_ranks_equal_one_and_gather_nothing(
+    toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path, toy_model: Path, noisy_model: Path,
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Scores, divergences and the store of a TP=2 run; what is gathered is one row a request, for vLLM's own token."""
+    monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.SpyExtension")
+    gold = scores_of(noisy_engine, WINDOWS, against(toy_store, divergences=True))
+    with engine(noisy_model, logs / "tp.log", tensor_parallel_size=2) as backend:
+        found = scores_of(backend, WINDOWS, against(toy_store, divergences=True))
+        assert_same(found, gold, 10 * ATOL_BATCH)
+        for window in WINDOWS[-2:]:
+            ref, logits = own_logits(toy_engine, window), own_logits(backend, window)
+            assert_exact(found[window.index], logits, window, EXACT, ref)
+        plan = driver.Plan(reference=str(toy_store), vocab_size=TOY_VOCAB, divergences=True)
+        backend.llm.collective_rpc("compare_q_spied")
+        list(backend.driver.scored(WINDOWS, plan))
+        for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):
+            assert spied["inside"] == 0
+            assert 0 < spied["all"] <= len(WINDOWS)
+        assert backend.provenance()["scorer"]["gathered"] is False
+        store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
+    assert list(store.manifest.heads) == [0, 160]
+    found = scores_of(noisy_engine, WINDOWS, against(store.path))
+    assert max(np.abs(scores.kld).max() for scores in found.values()) < 1e-5
+    assert noisy_engine.provenance()["scorer"]["reference_head"] == "the model's own, bit for bit"
+
+
+@pytest.mark.engine
+@TWO_DEVICES
+def test_logits_that_are_edited_after_the_gather_are_gathered(
+    toy_engine: VllmEngine, toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their head alone is not what they serve: logits are kept for a reference, and come back exactly."""
+    monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.EditedExtension")
+    with engine(toy_model, logs / "edited.log", tensor_parallel_size=2) as backend:
+        found = scores_of(backend, WINDOWS)
+        assert backend.provenance()["scorer"]["gathered"] is True
+        for window in WINDOWS[-2:]:
+            logits = own_logits(toy_engine, window)
+            logits[:, EDITED] += BY
+            assert_exact(found[window.index], logits, window, ATOL_LOGPROB)
+        store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
+        assert (store.contents, store.reason) == ("logits", "its logits are not its head's alone")
+        itself = scores_of(backend, WINDOWS, against(store.path))
+    assert not any(scores.kld.any() for scores in itself.values())
+
+
+@pytest.mark.engine
+@TWO_DEVICES
+def test_noise_is_the_same_on_two_ranks(toy_model: Path, floor_engine: VllmEngine, logs: Path) -> None:
+    gold = scores_of(floor_engine, WINDOWS)
+    with engine(toy_model, logs / "floor tp.log", noise="bf16", noise_seed=3, tensor_parallel_size=2) as backend:
+        assert_same(scores_of(backend, WINDOWS), gold, 10 * ATOL_BATCH)
+
+
+class Flat:
+    """The parts of vLLM's FlatLogprobs that are read."""
+
+    def __init__(self, tokens: list[int], logprobs: list[float], starts: list[int], ends: list[int]) -> None:
+        self.token_ids, self.logprobs, self.start_indices, self.end_indices = tokens, logprobs, starts, ends
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+
+WINDOW = Window.scored_from(3, np.array([5, 6, 7], np.int32))
+
+
+def test_entry_i_belongs_to_token_i_whatever_the_top_k() -> None:
+    flat = Flat([6, 1, 7, 2], [-1.0, -0.1, -2.0, -0.2], [0, 0, 2], [0, 2, 4])
+    assert driver.own_logprobs(WINDOW, flat).tolist() == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("flat", "message"),
+    [
+        (None, "window 3: vLLM returned log-probabilities for none of 3"),
+        (Flat([6], [-1.0], [0, 0], [0, 1]), "for 2 of 3 positions"),
+        (Flat([6], [-1.0], [0, 0, 1], [0, 1, 1]), "another token, or none, at position 2"),
+        (Flat([6, 8], [-1.0, -2.0], [0, 0, 1], [0, 1, 2]), "another token, or none, at position 2"),
+    ],
+)
+def test_a_missing_score_is_an_error(flat: Flat | None, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        driver.own_logprobs(WINDOW, flat)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("shift", ["by one token", "by half a nat"])
+def test_scores_that_are_not_vllms_own_stop_the_run(
+    toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, shift: str
+) -> None:
+    own = driver.own_logprobs
+    changed = (lambda *a: np.roll(own(*a), 1)) if shift == "by one token" else (lambda *a: own(*a) - 0.5)
+    monkeypatch.setattr(driver, "own_logprobs", changed)
+    with pytest.raises(ModelError, match=r"scores differ from vLLM's own prompt_logprobs by .* \(rounding explains"):
+        scores_of(toy_engine, WINDOWS)
+
+
+TWELVE = Window.scored_from(0, np.array([4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], np.int32))
+"""Twelve scored positions, whose second and third prediction follow the same token."""
+
+
+@pytest.mark.parametrize(
+    ("alike", "window", "found"),
+    [
+        (range(2, 10), TWELVE, True),
+        (range(2, 9), TWELVE, False),
+        (range(0, 8), TWELVE, False),  # positions 1 and 2 follow one token, which may repeat its logits
+        (range(8), Window.scored_from(0, np.full(13, 7, np.int32)), False),
+        (range(4), Window.scored_from(0, np.arange(5, dtype=np.int32)), False),
+    ],
+)
+def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, found: bool) -> None:
+    """In one of two shards they do change: the other one alone says nothing."""
+    shard = np.random.default_rng(0).normal(size=(len(window.targets), 5)).astype(np.float32)
+    same = shard.copy()
+    same[alike, :3] = same[alike.start, :3]
+    assert driver.stuck(window, [same]) is driver.stuck(window, [same, same]) is found
+    assert not driver.stuck(window, [same, shard])
+
+
+def test_nan_is_not_the_same_as_nan() -> None:
+    assert not driver.stuck(TWELVE, [np.full((12, 5), np.nan, np.float32)])
+
+
+Spoil = Callable[[torch.Tensor], torch.Tensor]
+
+
+def spoil_requests_that_want_nothing(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
+    """A vLLM whose model runner leaves out states in steps where no request wants ``prompt_logprobs``."""
+    (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
+    step = runner._get_prompt_logprobs_dict
+
+    def spoiled(states: torch.Tensor, *rest: Any) -> Any:
+        return step(states if runner.num_prompt_logprobs else spoil(states), *rest)
+
+    monkeypatch.setattr(runner, "_get_prompt_logprobs_dict", spoiled)
+
+
+def trimmed(states: torch.Tensor) -> torch.Tensor:
+    """All but the last 40 rows are zero, as DeepSeek-V4.1's last layers leave them for what lies before a window."""
+    return torch.cat([torch.zeros_like(states[:-40]), states[-40:]])
+
+
+NO_STATES = r"window \d: vLLM computed no hidden states for \d+ of its positions"
+in_this_process = pytest.mark.skipif(GPU, reason="on a GPU the model runner is in another process")
+
+
+@pytest.mark.engine
+@in_this_process
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (trimmed, NO_STATES),
+        (lambda states: states.roll(1, 0), "requests without prompt_logprobs score otherwise in vLLM, by .* nats"),
+        (lambda states: states[:1].expand_as(states), "window 0: vLLM's logits are the same at 8 different tokens"),
+    ],
+)
+def test_the_probe_runs_what_scoring_runs(
+    toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, spoil: Spoil, message: str
+) -> None:
+    spoil_requests_that_want_nothing(toy_engine, monkeypatch, spoil)
+    with pytest.raises(ModelError, match=message):
+        toy_engine.get_ready(toy_windows(2, 100))
+
+
+@pytest.mark.engine
+@in_this_process
+def test_windows_without_states_are_never_scored(
+    toy_engine: VllmEngine, toy_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a reference whose states are zero as well, they would have a KL divergence of 0."""
+    toy_engine.get_ready(WINDOWS)
+    spoil_requests_that_want_nothing(toy_engine, monkeypatch, trimmed)
+    with pytest.raises(ModelError, match=NO_STATES):
+        next(iter(toy_engine.score(WINDOWS, against(toy_store))))
+
+
+@pytest.mark.engine
+@in_this_process
+def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe knows by how much scores differ from run to run, and asks no more of requests of their own."""
+    (runner,) = toy_engine.llm.collective_rpc(lambda worker: worker.model_runner)
+    step, drawn = runner._get_prompt_logprobs_dict, torch.Generator().manual_seed(0)
+
+    def shaken(states: torch.Tensor, *rest: Any) -> Any:
+        return step(states * (1 + 0.01 * torch.randn(states.shape, generator=drawn)), *rest)
+
+    monkeypatch.setattr(runner, "_get_prompt_logprobs_dict", shaken)
+    assert toy_engine.driver.probe(toy_windows(2, 100)).states
 
 
 @pytest.mark.engine

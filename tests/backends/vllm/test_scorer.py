@@ -1,7 +1,7 @@
 """Memory bounds, want of memory, and head comparison of the scorer in vLLM's workers; ranks that exchange rows.
 
 Those exchange the rows of the first pass for the second: the same chunks on all, and none is left waiting.  Scores
-in a real vLLM are in tests/backends/vllm/test_scores.py.
+in a real vLLM are in tests/backends/vllm/test_engine.py.
 """
 
 from __future__ import annotations

@@ -1,17 +1,26 @@
-"""What a row and a run say of themselves."""
+"""What a row and a run say of themselves: where a row's seconds went, and how its numbers are rounded."""
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results.run_result import MARK, ModelResult, TextResult
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.results import digits, flat, results_json
+from compare_q.eval.results.run_result import MARK, ModelResult, Part, TextResult, with_parts
+from compare_q.eval.results.timing import Timing, of_records
 from compare_q.eval.stats.estimates import Estimates, summarize
 from compare_q.eval.stats.uncertainty import Perplexity
-from tests.support.made import QUANT, REF, run_of, with_against
+from compare_q.eval.table import markdown, terminal
+from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of, with_against
 
 
 def scored(kld: float) -> Estimates:
@@ -91,3 +100,121 @@ def test_what_is_quantized(bpw: float | None, weights: list[str], quantized: boo
     layers = [{"layers": "a", "count": 1, "weights": each, "activations": "bfloat16", "kernel": "K", "asked": ""}
               for each in weights]  # fmt: skip
     assert replace(QUANT, storage=Storage(bpw), provenance={"layers": layers}).is_quantized == quantized
+
+
+TIMED = Timing(110.0, 115.0, 116.0, 117.5, 127.5, 129.0)
+PARTS = {"load": 5.0, "waiting": 1.0, "first_step": 1.5, "scoring": 10.0, "close": 1.5}
+
+
+def test_the_parts_are_all_of_a_workers_life() -> None:
+    assert TIMED.seconds == PARTS
+    assert sum(PARTS.values()) == 129.0 - 110.0
+    assert replace(TIMED, closed=None).seconds == {**PARTS, "close": None}
+
+
+def test_of_replicas_the_first_begins_and_the_last_ends() -> None:
+    one: dict[str, Any] = vars(TIMED)
+    other = {**one, "started": 111.0, "loaded": 116.0, "first_window": 118.0, "last_window": 130.0, "closed": 131.0}
+    assert of_records([one]) == TIMED
+    assert of_records([one, other]) == replace(TIMED, loaded=116.0, last_window=130.0, closed=131.0)
+    open_still = {name: at for name, at in other.items() if name != "closed"}
+    assert of_records([one, open_still]) == replace(TIMED, loaded=116.0, last_window=130.0, closed=None)
+    assert of_records([one, {}]) is of_records([]) is None  # records of compare_q 0.2
+
+
+def test_a_second_text_waits_for_no_load() -> None:
+    """Of replicas, one of which was ready earlier than the other one."""
+    found = [{**vars(TIMED), "started": at, "loaded": at} for at in (112.0, 115.0)]
+    assert of_records(found) == replace(TIMED, started=115.0)
+
+
+def test_results_there_and_back(tmp_path: Path) -> None:
+    run = run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=None), FAILED)
+    results_json.write_json(results_of(run), tmp_path / "r.json", [])
+    found, _ = results_json.load(tmp_path / "r.json")
+    assert [model.timing for model in found.texts[0].models] == [TIMED, None, None]
+    raw = json.loads((tmp_path / "r.json").read_text())
+    (first, *_) = raw["texts"][0]["models"]
+    assert first["seconds"] == PARTS
+    first["timing"] = {**vars(TIMED), "loaded": 99.0}
+    with pytest.raises(InputError, match=r"^damaged results: base: timing: is not in order$"):
+        results_json.from_json(raw)
+
+
+def test_what_ran_beside_a_row() -> None:
+    """Scored from 116 to 127.5: half of it beside another row's scoring, some beside a load."""
+    other = Timing(92.0, 93.0, 94.0, 95.0, 121.75, 122.0)
+    late = Timing(124.05, 140.0, 141.0, 142.0, 143.0, 144.0)
+    models = [replace(BASE, label=label, timing=timing) for label, timing in
+              (("mine", TIMED), ("other", other), ("late", late), ("untimed", None))]  # fmt: skip
+    run = run_of(*models, FAILED)
+    words = [flat.concurrent_rows_text(model, run.models) for model in run.models]
+    assert words[0] == "other scored 50 %, late loading 30 %"
+    assert words[1:] == ["mine scored 21 %, mine loading 18 %", "", "", ""]
+    there = replace(models[1], provenance={**models[1].provenance, "cpu": "another"})
+    assert flat.concurrent_rows_text(models[0], [models[0], there]) == ""
+    parts = tuple(Part(f"{label}.json", (label,), {}) for label in ("mine", "other"))
+    first, second = with_parts(models[:2], parts)
+    assert flat.concurrent_rows_text(first, [first, second]) == ""
+
+
+def test_tables() -> None:
+    run = results_of(
+        run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=replace(TIMED, started=100.0), cached=True), FAILED)
+    )
+    console = Console(width=100, file=io.StringIO(), record=True)
+    terminal.show_timing(run, console)
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert ["base", "5.0", "1.0", "1.5", "10.0", "1.5"] in lines
+    assert ["W4A16*", "15.0", "1.0", "1.5", "10.0", "1.5"] in lines
+    assert markdown.markdown_text(run, timing=True).splitlines()[-4:] == [
+        "| label | load s | waiting s | first step s | scoring s | close s |",
+        "| :-- | --: | --: | --: | --: | --: |",
+        "| base | 5.0 | 1.0 | 1.5 | 10.0 | 1.5 |",
+        "| W4A16\\* | 15.0 | 1.0 | 1.5 | 10.0 | 1.5 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "text"),
+    [
+        (0.852, "0.85"), (12.34, "12"), (123.4, "120"), (1234.0, "1,200"), (3.55, "3.5"), (9.96, "10"),
+        (0.0996, "0.10"), (0.000452, "0.00045"), (0.0001, "0.00010"), (0.0000999, "1.0e-4"), (0.00000446, "4.5e-6"),
+        (1e-12, "1.0e-12"),
+        (0.0, "0"), (None, ""),
+    ],
+)  # fmt: skip
+def test_errors_have_two_significant_digits(stderr: float | None, text: str) -> None:
+    """3.55 is 3.54999... in binary."""
+    assert digits.error_text(stderr) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "text"),
+    [
+        (0.29404, 0.00421, "0.2940 ± 0.0042"), (-1.5, 0.123, "-1.50 ± 0.12"),
+        (0.00001234, 0.00000446, "0.0000123 ± 0.0000045"),
+        (1234.5, 123.4, "1,234 ± 120"), (0.5, 0.0, "0.50000 ± 0"), (0.5, None, "0.50000 ± n/a"),
+        (-0.001, 0.12, "0.00 ± 0.12"),
+    ],
+)  # fmt: skip
+def test_a_number_has_the_decimals_of_its_error(value: float, stderr: float | None, text: str) -> None:
+    assert digits.number_with_error(value, stderr) == text
+
+
+def test_sign_and_unit() -> None:
+    assert digits.number_with_error(0.5, 0.1, "nats", sign=True) == "+0.50 ± 0.10 nats"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0004, "0.00040"), (0.5, "0.50000"), (1234.5, "1,234.50000"), (-1e-9, "0.00000"), (-2e-5, "-0.00002"),
+     (None, "n/a")],
+)  # fmt: skip
+def test_what_rounding_takes_below_zero_is_no_minus_sign(value: float | None, text: str) -> None:
+    assert digits.number_text(value, digits.KLD_DIGITS) == text
+
+
+def test_values_that_no_column_holds_are_written_with_an_exponent() -> None:
+    assert digits.number_text(9_999_999.5, 1) == "9,999,999.5"
+    assert digits.number_text(1.23456e129, 4) == "1.2346e+129"
