@@ -89,6 +89,23 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def quantized(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """(Preset of compressed-tensors, size of groups) -> the toy rounded so, made once; W4 has groups of 32."""
+    folder = tmp_path_factory.mktemp("quantized")
+
+    def made(preset: str, group_size: int | None = None) -> Path:
+        from demo.quantize import quantize
+
+        size = group_size or (32 if preset.startswith("W4") else None)
+        if not (found := folder / f"{preset}-{size}").exists():
+            with torch.compiler.set_stance("force_eager"):  # compiling the packing of FP4 takes 20 s
+                quantize(toy_model, preset, found, group_size=size)
+        return found
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def toy_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """1,000 ASCII letters, so 1,000 toy tokens."""
     letters = np.random.default_rng(0).choice(list("abcdefgh \n"), 1000)

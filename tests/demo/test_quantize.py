@@ -13,28 +13,12 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.engine
-Checkpoint = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def quantize() -> Any:
     """``demo.quantize``, which imports compressed_tensors."""
     return pytest.importorskip("demo.quantize", reason="compressed_tensors is not installed", exc_type=ImportError)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(quantize: Any, toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """(preset, group size) -> the toy model quantized so, made once."""
-    made: dict[tuple[str, int | None], Path] = {}
-
-    def make(preset: str, group_size: int | None = None) -> Path:
-        if (preset, group_size) not in made:
-            folder = tmp_path_factory.mktemp("checkpoint") / "q"
-            quantize.quantize(toy_model, preset, folder, group_size=group_size)
-            made[preset, group_size] = folder
-        return made[preset, group_size]
-
-    return make
 
 
 def test_scales_of_blocks_by_hand(quantize: Any) -> None:
@@ -59,8 +43,8 @@ def global_scales(folder: Path) -> dict[str, float]:
         return {name: tensors.get_tensor(name).item() for name in tensors.keys() if "global_scale" in name}  # noqa: SIM118
 
 
-def test_fused_layers_share_their_global_scales(checkpoint: Checkpoint) -> None:
-    scales = global_scales(checkpoint("NVFP4"))
+def test_fused_layers_share_their_global_scales(quantized: Callable[..., Path]) -> None:
+    scales = global_scales(quantized("NVFP4"))
     assert len(scales) == 28
     for layer, side in itertools.product((0, 1), ("weight", "input")):
         prefix, name = f"model.layers.{layer}", f"_proj.{side}_global_scale"
@@ -69,7 +53,7 @@ def test_fused_layers_share_their_global_scales(checkpoint: Checkpoint) -> None:
 
 
 def test_input_scales_are_those_of_the_largest_activations(
-    quantize: Any, checkpoint: Checkpoint, toy_model: Path
+    quantize: Any, quantized: Callable[..., Path], toy_model: Path
 ) -> None:
     """Against the inputs of every layer themselves, kept whole in one batch over the end of the text."""
     from transformers import AutoModelForCausalLM
@@ -85,7 +69,7 @@ def test_input_scales_are_those_of_the_largest_activations(
     tokens = AutoTokenizer.from_pretrained(toy_model)(text)["input_ids"]
     with torch.inference_mode():
         model(torch.tensor(tokens).reshape(windows, length))
-    scales = {name: value for name, value in global_scales(checkpoint("NVFP4")).items() if "input" in name}
+    scales = {name: value for name, value in global_scales(quantized("NVFP4")).items() if "input" in name}
     assert len(scales) == 14
     for name, value in scales.items():
         peak = seen[name.removesuffix(".input_global_scale")].abs().max().item()
@@ -100,7 +84,7 @@ def test_input_scales_are_those_of_the_largest_activations(
     ],
 )  # fmt: skip
 def test_checkpoints_load_and_resemble_the_original(
-    checkpoint: Checkpoint, toy_model: Path, preset: str, group_size: int | None, error: float
+    quantized: Callable[..., Path], toy_model: Path, preset: str, group_size: int | None, error: float
 ) -> None:
     """Relative error of the logits; random weights of the toy amplify every step (seen: 0.60 0.06 0.08 0.26 0.58 0.74).
 
@@ -110,11 +94,11 @@ def test_checkpoints_load_and_resemble_the_original(
 
     tokens = torch.arange(100).reshape(1, 100)
     with torch.inference_mode():
-        original, quantized = (
+        original, rounded = (
             AutoModelForCausalLM.from_pretrained(folder)(tokens).logits.float()
-            for folder in (toy_model, checkpoint(preset, group_size))
+            for folder in (toy_model, quantized(preset, group_size))
         )
-    assert 0.01 < (quantized - original).norm() / original.norm() < error
+    assert 0.01 < (rounded - original).norm() / original.norm() < error
 
 
 def test_static_input_scales_are_refused(quantize: Any, toy_model: Path, tmp_path: Path) -> None:
@@ -122,13 +106,13 @@ def test_static_input_scales_are_refused(quantize: Any, toy_model: Path, tmp_pat
         quantize.quantize(toy_model, "FP8", tmp_path / "q")
 
 
-def test_rounding_is_to_the_nearest_step(checkpoint: Checkpoint, toy_model: Path) -> None:
+def test_rounding_is_to_the_nearest_step(quantized: Callable[..., Path], toy_model: Path) -> None:
     """No weight moves by more than half a step, and what bf16 adds to 8 steps (weight / scale, scale: 2^-9 each)."""
     from transformers import AutoModelForCausalLM
 
     name = "model.layers.0.mlp.down_proj"
     original = AutoModelForCausalLM.from_pretrained(toy_model).get_submodule(name).weight.detach().float()
-    with safe_open(checkpoint("W4A16", 32) / "model.safetensors", framework="pt") as tensors:
+    with safe_open(quantized("W4A16", 32) / "model.safetensors", framework="pt") as tensors:
         packed = tensors.get_tensor(f"{name}.weight_packed")
         scale = tensors.get_tensor(f"{name}.weight_scale").float().repeat_interleave(32, dim=1)
     nibbles = torch.stack([(packed >> (4 * i)) & 0xF for i in range(8)], dim=-1).reshape(original.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -277,14 +278,11 @@ def bytes_in(folder: Path, parts: str) -> int:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("preset", WRITERS)
-def test_real_compressed_tensors(tmp_path: Path, toy_model: Path, preset: str) -> None:
+def test_real_compressed_tensors(quantized: Callable[..., Path], preset: str) -> None:
     """Files that compressed-tensors wrote; groups of 32 (of 16 in NVFP4), 1 global scale a matrix, head 16 bits."""
-    from demo.quantize import quantize
-
     bits, parts = WRITERS[preset]
-    quantize(toy_model, preset, tmp_path / "q", group_size=32 if preset.startswith("W4") else None)
-    assert storage_of(tmp_path / "q") == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
-    assert bytes_in(tmp_path / "q", parts) * 8 == bits
+    assert storage_of(quantized(preset)) == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
+    assert bytes_in(quantized(preset), parts) * 8 == bits
 
 
 @pytest.mark.engine

@@ -21,21 +21,6 @@ from tests.support.transformers_models import changed, loaded
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module")
-def quantized(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of the toy model rounded to nearest by a preset of compressed-tensors; W4A16 in groups of 32."""
-    from demo.quantize import quantize
-
-    root = tmp_path_factory.mktemp("quantized")
-
-    def folder(preset: str) -> Path:
-        if not (root / preset).exists():
-            quantize(toy_model, preset, root / preset, group_size=32 if preset == "W4A16" else None)
-        return root / preset
-
-    return folder
-
-
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,21 +53,6 @@ CPU_ONLY = pytest.mark.skipif(GPU, reason="on a GPU vLLM has kernels of its own"
 WINDOWS = toy_windows(3, 100)
 
 
-@pytest.fixture(scope="module")
-def checkpoints(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Preset -> the toy model quantized to it."""
-    from demo.quantize import quantize
-
-    folder = tmp_path_factory.mktemp("nvfp4")
-
-    def made(preset: str) -> Path:
-        if not (folder / preset).exists():
-            quantize(toy_model, preset, folder / preset)
-        return folder / preset
-
-    return made
-
-
 def reference(toy_model: Path, quantized: Path) -> list[list[float]]:
     """Log-probabilities of WINDOWS by the toy model in float32 with the checkpoint's weights, by the definition, and
     its activations rounded where the checkpoint has scales for them."""
@@ -91,18 +76,18 @@ def reference(toy_model: Path, quantized: Path) -> list[list[float]]:
 
 
 @pytest.fixture(scope="module")
-def weight_only(checkpoints: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def weight_only(quantized: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Scores of the weight-only checkpoint in vLLM, in float32, and the kernels that ran; no plugin is loaded."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_PLUGINS", "none")
-        with engine(checkpoints("NVFP4A16"), tmp_path_factory.mktemp("log") / "a16", emulate=True) as backend:
+        with engine(quantized("NVFP4A16"), tmp_path_factory.mktemp("log") / "a16", emulate=True) as backend:
             yield {"scores": scores_of(backend, WINDOWS), "layers": backend.layers()}
 
 
 @pytest.mark.engine
 @CPU_ONLY
-def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_model: Path, checkpoints: Any) -> None:
-    gold = reference(toy_model, checkpoints("NVFP4A16"))
+def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_model: Path, quantized: Any) -> None:
+    gold = reference(toy_model, quantized("NVFP4A16"))
     for index, logprobs in enumerate(gold):
         np.testing.assert_allclose(weight_only["scores"][index].logprob, logprobs, atol=ATOL_LOGPROB)
     assert {group.kernel for group in weight_only["layers"]} == {
@@ -121,11 +106,11 @@ def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
 
 @pytest.mark.engine
 @CPU_ONLY
-def test_weight_only_against_compressed_tensors(weight_only: dict[str, Any], toy_model: Path, checkpoints: Any) -> None:
+def test_weight_only_against_compressed_tensors(weight_only: dict[str, Any], toy_model: Path, quantized: Any) -> None:
     """Its own decompression, which Transformers runs in bf16 only: as far off as bf16 makes the unquantized model."""
     exact, plain = (transformers_logprobs(toy_model, dtype) for dtype in ("float32", "bfloat16"))
     found = np.stack([weight_only["scores"][window.index].logprob for window in WINDOWS])
-    off = np.abs(found - transformers_logprobs(checkpoints("NVFP4A16"), "bfloat16"))
+    off = np.abs(found - transformers_logprobs(quantized("NVFP4A16"), "bfloat16"))
     assert off.mean() < 1.5 * np.abs(plain - exact).mean() < 0.3 * np.abs(found - exact).mean()
 
 
@@ -157,10 +142,10 @@ def test_vllms_own_emulation_of_a_layer_against_the_definition() -> None:
 @pytest.mark.engine
 @CPU_ONLY
 def test_what_ran_was_foretold_without_a_weight(
-    weight_only: dict[str, Any], checkpoints: Any, monkeypatch: pytest.MonkeyPatch
+    weight_only: dict[str, Any], quantized: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(processes.ENVIRONMENT)
-    told, refused = processes.apart(layers.predicted, "asking", folders=[str(checkpoints("NVFP4A16")), "none"])
+    told, refused = processes.apart(layers.predicted, "asking", folders=[str(quantized("NVFP4A16")), "none"])
     found, ran = (
         [(each.name, each.weights, each.kernel, each.count) for each in groups if each.count > 1]
         for groups in (groups_from_json(told), weight_only["layers"])
@@ -173,10 +158,10 @@ def test_what_ran_was_foretold_without_a_weight(
 @pytest.mark.engine
 @CPU_ONLY
 def test_w4a4_against_the_definition(
-    toy_model: Path, checkpoints: Any, weight_only: dict[str, Any], tmp_path: Path
+    toy_model: Path, quantized: Any, weight_only: dict[str, Any], tmp_path: Path
 ) -> None:
-    gold = np.array(reference(toy_model, checkpoints("NVFP4")))
-    with engine(checkpoints("NVFP4"), tmp_path / "log") as backend:
+    gold = np.array(reference(toy_model, quantized("NVFP4")))
+    with engine(quantized("NVFP4"), tmp_path / "log") as backend:
         found = scores_of(backend, WINDOWS)
         kernels = {group.kernel for group in backend.layers()}
     logprobs = np.array([found[window.index].logprob for window in WINDOWS])
