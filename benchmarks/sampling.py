@@ -1,14 +1,14 @@
 """What the first windows of a text and windows spread over it say of the whole text, on simulated and on real texts.
 
     python -m benchmarks.sampling results/sampling.json
-    python -m benchmarks.sampling FILE --scores FOLDER
+    python -m benchmarks.sampling FILE --scores FOLDER --run RESULTS
 
 Simulated texts are ``benchmarks/coverage.py``'s, with WikiText-2's lengths of articles; 300,000 tokens are 146 windows
 of 2,048 that follow one another.  ``until`` stops as ``--until kld:2%`` does, by ``eval.cli.until.in_stages``.
 
-``--scores``: the folder of ``--tokens-out`` of a run that scored all N windows of a text, with ``"sample": "spread"``.
-Samples of n windows are any n that follow one another, and the spread ones moved on by 0 to N - 1 windows, from the
-text's end to its beginning.
+``--scores``: the folder of ``--tokens-out`` of a run that scored all N windows of a text, with ``"sample": "spread"``;
+``--run``: its results.json.  Samples of n windows are any n that follow one another, and the spread ones moved on by 0
+to N - 1 windows, from the text's end to its beginning.
 
 For each number of windows: the distance of their mean from the mean of all windows of the text (root mean square,
 relative to the latter; of PPL for the losses of real texts); both errors, and how many 95 % intervals hold:
@@ -186,14 +186,18 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--scores", type=Path, help="token scores of a run on all windows of a text")
+    parser.add_argument("--run", type=Path, help="results.json of that run")
     arguments = parser.parse_args()
-    about: dict[str, Any] = {"commit": machine.commit(), "versions": {"numpy": np.__version__}, "window": LENGTH}
+    about: dict[str, Any] = {"commit": machine.commit(), "versions": {"numpy": np.__version__}}
     with ProcessPoolExecutor() as pool:
         if arguments.scores:
+            run = json.loads(arguments.run.read_text())
+            about |= {"run": {key: run[key] for key in ("commit", "versions", "hardware")}}
+            about |= {key: run["texts"][0][key] for key in ("subtitle", "data")}
             files = sorted(arguments.scores.rglob("*.parquet"))
             rows = list(itertools.chain(*pool.map(of_real, files)))
         else:
-            about["texts"] = arguments.texts
+            about |= {"texts": arguments.texts, "window": LENGTH}
             rows = list(itertools.chain(*pool.map(partial(of_simulated, arguments.texts), SIMULATED)))
     for row in rows:
         print(json.dumps(row))

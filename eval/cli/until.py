@@ -5,8 +5,9 @@ scored, since a longer run adds to the windows of a shorter one.  Every text has
 
 ``kld:2%``: the KLD that all windows of the text would give is known to a standard error of 2 % in every row
 (``eval.stats.uncertainty.sampling_error``).  ``ranked``: rows that are neighbours by KLD are told apart by their paired
-differences, as everywhere, in texts like this one.  A row as near to the reference as roundings are need not be known
-so well: a KLD up to ``least`` counts as ``least``, and two such rows have no order.
+differences, as everywhere, in texts like this one.  A row that is as near to the reference as roundings are would use
+up any text: a KLD up to ``eval.results.sampled.least_kld`` counts as that one, two such rows have no order, and rows
+that are not quantized are not asked for beside others that are (``eval.results.sampled.compared``).
 """
 
 from __future__ import annotations
@@ -181,7 +182,9 @@ def klds(wanted: Target, text: TextResult, done: int, available: int) -> Known:
     if worst is None or done == available:
         return Known(done, available, 0, "no row has a KLD" if worst is None else "the whole text was scored")
     takes = windows_for(worst.error, wanted.relative, done, available)
-    words = f"every KLD of the whole text is known to {100 * worst.error:.2g} % or better"
+    words = (
+        f"the whole text's KLD of every {sampled.kind_of_rows(text)} is known to {100 * worst.error:.2g} % or better"
+    )
     if math.isinf(worst.error):
         words = f"{worst.label} has no error of its KLD"
     return Known(done, available, takes, words)
@@ -206,7 +209,7 @@ def order(_: Target, text: TextResult, done: int, available: int) -> Known:
     times = {labels: times_as_many(each) for labels, each in found.items() if isinstance(each, Difference)}
     words = [f"{labels} cannot be compared ({each})" for labels, each in found.items() if isinstance(each, str)]
     words += [f"{labels} are not told apart by KLD" for labels, ratio in times.items() if ratio > 1]
-    known = ", ".join(words) or "every row is told apart from the next one by KLD"
+    known = ", ".join(words) or f"every row is told apart from the next one by KLD (pairs: {len(pairs)})"
     return Known(done, available, done * max(times.values(), default=0.0), known)
 
 

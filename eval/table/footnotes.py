@@ -109,7 +109,7 @@ def window_notes(run: TextResult) -> list[str]:
 
 def sample_note(run: TextResult, whole: int) -> str:
     """How well spread windows know what all windows of the text would give."""
-    worst = {"PPL": sampled.worst_ppl(run), "KLD": sampled.worst_kld(run)}
+    worst = {"PPL": sampled.worst_ppl(run), f"KLD of every {sampled.kind_of_rows(run)}": sampled.worst_kld(run)}
     known = [
         f"{name} within {100 * each.error:.2g} %" for name, each in worst.items() if each and math.isfinite(each.error)
     ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from compare_q.backends.base import Storage
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import until
 from compare_q.eval.cli.until import Known, Target, klds, order, settled, windows_for
@@ -54,7 +55,7 @@ def test_what_is_known_of_klds() -> None:
     """The row with the largest relative error counts; one without a KLD or an error that is known does not pass."""
     known = klds(TWO, run_of(REF, row("a", 0.1, 0.001), row("b", 0.1, 0.003)), 16, 100)
     assert (known.takes, known.is_enough, known.next_count) == (pytest.approx(30), False, 33)
-    assert known.words == "every KLD of the whole text is known to 3 % or better"
+    assert known.words == "the whole text's KLD of every row is known to 3 % or better"
     assert klds(TWO, run_of(REF, row("a", 0.1, 0.001)), 16, 100).is_enough
     unknown = klds(TWO, run_of(REF, row("a", 0.1, None)), 16, 100)
     assert (unknown.next_count, unknown.words) == (100, "a has no error of its KLD")
@@ -68,7 +69,13 @@ def test_a_kld_of_roundings_is_asked_for_no_better_than_roundings_are() -> None:
     assert klds(TWO, run_of(REF, row("again", 0.0, 0.0)), 16, 100).is_enough
     near = row("near", 0.002, 0.00008)
     assert not klds(TWO, run_of(REF, near), 16, 100).is_enough
-    assert klds(TWO, run_of(REF, near, row("floor", 0.004, 0.00008, noise_floor=True)), 16, 100).is_enough
+    assert klds(TWO, run_of(REF, near, row("floor", 0.004, 0.001, noise_floor=True)), 16, 100).is_enough
+    same_weights = replace(row("in another engine", 0.002, 0.0005), storage=Storage(16.0, 16.0, 2.0**30))
+    beside = klds(TWO, run_of(REF, row("a", 0.1, 0.001), same_weights), 16, 100)
+    assert (beside.is_enough, beside.words) == (
+        True, "the whole text's KLD of every quantized row is known to 1 % or better"
+    )  # fmt: skip
+    assert not klds(TWO, run_of(REF, same_weights), 16, 100).is_enough
 
 
 def test_what_is_known_of_the_order() -> None:

@@ -194,7 +194,7 @@ def test_a_run_ends_when_its_answer_is_known_and_its_specs_repeat_it(
     line = [f"{toy_model}@transformers_auto", f"{rounded}@transformers_auto", "-d", long_text]
     ran = compare_q(*line, "--until", "kld:40%")
     assert ran.status == 0, ran.err
-    assert "after 16 of the text's 19 windows every KLD of the whole text is known to " in ran.err
+    assert "after 16 of the text's 19 windows the whole text's KLD of every row is known to " in ran.err
     assert "; the other 3 would take about " in ran.err
     assert "the same of all 19 windows: PPL within " in ran.out
     ran = compare_q(*line, toy_text, "--until", "kld:0.5%", "--save-specs", tmp_path, "-o", tmp_path / "first.json")

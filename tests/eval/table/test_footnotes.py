@@ -62,7 +62,9 @@ def test_what_spread_windows_know_of_the_text() -> None:
 
     data = {"windows": 2, "windows_of_the_text": 12, "method": "gptq"}
     run = replace(run_of(row(REF, 0.01), row(QUANT, 0.02, 0.0006)), data=data)
-    within = "PPL within 2 %, KLD within 4.9 % (one standard error; ± is about other texts like this one too)"
+    within = (
+        "PPL within 2 %, KLD of every row within 4.9 % (one standard error; ± is about other texts like this one too)"
+    )
     assert footnotes(run)[:2] == [
         "method gptq: 2 windows of 12, spread over the text, 40 scored tokens",
         f"the same of all 12 windows: {within}; the other 10 would take about 20 s of scoring",
