@@ -10,7 +10,7 @@ import pytest
 
 from compare_q.eval.plots import looks
 from demo.h200 import making, measuring
-from demo.h200.rows import EXL2_BITS, EXL3_BITS, GPTQ, Row, table_rows
+from demo.h200.rows import EXL3_BITS, GPTQ, Row, table_rows
 
 
 @pytest.fixture
@@ -91,32 +91,6 @@ def test_a_converter_that_refuses_and_exits_with_0(
     assert [line.split(" (log")[0] for line in failures(capsys)] == [
         "exl2-measurement.json: failed: RuntimeError: !! Error: no such thing"
     ]
-
-
-def test_exl2_is_measured_once_and_converted_for_each_bitrate(
-    tmp_path: Path, toy_model: Path, converters: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The base that the converter reads has the older keys of rotary embeddings, and the same weights."""
-    (converters / "exllamav2" / "conversion" / CONVERTERS["exllamav2"]).write_text(
-        "import json, pathlib, sys\n"
-        "at = dict(zip(sys.argv, sys.argv[1:]))\n"
-        "config = json.loads((pathlib.Path(at['-i']) / 'config.json').read_text())\n"
-        "if '-om' in at:\n"
-        "    pathlib.Path(at['-om']).write_text(json.dumps(config['rope_theta']))\n"
-        "else:\n"
-        "    out = pathlib.Path(at['-cf'])\n"
-        "    (out / 'config.json').write_text(json.dumps([at['-b'], json.load(open(at['-m']))]))\n"
-        "    (out / 'output.safetensors').touch()\n"
-    )
-    models = tmp_path / "models"
-    shutil.copytree(toy_model, models / "bf16")
-    making.make_exl2(models)
-    assert not failures(capsys)
-    theta = json.loads((toy_model / "config.json").read_text())["rope_parameters"]["rope_theta"]
-    for bits in EXL2_BITS:
-        assert json.loads((models / f"exl2-{bits}" / "config.json").read_text()) == [str(bits), theta]
-    weights = (models / "bf16-legacy" / "model.safetensors").read_bytes()
-    assert weights == (toy_model / "model.safetensors").read_bytes()
 
 
 @pytest.mark.engine

@@ -45,18 +45,6 @@ def run(*models: ModelResult) -> TextResult:
     return TextResult("text", {}, "", models)
 
 
-def test_a_row_has_its_estimates() -> None:
-    """All of them against a reference, only perplexity without one, and none if it failed."""
-    row, failed = ModelResult("a", "fake", estimates=scored(0.25)), ModelResult("a", "fake", error="no")
-    assert (round(row.ppl.value or 0, 5), row.kld.value, row.same_top.value) == (2, 0.25, 1)
-    assert (failed.ppl, failed.kld, failed.same_top) == (None, None, None)
-    alone = summarize({"logprob": np.full(2, -1, np.float32)}, np.arange(2), np.arange(2))
-    row = ModelResult("a", "fake", estimates=alone)
-    assert row.ppl
-    assert (row.kld, row.same_top) == (None, None)
-    assert run(row, failed).failed == (failed,)
-
-
 def test_the_noise_floor_is_the_row_whose_spec_says_so() -> None:
     """Of several the largest KLD; not one that failed or has no KLD, nor a row with a larger one that is none."""
     other = ModelResult("other", "fake", spec={"noise_floor": False}, estimates=scored(0.5))
