@@ -46,7 +46,8 @@ def check(
             missing = downloads(spec, session.cache)
             if not (missing or is_refused):
                 found[key] = windows.build(spec, n_windows, session.cache, session.progress)
-            lines.append(f"{title}: {windows.in_words(spec, found.get(key))}")
+            if missing or not is_refused:
+                lines.append(f"{title}: {windows.in_words(spec, found.get(key))}")
             lines += [f"{title}: {line}" for line in missing]
         except InputError as error:
             problems.append(f"{title}: {error}")

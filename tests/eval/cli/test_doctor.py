@@ -101,6 +101,8 @@ def test_models_of_a_spec_and_the_first_as_reference(
     spec.write_text(json.dumps([in_transformers(toy_model), in_transformers(folder, label="second")]))
     ran = compare_q("doctor", spec)
     assert (ran.status, list(sections(ran))) == (1, ["toy", "second"])
+    said = [line.rpartition(":")[0] for line in ran.err.splitlines()]
+    assert said[-3:] == ["building models from configs", "examining toy", "examining second"]
 
 
 def test_a_check_examines_the_models(compare_q: Run, good_model: Path, tmp_path: Path, write_specs: Run) -> None:
