@@ -76,7 +76,8 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
         )
     if load_fn in ENGINE_ALIASES:
         raise InputError(f"load_fn: unknown engine {load_fn!r}: it is {ENGINE_ALIASES[load_fn]!r} here")
-    raise InputError(f"load_fn: unknown engine {load_fn!r}{nearest(load_fn, known)}; there are: {', '.join(known)}")
+    near = nearest(load_fn, [*known, *ENGINE_ALIASES])
+    raise InputError(f"load_fn: unknown engine {load_fn!r}{near}; there are: {', '.join(known)}")
 
 
 def reader_of(file: str) -> str | None:

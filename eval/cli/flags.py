@@ -56,6 +56,14 @@ called like a command is ./NAME.
 OLD = {"--check": "check", "--from": "show", "--doctor": "doctor", "--cache": "cache", "--list-engines": "engines",
        "--from-qbench": "convert"}  # fmt: skip
 """Flags that are subcommands now, and go with the next version."""
+ELSEWHERE = {
+    "-f": "-d", "--file": "-d", "--tasks": "-d lm_eval:TASK", "--chunks": "-r", "--limit": "-r", "--output_path": "-o",
+    "--model": "the models alone, as compare-q MODEL MODEL ...", "--model_args": "the models alone",
+    "-c": "eval_len in a data spec", "--ctx-size": "eval_len in a data spec", "--device": "--gpus",
+    "-ngl": 'n_gpu_layers in "engine" of a model spec', "--batch_size": 'options in "engine" of a model spec',
+    "--kl-divergence": "nothing: KLD is measured anyway, against the first model", "--kl-divergence-base": "-lf",
+}  # fmt: skip
+"""Flags of llama-perplexity and lm-eval -> what compare-q has in their place."""
 OF_ONE_TEXT = ("--kld-value", "-mx", "-my", "--log_y")
 """Flags that the plot of several texts does not know."""
 LARGEST_SEED = 2**31 - 1
@@ -366,6 +374,8 @@ def unknown(name: str, command: str) -> str:
         return f"{name}: compare-q {command} takes no such word; see compare-q {command} --help"
     if name in OLD:
         return f"{name}: is a command of its own: compare-q {OLD[name]}"
+    if name in ELSEWHERE and command in RUN.split():
+        return f"{name}: in its place compare-q has {ELSEWHERE[name]}; see compare-q {command} --help"
     others = [other for other in COMMANDS if name in parser(other)._option_string_actions]
     if others:
         return f"{name}: is no flag of compare-q {command}, but of compare-q {others[0]}"

@@ -21,7 +21,7 @@ from compare_q.backends import hub
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, expanded, is_file
+from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
 from compare_q.backends.common.messages import nearest, printable
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
@@ -80,7 +80,7 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
         try:
             named.append(model(word, elsewhere, progress, reference=reference and not named and len(words) > 1))
         except InputError as error:
-            problems += [f"{printable(word)}: {line}" for line in str(error).splitlines()]
+            problems += [f"{printable(word)}: {line.removeprefix(f'{word}: ')}" for line in str(error).splitlines()]
     if problems:
         raise InputError("\n".join(problems))
     specs = reading.with_own_labels([each.spec for each in named])
@@ -121,8 +121,13 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
             folder = hub.resolve(name, None, tokenizer_only=True, watch=phase)
     elif not exists(folder) and not urlsplit(name).netloc:
         hint = "" if "/" in name else "; a model on the hub is named owner/name"
-        raise InputError(f"no such folder or file{hint}")
+        raise InputError(f"no such folder or file{nearest(folder.name, names_beside(folder))}{hint}")
     return CheckpointConfig.read(folder) if exists(folder / "config.json") else None
+
+
+def names_beside(path: Path) -> list[str]:
+    """The names in the folder in which a path that is not there would lie; none if that is not there either."""
+    return sorted(os.listdir(path.parent)) if is_folder(path.parent) else []
 
 
 def context_of(spec: ModelSpec, config: CheckpointConfig | None) -> int | None:
@@ -164,8 +169,9 @@ def text(word: str) -> dict[str, Any]:
     if exists(expanded(word)):
         return {"dataset": "text", "path": word, **windows}
     known = [*hub_datasets.SOURCES, "chat"]
+    near = nearest(word, known) or nearest(Path(word).name, names_beside(Path(word)))
     raise InputError(
-        f"-d: {printable(word)}: no such file{nearest(word, known)}; a text is a file, a spec (.json), {TASK}TASK, "
+        f"-d: {printable(word)}: no such file{near}; a text is a file, a spec (.json), {TASK}TASK, "
         f"or one of {', '.join(known)}"
     )
 
@@ -178,8 +184,9 @@ def common(named: Sequence[Named], word: str) -> dict[str, Any]:
             f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; name one that has, or "
             "give a data spec with tokenizer_dir"
         )
-    length = min([LENGTH, *(each.context for each in named if each.context)])
-    strides = {} if word == "chat" or word.startswith(TASK) else {"eval_stride": length}
+    is_task = word.startswith(TASK)  # lm-eval's windows hold one token more, which is only predicted
+    length = min([LENGTH, *(each.context - is_task for each in named if each.context)])
+    strides = {} if word == "chat" or is_task else {"eval_stride": length}
     return {"tokenizer_dir": tokenizer.located, "eval_len": length, **strides}
 
 

@@ -96,7 +96,10 @@ def read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
 
     name = printable(file)
     try:
-        project = Project.model_validate(yaml.safe_load(json_files.read_bytes(file)))
+        raw = yaml.safe_load(json_files.read_bytes(file))
+        if not isinstance(raw, dict):
+            raise InputError(f"{name}: is no project of qbench, which has keys such as models and test_data")
+        project = Project.model_validate(raw)
     except ValidationError as error:
         raise InputError(f"{name}: {describe(error, Project.model_fields)}; is this a project of qbench?") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.messages import nearest, printable
 from compare_q.eval.results.differences import Difference, difference_or_reason
 from compare_q.eval.results.digits import decimals_of_error, number_with_error
 from compare_q.eval.results.run_result import ModelResult, TextResult
@@ -40,7 +40,9 @@ def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
     """InputError for a label of ``--pair`` that no model has."""
     for label in itertools.chain(*labels):
         if label not in known:
-            raise InputError(f"--pair: no model is called {label!r}; there are: {printable(', '.join(known))}")
+            raise InputError(
+                f"--pair: no model is called {label!r}{nearest(label, known)}; there are: {printable(', '.join(known))}"
+            )
 
 
 def pair_lines(pairs: Sequence[Pair], text_tokens: int | None = None, near: frozenset[str] = frozenset()) -> list[str]:

@@ -222,6 +222,13 @@ def test_specs_that_cannot_be_written_are_refused_before_anything_runs(
     assert ran.err.splitlines()[-1].startswith(f"error: --save-specs: {tmp_path / 'file'}: cannot be written")
 
 
+def test_a_task_has_windows_that_every_model_can_take(toy_model: Path) -> None:
+    """lm-eval does not count the last token: windows of the model's 256 tokens were refused."""
+    named = words.models([f"{toy_model}@hf"], set(), Progress(), reference=False)
+    (spec,), _ = words.texts(["lm_eval:arc_easy"], named)
+    assert (spec.eval_len, spec.longest) == (255, 256)
+
+
 def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path) -> None:
     toy = f"{toy_model}@transformers_auto"
     data = {
@@ -235,8 +242,10 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
     (tmp_path / "models.json").write_text(json.dumps(in_transformers(toy_model)))
     for line, *parts in (
         (["/nowhere"], "/nowhere: no such folder or file"),
+        ([tmp_path / "modles.json"], "modles.json: no such folder or file (did you mean 'models.json'?)"),
+        ([toy, "-d", tmp_path / "modles.json.txt"], "no such file (did you mean 'models.json'?); a text is a file"),
         (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
-        ([f"{toy_model}@vlm"], "unknown engine 'vlm'"),
+        ([f"{toy_model}@vlm"], "unknown engine 'vlm' (did you mean 'vllm'?)"),
         ([toy, "-d", "wiky2"], "-d: wiky2: no such file (did you mean"),
         (["model.gguf", "-d", toy_text], "model.gguf: no such folder or file"),
         ([toy, "-m", "x.json"], f"{toy}: is named beside -m, whose specs stand for all models"),

@@ -72,7 +72,7 @@ def test_a_trace_has_the_references_tokenizer(tmp_path: Path) -> None:
     ("text", "gold"),
     [
         ("a: [", "not valid YAML: "),
-        ("- 1", "is this a project of qbench?"),
+        ("- 1", "is no project of qbench, which has keys such as models and test_data"),
         (
             "models: [{engine: vllm, source: a}]",
             "models.0.engine: input should be 'transformers', 'exllamav3' or 'llamacpp'",
