@@ -219,6 +219,8 @@ FLAGS = {
         flag("-mask --mask", SHOWN + " trace", "only models whose label holds one of these words, with semicolons "
              "between; the reference stays"),
         flag("--against", "doctor", "compare weights and tokens with this model's", metavar="MODEL"),
+        flag("--tokenizer", RUN, "of MODELs that have none, as GGUF files alone: a folder or hub id", type=filled,
+             metavar="FOLDER"),
         on("--no-reference", RUN, "MODELs are not compared with the first one"),
         flag("-r --rows", RUN, "number of windows, or all; replaces max_rows of the data spec", type=window_count),
         flag("--until", RUN, "score until every row's KLD is known (kld:2%%), or the rows' order (ranked)",
@@ -419,8 +421,9 @@ def check_run(args: argparse.Namespace) -> None:
         raise InputError("-d: is missing: specs of models go with a spec of a text; see compare-q --help")
     if args.until and args.rows is not None:
         raise InputError("--until: finds out how many windows it takes; leave -r out")
-    if args.save_specs and not args.models:
-        raise InputError("--save-specs: writes specs of models that are named without; name models in place of -m")
+    named_only = {"--save-specs": args.save_specs, "--tokenizer": args.tokenizer, "--no-reference": args.no_reference}
+    for name in (name for name, value in named_only.items() if value and not args.models):
+        raise InputError(f"{name}: is for models that are named without specs; name models in place of -m")
     if args.ray and args.gpus:
         raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
 

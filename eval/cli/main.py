@@ -154,7 +154,7 @@ def named_specs(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpe
 
     elsewhere = {engine for engine, _ in args.python} | set(reading.load_settings().python)
     named = words.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
-    data_specs, said = words.texts([str(each) for each in args.dataspec or []], named)
+    data_specs, said = words.texts([str(each) for each in args.dataspec or []], named, args.tokenizer)
     remark(*(each.said for each in named), *said)
     return data_specs, reading.apply_mask([each.spec for each in named], args.mask)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from compare_q.eval.text.windows import EvalData
 
 LABELLED = re.compile(r"([^=/\\]+)=(.+)")
+SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 ENGINE = re.compile(r"(.+)@([\w.]+)")
 LENGTH = 2048
 """Tokens of a window, if every model's context is as long."""
@@ -108,7 +109,8 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
 def short_name(name: str) -> str:
     """What a table calls a model: the last part of its path or id, or the address of its server."""
     address = urlsplit(name)
-    return address.netloc or Path(os.path.abspath(expanded(name)) if exists(expanded(name)) else name).stem or name
+    last = Path(os.path.abspath(expanded(name)) if exists(expanded(name)) else name).stem
+    return address.netloc or SHARD.sub("", last) or name
 
 
 def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
@@ -139,10 +141,13 @@ def context_of(spec: ModelSpec, config: CheckpointConfig | None) -> int | None:
     return files.facts().context if engine.capabilities.here and not files.is_remote else None
 
 
-def texts(words: Sequence[str], named: Sequence[Named]) -> tuple[list[DataSpec], list[str]]:
+def texts(
+    words: Sequence[str], named: Sequence[Named], tokenizer: str | None = None
+) -> tuple[list[DataSpec], list[str]]:
     """(the texts that the words of ``-d`` name, lines on what was chosen).
 
     A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text.
+    ``tokenizer``: the folder or hub id of one that none of the models has to have.
     """
     said: list[str] = []
     if not words:
@@ -152,7 +157,7 @@ def texts(words: Sequence[str], named: Sequence[Named]) -> tuple[list[DataSpec],
         if word.endswith(".json"):
             specs += reading.load_data_specs(reading.expand([word]))
         else:
-            specs.append(reading.parse_data_spec({**text(word), **common(named, word)}, COMMAND_LINE))
+            specs.append(reading.parse_data_spec({**text(word), **common(named, word, tokenizer)}, COMMAND_LINE))
     reading.check_labels(specs)
     return specs, said
 
@@ -176,18 +181,18 @@ def text(word: str) -> dict[str, Any]:
     )
 
 
-def common(named: Sequence[Named], word: str) -> dict[str, Any]:
+def common(named: Sequence[Named], word: str, tokenizer: str | None) -> dict[str, Any]:
     """The keys that a text has from the models: the tokenizer, and windows that all of them can take."""
-    tokenizer = next((each.spec for each in named if each.has_tokenizer), None)
+    tokenizer = tokenizer or next((each.spec.located for each in named if each.has_tokenizer), None)
     if tokenizer is None:
         raise InputError(
-            f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; name one that has, or "
-            "give a data spec with tokenizer_dir"
+            f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give --tokenizer the "
+            "folder or hub id of the unquantized model"
         )
     is_task = word.startswith(TASK)  # lm-eval's windows hold one token more, which is only predicted
     length = min([LENGTH, *(each.context - is_task for each in named if each.context)])
     strides = {} if word == "chat" or is_task else {"eval_stride": length}
-    return {"tokenizer_dir": tokenizer.located, "eval_len": length, **strides}
+    return {"tokenizer_dir": tokenizer, "eval_len": length, **strides}
 
 
 def default_text() -> tuple[list[str], list[str]]:

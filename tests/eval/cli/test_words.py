@@ -141,6 +141,18 @@ def test_twelve_kinds_of_model_have_an_engine_or_a_line_that_says_why_not(tmp_pa
             assert problems == [f"{named.spec.name}: load_fn: {load_fn!r} is not installed: {capabilities.install}"]
 
 
+def test_gguf_files_alone_are_told_to_give_a_tokenizer(
+    compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path
+) -> None:
+    word, _, _ = twelve_kinds(tmp_path)["split GGUF"]
+    said = "none of the models has a tokenizer in Transformers' format; give --tokenizer the folder or hub id"
+    assert_refused(compare_q("check", word, "-d", toy_text), said)
+    named = words.models([word], set(), Progress(), reference=False)
+    assert named[0].spec.name == "split"
+    (spec,), _ = words.texts([str(toy_text)], named, str(toy_model))
+    assert (spec.tokenizer_dir, spec.eval_len) == (str(toy_model), 2048)
+
+
 def test_a_folder_of_gguf_files_is_llama_cpps(tmp_path: Path) -> None:
     (tmp_path / "model.Q4_K_M.gguf").touch()
     assert backends.engine_for(str(tmp_path), None, set()) == ("llamacpp", "a .gguf file")
@@ -262,7 +274,7 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
         ([toy, "-d", toy_text, "--until", "kld:2%", "-r", "3"], "--until: finds out how many windows it takes"),
         (
             ["-d", toy_text, "-m", "x.json", "--save-specs", tmp_path],
-            "--save-specs: writes specs of models that are named",
+            "--save-specs: is for models that are named without specs; name models in place of -m",
         ),
     ):
         assert_refused(compare_q(*line), *parts)
