@@ -1,4 +1,4 @@
-"""Prefill and decode of the same models in vLLM, side by side: weights in three formats, KV caches in four.
+"""Prefill and decode of the same models in vLLM, side by side: weights in four formats, KV caches in four.
 
     python -m benchmarks.decode OUT.json [--windows 64] [--length 2048] [--batch 64] [--rows bf16 fp8 ...]
 
@@ -31,6 +31,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "bf16": ("bf16", "auto"),
     "fp8": ("fp8", "auto"),
     "w4a16": ("w4a16", "auto"),
+    "nvfp4": ("nvfp4a16", "auto"),
     "kv fp8": ("bf16", "fp8"),
     "kv int8": ("bf16", "int8_per_token_head"),
     "kv int4": ("bf16", "int4_per_token_head"),
