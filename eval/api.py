@@ -271,6 +271,7 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
     """
     shown = result if isinstance(result, Comparison) else load(result)
     terminal.show(shown.results, Console(), None if columns is None else registry.checked(columns))
+    terminal.conclude(shown.results, Console())
     return shown
 
 

@@ -263,6 +263,7 @@ FLAGS = {
         flag("--sort", SHOWN, "order the table's rows by a column, of several texts by its mean, or by COLUMN:TEXT "
              "(default: the order of the specs)", type=sort_key, metavar="COLUMN"),
         on("--by-text", SHOWN, "of several texts: a table each, one below the other"),
+        on("--notes", SHOWN, "print what the columns and marks of the table mean"),
         on("--statistics", SHOWN, "print llama.cpp's block of statistics for every model"),
         on("--timing", SHOWN, "print where the seconds of every row went"),
         on("--pairs", SHOWN, "print how every row differs from the next one, with errors"),

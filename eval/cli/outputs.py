@@ -121,7 +121,7 @@ def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
     """Print the table, and whatever else is to be printed; what is about one of several texts below its name."""
     table, console = columns.ordered(results, args.sort), Console()
     with outputs.writing("standard output"):
-        terminal.show(table, console, args.columns, by_text=args.by_text)
+        terminal.show(table, console, args.columns, by_text=args.by_text, notes=args.notes)
         if args.timing:
             terminal.show_timing(table, console)
         for text in table.scored if args.statistics or args.pairs or args.pair else ():
@@ -176,6 +176,12 @@ def write(args: argparse.Namespace, results: Results, inspect: Callable[[], Sequ
                 write_file(file)
                 if name:  # pictures say themselves what they have drawn
                     print(f"{name}: {file}")
+
+
+def conclude(results: Results, outputs: Outputs) -> None:
+    """Print the last line of a run: what was found."""
+    with outputs.writing("standard output"):
+        terminal.conclude(results, Console())
 
 
 def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> dict[tuple[str, str], Path]:

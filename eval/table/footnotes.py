@@ -1,10 +1,10 @@
-"""The footnotes of a table: marks, windows, errors, the reference, each model's own notes, and the means of texts."""
+"""The footnotes of a table: what is special to it, and the legend of its columns and marks."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compare_q.eval.results import sampled
@@ -17,20 +17,19 @@ from compare_q.eval.stats.uncertainty import longest_documents
 from compare_q.eval.table.columns import BESIDE, BEST, FLOOR, machine_letters
 
 COMMON_ERROR = (
-    "the error of PPL is mostly the text's, and common to all rows: differences between rows are far more certain "
-    "(--pairs)"
+    "the ± of PPL says how far another text of this kind would move all rows together: differences between rows are "
+    "far more certain (--pairs)"
 )
 WORTH_SAYING = 0.1
 """Share of a row's seconds from which its first step, in which engines compile, is told."""
 MEANS = (
-    "mean: over the texts, which weigh alike, of KLD the mean of the texts' means, of PPL the geometric mean, "
-    "without answers; "
-    "n/a unless every text has a value; its ± takes the texts' errors as independent"
+    "mean: over the texts, each with the same weight, of KLD the arithmetic mean, of PPL the geometric mean, without "
+    "answers; n/a where a text has no value; its ± takes the texts' errors as independent"
 )
 
 
 def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = True) -> list[str]:
-    """Every footnote of a table but those of columns, one line each; ``parts``: the runs that it was merged from.
+    """What is special to a table, one line each; ``parts``: the runs that it was merged from.
 
     ``letters``: whether the table has letters for machines.
     """
@@ -44,22 +43,53 @@ def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = Tr
     notes += [f"where {letter}: {machine}" for letter, machine in sorted(fullest.items()) if letters]
     notes += [*merge_notes(parts), *window_notes(run), *phase_notes(run), *error_notes(run)]
     if run.reference is not None:
-        about = f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}"
         if run.reference_ppl is not None and not any(model.is_reference for model in run.models):
             # So that a reference store of another text is noticed at once.
-            about += f", whose own PPL on these tokens is {number_text(run.reference_ppl, PPL_DIGITS)}"
-        notes += [about, *text_rates(run)]
-    notes += best_notes(run)
+            ppl = number_text(run.reference_ppl, PPL_DIGITS)
+            notes.append(f"the reference, {run.reference['label']}, has a PPL of {ppl} on these tokens")
+        notes += text_rates(run)
+    if (length := too_short_for_best(run.models)) is not None:
+        reason = f"on {length:,} tokens of text even a KLD twice as large often cannot be told apart"
+        notes.append(f"no {BEST}: {reason}; from {LEAST_TOKENS:,} tokens on it mostly can")
+    notes += near_notes(run)
+    if cached := sum(model.cached for model in run.models):
+        notes.append(f"{cached} of {len(run.models)} rows come from the cache: an earlier run measured their speed (*)")
+    return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
+
+
+def legend(run: TextResult) -> list[str]:
+    """What columns and marks mean, in every table that has them."""
+    notes = []
+    measured = [model.estimates for model in run.models if model.estimates]
+    count = max((n_blocks(found.blocks) for found in measured), default=0)
+    if count > 1:
+        longest = longest_documents(max(found.blocks.length for found in measured))
+        holds = f"; it is too small if documents of the text are longer than about {longest:,} tokens"
+        is_short = short_text_cautions(measured, run.data.get("text_tokens"))
+        notes = [f"±: one standard error, from {count} blocks of the text{'' if is_short else holds}", COMMON_ERROR]
+    if run.reference is not None:
+        label = run.reference["label"]
+        notes.append(f"KLD (mean over tokens, in nats) and same top compare each model with {label}")
+    if any(best_labels(run.models, name) for name in ("nll", "kld", "same_top")):
+        notes.append(
+            f"{BEST}: the best quantized model (below 16 bpw) of its column, and those that cannot be told apart from "
+            "it (95 %, paired differences)"
+        )
     if any(model.is_noise_floor for model in run.models):
-        about = f"{FLOOR} marked as the noise floor, the reference's weights with other roundings"
+        about = f"{FLOOR}: a noise floor, the reference's weights with other roundings"
         if run.noise_floor is not None and run.noise_floor.kld is not None:
             least = number_text(run.noise_floor.kld.value, KLD_DIGITS)
             about += f"; a KLD near or below its {least} says nothing about a quantization"
         notes.append(about)
-    notes += near_notes(run)
-    if cached := sum(model.cached for model in run.models):
-        notes.append(f"{cached} of {len(run.models)} rows come from the cache; their speed (*) is of an earlier run")
-    return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
+    if run.is_answers:
+        notes.append("acc and acc norm are counted as lm-eval does; their ± is one standard error over questions")
+        if run.reference is not None:
+            notes.append(
+                f"flips: questions that only one of model and {run.reference['label']} has right (arXiv 2407.09141); "
+                "McNemar p: how probable flips at least as one-sided are if neither is better (exact, two-sided, by "
+                "acc)"
+            )
+    return notes
 
 
 def column_notes(run: TextResult) -> dict[str, str]:
@@ -79,12 +109,12 @@ def speed_note(run: TextResult) -> str:
     """What the speeds are, and what ran beside the rows."""
     timed = [model.timing for model in run.models if model.timing]
     first = max(((each.first_window - each.score_began) / each.scoring_seconds for each in timed), default=0.0)
-    about = "tok/s: scored tokens a second, the first step included"
+    about = "tok/s: scored tokens per second, the first step included"
     about += f" (up to {100 * first:.0f} % of a row's seconds)" if first >= WORTH_SAYING else ""
     if any(concurrent_rows_text(model, run.models) for model in run.models):
-        about += f"; {BESIDE} while other rows loaded or were scored on the same machine (--columns speed,beside)"
+        about += f"; {BESIDE}: other rows loaded or were scored on the machine meanwhile (--columns speed,beside)"
     if any(model.tokens_per_second and model.timing is None for model in run.models):
-        about += "; of rows of compare_q 0.2 it is not known what ran beside them"
+        about += "; what ran beside rows of compare_q 0.2 is not known"
     return about
 
 
@@ -136,33 +166,15 @@ def answer_notes(run: TextResult) -> list[str]:
     tokens = {found.ppl.tokens + found.ppl.non_finite for found in known}
     shots = (run.data.get("answers") or {}).get("num_fewshot")
     notes = [
-        f"{questions:,} questions, {shots}-shot, {count:,} scored tokens: all answers, wrong ones too; acc and acc "
-        "norm: as lm-eval, ± one standard error over questions"
+        f"{questions:,} questions, {shots}-shot, {count:,} scored tokens of all answers, wrong ones too"
         for questions in sorted(asked) for count in sorted(tokens)
     ]  # fmt: skip
     if run.reference is not None and notes:
-        notes.append(
-            f"flips: questions that either the model or {run.reference['label']} has right (arXiv 2407.09141); "
-            "McNemar p: how probable flips so one-sided are if neither is better (exact, two-sided; by acc)"
-        )
         compared = {m.label: m.estimates.answers for m in run.models if m.estimates and m.estimates.against}
         without = [label for label, own in compared.items() if own and own.acc.right and not own.acc.flips]
         why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
         notes += [f"flips of {', '.join(without)} n/a: {why}"] if without else []
     return notes
-
-
-def best_notes(run: TextResult) -> list[str]:
-    """The meaning of the mark of the best, or why no row has it."""
-    if (length := too_short_for_best(run.models)) is not None:
-        reason = f"even a KLD twice as large is often not told apart on {length:,} tokens of text"
-        return [f"no {BEST}: {reason} (from {LEAST_TOKENS:,} on it mostly is)"]
-    if not any(best_labels(run.models, name) for name in ("nll", "kld", "same_top")):
-        return []
-    return [
-        f"{BEST} the best of its column among quantized models (below 16 bpw), and what cannot be told from it "
-        "(95 %, paired differences)"
-    ]
 
 
 def near_notes(run: TextResult) -> list[str]:
@@ -172,13 +184,13 @@ def near_notes(run: TextResult) -> list[str]:
     if len(labels) < 2:
         return []
     return [
-        f"KLD cannot rank {', '.join(labels)}: they are within twice the noise floor's, where it does not go with "
-        "results of benchmarks (arXiv 2606.19558); answers that flip, and more text, can"
+        f"KLD cannot rank {', '.join(labels)}: each has a KLD of at most about twice the noise floor's, and KLDs so "
+        "small say nothing about results of benchmarks (arXiv 2606.19558); answers that flip can rank them"
     ]
 
 
 def error_notes(run: TextResult) -> list[str]:
-    """What the errors are; no note if no model was measured."""
+    """Why no errors are known, or why they may be too small; no note if no model was measured."""
     measured = [model.estimates for model in run.models if model.estimates]
     if not measured:
         return []
@@ -186,11 +198,7 @@ def error_notes(run: TextResult) -> list[str]:
     if count < 2:
         reason = "the text is too short to tell any" if count else "they were not measured with these results"
         return [f"errors n/a: {reason}"]
-    longest = longest_documents(max(found.blocks.length for found in measured))
-    short = short_text_cautions(measured, run.data.get("text_tokens"))
-    holds = "" if short else f" (too small if the documents of the text are longer than about {longest:,} tokens)"
-    about = f"± is one standard error, from {count} blocks of the text{holds}; {COMMON_ERROR}"
-    return [about, *short]
+    return short_text_cautions(measured, run.data.get("text_tokens"))
 
 
 def merge_notes(parts: Sequence[Part]) -> list[str]:
@@ -198,14 +206,15 @@ def merge_notes(parts: Sequence[Part]) -> list[str]:
     if not parts:
         return []
     runs = [f"{part.file} ({part.origin['created'][:10]}, {part.where}; rows: {len(part.labels)})" for part in parts]
-    versions = [part.origin["versions"] for part in parts]
+    names = dict.fromkeys(itertools.chain.from_iterable(part.origin["versions"] for part in parts))
+    versions = {name: [part.origin["versions"].get(name, "none") for part in parts] for name in names}
     off = [
-        f"{name} " + ", ".join(own.get(name, "none") for own in versions)
-        for name in dict.fromkeys(itertools.chain(*versions)) if len({own.get(name) for own in versions}) > 1
+        f"{name} ({', '.join(f'{own} in {part.file}' for own, part in zip(each, parts, strict=True))})"
+        for name, each in versions.items() if len(set(each)) > 1
     ]  # fmt: skip
     return [
         f"merged from {len(parts)} runs: {'; '.join(runs)}",
-        *([f"their versions differ, in this order: {'; '.join(off)}"] if off else []),
+        *([f"versions that differ between these runs: {'; '.join(off)}"] if off else []),
         *reference_notes(parts),
     ]
 
@@ -222,8 +231,8 @@ def reference_notes(parts: Sequence[Part]) -> list[str]:
     known = [part.reference_ppl for part in first.values() if part.reference_ppl]
     apart = f", {100 * (max(known) / min(known) - 1):.3f} % apart" if len(known) == len(first) else ""
     return [
-        "KLD and same top of each row are against the reference as the row's own run measured it (the same model, "
-        f"engine and options), PPL {'; '.join(found)}{apart}; KLDs against two of them are not paired, and have no star"
+        "each row's KLD and same top are against the reference of its own run (the same model, engine and options), "
+        f"whose PPL is {'; '.join(found)}{apart}; rows of two references are not compared by KLD, which has no {BEST}"
     ]
 
 
@@ -257,17 +266,18 @@ def model_notes(model: ModelResult, run: TextResult) -> list[str]:
 
 
 def notes_of_texts(results: Results) -> list[str]:
-    """The footnotes: what is true of every text once, and what is not with the name of its text.
+    """What is special to a table of several texts; the first note of each text's own says what it is."""
+    notes = {text.name: [text.subtitle, *footnotes(text)] for text in results.scored}
+    return [*(f"{text.name}: failed: {text.error}" for text in results.texts if text.error), *once(notes)]
 
-    The first of a text's own says what it is; what ± is stands below the table once.
-    """
-    notes = {
-        text.name: [text.subtitle, *(note.removesuffix(f"; {COMMON_ERROR}") for note in footnotes(text))]
-        for text in results.scored
-    }
+
+def legend_of_texts(results: Results) -> list[str]:
+    """What columns and marks of that table mean."""
+    return [MEANS, *once({text.name: legend(text) for text in results.scored})]
+
+
+def once(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """The notes of texts: what is not true of every text with the name of its text, and the rest once."""
     first, *others = notes.values()
     everywhere = [note for note in first if all(note in own for own in others)]
-    lines = [f"{text.name}: failed: {text.error}" for text in results.texts if text.error]
-    lines += [f"{name}: {note}" for name, own in notes.items() for note in own if note not in everywhere]
-    has_errors = any(model.ppl and model.ppl.stderr is not None for text in results.scored for model in text.models)
-    return [*lines, *([COMMON_ERROR] if has_errors else []), MEANS, *everywhere]
+    return [*(f"{name}: {note}" for name, own in notes.items() for note in own if note not in everywhere), *everywhere]

@@ -1,4 +1,5 @@
-"""The table as Markdown for posting: GitHub and Reddit render it alike; every column, and the footnotes as a list."""
+"""The table as Markdown for posting: GitHub and Reddit render it alike; every column, what was found, and the footnotes
+as a list."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from compare_q.eval.results.run_result import Results
 from compare_q.eval.table.columns import Cell, Filled, timing_columns
 from compare_q.eval.table.registry import WORDS
 from compare_q.eval.table.tables import tables_of
+from compare_q.eval.table.verdict import verdict
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
 """Letters that GitHub or Reddit would read as markup in the middle of a line (^: superscript)."""
@@ -23,14 +25,17 @@ def markdown_text(
     """Title, table (of the columns of these names) and footnotes; ``by_text``: of several texts a table each, below
     its name; with ``timing`` also where the seconds went."""
     lines: list[str] = []
-    for table in tables_of(results, names, by_text=by_text):
+    found = tables_of(results, names, by_text=by_text)
+    for table in found:
         lines += [f"### {escaped(table.heading)}", ""] if table.heading else []
         if table.error:
             lines += [f"failed: {escaped(table.error)}", ""]
         else:
             lines += [f"**{escaped(table.title)}**", "", *table_lines(table.columns), ""]
-            lines += [*(f"- {escaped(note)}" for note in table.notes_with(table.columns)), ""]
-    return "\n".join([*lines, *table_lines(timing_columns(results)), ""] if timing else lines)
+            lines += [escaped(verdict(results)), ""] if len(found) == 1 else []
+            lines += [*(f"- {escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]), ""]
+    lines += [*table_lines(timing_columns(results)), ""] if timing else []
+    return "\n".join(lines if len(found) == 1 else [*lines, escaped(verdict(results)), ""])
 
 
 def table_lines(found: Sequence[Filled]) -> list[str]:

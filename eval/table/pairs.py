@@ -17,9 +17,9 @@ from compare_q.eval.stats.uncertainty import LARGEST_EXPONENT
 
 HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",
-    "Each interval is for one pair: of 20 pairs that do not differ, one will seem to",
+    "Each interval is for one pair: of 20 equal pairs, one will seem to differ",
 )
-UNRANKED = "not ranked: both are within twice the noise floor's"
+UNRANKED = "not ranked: both are at most about twice the noise floor's"
 LEVEL = 0.05
 """McNemar's p below which one of two models is called better."""
 Pair = tuple[ModelResult, ModelResult]

@@ -17,17 +17,30 @@ from rich.text import Text
 from compare_q.backends.common.messages import printable
 from compare_q.eval.results.run_result import Results
 from compare_q.eval.table.columns import Filled, timing_columns, without
-from compare_q.eval.table.registry import LABEL, WORDS
+from compare_q.eval.table.registry import BY_NAME, LABEL, WORDS
 from compare_q.eval.table.tables import Table, tables_of
+from compare_q.eval.table.verdict import verdict
 
 TEXT = 26
 """Letters that columns of words together keep, before a further column of numbers is shown."""
+NOTES = "what the columns and marks mean: --notes"
 MARGIN = 2
 """Letters that the table's box takes left and right."""
 
 
-def show(results: Results, console: Console, names: Sequence[str] | None = None, *, by_text: bool = False) -> None:
-    """Print the tables and their footnotes; ``by_text``: of several texts a table each, below its name."""
+def show(
+    results: Results,
+    console: Console,
+    names: Sequence[str] | None = None,
+    *,
+    by_text: bool = False,
+    notes: bool = False,
+) -> None:
+    """Print the tables, and what is special to them; ``by_text``: of several texts a table each, below its name.
+
+    ``notes``: also what the columns and marks mean.
+    """
+    meanings: dict[str, None] = {}
     for table in tables_of(results, names, by_text=by_text):
         if table.heading:
             heading(console, table.heading)
@@ -37,13 +50,30 @@ def show(results: Results, console: Console, names: Sequence[str] | None = None,
             width = console.width if may_squeeze else max(console.width, least_width(columns))
             show_columns(console, "" if number else table.title, columns, width)
             shown += columns
-        for line in [f"failed: {table.error}"] if table.error else table.notes_with(shown):
+        for line in [f"failed: {table.error}"] if table.error else table.notes:
             say(console, line)
+        meanings |= dict.fromkeys([*map(meaning, shown), *table.legend_of(shown)])
+    if meanings and notes:
+        console.print()
+    for line in meanings if notes else [NOTES] * bool(meanings):
+        say(console, line)
+
+
+def meaning(filled: Filled) -> str:
+    """What a column has."""
+    column = BY_NAME[filled.column.name]
+    return f"{column.title}: {column.means}"
 
 
 def show_timing(results: Results, console: Console) -> None:
     """Print where the seconds of every row went."""
     show_columns(console, "", timing_columns(results), console.width)
+
+
+def conclude(results: Results, console: Console) -> None:
+    """Print what was found, the last line of a run."""
+    console.print()
+    say(console, verdict(results))
 
 
 def show_columns(console: Console, title: str, columns: Sequence[Filled], width: int) -> None:

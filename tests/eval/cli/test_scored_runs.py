@@ -126,10 +126,10 @@ def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: P
     data, spec = write_specs([{**FAKE, **uniform}, {**FAKE, **boosted, **marked}])
     ran = compare_q("-d", data, "-m", spec, "-kld", "-pf", tmp_path / "p.svg", "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
-    first, second = (line.split() for line in ran.out.splitlines() if line.split()[:1] in (["uniform"], ["boosted"]))
+    first, second = (line.split() for line in ran.out.splitlines() if line.startswith((" uniform", " boosted")))
     assert (first[5].partition("±")[0], first[7].partition("±")[0]) == ("500.0000", "0.07862")
     assert (second[5].partition("±")[0], second[6:8]) == ("25.8437", ["ref", "ref"])
-    assert "against boosted" in ran.out
+    assert "the most probable tokens of boosted (" in ran.out
     written = json.loads((tmp_path / "r.json").read_text())
     assert written["texts"][0]["reference"]["label"] == "boosted"
     assert [model["reference"] for model in written["texts"][0]["models"]] == [False, True]

@@ -107,9 +107,9 @@ def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> No
     assert best_labels(run.models, "kld") == best_labels(run.models, "same_top") == frozenset()
     assert best_labels(run.models[:3], "kld") == {"W4A16", "FP8"}
     notes = footnotes(run, results.parts)
-    assert "their versions differ, in this order: torch 2.13, 2.14" in notes
-    (said,) = [note for note in notes if note.startswith("KLD and same top of each row")]
-    assert "PPL 7.5000 on AMD EPYC (a.json); 7.5750 on 2 × NVIDIA H200, driver 580.1 (b.json), 1.000 % apart" in said
+    assert "versions that differ between these runs: torch (2.13 in a.json, 2.14 in b.json)" in notes
+    (said,) = [note for note in notes if note.startswith("each row's KLD and same top")]
+    assert "PPL is 7.5000 on AMD EPYC (a.json); 7.5750 on 2 × NVIDIA H200, driver 580.1 (b.json), 1.000 % apart" in said
 
 
 def test_rows_of_a_run_without_a_reference_say_why_they_have_no_kld(write: Write) -> None:

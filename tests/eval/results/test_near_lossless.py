@@ -60,5 +60,5 @@ def test_stars_and_verdicts_do_not_rank_them() -> None:
 
 def test_the_footnote_names_them() -> None:
     (note,) = near_notes(run_of(REF, NOISE, NEAR, ALSO, FAR))
-    assert note.startswith("KLD cannot rank near, also: they are within twice the noise floor's")
+    assert note.startswith("KLD cannot rank near, also: each has a KLD of at most about twice the noise floor's")
     assert near_notes(run_of(REF, NOISE, NEAR, FAR)) == []

@@ -177,12 +177,12 @@ def test_speeds_have_marks_and_a_note() -> None:
     assert cells(run_of(one, other), "one")["tok/s"] == Cell("20", marks="‡")
     assert flat_json(one, (one, other))["beside"] == "other scored 100 %"
     notes = [column_notes(run_of(*models))["speed"] for models in ((one,), (one, other), (QUANT, FAILED))]
-    about = "tok/s: scored tokens a second, the first step included"
+    about = "tok/s: scored tokens per second, the first step included"
     share = " (up to 25 % of a row's seconds)"
     assert notes == [
         f"{about}{share}",
-        f"{about}{share}; ‡ while other rows loaded or were scored on the same machine (--columns speed,beside)",
-        f"{about}; of rows of compare_q 0.2 it is not known what ran beside them",
+        f"{about}{share}; ‡: other rows loaded or were scored on the machine meanwhile (--columns speed,beside)",
+        f"{about}; what ran beside rows of compare_q 0.2 is not known",
     ]
 
 

@@ -9,17 +9,16 @@ import pytest
 from compare_q.eval.results.run_result import ModelResult, TextResult
 from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.footnotes import footnotes
+from compare_q.eval.table.footnotes import COMMON_ERROR, footnotes, legend
 from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums
 from tests.support.several_texts import with_answers
 
 WINDOWS = "2 windows, 40 scored tokens"
 ERRORS = (
-    "± is one standard error, from 4 blocks of the text (too small if the documents of the text are longer than about "
-    "10,000 tokens); the error of PPL is mostly the text's, and common to all rows: differences between rows are far "
-    "more certain (--pairs)"
+    "±: one standard error, from 4 blocks of the text; it is too small if documents of the text are longer than about "
+    "10,000 tokens"
 )
-AGAINST = "KLD (nats, mean over tokens) and same top: against bf16"
+AGAINST = "KLD (mean over tokens, in nats) and same top compare each model with bf16"
 RATES = "bf16: 1.2500 bits per byte, byte perplexity 2.3780, word perplexity 55.5000"
 
 
@@ -29,27 +28,30 @@ ALONE = run_of(BASE, reference=None)
 @pytest.mark.parametrize(
     ("run", "notes"),
     [
-        (run_of(REF, QUANT, FAILED), [WINDOWS, ERRORS, AGAINST, RATES, "broken: failed: told to fail"]),
-        (run_of(QUANT), [WINDOWS, ERRORS, f"{AGAINST}, whose own PPL on these tokens is 7.2500"]),
-        (ALONE, [WINDOWS, ERRORS]),
-        (replace(ALONE, data={"method": "llamacpp"}), [f"method llamacpp: {WINDOWS}", ERRORS]),
+        (run_of(REF, QUANT, FAILED), [WINDOWS, RATES, "broken: failed: told to fail"]),
+        (run_of(QUANT), [WINDOWS, "the reference, bf16, has a PPL of 7.2500 on these tokens"]),
+        (ALONE, [WINDOWS]),
+        (replace(ALONE, data={"method": "llamacpp"}), [f"method llamacpp: {WINDOWS}"]),
         (run_of(replace(BASE, cached=True), reference=None),
-         [WINDOWS, ERRORS, "1 of 1 rows come from the cache; their speed (*) is of an earlier run"]),
+         [WINDOWS, "1 of 1 rows come from the cache: an earlier run measured their speed (*)"]),
     ],
 )  # fmt: skip
 def test_all_notes(run: TextResult, notes: list[str]) -> None:
     assert footnotes(run) == notes
+    assert legend(run) == [ERRORS, COMMON_ERROR, *([AGAINST] if run.reference else [])]
 
 
 def test_short_texts_are_said_to_be_short() -> None:
     short = run_of(with_sums(BASE, length=1000), reference=None)
     about = "with less than 20,000, errors (±) may be far too small"
-    assert footnotes(short)[2:] == [f"the scored part spans 1,000 tokens: {about}; take a longer text"]
+    assert legend(short)[0] == "±: one standard error, from 4 blocks of the text"
+    assert footnotes(short)[1:] == [f"the scored part spans 1,000 tokens: {about}; take a longer text"]
     part = replace(short, data={"windows": 2, "text_tokens": 27_324})
-    assert footnotes(part)[2:] == [
+    assert footnotes(part)[1:] == [
         f"the scored part spans 1,000 tokens of a text of 27,324: {about}; score more windows (-r, max_rows)"
     ]
     one = with_sums(BASE, tokens=(10,), nll=(5.0,))
+    assert legend(run_of(one, reference=None)) == []
     assert footnotes(run_of(one, reference=None))[1] == "errors n/a: the text is too short to tell any"
 
 
@@ -85,24 +87,27 @@ def test_flips_that_the_reference_leaves_open_have_a_reason() -> None:
 
 def test_the_mark_of_the_best_is_explained() -> None:
     note = (
-        "★ the best of its column among quantized models (below 16 bpw), and what cannot be told from it "
+        "★: the best quantized model (below 16 bpw) of its column, and those that cannot be told apart from it "
         "(95 %, paired differences)"
     )
-    assert note in footnotes(run_of(REF, QUANT, replace(QUANT, label="same")))
-    assert not any("★" in found for found in footnotes(run_of(REF, QUANT)))
+    assert note in legend(run_of(REF, QUANT, replace(QUANT, label="same")))
+    assert not any("★" in found for found in legend(run_of(REF, QUANT)))
     short = with_sums(QUANT, length=510)
-    why = "no ★: even a KLD twice as large is often not told apart on 510 tokens of text (from 2,000 on it mostly is)"
+    why = (
+        "no ★: on 510 tokens of text even a KLD twice as large often cannot be told apart; from 2,000 tokens on it "
+        "mostly can"
+    )
     assert why in footnotes(run_of(REF, short, replace(short, label="same")))
     assert not any("★" in found for found in footnotes(run_of(REF, short)))
 
 
 def test_the_noise_floor_is_explained() -> None:
-    note = "≈ marked as the noise floor, the reference's weights with other roundings"
+    note = "≈: a noise floor, the reference's weights with other roundings"
     floor = replace(QUANT, spec={"noise_floor": True})
     known = f"{note}; a KLD near or below its 0.01235 says nothing about a quantization"
-    assert known in footnotes(run_of(REF, floor))
-    assert note in footnotes(run_of(replace(BASE, spec={"noise_floor": True}), reference=None))
-    assert not any("≈" in found for found in footnotes(run_of(REF, QUANT)))
+    assert known in legend(run_of(REF, floor))
+    assert note in legend(run_of(replace(BASE, spec={"noise_floor": True}), reference=None))
+    assert not any("≈" in found for found in legend(run_of(REF, QUANT)))
 
 
 def test_rows_that_ran_otherwise_than_asked() -> None:
@@ -117,13 +122,13 @@ def test_rows_that_ran_otherwise_than_asked() -> None:
 
 def test_what_is_missing_is_explained() -> None:
     noted, silent = replace(BASE, label="noted", notes=("KLD n/a: x",)), replace(BASE, label="silent", provenance={})
-    assert footnotes(run_of(REF, noted, silent))[5:] == [
+    assert footnotes(run_of(REF, noted, silent))[2:] == [
         "noted: KLD n/a: x",
         "silent: kernel n/a: this engine does not say what it runs",
         "silent: KLD n/a: this engine measured none",
     ]
     holes = with_ppl(with_against(QUANT, kld=Mean(0.5, 4.0, 38, 2)), replace(PPL, tokens=37, non_finite=3))
-    assert footnotes(run_of(REF, holes))[4:] == [
+    assert footnotes(run_of(REF, holes))[2:] == [
         "W4A16: 3 positions had no finite log-probability; PPL leaves them out",
         "W4A16: 2 positions had no finite KL divergence; KLD leaves them out",
     ]

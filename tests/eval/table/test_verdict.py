@@ -1,0 +1,252 @@
+"""The sentence that ends a run, to the letter: each case by hand, of four blocks of ten tokens.
+
+KLDs are alike in every block, so that differences have no error, unless a test says otherwise; the reference's losses
+are 10, 20, 30 and 40.  Intervals reach 3.182 errors far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compare_q.backends.base import Storage
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.stats.uncertainty import Mean, Perplexity
+from compare_q.eval.table.verdict import listed, percent, times, verdict
+from tests.support import made
+from tests.support.made import FAILED, REF, results_of, run_of, with_against, with_sums
+from tests.support.several_texts import three, with_answers, with_failed_text
+
+HIGHER = (14.0, 24.0, 34.0, 44.0)
+"""0.1 nats a token above the reference's in every block: a difference without an error."""
+SWAYING = (16.0, 18.0, 36.0, 38.0)
+"""Off by 6, -2, 6 and -2: 0.2 nats, with an error of 0.32 (tests/eval/results/test_differences.py)."""
+
+
+def row(label: str, kld: float, top: float = 0.9, *, nll: tuple[float, ...] = HIGHER, **keys: Any) -> ModelResult:
+    """A quantized row with this KLD in every block."""
+    blocks = {"nll": nll, "kld": (10 * kld,) * 4, **keys.pop("blocks", {})}
+    model = with_sums(replace(made.QUANT, label=label, **keys), **blocks)
+    return with_against(model, kld=Mean(kld, 40 * kld, 40, 0, 0.001), same_top=Mean(top, 40 * top, 40, 0, 0.01))
+
+
+FP8, Q4 = row("FP8", 0.008, 0.989, nll=SWAYING), row("Q4_K_M", 0.0328)
+NOISE = row("noise", 0.005, spec={"noise_floor": True})
+SWAYED = (0.6, -0.2, 0.6, -0.2)
+"""Added to a KLD's block sums: 0.02 nats, with an error of 0.032."""
+
+
+def said(*models: ModelResult, **keys: Any) -> str:
+    return verdict(results_of(run_of(*models, **keys)))
+
+
+def short(length: int, *models: ModelResult) -> list[ModelResult]:
+    return [with_sums(model, length=length) for model in models]
+
+
+KEPT = "FP8 keeps 98.9 % of the most probable tokens of bf16 (KLD 0.0080 ± 0.0010)"
+
+
+def test_two_rows_and_a_reference() -> None:
+    assert said(REF, FP8, Q4) == (
+        f"{KEPT}; Q4_K_M loses 4.1 times as much for certain. "
+        "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's for certain: Q4_K_M."
+    )
+
+
+def test_one_row_and_a_reference() -> None:
+    assert said(REF, Q4) == (
+        "Q4_K_M keeps 90.0 % of the most probable tokens of bf16 (KLD 0.0328 ± 0.0010). "
+        "PPL is higher than bf16's for certain: Q4_K_M."
+    )
+    lower = row("odd", 0.0328, nll=(9.0, 19.0, 29.0, 39.0))
+    assert said(REF, lower).endswith("PPL is lower than bf16's for certain: odd.")
+
+
+def test_a_reference_without_a_row_says_nothing_of_ppl() -> None:
+    assert said(FP8, Q4) == f"{KEPT}; Q4_K_M loses 4.1 times as much for certain."
+
+
+def test_many_rows_are_a_range_and_failures_are_named() -> None:
+    others = [row(f"Q{bits}", kld) for bits, kld in ((6, 0.01), (5, 0.016), (4, 0.04), (3, 0.8))]
+    assert said(REF, *others, FP8, FAILED) == (
+        f"{KEPT}; the 4 others lose 1.2 times (Q6) to 100 times (Q3) as much for certain. Failed: broken."
+    )
+
+
+def test_rows_that_are_not_told_apart() -> None:
+    """0.02 nats more, with an error of 0.032: the best measured one is not called better."""
+    swaying = row("Q5", 0.028, blocks={"kld": tuple(0.08 + each for each in SWAYED)})
+    assert said(REF, FP8, swaying) == (
+        f"{KEPT}; it cannot be told apart from Q5. "
+        "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's for certain: Q5."
+    )
+
+
+def test_rows_within_the_noise_floor_are_not_ranked() -> None:
+    """Twice the floor's 0.005 is the limit: 0.008 and 0.01 are below it, and differ without any error."""
+    near = row("Q8_0", 0.01)
+    assert said(REF, NOISE, FP8, near, row("Q4_K_M", 0.08)) == (
+        f"{KEPT}, near what other roundings of the same weights lose; KLD cannot rank it beside Q8_0; "
+        "Q4_K_M loses 10 times as much for certain. "
+        "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's for certain: Q8_0 and Q4_K_M."
+    )
+    assert said(REF, NOISE, row("Q4_K_M", 0.08)).startswith(
+        "Q4_K_M keeps 90.0 % of the most probable tokens of bf16 (KLD"
+    )
+    assert said(REF, NOISE) == "bf16 has a PPL of 7.50 ± 0.85 on this text; there is no other to compare it with."
+
+
+def test_unquantized_rows_are_compared_where_there_are_no_others() -> None:
+    whole = {"storage": Storage(16.0)}
+    engines = row("llama.cpp", 0.001, **whole), row("ExLlama", 0.002, **whole)
+    assert said(REF, *engines).startswith("llama.cpp keeps 90.0 % of the most probable tokens of bf16 (KLD 0.0010 ± ")
+    assert said(REF, *engines, FP8, Q4) == said(REF, FP8, Q4)
+
+
+def test_nothing_is_certain_on_a_short_text() -> None:
+    assert said(*short(8191, REF, FP8, Q4)) == (
+        f"{KEPT}; Q4_K_M loses 4.1 times as much. PPL cannot be told apart from bf16's: FP8. "
+        "PPL is higher than bf16's: Q4_K_M. On a text of 8,191 tokens nothing of this is certain."
+    )
+    assert said(*short(1999, REF, FP8, Q4)) == (
+        f"{KEPT}; Q4_K_M loses 4.1 times as much. "
+        "Whether that is more than FP8 loses is not known: the text is too short. "
+        "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's: Q4_K_M. "
+        "On a text of 1,999 tokens nothing of this is certain."
+    )
+
+
+def test_nothing_is_certain_without_errors() -> None:
+    one = {"tokens": (10,), "nll": (5.0,), "kld": (0.08,), "same_top": (9.0,)}
+    assert said(*(with_sums(model, **one) for model in (REF, FP8, Q4))) == (
+        f"{KEPT}; Q4_K_M loses 4.1 times as much. "
+        "Whether that is more than FP8 loses is not known: the text is too short. "
+        "Nothing of this is certain: no errors are known."
+    )
+
+
+def test_scores_that_are_missing_are_no_verdict() -> None:
+    """Of the best row none is ranked, of another row only this one is not."""
+    holes = {"blocks": {"whole": ("nll", "same_top")}}
+    best, other = row("FP8", 0.008, 0.989, nll=SWAYING, **holes), row("Q3", 0.08, **holes)
+    assert said(REF, best, Q4).startswith(
+        f"{KEPT}; Q4_K_M loses 4.1 times as much. "
+        "Whether that is more than FP8 loses is not known: FP8 has no KL divergence at some tokens. PPL"
+    )
+    assert said(REF, FP8, Q4, other).startswith(
+        f"{KEPT}; Q4_K_M loses 4.1 times as much for certain; Q3 loses 10 times as much. "
+        "Whether that is more than FP8 loses is not known: they cannot be compared token by token. PPL"
+    )
+    silent = replace(made.BASE, label="server")
+    assert said(REF, Q4, silent).endswith("PPL is higher than bf16's for certain: Q4_K_M. No KLD: server.")
+
+
+def test_references_of_several_machines() -> None:
+    models = [replace(model, reference_key=key) for model, key in ((FP8, "a"), (Q4, "b"))]
+    assert said(*models) == (
+        f"{KEPT}; Q4_K_M loses 4.1 times as much. "
+        "Whether that is more than FP8 loses is not known: their runs had references of their own."
+    )
+
+
+def test_beside_a_row_that_loses_nothing_klds_are_said_themselves() -> None:
+    exact = row("copy", 0.0, 1.0)
+    assert said(exact, Q4) == (
+        "copy keeps 100.0 % of the most probable tokens of bf16 (KLD 0.0000 ± 0.0010); "
+        "Q4_K_M loses more (KLD 0.03280) for certain."
+    )
+
+
+PLAIN = replace(made.BASE, label="a")
+
+
+def plain(label: str, ppl: float, nll: tuple[float, ...]) -> ModelResult:
+    return made.with_ppl(with_sums(replace(PLAIN, label=label), nll=nll), Perplexity(ppl, -80.0, 40, 0, 0.852))
+
+
+def test_perplexity_alone() -> None:
+    worse, same = plain("b", 7.755, HIGHER), plain("c", 9.0, SWAYING)
+    assert said(PLAIN, reference=None) == (
+        "a has a PPL of 7.50 ± 0.85 on this text; there is no other to compare it with."
+    )
+    assert said(PLAIN, same, worse, reference=None) == (
+        "a has the lowest PPL, 7.50 ± 0.85; it cannot be told apart from c; b's is 3.4 % higher for certain."
+    )
+    many = [plain(label, ppl, HIGHER) for label, ppl in (("b", 7.755), ("d", 8.0), ("e", 15.0))]
+    assert said(PLAIN, *many, reference=None) == (
+        "a has the lowest PPL, 7.50 ± 0.85; the 3 others' are 3.4 % (b) to 100 % (e) higher for certain."
+    )
+    assert said(*short(1000, PLAIN, worse), reference=None) == (
+        "a has the lowest PPL, 7.50 ± 0.85; b's is 3.4 % higher. Whether that is a difference is not known: the text "
+        "is too short. On a text of 1,000 tokens nothing of this is certain."
+    )
+    assert said(replace(REF, label="bf16"), replace(PLAIN, label="server")).startswith("bf16 has the lowest PPL")
+    large = made.with_ppl(PLAIN, Perplexity(None, -1e6, 40, 0))
+    assert said(large, reference=None) == "No model has a perplexity."
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        # p of 12 flips in one direction: 2 / 4096; of 3 and 2: 1; of 6 in one direction 0.031, more than half of 0.05
+        ({"bf16": "1" * 12, "W4A16": "0" * 12}, "fewer for certain: W4A16 (0.0 %)"),
+        ({"bf16": "111000000000", "W4A16": "000110000000"}, "cannot be told apart from it: W4A16 (16.7 %)"),
+        ({"bf16": "0" * 12, "W4A16": "1" * 12}, "more for certain: W4A16 (100.0 %)"),
+        ({"bf16": "1" * 12, "W4A16": "0" * 6 + "1" * 6, "b": "0" * 12},
+         "cannot be told apart from it: W4A16 (50.0 %); fewer for certain: b (0.0 %)"),
+    ],
+)  # fmt: skip
+def test_answers(right: dict[str, str], words: str) -> None:
+    models = [REF, *(replace(made.QUANT, label=label) for label in right if label != "bf16")]
+    shown = percent(right["bf16"].count("1") / 12)
+    answered = replace(with_answers(run_of(*models), **right))
+    asked = replace(answered, data={**answered.data, "answers": {}})
+    assert verdict(results_of(asked)) == f"bf16 has {shown} of 12 questions right; {words}."
+
+
+def test_answers_of_one_model() -> None:
+    assert verdict(results_of(with_answers(run_of(REF), bf16="10"))) == (
+        "bf16 has 50.0 % of 2 questions right; there is no other model to compare it with."
+    )
+    assert verdict(results_of(with_answers(run_of(REF), bf16="1?"))) == "No model's answers are known."
+
+
+def texts_of(*klds: dict[str, float]) -> Results:
+    rows = [[row(label, kld) for label, kld in own.items()] for own in klds]
+    return Results(tuple(replace(run_of(REF, *own), name=f"text {i}") for i, own in enumerate(rows)))
+
+
+def test_several_texts() -> None:
+    """Means of 0.02 and 0.04; certain is what holds on each text."""
+    assert verdict(texts_of({"A": 0.01, "B": 0.03}, {"A": 0.03, "B": 0.05})) == (
+        "Over 2 texts A has the lowest mean KLD, 0.02000 ± 0.00071; higher on each text for certain: B."
+    )
+    assert verdict(texts_of({"A": 0.01, "B": 0.05}, {"A": 0.03, "B": 0.02})) == (
+        "Over 2 texts A has the lowest mean KLD, 0.02000 ± 0.00071; not higher for certain on each text: B."
+    )
+
+
+def test_texts_that_have_no_means() -> None:
+    """A text that failed leaves no mean: each of the others speaks for itself."""
+    found = verdict(with_failed_text(three(), "c4", "no such file"))
+    assert found.startswith("wiki2: GGUF Q4_K keeps 98.8 % of the most probable tokens of bf16 (KLD 0.0400 ± 0.0040)")
+    assert "chat: GGUF Q4_K keeps" in found
+    assert found.endswith("Failed: the text c4.")
+    alone = Results(tuple(replace(run_of(PLAIN, plain("b", 7.755, HIGHER), reference=None), name=x) for x in "xy"))
+    assert verdict(alone) == "Over 2 texts a has the lowest mean PPL, 7.50 ± 0.60; higher on each text for certain: b."
+
+
+def test_nothing_was_scored() -> None:
+    assert said(FAILED) == "No model was scored. Failed: broken."
+    assert verdict(Results((TextResult("x", error="no such file"),))) == "No text was scored. Failed: the text x."
+
+
+def test_words() -> None:
+    assert [listed(words) for words in (["a"], ["a", "b"], list("abcd"), list("abcde"))] == [
+        "a", "a and b", "a, b, c and d", "a, b, c and 2 more",
+    ]  # fmt: skip
+    assert [percent(share) for share in (1, 0.9996, 0.5)] == ["100.0 %", "over 99.9 %", "50.0 %"]
+    assert [times(ratio) for ratio in (1.04, 1.24, 4.1, 169.1)] == ["1.04", "1.2", "4.1", "170"]
