@@ -102,6 +102,8 @@ def simplify(element: ET.Element, name: str, marks_of_model: int, words: Mapping
     own = element.attrib.pop("id", "")
     if SHARED_ID.match(own):
         element.set("id", name + own)
+    elif own.startswith("series-"):
+        element.set("class", "series")
     elif (marked := MARKED.match(own)) and marked[1] not in UNSHARED:
         kind, number = marked[1], int(marked[2])
         several = marks_of_model > 1 and kind in ("point", "whisker")

@@ -79,6 +79,7 @@ def page_of(
         paints = [own and inspector.paints(own, text) for own, text in zip(kept, results.texts, strict=True)]
         payload = {
             "results": stored, "inspections": [own and asdict(own) for own in kept], "overview": overview,
+            "chosen": sections.preselected(results.scored[0]),
             "commands": [shell_command(part["origin"]["command"]) for part in stored["parts"]]
             or [shell_command(stored["command"])],
             "pages": [page and page | {"paints": paint} for page, paint in zip(pages, paints, strict=True)],

@@ -9,7 +9,7 @@ import base64
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -21,7 +21,7 @@ from compare_q.eval.html.drawings import embedded, swatch
 from compare_q.eval.plots import curves, looks, measures, spread
 from compare_q.eval.plots.dumbbell import dumbbell_plot, rows_of
 from compare_q.eval.plots.measures import ACCURACIES, KLD, KLD_VALUES, PPL, SIZES
-from compare_q.eval.plots.points import points_of
+from compare_q.eval.plots.points import pareto_front, points_of
 from compare_q.eval.plots.scatter import scatter_figure
 from compare_q.eval.results import flat
 from compare_q.eval.results.differences import SCORES, Difference, difference_or_reason, near_lossless
@@ -29,10 +29,11 @@ from compare_q.eval.results.digits import number_text, number_with_error
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.table import columns, markdown
 from compare_q.eval.table.columns import Cell, Filled
-from compare_q.eval.table.footnotes import MEANS
+from compare_q.eval.table.footnotes import COMMON_ERROR, MEANS
 from compare_q.eval.table.pairs import interval_text, percent_above
 from compare_q.eval.table.registry import COLUMNS, LABEL
 from compare_q.eval.table.tables import table_of_text
+from compare_q.eval.table.verdict import verdict
 
 MEASURES = {**KLD_VALUES, "ppl": PPL, **ACCURACIES}
 OVERVIEW = {"kld": KLD, "ppl": PPL, **ACCURACIES}
@@ -40,6 +41,12 @@ OVER_BPW = ("median", "p99")
 """Measures that are not drawn over other sizes: the places of the labels of 41 rows take a second or two a drawing."""
 MOST_PAIRED = 60
 """Rows of which all pairs are in the report; of more rows each with the next one, and with the reference."""
+FEW, CHOSEN = 8, 5
+"""So many rows need no selection; so many are selected of more."""
+SELECTED = (
+    "{chosen} of {rows} rows are selected, the others are pale. A click on a row, a mark or a name selects one, or "
+    "takes it back."
+)
 FOREIGN = re.compile(r" \((?:--[^)]*|\*)\)")
 """In a footnote an option of the command line, and a mark that the page has not."""
 QUIET = (LABEL, "kld_median", "kld_p99", "kld_max", "top1", "entropy", "load", "seconds")
@@ -89,14 +96,16 @@ def article(results: Results, i: int, inspected: bool, names: Sequence[str] | No
     text = results.texts[i]
     several = len(results.texts) > 1
     name = tag("h2", escape(text.name)) if several else ""
+    found = tag("p", escape(text.subtitle), class_="lead") + verdict_of(replace(results, texts=(text,)))
     same: dict[str, Any] = {"id": f"text-{i}", "data_text": i, "role": "tabpanel" if several else None}
     if text.error:
         failure = tag("p", escape(f"This text failed: {text.error}"), class_="failure")
         return tag("article", name, failure, **same)
-    drawn_over_size = chosen_drawings(scatter_drawings(text, i), "y", "x", whole=True)
+    pale = SELECTED.format(chosen=len(preselected(text)), rows=len(text.models)) if preselected(text) else ""
+    drawn_over_size = hint(pale) + (chosen_drawings(scatter_drawings(text, i), "y", "x", whole=True) or "")
     parts = (  # kind, title, its short form, and what it holds: None leaves it out, the script fills what is empty
-        ("table", "Table", "", table_of_models(results, text, names)),
         ("scatter", "Quality over size", "Scatter", drawn_over_size),
+        ("table", "Table", "", table_of_models(results, text, names, about(results, text, inspected))),
         ("spread", "Spread of KLD over tokens", "Spread", chosen_drawings(spread_drawings(text, i), "as")),
         ("position", "Position in the window", "Position", chosen_drawings(position_drawings(text, i), "score")),
         ("differences", "Differences", "", "" if len(paired_models(text, "nll")) > 1 else None),
@@ -110,7 +119,31 @@ def article(results: Results, i: int, inspected: bool, names: Sequence[str] | No
             data_short=short or title)
         for kind, title, short, content in parts if content is not None
     )  # fmt: skip
-    return tag("article", name, about(results, text, inspected), *sections, **same)
+    return tag("article", name, found, *sections, **same)
+
+
+def verdict_of(results: Results) -> str:
+    """What was found, in words."""
+    return tag("p", escape(verdict(results)), class_="verdict")
+
+
+def preselected(text: TextResult) -> list[int]:
+    """The numbers of the rows that are selected at first, at most ``CHOSEN`` of more than ``FEW``, whose picture would
+    be a thicket.
+
+    The reference, the noise floor, from the smallest to the best those that none of their size or smaller beats, and
+    then the best of the others.
+    """
+    if len(text.models) <= FEW:
+        return []
+    measure, floor = measures.chosen(Results((text,)), None, None), text.noise_floor
+    points = sorted(points_of(text, measures.BPW, measure)[0], key=lambda point: point.cost)
+    front = pareto_front(points)
+    chosen = [number for number, model in enumerate(text.models) if model.is_reference or model is floor]
+    room = min(CHOSEN - len(chosen), len(front))
+    chosen += [front[round(i * (len(front) - 1) / max(room - 1, 1))].number for i in range(room)]
+    chosen += [point.number for point in points if not point.unquantized]
+    return list(dict.fromkeys(chosen))[:CHOSEN]
 
 
 def about(results: Results, text: TextResult, inspected: bool) -> str:
@@ -130,8 +163,7 @@ def about(results: Results, text: TextResult, inspected: bool) -> str:
     }
     terms = "".join(tag("div", tag("dt", name), tag("dd", escape(str(value)))) for name, value in rows.items() if value)
     errors = any(model.ppl and model.ppl.stderr is not None for model in text.models)
-    lead = tag("p", escape(text.subtitle), class_="lead")
-    return lead + tag("dl", terms, class_="about") + (hint(MEANING) if errors else "")
+    return tag("dl", terms, class_="about") + (hint(MEANING) if errors else "")
 
 
 def group_of(model: ModelResult) -> str:
@@ -148,8 +180,8 @@ def group_looks(models: Sequence[ModelResult]) -> looks.Styles:
         return dict.fromkeys(groups, ("", "o"))
 
 
-def table_of_models(results: Results, text: TextResult, names: Sequence[str] | None) -> str:
-    """The table with its buttons and footnotes."""
+def table_of_models(results: Results, text: TextResult, names: Sequence[str] | None, about_text: str) -> str:
+    """The table with its buttons, and folded what the text is and the footnotes."""
     described = table_of_text(results, text, names, letters=False)
     of_groups = group_looks(text.models)
     buttons = "".join(
@@ -161,15 +193,19 @@ def table_of_models(results: Results, text: TextResult, names: Sequence[str] | N
         hint("A column's name sorts by it; a row selects its model for the drawings and the sections below.")
         + tag("div", buttons, class_="groups", role="group", aria_label="Groups shown")
         + table(described.columns, text.models, "Table of models", fixed=names is not None)
-        + below_table(FOREIGN.sub("", note) for note in described.notes_with(described.columns))
+        + below_table(
+            [FOREIGN.sub("", note) for note in (*described.notes, *described.legend_of(described.columns))], about_text
+        )
     )
 
 
-def below_table(notes: Iterable[str]) -> str:
-    """The buttons that copy a table, and its footnotes."""
+def below_table(notes: Sequence[str], before: str = "") -> str:
+    """The buttons that copy a table, and its footnotes, folded; ``before`` them: HTML."""
     buttons = (tag("button", f"Copy as {name}", type="button", class_="act", data_copy=name.lower())
                for name in ("Markdown", "CSV"))  # fmt: skip
-    return tag("div", *buttons, class_="acts") + tag("ul", *(tag("li", escape(note)) for note in notes), class_="notes")
+    listed = tag("ul", *(tag("li", escape(note)) for note in notes), class_="notes")
+    folded = tag("details", tag("summary", tag("b", f"Notes ({len(notes)})")), before, listed)
+    return tag("div", *buttons, class_="acts") + folded
 
 
 def table(shown: Sequence[Filled], models: Sequence[ModelResult], name: str, *, fixed: bool = False) -> str:
@@ -370,14 +406,15 @@ def overview(results: Results) -> str:
         *(f"{text.name} failed: {text.error}" for text in results.texts if text.error),
         *(f"{m.label} on {text.name} failed: {m.error}" for text in results.scored for m in text.failed),
         MEANS if known else "no mean of the texts: every model lacks one of them",
-        "±: one standard error; the error of PPL is mostly the text's, and nearly common to all models",
+        f"±: one standard error; {FOREIGN.sub('', COMMON_ERROR)}",
     ]
     return tag(
         "section",
         tag("h2", "All texts"),
+        verdict_of(results),
+        chosen_drawings(drawings, "values", whole=True) or "",
         table(shown, models, "Table of all texts"),
         below_table(notes),
-        chosen_drawings(drawings, "values", whole=True) or "",
         id="texts",
     )
 

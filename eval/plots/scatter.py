@@ -73,7 +73,7 @@ def scatter_figure(
     reference = finite_reference(text) if measure is PPL and log_y is None else None
     wide = is_wide(point.y for point in shown)
     best = front_in_words(pareto_front(shown), shown)
-    bold = f"bold: no other row is smaller and better: {best}" if best else ""
+    bold = f"bold: the best of their size or smaller: {best}" if best else ""
     bars = error_note(text, [point.label for point in shown if point.error is not None], measure)
     below = (marked_subtitle(text, [point.label for point in shown]), bars, bold)
     levels = [level for level in levels_of(text, measure) if level.y <= max_y]
@@ -175,7 +175,8 @@ def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
         own = [members for members in joined if members[0].split[0] == group]
         line: dict[str, Any] = {"color": colour, "ls": ":" if own else "", "lw": 1.3}
         for members in own:
-            axes.plot([p.x for p in members], [p.y for p in members], alpha=0.75, zorder=2, **line)
+            gid = f"series-{members[0].number}"
+            axes.plot([p.x for p in members], [p.y for p in members], alpha=0.75, zorder=2, gid=gid, **line)
         handles.append(Line2D([], [], marker=marker, ms=MARKER_SIZE, **line))
     columns = math.ceil(len(handles) / 30)
     legend = axes.legend(handles, ["-"] * len(handles), loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)

@@ -10,7 +10,7 @@ const state = {
     TEXTS.findIndex((text) => !text.error),
     0,
   ),
-  chosen: [],
+  chosen: DATA.chosen,
   hidden: new Set(),
 };
 const article = () => byId(`text-${state.text}`);
@@ -145,9 +145,23 @@ function changed() {
       label(id),
       " ×",
     );
-  byId("chips").replaceChildren(...chosen.map(chip));
+  const unselect = () => ((state.chosen = []), changed()),
+    none = h("button", { type: "button", class: "act", onclick: unselect }, "Unselect all");
+  byId("chips").replaceChildren(...chosen.map(chip), ...(chosen.length > 2 ? [none] : []));
   for (const draw of redrawn) draw();
+  all(".scroll:not([data-watched]), .chart:not([data-watched])").forEach(watchWidth);
   if (key) document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+}
+// What is wider than its place says so, and is pale at the edge behind which there is more.
+function watchWidth(node) {
+  const look = () => {
+    const hidden = node.scrollWidth - node.clientWidth;
+    node.classList.toggle("wide", hidden > 1);
+    node.classList.toggle("cut", node.scrollLeft < hidden - 1);
+  };
+  node.dataset.watched = "";
+  node.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(node);
 }
 function highlight(id, on) {
   for (const node of all(`[data-model="${id}"]`)) node.classList.toggle("hover", on);
@@ -157,7 +171,7 @@ function markOfDrawing(node) {
     several = node.dataset.text,
     text = () => (several === undefined ? Number(node.closest("article").dataset.text) : Number(several)),
     heading = () => DATA.pages[text()].labels[id] + (several === undefined ? "" : ` on ${TEXTS[text()].name}`);
-  if (node.hasAttribute("aria-label") || node.classList.contains("label"))
+  if (node.hasAttribute("aria-label") || node.matches("article .label"))
     explain(node, () => [heading(), DATA.pages[text()].tips[id]]);
   node.addEventListener("click", () => toggle(id));
   node.addEventListener(
@@ -389,7 +403,7 @@ function difference(a, b, score) {
     : [found[0], found[1], a > b && found[2] !== 2 ? -found[2] : found[2], found[3]];
 }
 function verdict(a, b, value) {
-  if (value === 2) return "not ranked: both are within twice the noise floor's";
+  if (value === 2) return "not ranked: both are at most about twice the noise floor's";
   return value ? `${page().labels[value > 0 ? a : b]} is better` : "not told apart";
 }
 function pairTable(a, b) {

@@ -75,6 +75,7 @@ def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four scatter plots in a report and not fifteen, which take a second or more each."""
     kept = ("mean", "ppl", "acc")
     monkeypatch.setattr(sections, "MEASURES", {key: sections.MEASURES[key] for key in kept})
+    monkeypatch.setattr(sections, "FEW", 99)  # no row is selected at first
     monkeypatch.setattr(sections, "SIZES", {key: sections.SIZES[key] for key in ("bpw", "size")})
 
 

@@ -21,6 +21,7 @@ from compare_q.eval.results import differences, flat
 from compare_q.eval.results.run_result import ModelResult, Part, Results
 from compare_q.eval.stats.distributions import Curve, Histogram
 from compare_q.eval.table import columns, markdown
+from compare_q.eval.table.verdict import verdict
 from tests.support.report_page import (
     FAILED,
     LAYER,
@@ -129,6 +130,48 @@ def test_drawings_tell_and_select(show: ShowPage) -> None:
         assert opened.page.locator(drawing).count() >= 1, drawing
 
 
+def test_five_of_many_rows_are_selected_at_first(show: ShowPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference, the noise floor, and from the smallest to the best of the front; the reader chooses others."""
+    monkeypatch.setattr(sections, "FEW", 8)
+    assert sections.preselected(text_of(*MODELS)) == []
+    more = (*MODELS, replace(MODELS[7], label="GGUF Q2_K again"))
+    assert sections.preselected(text_of(*more)) == [0, 1, 7, 4, 6]  # of five on the front, of 2.5 to 4.5 bits
+    opened = show(*more, inspect=None)
+    chips = ["bf16 base ×", "bf16 other ≈ ×", "GGUF Q2_K ×", "EXL3 3.0 ×", "GGUF Q4_K ×"]
+    assert opened.texts("#chips .chip") == chips
+    assert opened.page.locator("#table tr.chosen").count() == 5
+    assert opened.texts("#scatter > .hint")[0].startswith("5 of 9 rows are selected, the others are pale.")
+    opened.page.get_by_role("button", name="Unselect all").click()
+    assert opened.page.locator("#chips button").count() == 0
+    assert opened.page.locator("#table tr.chosen").count() == 0
+
+
+def test_verdict_and_picture_come_before_the_table(show: ShowPage) -> None:
+    """And the footnotes are folded below."""
+    opened = show(*MODELS)
+    assert opened.texts("article .verdict") == [verdict(results_of(*MODELS))]
+    places = [box_of(opened, each)[1] for each in ("article .verdict", "#scatter", "#table", "#table details")]
+    assert places == sorted(places)
+    note = opened.page.locator("#table .notes li").first
+    assert not note.is_visible()
+    opened.page.locator("#table summary").click()
+    assert note.is_visible()
+
+
+def test_what_is_cut_at_800_pixels_says_so(show: ShowPage) -> None:
+    """Until it is scrolled to its end; a wide window cuts nothing."""
+    hint = "getComputedStyle(document.querySelector('#table .scroll'), '::before').content"
+    opened = show(*MODELS, width=800)
+    table = opened.page.locator("#table .scroll")
+    assert "cut" in table.get_attribute("class")
+    assert "scroll sideways" in opened.page.evaluate(hint)
+    table.evaluate("each => { each.scrollLeft = each.scrollWidth; }")
+    opened.page.locator("#table .scroll:not(.cut)").wait_for()
+    wide = show(*MODELS)
+    assert wide.page.locator("#table .scroll").get_attribute("class") == "scroll"
+    assert wide.page.evaluate(hint) == "none"
+
+
 def test_hiding_a_group(show: ShowPage) -> None:
     """Its marks, rows and pairs vanish everywhere, and come back."""
     opened = show(*MODELS)
@@ -221,7 +264,7 @@ def test_a_merged_run(show: ShowPage) -> None:
     assert "AMD EPYC" in opened.texts("#ran .parts dd")
     notes = opened.texts("#table .notes li")
     assert not any(note.startswith("where ") for note in notes)
-    assert any(note.startswith("KLD and same top of each row are against the reference as") for note in notes)
+    assert any(note.startswith("each row's KLD and same top are against the reference of its") for note in notes)
     opened.pick("differences", "KLD")
     signs = opened.page.locator(".cell[data-a]").evaluate_all(
         "all => all.filter(c => c.textContent !== '·').map(c => [c.dataset.a, c.dataset.b])"
@@ -279,7 +322,7 @@ def bare(model: ModelResult) -> ModelResult:
 def test_results_without_distributions(show: ShowPage) -> None:
     """No empty section, no word of bars that are not there; KLD is drawn all the same."""
     opened = show(*map(bare, MODELS), inspect=False)
-    assert opened.texts("#links a") == ["Table", "Scatter", "What ran"]
+    assert opened.texts("#links a") == ["Scatter", "Table", "What ran"]
     assert opened.page.locator("#scatter figure:visible .point").count() == len(MODELS)
     assert "rror bar" not in "".join(opened.texts("#scatter text"))
 

@@ -55,6 +55,8 @@ def test_the_drawing_of_all_texts(show: ShowPage) -> None:
     opened.page.locator("#texts .point[data-model='2'][data-text='1']").hover()
     assert opened.heading() == "EXL3 4.0 on c4"
     assert opened.tip()["KLD"] == "0.02000 ± 0.0020"
+    opened.page.locator("#texts .chart .label[data-model='2']").first.hover()  # of all texts, it tells no numbers
+    assert not opened.page.locator("#tip").is_visible()
     opened.page.locator("#texts .point[data-model='2'][data-text='1']").click()
     assert opened.page.locator("#texts .point.chosen").count() == 3
     opened.pick("texts", "PPL")

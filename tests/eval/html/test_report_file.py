@@ -60,9 +60,9 @@ def test_every_text_failed(tmp_path: Path) -> None:
 def test_footnotes_speak_of_the_page() -> None:
     """Not of options, nor of marks that only the terminal has."""
     page = report.page_of(results_of(REFERENCE, replace(MODELS[2], cached=True)), [None], [])
-    notes = re.findall(r"<li>(.*?)</li>", page.split('id="scatter"')[0])
+    notes = re.findall(r"<li>(.*?)</li>", page.split('id="spread"')[0])
     assert any("differences between rows are far more certain" in note for note in notes)
-    assert any(note.startswith("1 of 2 rows come from the cache; their speed is") for note in notes)
+    assert any(note.startswith("1 of 2 rows come from the cache: an earlier run") for note in notes)
     assert not any("--" in note or "(*)" in note for note in notes)
 
 

@@ -168,7 +168,7 @@ def test_what_is_below_the_title(unplaced: None) -> None:
     mark = "wikitext2, 586 × 2048 tokens (†: ran otherwise than its checkpoint asks)"
     bars = "error bars, where longer than the marker: one standard error of"
     run = real_table.real_text()
-    best = "bold: no other row is smaller and better: EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q4_K_M"
+    best = "bold: the best of their size or smaller: EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q4_K_M"
     assert subtitles(run) == [mark, f"{bars} the ratio to the reference's", best]
     assert subtitles(run, measure=KLD) == [mark, f"{bars} the mean", f"{best}, W8A16 g128"]
     unknown = "no error bars: errors of percentiles are not known"
