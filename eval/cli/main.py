@@ -33,6 +33,7 @@ from compare_q.eval.results import merging
 from compare_q.eval.specs import qbench, reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import pairs
+from compare_q.eval.table.first_look import FirstLook
 
 if TYPE_CHECKING:
     from compare_q.eval.run.hosts import Hosts
@@ -218,6 +219,8 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
     tokens = writes(args, texts, model_specs)
     session = session_of(args)
     cache = session.cache
+    session.progress.below = look = FirstLook([spec.name for spec in model_specs], list(texts))
+    session = replace(session, row_done=look.add)
     with signals_interrupt(session.hosts.running):
         if args.until:
             finished = until.run(args.until, texts, partial(one_stage, session, model_specs), remark)
@@ -241,6 +244,7 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         if args.cache_limit is not None:
             with written.writing(cache.root):
                 print(cache_listing.limited(cache, args.cache_limit))
+        outputs.conclude(results, written)
         status = complain("\n".join(written.failures))
         if interrupted:
             print("interrupted; run again to go on", file=sys.stderr)
@@ -278,6 +282,7 @@ def show_again(args: argparse.Namespace) -> int:
     results = replace(results, title=args.title or results.title)
     outputs.show(args, results, written)
     outputs.write(args, results, lambda: excerpts, written)
+    outputs.conclude(results, written)
     return complain("\n".join(written.failures))
 
 

@@ -1,4 +1,4 @@
-"""Progress with an ETA: a bar on a terminal; elsewhere one line for each finished phase.
+"""Progress with an ETA where one is known: a bar on a terminal; elsewhere one line for each finished phase.
 
 Everything goes to a copy of the standard error that is made at the start, so that bars stay visible while an engine's
 own output is captured (``backends/common/process.py``).
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
@@ -29,15 +29,15 @@ Tell = Callable[[str, Any], None]
 
 
 class EtaColumn(ProgressColumn):
-    """Time left: from the speed so far, or from how long the phase is expected to take."""
+    """Time left, where it is known: from the speed so far, or from how long the phase is expected to take."""
 
     def render(self, task: Task) -> Text:
         seconds_left = task.time_remaining
         expected = task.fields.get("expected")
         if expected is not None and task.elapsed is not None:
-            seconds_left = max(expected - task.elapsed, 0.0)
-        if seconds_left is None:
-            return Text("ETA -:--:--", style="dim")
+            seconds_left = expected - task.elapsed
+        if seconds_left is None or seconds_left < 1:  # it takes longer than the last time, or is done but for its end
+            return Text("")
         minutes, seconds = divmod(int(seconds_left), 60)
         return Text(f"ETA {minutes // 60}:{minutes % 60:02d}:{seconds:02d}", style="cyan")
 
@@ -52,6 +52,17 @@ class Counter(ProgressColumn):
             total = "" if task.total is None else f"/{bytes_in_words(task.total)}"
             return Text(f"{bytes_in_words(task.completed)}{total}")
         return Text(f"{task.completed:.0f}{total} {unit}" if unit else "")
+
+
+class Bars(RichProgress):
+    """The bars of all phases, and below them what ``below`` gives."""
+
+    below: RenderableType | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.below is not None:
+            yield self.below
 
 
 @dataclass
@@ -78,13 +89,20 @@ class Phase:
 class Progress:
     """Draws phases, a line for each that goes on; models in work at the same time have a phase each, in threads.
 
-    A process makes one Progress, before anything captures the output.
+    A process makes one Progress, before anything captures the output.  ``below``: what a terminal shows below the bars;
+    ``models``: how many models the run has.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(file=streams.opened(os.dup(2)), quiet=quiet)
         self.lock = threading.Lock()
-        self.bars: RichProgress | None = None
+        self.bars: Bars | None = None
+        self.below: RenderableType | None = None
+        self.models = 1
+
+    def numbered(self, title: str, place: int) -> str:
+        """The title of a phase of a model, whose ``place`` in the run is counted from 0."""
+        return f"{title} (model {place + 1} of {self.models})" if self.models > 1 else title
 
     def say(self, line: str) -> None:
         """Print one line of plain text."""
@@ -114,7 +132,7 @@ class Progress:
         if phase.done or unit != "bytes":  # nothing was left to fetch
             self.say(f"{title}: {amount}{phase.seconds:.1f} s")
 
-    def _begun(self) -> RichProgress:
+    def _begun(self) -> Bars:
         """A live display, which shows nothing where there is no terminal."""
         columns = (
             SpinnerColumn(), TextColumn("{task.description}", markup=False),
@@ -122,10 +140,11 @@ class Progress:
         )  # fmt: skip
         # Redirected, sys.stdout and sys.stderr would print above the bar what an engine says, past its log file: 36
         # lines of three models (vLLM's logging, bars of Transformers and tqdm).
-        bars = RichProgress(
+        bars = Bars(
             *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False,
             disable=not self.console.is_terminal,
         )  # fmt: skip
+        bars.below = self.below
         bars.start()
         return bars
 

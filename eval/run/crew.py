@@ -98,6 +98,10 @@ class Crew:
         limits = self.session.hosts.limits
         return replace(limits, load_s=max(limits.load_s, limits.patience * (self.expected or 0.0)))
 
+    def numbered(self, title: str) -> str:
+        """The title of a phase, with the model's place in the run."""
+        return self.session.progress.numbered(title, self.place)
+
     def make_ready(self) -> None:
         """From nothing to a loaded model whose turn it is; what can be done before the turn, is done before.
 
@@ -138,7 +142,7 @@ class Crew:
         hold, keeps, devices = self.hold, jobs[0].keeps, self.session.hosts.devices
         working, began = len(jobs), time.monotonic()
         self.is_loaded = False
-        with self.session.progress.phase(f"scoring {name}", unit="windows", total=n_windows) as phase:
+        with self.session.progress.phase(self.numbered(f"scoring {name}"), unit="windows", total=n_windows) as phase:
 
             def show(kind: str, content: Any) -> None:
                 nonlocal working
@@ -189,7 +193,9 @@ class Crew:
                 *(parts_of(each, self.replicas) for each in (hold.names, self._cores())), strict=True
             )
         ]
-        with self.session.progress.phase(f"loading {self.request.label}", expected=self.expected) as phase:
+        with self.session.progress.phase(
+            self.numbered(f"loading {self.request.label}"), expected=self.expected
+        ) as phase:
             self._perform(jobs, lambda _, line: phase.say(line))
         self.is_loaded = True
 

@@ -111,6 +111,7 @@ def make_rows(session: Session, job: Job, texts: Sequence[TextRun], place: int) 
                 row = failed_row(session, job, text, error)
             if not text.error:
                 text.rows[job.request.label] = row
+                session.row_done(text.name, row)
             if job.spec.is_reference:
                 text.set_reference(LostReference() if row.error else text.made)
 
@@ -118,7 +119,8 @@ def make_rows(session: Session, job: Job, texts: Sequence[TextRun], place: int) 
 def fail(session: Session, job: Job, texts: Sequence[TextRun], error: Exception) -> None:
     """Give the texts a row that says why a model failed."""
     for text in texts:
-        text.rows[job.request.label] = failed_row(session, job, text, error)
+        text.rows[job.request.label] = row = failed_row(session, job, text, error)
+        session.row_done(text.name, row)
 
 
 def failed_row(session: Session, job: Job, text: TextRun, error: Exception) -> ModelResult:

@@ -124,6 +124,7 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
     """
     marked = [job for job in planned if job.spec.is_reference]
     others = [job for job in planned if not job.spec.is_reference]
+    session.progress.models = len(planned)
 
     def score(job: Job, place: int) -> None:
         if job.spec.is_reference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from compare_q.backends.worker.engine_process import ENDING
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
+from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.run.hosts import Hosts, Running
 
 AGAIN_S = 1.0
@@ -25,7 +26,8 @@ class Session:
     ``logits_file``: the path of a reference store that the user gave, which is read, or made there; ``verify_weights``:
     scores belong to every byte of a model's files, and not to samples of them; ``digests``: of files that were hashed,
     by path, size and time; ``cleared``: keys of scores that this run has forgotten; ``divergences``: compare with the
-    reference by reverse KLD, Jensen-Shannon, total variation and top-5 agreement too.
+    reference by reverse KLD, Jensen-Shannon, total variation and top-5 agreement too; ``row_done``: is told each row
+    that is known, and its text's name where there are several.
     """
 
     cache: Cache
@@ -38,6 +40,7 @@ class Session:
     digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
     divergences: bool = False
+    row_done: Callable[[str, ModelResult], None] = lambda _text, _row: None
 
 
 class InterruptedRun(KeyboardInterrupt):

@@ -37,7 +37,7 @@ class Measured(Ran):
     @property
     def loaded(self) -> list[str]:
         """Labels of the models that were loaded, in order."""
-        return re.findall(r"^loading (.*): [\d.]+ s$", self.err, re.MULTILINE)
+        return re.findall(r"^loading (.*?)(?: \(model \d+ of \d+\))?: [\d.]+ s$", self.err, re.MULTILINE)
 
     def tokens(self, label: str) -> dict[str, list[Any]]:
         """A model's token scores."""

@@ -39,7 +39,7 @@ class Texts(Ran):
     @property
     def loaded(self) -> list[str]:
         """Labels of the models that were loaded, in order."""
-        return re.findall(r"^loading (.*): [\d.]+ s$", self.err, re.MULTILINE)
+        return re.findall(r"^loading (.*?)(?: \(model \d+ of \d+\))?: [\d.]+ s$", self.err, re.MULTILINE)
 
 
 RunTexts = Callable[..., Texts]

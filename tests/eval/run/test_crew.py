@@ -49,7 +49,7 @@ def test_without_gpus_one_model_follows_the_other(measured: Compare, monkeypatch
         assert sum(model["seconds"].values()) == pytest.approx(timing["closed"] - timing["started"], abs=1e-3)
     again = measured(three(bytes=GIB))
     assert {label: model["seconds"] for label, model in again.models.items()} == seconds  # of the run that scored
-    assert "(*) is of an earlier run" in again.out
+    assert "an earlier run measured their speed (*)" in again.out
 
 
 @pytest.mark.parametrize(("lost", "status"), [(3, 0), (4, 2)])
