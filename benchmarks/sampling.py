@@ -43,6 +43,7 @@ SIMULATED = (("loss", 300_000), ("difference", 300_000), ("kld", 300_000), ("kld
 """Scores, and tokens of their texts."""
 COUNTS = (16, 32, 64, 128)
 TARGETS = (0.01, 0.02, 0.05)
+OF_THE_TEXT = ("method", "windows", "window_length", "text_tokens", "scored_tokens", "windows_sha256")
 Windows = NDArray[np.float32]
 """The scores of a text's windows in their order [N, T]: each window's tokens but the first."""
 
@@ -193,7 +194,8 @@ def main() -> None:
         if arguments.scores:
             run = json.loads(arguments.run.read_text())
             about |= {"run": {key: run[key] for key in ("commit", "versions", "hardware")}}
-            about |= {key: run["texts"][0][key] for key in ("subtitle", "data")}
+            text = run["texts"][0]
+            about |= {"text": text["subtitle"], **{key: text["data"][key] for key in OF_THE_TEXT}}
             files = sorted(arguments.scores.rglob("*.parquet"))
             rows = list(itertools.chain(*pool.map(of_real, files)))
         else:
