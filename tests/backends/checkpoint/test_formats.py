@@ -184,6 +184,12 @@ def test_unknown_formats_are_not_guessed(tmp_path: Path, parts: Entries, named: 
     assert found == Storage(note=f"{Q}.{named}: stored in a format that compare_q cannot size")
 
 
+def test_mixed_bits_without_a_witness_are_not_guessed(tmp_path: Path) -> None:
+    bare = {f"{Q}.qweight": ("I32", 8, 64), f"{Q}.scales": ("F16", 2, 64)}
+    config = {"quantization_config": {"bits": 4, "dynamic": {"k_proj": {"bits": 8}}}}
+    assert storage_of(write_checkpoint(tmp_path, {**ENDS, **bare}, config)).bpw_layer is None
+
+
 @pytest.mark.parametrize("name", ["model.blocks.0.ffn.experts.mlp.w1", "lm_head.codes"])
 def test_unknown_matrices(tmp_path: Path, name: str) -> None:
     """DBRX has experts without ".weight"."""

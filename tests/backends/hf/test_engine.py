@@ -111,7 +111,8 @@ def test_noise_is_the_seeds(toy_model: Path) -> None:
         assert not torch.equal(logits, other.logits(window))
         assert not torch.equal(logits, plain.logits(window))
     assert torch.equal(first.logits(windows[1]), again.logits(windows[1]))  # as in a run that goes on after a crash
-    assert first.provenance()["noise"]["seed"] == 0
+    noise = first.provenance()["noise"]
+    assert (noise["scale"], noise["seed"]) == (2**-9, 0)
     assert len(first.provenance()["notes"]) == 1
     assert not {"noise", "notes"} & plain.provenance().keys()
     assert "noise_seed" not in plain.provenance()["options"]

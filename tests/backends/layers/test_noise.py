@@ -20,7 +20,7 @@ from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from tests.support.toy import refusal
 
-SCALE = 2.0**-9
+SCALE, SPACING = 2.0**-9, 2.0**-7  # the noise; the distance of bf16 numbers from 1 to 2
 
 
 class Returns(nn.Module):
@@ -51,6 +51,25 @@ def test_size_in_float32() -> None:
     assert abs(n.mean()) < 0.005
     assert abs(n.std() - 1) < 0.004
     assert abs((n**4).mean() - 3) < 0.05
+
+
+@pytest.mark.parametrize("value", [1 + SPACING, 1.5, 2 - SPACING])
+def test_size_in_bfloat16(value: float) -> None:
+    """The result is rounded: it moves by k spacings where the noise is within half a spacing of k."""
+    layer, given = Returns(), torch.full((1000, 1000), value, dtype=torch.bfloat16)
+    noise = started(Noise({0: layer}, 0), 1000)
+    moved = ((layer(given).double() - value) / SPACING).flatten()
+    noise.remove()
+    width = SPACING / (value * SCALE)  # of a spacing, in standard deviations
+
+    def within(k: int) -> float:
+        a, b = (k - 0.5) * width, (k + 0.5) * width
+        return (math.erf(b / math.sqrt(2)) - math.erf(a / math.sqrt(2))) / 2
+
+    # Beyond 2 there are other spacings: from 2 on they are twice as wide.
+    for k in (0, -1, 1) if value < 2 - SPACING else (0, -1):
+        assert abs((moved == k).double().mean() - within(k)) < 0.002, k
+    assert within(0) < 0.96
 
 
 def test_draws_are_repeatable_and_independent() -> None:

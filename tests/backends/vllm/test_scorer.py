@@ -64,7 +64,7 @@ def test_chunks_by_hand() -> None:
     assert against.chunk_rows(4096, 2) == 384
     second, rows = scorer(128_256, tp_size=2, divergences=True), set()
     for second.comparison in (OTHER_HEAD, OWN_HEAD):  # ranks that exchange rows cut the same chunks, whosever head
-        rows.add(second.chunk_rows(4096, 2))
+        rows.add(second.chunk_rows(16_384, 2))
     assert (len(rows), second.exchanges) == (1, True)
     assert scorer(128_256, tp_size=2).chunk_rows(4096, 2) == 1536
     assert scorer(128_256, tp_size=2, gathered=True).chunk_rows(4096, 2) == 768

@@ -10,7 +10,7 @@ import pytest
 
 from compare_q.eval.results import results_json
 from compare_q.eval.results.run_result import Results, TextResult
-from tests.support.made import PERCENTILES, QUANT, REF, results_of, run_of
+from tests.support.made import LAYERS, PERCENTILES, QUANT, REF, results_of, run_of
 from tests.support.report_page import inspection_of
 from tests.support.toy import refusal
 
@@ -71,6 +71,8 @@ def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
         ((*MODEL, "score_seconds"), -1.0, f"W4A16.score_seconds: -1.0 {BOUNDS}"),
         ((*MODEL, "bpw_layer"), -4.0, f"W4A16.storage.bpw_layer: -4.0 {BOUNDS}"),
         ((*MODEL, "provenance"), {"layers": [{"weights": "nf5"}]},
+         "W4A16: provenance: layers or kv_cache_layers are no groups of layers"),
+        ((*MODEL, "provenance"), {"layers": [{**LAYERS, "count": "many"}]},
          "W4A16: provenance: layers or kv_cache_layers are no groups of layers"),
         ((*MODEL, "provenance"), {"kv_cache_layers": 5},
          "W4A16: provenance: layers or kv_cache_layers are no groups of layers"),

@@ -17,7 +17,7 @@ from benchmarks.toy_moe_files import MoeShape, make
 from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import checks, parameters
 from compare_q.backends.checkpoint.doctor.checks import Finding
-from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine
+from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine, folder_facts
 from compare_q.backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
 from tests.support.broken import FAULTS, good
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
@@ -108,6 +108,16 @@ def test_configs_that_ask_for_input_scales(tmp_path: Path, quantization: dict[st
     entries, _ = experts(None)
     checkpoint = Checkpoint(write_checkpoint(tmp_path, entries, {"quantization_config": quantization}))
     assert [found.severity for found in checks.input_scales(checkpoint)] == (["wrong"] if asked else [])
+
+
+@pytest.mark.parametrize(("name", "said"), [("language_model.output", "the head"), ("embed", "the embedding")])
+def test_ends_are_known_by_the_names_by_which_they_are_sized(tmp_path: Path, name: str, said: str) -> None:
+    checkpoint = Checkpoint(
+        write_checkpoint(tmp_path, {f"{name}.weight": ("I8", 10, 4), f"{name}.weight_scale": ("F32", 1)})
+    )
+    (finding,) = checks.quantized_unawares(checkpoint)
+    assert (finding.where, finding.what.startswith(said)) == (f"model.safetensors: {name}", True)
+    assert [what for what, _ in folder_facts(checkpoint) if what in said] == [said.removeprefix("the ")]
 
 
 def test_stacked_experts_have_parts_of_their_own_names(tmp_path: Path) -> None:
