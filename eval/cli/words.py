@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LABELLED = re.compile(r"([^=/\\]+)=(.+)")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-ENGINE = re.compile(r"(.+)@([\w.]+)")
+ENGINE = re.compile(r"(.+)@([\w.-]+)")
 LENGTH = 2048
 """Tokens of a window, if every model's context is as long."""
 CHAT = {
@@ -174,7 +174,7 @@ def text(word: str) -> dict[str, Any]:
     if exists(expanded(word)):
         return {"dataset": "text", "path": word, **windows}
     known = [*hub_datasets.SOURCES, "chat"]
-    near = nearest(word, known) or nearest(Path(word).name, names_beside(Path(word)))
+    near = nearest(Path(word).name, [*names_beside(Path(word)), *known])
     raise InputError(
         f"-d: {printable(word)}: no such file{near}; a text is a file, a spec (.json), {TASK}TASK, "
         f"or one of {', '.join(known)}"

@@ -251,12 +251,14 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
         "eval_stride": 64,
     }
     (tmp_path / "data.json").write_text(json.dumps(data))
+    (tmp_path / "wiki.test.raw").touch()
     (tmp_path / "models.json").write_text(json.dumps(in_transformers(toy_model)))
     for line, *parts in (
         (["/nowhere"], "/nowhere: no such folder or file"),
         ([tmp_path / "modles.json"], "modles.json: no such folder or file (did you mean 'models.json'?)"),
-        ([toy, "-d", tmp_path / "modles.json.txt"], "no such file (did you mean 'models.json'?); a text is a file"),
+        ([toy, "-d", tmp_path / "wiki.tset.raw"], "no such file (did you mean 'wiki.test.raw'?); a text is a file"),
         (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
+        ([f"{toy_model}@llama-cpp"], "unknown engine 'llama-cpp' (did you mean 'llamacpp'?)"),
         ([f"{toy_model}@vlm"], "unknown engine 'vlm' (did you mean 'vllm'?)"),
         ([toy, "-d", "wiky2"], "-d: wiky2: no such file (did you mean"),
         (["model.gguf", "-d", toy_text], "model.gguf: no such folder or file"),
