@@ -155,6 +155,8 @@ def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy
         ('"eval_len": 100', '"eval_len": 100, "eval_len": 50', "eval_len: stands twice in one object"),
         ('"eval_len": 100', '"eval_len": ', "line 1, column"),
         ('"eval_len": 100', '"eval_len": 100, "evallen": 5', "evallen: unknown key (did you mean 'eval_len'?)"),
+        ('"eval_len": 100', '"eval_length": 100', "eval_length: unknown key (did you mean 'eval_len'?)"),
+        ('"eval_len": 100,', "", "eval_len: missing"),
         ('"eval_stride": 100', '"eval_stride": 0', "eval_stride: input should be greater than 0 (got 0)"),
     ],
 )
