@@ -104,7 +104,7 @@ def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
     monkeypatch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded"))
     data, spec = write_specs([FAKE])
     ran = compare_q("-d", data, "-m", spec, "--pair", "fake", "fame")
-    assert_refused(ran, "--pair: no model is called 'fame'; there are: fake")
+    assert_refused(ran, "--pair: no model is called 'fame' (did you mean 'fake'?); there are: fake")
     assert_refused(compare_q("show", finished, "--pair", "x", "bf16"), "--pair: no model is called 'x'")
 
 
