@@ -167,6 +167,14 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return [one for one in quantized if not any(beats(other, one) for other in quantized)]
 
 
+def ends_of_groups(front: Sequence[Point]) -> list[Point]:
+    """The points of a front, but of more than ``RANGE`` of one group the first and the last alone."""
+    groups: dict[str, list[Point]] = defaultdict(list)
+    for point in front:
+        groups[point.split[0]].append(point)
+    return [p for own in groups.values() for p in (own if len(own) <= RANGE else (own[0], own[-1]))]
+
+
 def front_in_words(front: Sequence[Point], points: Sequence[Point]) -> str:
     """``EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q8_0``: a front by groups, in the order in which they first lie on it."""
     groups: dict[str, list[Point]] = defaultdict(list)

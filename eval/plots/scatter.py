@@ -25,6 +25,7 @@ from compare_q.eval.plots.points import (
     Level,
     Point,
     at_edge,
+    ends_of_groups,
     error_note,
     finite_reference,
     front_in_words,
@@ -189,7 +190,7 @@ def _draw_points(
 ) -> tuple[list[Line2D], list[Text | None]]:
     """Each point with its label, which lies on the point until ``labels.place_labels`` moves it.
 
-    On a card only points that no other beats have a label, without a value.
+    On a card only points that no other beats have a label, without a value, and of many of one group the ends alone.
     """
     marks: list[Line2D] = []
     texts: list[Text | None] = []
@@ -206,7 +207,7 @@ def _draw_points(
         mark = axes.plot(point.x, y, marker, color=colour, ms=size, mfc=face, mec=edge, mew=width, clip_on=False)[0]
         mark.set(zorder=4, gid=f"point-{point.number}")
         marks.append(mark)
-        if card and point not in best:
+        if card and point not in ends_of_groups(best):
             texts.append(None)
             continue
         value = "" if card else f"\n{point.shown or f'{point.y:.3f}'}"
