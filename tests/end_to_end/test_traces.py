@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.chats import MARKED, SUMS, WEATHER, encoded, save_chat_tokenizer, write_lines
 from tests.support.command_line import Run
-from tests.support.toy import GPU, assert_refused, needs_accelerate, save_llama
-from tests.support.traces import APART, gold
+from tests.support.toy import APART, GPU, answered_logprobs, assert_refused, needs_accelerate, save_llama
 
 pytestmark = [pytest.mark.engine, needs_accelerate]
 
@@ -60,7 +59,7 @@ def test_greedy_answers_are_the_most_probable_tokens(compare_q: Run, tmp_path: P
     assert any(ended)
     assert all(len(row["response_ids"]) == 20 for row, stopped in zip(rows, ended, strict=True) if not stopped)
 
-    exact = gold(model, rows)
+    exact = answered_logprobs(model, rows)
     assert all(best - mine < APART for mine, best in exact)
     assert trace["vocab_size"] == 259
     scored = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")

@@ -21,7 +21,7 @@ from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.worker import scoring
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
-from tests.support.references import kept_as_reference
+from tests.support.stores import kept_as_reference
 from tests.support.toy import TOY_VOCAB, save_llama, toy_windows
 
 SIGNATURES = [

@@ -18,7 +18,7 @@ from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.worker import scoring
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Cache, Config, Linear, LinearEXL3, Model, SafetensorsCollection
-from tests.support.references import kept_as_reference
+from tests.support.stores import kept_as_reference
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
 

@@ -24,8 +24,17 @@ from compare_q.eval.stats.answers import summarize
 from tests.support import ROOT
 from tests.support.questions import asked, evaluated, model_class
 from tests.support.stores import window_of
-from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, refusal, toy_windows
-from tests.support.traces import assert_greedy
+from tests.support.toy import (
+    ATOL_BATCH,
+    ATOL_LOGPROB,
+    GPU,
+    TOY_CONTEXT,
+    TOY_VOCAB,
+    assert_greedy,
+    brute_force,
+    refusal,
+    toy_windows,
+)
 from tests.support.vllm_engine import (
     EXACT,
     TWO_DEVICES,

@@ -21,8 +21,7 @@ from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from tests.support.chats import encoded
 from tests.support.command_line import Run
-from tests.support.toy import GPU, TOY_CONTEXT, refusal, toy_windows
-from tests.support.traces import assert_greedy
+from tests.support.toy import GPU, TOY_CONTEXT, assert_greedy, refusal, toy_windows
 from tests.support.vllm_server import failure, request_for, scores_of
 
 ATOL_REAL = 1e-3 if GPU else 5e-5  # same kernels, other batches; vLLM's CPU log_softmax is off by up to 1.7e-5
