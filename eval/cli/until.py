@@ -161,8 +161,8 @@ def in_words(known: Known, *, is_last: bool) -> str:
     found = f"after {known.done:,} of the text's {known.available:,} windows {known.words}"
     if known.is_enough:
         return found + known.rest
-    more = f"{known.next_count:,} windows"
-    return f"{found}; it takes about {more}: run again to go on" if is_last else f"{found}; {more} will do"
+    count = known.next_count
+    return f"{found}; it takes about {count:,} (-r {count})" if is_last else f"{found}; {count:,} windows will do"
 
 
 def what_is_known(wanted: Target, finished: Finished, names: Mapping[str, int]) -> dict[str, Known]:

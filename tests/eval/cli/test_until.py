@@ -122,6 +122,12 @@ def test_it_ends_after_three_stages() -> None:
 
     until.in_stages(["t"], score)
     assert asked == [16, 36, 80]  # 16 * 2 * 1.1 = 35.2; 36 * 2 * 1.1 = 79.2
+    known = Known(80, 500, 120.0, "it is", "; the rest")
+    assert until.in_words(known, is_last=False) == "after 80 of the text's 500 windows it is; 132 windows will do"
+    assert (
+        until.in_words(known, is_last=True) == "after 80 of the text's 500 windows it is; it takes about 132 (-r 132)"
+    )
+    assert until.in_words(replace(known, takes=70), is_last=True).endswith(" it is; the rest")
 
 
 def test_texts_that_it_decides() -> None:
