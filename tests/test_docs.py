@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.cli.flags import COMMANDS, parser
-from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.specs.types import DataSpec, SweptSpec
 from compare_q.eval.table.registry import BY_NAME
 from tests.support import ROOT, doc_names
 from tests.test_imports import ORDER
@@ -100,7 +100,7 @@ def test_make_has_what_the_pages_tell_to_make() -> None:
     assert {"demo", "install", "test"} <= told <= targets
 
 
-@pytest.mark.parametrize(("spec", "heading"), [(DataSpec, "## Data spec"), (ModelSpec, "## Model spec")])
+@pytest.mark.parametrize(("spec", "heading"), [(DataSpec, "## Data spec"), (SweptSpec, "## Model spec")])
 def test_page_of_the_specs_has_every_key_and_no_other(spec: type, heading: str) -> None:
     page = (DOCS / "specs.md").read_text("utf-8")
     section = page[page.index(heading) :].split("\n## ")[0]

@@ -111,8 +111,8 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[lis
             check_unicode("out_logits", spec.out_logits and spec.locate(spec.out_logits))
             jobs.append(check(Job(spec, engine, engine_class, request, python), hosts))
         except InputError as error:
-            problems.append(f"{spec.name}: {error}")
-    return jobs, problems
+            problems.append(spec.blamed(error))
+    return jobs, list(dict.fromkeys(problems))
 
 
 def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
@@ -211,7 +211,7 @@ def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> lis
             longer = check(longer, hosts) if longest > job.request.max_tokens else longer
             fitted.append(longer)
         except InputError as error:
-            problems.append(f"{job.request.label}: {error}")
+            problems.append(job.spec.blamed(error))
         else:
             problems += vocabulary_problems(longer, texts) + rope_problems(longer, texts)
     raise_all(problems)
@@ -221,7 +221,7 @@ def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> lis
 def raise_all(problems: Sequence[str]) -> None:
     """InputError with one line a problem, if there are any."""
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError("\n".join(dict.fromkeys(problems)))
 
 
 def rope_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,7 +17,7 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.common.options import describe
-from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec
+from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec, SweptSpec, placed
 
 S = TypeVar("S", bound=Spec)
 NAMES = {DataSpec: "text", ModelSpec: "model"}
@@ -42,9 +42,9 @@ NO_REFERENCE = (
 SETTINGS = "COMPARE_Q_SETTINGS"
 
 
-def parse(kind: type[S], raw: Any, file: Path, where: str = "") -> S:
+def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[str, str] | None = None) -> S:
     """A spec from parsed JSON; ``file`` names it in errors, and its folder is where relative paths start; ``where``
-    comes before the key in errors."""
+    comes before the key in errors, and ``places`` say where a key stands that is called otherwise in the file."""
     place = printable(f"{file}: {where}")
     if isinstance(raw, dict):
         raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
@@ -55,7 +55,7 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "") -> S:
         raise InputError(f"{place}{error}") from None
     except ValidationError as error:
         reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
-        raise InputError(f"{place}{reason}") from None
+        raise InputError(f"{place}{placed(reason, places or {})}") from None
     spec._folder = file.parent
     return spec
 
@@ -65,17 +65,30 @@ parse_model_spec = partial(parse, ModelSpec)
 
 
 def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
-    """The specs of a file's JSON: a list of objects, or one."""
+    """The specs of a file's JSON, which is a list of objects, or one; a model spec with a ``sweep`` gives several."""
     if raw == []:
         raise InputError(f"{printable(file)}: holds no {NAMES[kind]}")
-    specs = []
+    specs: list[S] = []
     for number, entry in enumerate(raw if isinstance(raw, list) else [raw], 1):
         label = entry.get("label") if isinstance(entry, dict) else None
         keys = entry.keys() if isinstance(entry, dict) else set[str]()
         if not keys & KEYS[kind] and any(keys & others for others in KEYS.values()):
             raise InputError(f"{printable(file)}: {OTHERS[kind]}")
         where = f"{NAMES[kind]} {number}{f' ({shortened(str(label), 60)})' if label else ''}: "
-        specs.append(parse(kind, entry, file, where if isinstance(raw, list) or kind is ModelSpec else ""))
+        if kind is ModelSpec:
+            specs += cast(list[S], rows_of(entry, file, where))
+        else:
+            specs.append(parse(kind, entry, file, where if isinstance(raw, list) else ""))
+    return specs
+
+
+def rows_of(entry: Any, file: Path, where: str) -> list[ModelSpec]:
+    """The models that one object of a file stands for: several if it has a ``sweep``, of which nothing is left."""
+    specs = []
+    for keys, places in parse(SweptSpec, entry, file, where).rows(entry):
+        spec = parse(ModelSpec, keys, file, where, places)
+        spec._places = {key: printable(f"{file}: {where}{place}") for key, place in places.items()}
+        specs.append(spec)
     return specs
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, model_validator
 
 from compare_q.backends.common.json_files import exists, expanded
-from compare_q.backends.common.messages import CONTROL
+from compare_q.backends.common.messages import CONTROL, nearest, shortened
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 """How a text can be cut into windows; ``eval/text/cutting.py`` explains the methods and cuts."""
@@ -55,6 +57,14 @@ WITH_ANSWERS = {
     "tokenize_fn", "tokenizer_dir", "tokenizer_revision", "trust_remote_code", "dataset", "eval_len", "max_rows",
     "dataset_display_name", *ONLY_WITH["lm_eval"],
 }  # fmt: skip
+ENGINE = "engine."
+"""How the names of axes begin that are options of the engine."""
+NEVER_SWEPT = {
+    "load_fn", "fwd_fn", "label", "group", "model_dir", "engine", "reference", "noise_floor", "out_logits", "sweep",
+}  # fmt: skip
+"""Keys that say which model it is, or what the others are compared with; any other key can be an axis."""
+MOST_ROWS = 256
+"""Models that one spec may stand for: a hundred times a hundred values are a mistake."""
 RESERVED_VARIABLES = {
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
     "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
@@ -248,6 +258,8 @@ class ModelSpec(Spec):
     override_bpw_head: Bits | None = Field(None, description="replaces the measured head bits per weight")
     override_vram_bits: Bits | None = Field(None, description="replaces the measured bits of layers and head")
 
+    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
         if self.model_dir in ("", []):
@@ -306,11 +318,68 @@ class ModelSpec(Spec):
         inside = (sorted(path.glob("*.safetensors")) if exists(path) else [] for path in paths)
         return tuple(file for path, files in zip(paths, inside, strict=True) for file in (files or [path]))
 
+    def blamed(self, reason: object) -> str:
+        """A line that says what is wrong with the model: its name, or the place of the value in a ``sweep``."""
+        line = str(reason)
+        found = placed(line, self._places)
+        return found if found != line else f"{self.name}: {line}"
+
+
+class SweptSpec(ModelSpec):
+    """A model spec as it stands in a file: ``sweep`` makes several models of it, one for each choice of values."""
+
+    sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        default_factory=dict, description='a model for each value: {"engine.kv_cache_dtype": ["auto", "fp8"]}'
+    )
+
+    @model_validator(mode="after")
+    def _axes(self) -> SweptSpec:
+        if self.sweep and (self.is_reference or self.noise_floor):
+            key = "reference" if self.reference else "noise_floor" if self.noise_floor else "out_logits"
+            raise ValueError(f"{key}: this spec stands for several models; mark a model of its own, without sweep")
+        if (count := math.prod(map(len, self.sweep.values()))) > MOST_ROWS:
+            raise ValueError(f"sweep: stands for {count:,} models; {MOST_ROWS} are the most")
+        for axis, values in self.sweep.items():
+            option, known = axis.removeprefix(ENGINE), ModelSpec.model_fields.keys() - NEVER_SWEPT
+            in_engine = axis.startswith(ENGINE) and bool(option)
+            if not in_engine and axis not in known:
+                named = f'; name an option ("{ENGINE}NAME"), or one of {", ".join(sorted(known))}'
+                cure = nearest(axis, known) or named
+                raise ValueError(f"sweep.{axis}: no key that can have several values{cure}")
+            if option in self.options if in_engine else axis in self.model_fields_set:
+                raise ValueError(f"sweep.{axis}: stands outside of sweep as well; leave one of the two out")
+            texts = [json.dumps(value, sort_keys=True) for value in values]
+            if twice := next((number for number, text in enumerate(texts) if text in texts[:number]), 0):
+                raise ValueError(f"sweep.{axis}[{twice}]: {shortened(texts[twice])} stands there twice")
+        return self
+
+    def rows(self, keys: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+        """(the keys of a model, places of the values that it has from ``sweep``) for each choice of values.
+
+        ``keys``: the whole spec's.  The last axis changes fastest; a label says which values the model has.
+        """
+        for chosen in itertools.product(*(enumerate(values) for values in self.sweep.values())):
+            row: dict[str, Any] = {key: value for key, value in keys.items() if key != "sweep"}
+            places = {}
+            for axis, (number, value) in zip(self.sweep, chosen, strict=True):
+                places[axis] = f"sweep.{axis}[{number}]"
+                option = axis.removeprefix(ENGINE)
+                row |= {axis: value} if option == axis else {"engine": {**row.get("engine", {}), option: value}}
+                text = value if isinstance(value, str) else json.dumps(value)
+                row["label"] = f"{row.get('label') or self.name} {option}={shortened(text, 40)}"
+            yield row, places
+
+
+def placed(reason: str, places: Mapping[str, str]) -> str:
+    """``key: what is wrong`` with the place of the key, where it has its value from a ``sweep``."""
+    key = next((key for key in places if reason.startswith((f"{key}:", f"{key}."))), None)
+    return reason if key is None else places[key] + reason.removeprefix(key)
+
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """File name -> JSON Schema of the two specs, for editors; ``python -m compare_q.eval.specs.types`` writes them."""
     kinds: dict[str, TypeAdapter[Any]] = {
-        "data": TypeAdapter(DataSpec | list[DataSpec]), "models": TypeAdapter(ModelSpec | list[ModelSpec])
+        "data": TypeAdapter(DataSpec | list[DataSpec]), "models": TypeAdapter(SweptSpec | list[SweptSpec])
     }  # fmt: skip
     found = {}
     for name, kind in kinds.items():

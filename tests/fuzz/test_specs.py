@@ -29,7 +29,8 @@ MODELS = [
     {"load_fn": "vllm_score", "label": "W4A16", "model_dir": ["m", {"bits": 4}], "engine": {"a": [1, {"b": "c"}]},
      "override_bpw_layer": 4.5, "reference": True, "group": "g", "out_logits": "o"},
     {"load_fn": "transformers", "model_dir": ["m", ["o.safetensors"]], "revision": "main", "noise_floor": True},
-    {"$schema": "x", "load_fn": "llamacpp", "label": "GGUF", "model_dir": "m.gguf"},
+    {"$schema": "x", "load_fn": "llamacpp", "label": "GGUF", "model_dir": "m.gguf",
+     "sweep": {"engine.type_k": ["f16", "q8_0"], "gpus": [1, 2]}},
 ]  # fmt: skip
 
 
