@@ -20,6 +20,7 @@ from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import computing
 from compare_q.backends.hub import local_folder
+from compare_q.backends.layers.groups import NO_CACHE
 
 OUTPUT_FACTOR = 4
 """Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
@@ -106,7 +107,7 @@ class ExLlamaEngine(LogitsEngine):
         return {
             "dtype": self.dtype,
             "batch": "one window at a time",
-            **({} if self.cache is None else {"kv_cache": "float16"}),
+            **({NO_CACHE: "windows are scored whole, without one"} if self.cache is None else {"kv_cache": "float16"}),
             "options": self.options.model_dump(exclude_none=True),
         }
 

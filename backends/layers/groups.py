@@ -7,6 +7,7 @@ just been computed, and only writes the cache: such a row says so.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,8 @@ AFTER_LOADING = "after_loading"
 """The key under which a prediction of kernels says why an engine chooses them only when it has loaded the weights."""
 LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
 """Where the scales of a quantized cache come from: the checkpoint, nowhere, or the keys and values themselves."""
+NO_CACHE = "no_kv_cache"
+"""The key under which the provenance of a model says why it has no KV cache."""
 FIRST_STEP, SPARSE = "not in the first step", "sparse"
 """When prefill does not read a quantized cache: for the tokens of its own step, which are all of a window that one step
 computes; or likewise, but only in windows no longer than what sparse attention selects."""
@@ -52,7 +55,9 @@ class KVCache:
     keys and values ("bfloat16", "fp8"); ``scales``: ``LOADED``, ``ONE`` or ``DYNAMIC``, "" for a cache that is not
     quantized; ``asked``: the number format that the checkpoint asks for where another one ran, else ""; ``attention``:
     the engine's name for what reads it; ``prefill``: ``FIRST_STEP``, ``SPARSE`` or ``UNKNOWN``, "" where prefill reads
-    the cache or nothing is quantized.
+    the cache or nothing is quantized; ``token_bytes``: what one token takes in each of these layers, with its scales,
+    on all GPUs together, None where the engine does not tell; ``window``: of how many tokens of a sequence, the last
+    ones, the cache holds no more, None for all.
     """
 
     layers: str
@@ -62,6 +67,8 @@ class KVCache:
     asked: str = ""
     attention: str = "this attention"
     prefill: str = UNKNOWN
+    token_bytes: float | None = None
+    window: int | None = None
 
 
 @cache
@@ -172,6 +179,21 @@ def kv_formats(groups: Iterable[KVCache]) -> str:
     """The number formats of a model's caches, the most frequent first: "fp8", "fp8 +bfloat16"; "" if none is known."""
     stored = (group.stored for group in groups for _ in range(group.count))
     return " +".join(name for name, _ in Counter(stored).most_common())
+
+
+def kv_token_bytes(groups: Sequence[KVCache]) -> float | None:
+    """Bytes that the caches of all layers take for one token; None if that is not known of every layer."""
+    sizes = [group.token_bytes for group in groups]
+    known = [size for size in sizes if size is not None]
+    counts = [group.count for group in groups]
+    return sum(map(operator.mul, known, counts)) if known and len(known) == len(sizes) else None
+
+
+def kv_windows(groups: Sequence[KVCache]) -> str:
+    """Which of a model's caches hold the last tokens only: "5 of 6 layers hold the last 1,024 tokens"; "" if none."""
+    layers = sum(group.count for group in groups)
+    limited = Counter(group.window for group in groups if group.window for _ in range(group.count))
+    return ", ".join(f"{count} of {layers} layers hold the last {size:,} tokens" for size, count in limited.items())
 
 
 def kv_deviations(groups: Sequence[KVCache]) -> list[str]:

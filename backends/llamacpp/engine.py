@@ -25,12 +25,13 @@ from __future__ import annotations
 import ctypes
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
 from compare_q.backends.checkpoint import gguf
@@ -38,7 +39,7 @@ from compare_q.backends.checkpoint.gguf import GgufTensor
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import check_installed, installed_versions
-from compare_q.backends.layers.groups import group_layers
+from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers, kv_formats
 from compare_q.backends.layers.schemes import UNKNOWN
 from compare_q.backends.llamacpp import ggml
 
@@ -56,6 +57,8 @@ NO_TILES = (
     "slower and rounds differently; build it with CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
 )
 BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
+CACHE = re.compile(r"size = +([\d.]+) MiB \( *\d+ cells, +(\d+) layers,.*?\), K \((\w+)\): .*?, V \((\w+)\)")
+ROTATED = re.compile(r"attn_rot_([kv]) = 1")
 FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
 
 
@@ -73,6 +76,13 @@ class LlamacppOptions(EngineOptions):
     use_extra_bufts: bool | None = None
     type_k: CacheType = "f16"
     type_v: CacheType = "f16"
+
+    @field_validator("type_v")
+    @classmethod
+    def _flash_attention_reads_quantized_values(cls, type_v: str, info: ValidationInfo) -> str:
+        if info.data.get("flash_attn") is False and type_v not in ggml.FLOATS:
+            raise ValueError("quantized values need flash attention; leave flash_attn out")
+        return type_v
 
 
 class LlamacppEngine(LogitsEngine):
@@ -216,6 +226,7 @@ class LlamacppEngine(LogitsEngine):
 
     def provenance(self) -> dict[str, Any]:
         flash, library = FLASH.search(self.said.text), self.library
+        caches = tuple(kv_caches(self.said.text, library.llama_n_ctx(self.context)))
         return {
             "llama.cpp": library.llama_version().decode(),
             "system_info": self._system_info(),
@@ -229,6 +240,9 @@ class LlamacppEngine(LogitsEngine):
             "flash_attn": bool(flash[1]) if flash else self.options.flash_attn,
             "type_k": self.options.type_k,
             "type_v": self.options.type_v,
+            "kv_cache": kv_formats(caches),
+            "kv_cache_layers": [asdict(group) for group in caches],
+            "kv_cache_rotated": sorted(set(ROTATED.findall(self.said.text))),
             "batch": "one window at a time",
             "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
             "notes": self._notes(),
@@ -254,6 +268,19 @@ class LlamacppEngine(LogitsEngine):
         if self.model:
             self.library.llama_model_free(self.model)
         self.model = self.context = self.batch = None
+
+
+def kv_caches(said: str, tokens: int) -> Iterator[KVCache]:
+    """The caches for ``tokens`` tokens that llama.cpp says it has made, by a line of its log each.
+
+    A batch writes its keys and values to the cache and attends to what it reads there, also the first one
+    (``build_attn`` in llama-graph.cpp, read in llama-cpp-python 0.3.36; in its "training" mode alone it does not).
+    """
+    for mib, layers, keys, values in CACHE.findall(said):
+        stored = keys if keys == values else f"{keys} (values {values})"
+        size = float(mib) * 1024**2 / tokens / int(layers)
+        scales = "" if stored in ggml.FLOATS else DYNAMIC
+        yield KVCache("blk.*", int(layers), stored, scales, attention="llama.cpp", prefill="", token_bytes=size)
 
 
 def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ NOT_CAUSAL = {"PrefillPrefixLMAttention", "EncoderOnlyAttention"}
 """Attention of prefix language models (HRM-Text), and of models whose config has ``is_causal`` false."""
 SIZED = {"nvfp4": "nvfp4 g16", "mxfp4": "mxfp4 g32", "mxfp8": "mxfp8 g32"}
 """Formats whose groups have one size only."""
+CacheSize = tuple[float | None, int | None]
 SHORT_NAMES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
 
 
@@ -188,19 +189,52 @@ def activations_of_experts(kernel: Any, dtype: str) -> str:
     return SIZED.get(name, name)
 
 
-def kv_caches(model: Any, asked: str, dtype: str) -> Iterator[KVCache]:
+def kv_caches(model: Any, asked: str, dtype: str, sizes: Mapping[str, CacheSize] | None = None) -> Iterator[KVCache]:
     """The cache of every attention layer of a vLLM model; ``asked``: by the checkpoint, as ``schemes.kv_cache`` says.
 
+    ``sizes``: of layers' caches, as ``kv_sizes`` says.
+
     A layer says in ``kv_cache_dtype`` what it was told, "auto" for the model's dtype, and keeps the scales of tensors
-    as numbers: those of the checkpoint, or 1.0.
+    as numbers: those of the checkpoint, or 1.0.  No size is told where something else is cached as well, as for the
+    indexers of sparse attention.
     """
-    for name, module in model.named_modules():
-        told = getattr(module, "kv_cache_dtype", None)
-        if isinstance(told, str) and hasattr(module, "impl"):
-            stored = dtype if told == "auto" else type_name(cache_format(told), dtype)
-            attention, scales = class_name(module.impl), kv_scales(module, told)
-            cache = KVCache(name, 1, stored, scales, attention=attention, prefill=prefill(module.impl))
-            yield kv_cache_as_asked(cache, asked, dtype)
+    found = {name: module for name, module in model.named_modules() if is_attention(module)}
+    known = sizes if sizes and sizes.keys() <= found.keys() else {}
+    for name, module in found.items():
+        told = module.kv_cache_dtype
+        stored = dtype if told == "auto" else type_name(cache_format(told), dtype)
+        attention, scales, read = class_name(module.impl), kv_scales(module, told), prefill(module.impl)
+        shares = known and getattr(module, "kv_sharing_target_layer_name", None)
+        token_bytes, window = (0.0, None) if shares else known.get(name, (None, None))
+        cache = KVCache(name, 1, stored, scales, "", attention, read, token_bytes, window)
+        yield kv_cache_as_asked(cache, asked, dtype)
+
+
+def is_attention(module: Any) -> bool:
+    """Whether a module keeps keys and values: others may hold a word for the cache that they pass on."""
+    return isinstance(getattr(module, "kv_cache_dtype", None), str) and hasattr(module, "impl")
+
+
+def kv_sizes(specs: Mapping[str, Any], config: Any) -> dict[str, CacheSize]:
+    """Layer -> (bytes of a token, tokens that are held) of its cache, as ``KVCache`` has them.
+
+    ``specs``: a worker's ``get_kv_cache_spec()``, of its own rank; ``config``: vLLM's.  Tensor-parallel ranks hold the
+    heads that they compute, latent attention all of it; with decode context parallelism they share the tokens.  A state
+    that does not grow with the tokens (Mamba's) is no cache of tokens.
+    """
+    parallel = config.parallel_config
+    ranks = parallel.tensor_parallel_size / parallel.decode_context_parallel_size
+    bounded = not config.scheduler_config.disable_hybrid_kv_cache_manager
+
+    def held(spec: Any) -> int | None:
+        names = {"SlidingWindow": "sliding_window", "ChunkedLocal": "attention_chunk_size"}
+        own = (getattr(spec, name) for word, name in names.items() if word in class_name(spec))
+        return next(own, None) if bounded else None
+
+    return {
+        name: (spec.page_size_bytes / spec.block_size * ranks, held(spec))
+        for name, spec in specs.items() if hasattr(spec, "num_kv_heads")
+    }  # fmt: skip
 
 
 def prefill(impl: Any) -> str:

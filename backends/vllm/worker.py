@@ -50,6 +50,7 @@ class ScoringExtension:
     vllm_config: Any
     model_config: Any
     device: Any
+    get_kv_cache_spec: Any
     _compare_q_source: LogitsSource
     _compare_q_scorer: Scorer | None = None
     _compare_q_noise: Noise | None = None
@@ -81,7 +82,8 @@ class ScoringExtension:
         checkpoint = CheckpointConfig.read(Path(config.model_config.model)).quantization | stated
         dtype = dtype_name(config.model_config.dtype)
         found = vllm_layers.layers(model, config.quant_config, checkpoint, dtype)
-        caches = vllm_layers.kv_caches(model, schemes.kv_cache(checkpoint), dtype)
+        sizes = vllm_layers.kv_sizes(self.get_kv_cache_spec(), config)
+        caches = vllm_layers.kv_caches(model, schemes.kv_cache(checkpoint), dtype, sizes)
         return json.dumps([[asdict(layer) for layer in found], [asdict(cache) for cache in caches]])
 
     def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:

@@ -294,7 +294,7 @@ FLAGS = {
         flag("-acc_norm --acc_norm", SHOWN, "plot the same of acc norm", action="store_const", const="acc_norm",
              dest="measure"),
         flag("--kld-value", SHOWN, "plot this KL divergence of the tokens (default: mean)", **one_of([*KLD_VALUES])),
-        flag("--x-axis", SHOWN, "plot over bits per weight (default), VRAM or file size", **one_of([*SIZES])),
+        flag("--x-axis", SHOWN, "plot over bits per weight (default), VRAM, file size or KV cache", **one_of([*SIZES])),
         flag("-v --vram", SHOWN, "the same as --x-axis vram", action="store_const", const="vram", dest="x_axis"),
         flag("-mx --max_x", SHOWN, "leave out points beyond this x", type=float, default=math.inf),
         flag("-my --max_y", SHOWN, "leave out points beyond this y", type=float, default=math.inf),

@@ -304,7 +304,7 @@ def drawn(draw: Callable[[], Figure], name: str, title: str, words: Mapping[int,
 
 
 def scatter_drawings(text: TextResult, i: int) -> Drawings:
-    """Each measure over each size that a model has, that of ``-p`` first; ``OVER_BPW`` over bits per weight alone."""
+    """Each measure over each size that a model has (over KV caches that differ), that of ``-p`` first; ``OVER_BPW`` over bits per weight alone."""
     first = measures.chosen(Results((text,)), None, None)
     known = {
         key: measure for key, measure in sorted(MEASURES.items(), key=lambda item: item[1] != first)
@@ -312,7 +312,7 @@ def scatter_drawings(text: TextResult, i: int) -> Drawings:
     }  # fmt: skip
     sizes = {
         key: size for key, size in SIZES.items()
-        if any(size.of(model.storage) is not None for model in text.models) or key == "bpw"
+        if len({size.of(model) for model in text.models} - {None}) > (key == "kv") or key == "bpw"
     }  # fmt: skip
     drawings: Drawings = {}
     for (of, measure), (over, size) in itertools.product(known.items(), sizes.items()):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from compare_q.backends.base import Storage
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult, several_references
 from compare_q.eval.stats.answers import Accuracy, difference_error
@@ -20,7 +19,7 @@ class Size:
 
     name: str
     axis: str
-    of: Callable[[Storage], float | None]
+    of: Callable[[ModelResult], float | None]
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,13 @@ class Measure:
 
 SIZES = {
     "bpw": Size(
-        "bits per weight", "Bits per weight (without embedding and output head)", lambda found: found.bpw_layer
+        "bits per weight", "Bits per weight (without embedding and output head)", lambda model: model.storage.bpw_layer
     ),
-    "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)", lambda found: found.vram_gib),
-    "size": Size("file size", "Weight files on disk / GB", lambda found: found.file_gb),
-}
+    "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)",
+                 lambda model: model.storage.vram_gib),
+    "size": Size("file size", "Weight files on disk / GB", lambda model: model.storage.file_gb),
+    "kv": Size("KV cache", "KV cache / MB (of 1,000 tokens)", lambda model: model.kv_mb),
+}  # fmt: skip
 """``--x-axis``."""
 PPL = Measure("Perplexity", "PPL", "Perplexity", "ppl")
 ACCURACIES = {
@@ -95,7 +96,7 @@ KLD_VALUES = {
                      percentile="99.9", digits=2),
 }  # fmt: skip
 """``--kld-value``."""
-BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
+BPW, VRAM, FILES, CACHE = SIZES["bpw"], SIZES["vram"], SIZES["size"], SIZES["kv"]
 KLD = KLD_VALUES["mean"]
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Formats that can be written, each with the metadata that would change with the time of day.  They stand here, where

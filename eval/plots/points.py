@@ -69,7 +69,7 @@ def points_of(text: TextResult, size: Size, measure: Measure) -> tuple[list[Poin
     """(points of the plot of a measure over a size, one line for each model that cannot be drawn)."""
     drawn, left_out = [], []
     for number, model in enumerate(text.models):
-        x, y = size.of(model.storage), measure.of(model)
+        x, y = size.of(model), measure.of(model)
         if x is None or y is None:
             missing = size.name if y is not None else measure.name
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")

@@ -75,6 +75,7 @@ def flat_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, An
         "deviations": "; ".join(model.deviations) or None,
         "phase": None if model.error else model.phase,
         "kv_cache": model.kv_cache or None,
+        "kv_mb": model.kv_mb,
         "bpw_layer": model.storage.bpw_layer,
         "bpw_head": model.storage.bpw_head,
         "vram_gib": model.storage.vram_gib,

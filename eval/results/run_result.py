@@ -115,6 +115,16 @@ class ModelResult:
         return groups.kv_caches_from_json(self.provenance.get("kv_cache_layers"))
 
     @property
+    def kv_token_bytes(self) -> float | None:
+        """Bytes that its KV cache takes for one token; None where the engine does not tell."""
+        return groups.kv_token_bytes(self.kv_caches)
+
+    @property
+    def kv_mb(self) -> float | None:
+        """Its KV cache for 1,000 tokens, in MB of 10^6 bytes."""
+        return None if self.kv_token_bytes is None else self.kv_token_bytes / 1000
+
+    @property
     def where(self) -> str:
         """The GPUs or the CPU that it ran on; empty where the engine does not tell (a server)."""
         return machine.words(self.provenance)

@@ -28,7 +28,7 @@ EARLIER, BESIDE = "*", "\N{DOUBLE DAGGER}"
 ALWAYS = ("where", "phase", "bpw_layer", "size", "ppl", "kld", "same_top", "non_finite")
 TOP_ERROR = "same_top_stderr"
 EXTRAS = (
-    "acc_norm", "mcnemar_p", "kv_cache", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed",
+    "acc_norm", "mcnemar_p", "kv_cache", "kv_mb", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed",
     "bpw_head", "same_top",
 )  # fmt: skip
 MEANS = -1
@@ -39,7 +39,7 @@ OF_ANSWERS = ("acc", "flips", "kld")
 """What it has of answers to questions, whose PPL is over wrong ones too."""
 LONGEST_NAME = 14
 """Letters of a text's name in a header, if the names can be told apart by so many."""
-IF_DIFFERENT = ("kv_cache", "bpw_head")
+IF_DIFFERENT = ("kv_cache", "kv_mb", "bpw_head")
 """Columns that a narrow table leaves out, the last one first, and the error of one.  The ratio has a paired error, that
 of PPL is mostly the text's."""
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compare_q.backends.layers import groups
 from compare_q.eval.results import sampled
 from compare_q.eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
@@ -100,9 +101,23 @@ def column_notes(run: TextResult) -> dict[str, str]:
             "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
             "it differ in more than their weights"
         )
+    if any(model.kv_mb for model in run.models):
+        notes["kv_mb"] = kv_size_note(run)
     if any(model.tokens_per_second for model in run.models):
         notes["speed"] = speed_note(run)
     return notes
+
+
+def kv_size_note(run: TextResult) -> str:
+    """What the sizes of KV caches are, whose caches do not grow with every token, and why some are not known."""
+    about = "KV MB: what the keys and values of 1,000 tokens take in all layers, with their scales, on all GPUs together"
+    labels: dict[str, list[str]] = {}
+    for model in run.models:
+        missing = f"n/a, {model.provenance.get(groups.NO_CACHE, 'the engine does not say')}"
+        said = missing if model.kv_mb is None else groups.kv_windows(model.kv_caches)
+        if said and not model.error:
+            labels.setdefault(said, []).append(model.label)
+    return "; ".join([about, *(f"{', '.join(named)}: {said}" for said, named in labels.items())])
 
 
 def speed_note(run: TextResult) -> str:

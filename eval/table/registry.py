@@ -61,6 +61,7 @@ COLUMNS = (
     Column("where", "where", "the machine that it ran on"),
     Column("phase", "phase", "prefill, or decode SxB: in steps of S tokens of each of B windows"),
     Column("kv_cache", "KV\ncache", "the precision in which keys and values were kept"),
+    Column("kv_mb", "KV MB /\n1k tok", "the KV cache of 1,000 tokens, 10^6 bytes", digits=1),
     Column("bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2),
     Column("bpw_head", "head\nbpw", "stored bits per weight of the output head", digits=2),
     Column("vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2),
@@ -108,7 +109,7 @@ COLUMNS = (
 """In the order in which a table has them, unless ``--columns`` orders them otherwise."""
 BY_NAME = {column.name: column for column in COLUMNS}
 OF_MODEL = (
-    "label", "engine", "kernel", "where", "phase", "kv_cache", "bpw_layer", "bpw_head", "vram_gib", "size", "load",
+    "label", "engine", "kernel", "where", "phase", "kv_cache", "kv_mb", "bpw_layer", "bpw_head", "vram_gib", "size", "load",
 )  # fmt: skip
 """Columns of what a model is, whatever text it scores; a run of several texts has the others once a text."""
 LABEL, KERNEL, WORDS = "label", "kernel", ("label", "text", "kernel", "engine", "beside")

@@ -175,6 +175,17 @@ def test_quantized_caches_that_prefill_does_not_read(attention: str, prefill: st
     assert layers.kv_deviations([KVCache("x", 32, BF16, "", "", attention, prefill)]) == []
 
 
+def test_sizes_of_a_models_caches() -> None:
+    """Gemma 3 1B: 26 layers of one head of 256 numbers; every sixth sees all tokens, the others the last 512."""
+    full = replace(SIXTEEN, count=4, token_bytes=2 * 256 * 2.0)
+    sliding = replace(full, count=22, window=512)
+    assert layers.kv_token_bytes([full, sliding]) == 26 * 1024
+    assert layers.kv_windows([full, sliding]) == "22 of 26 layers hold the last 512 tokens"
+    assert layers.kv_windows([full]) == ""
+    assert layers.kv_token_bytes([full, SIXTEEN]) is None
+    assert layers.kv_token_bytes([]) is None
+
+
 def test_results_hold_groups_of_caches() -> None:
     assert layers.kv_caches_from_json(json.loads(json.dumps([asdict(EIGHT), asdict(SIXTEEN)]))) == (EIGHT, SIXTEEN)
     assert layers.kv_caches_from_json(None) == ()

@@ -26,6 +26,9 @@ def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
         "n_ubatch": 32,
     }.items() <= said.items()
     assert sum(said["devices"].values()) == 3  # two layers and the head
+    (cache,) = said["kv_cache_layers"]  # 2 heads of 32 numbers: 34 bytes for keys in q8_0, 64 for values in f16
+    assert (cache["count"], cache["stored"]) == (2, "q8_0 (values f16)")
+    assert cache["token_bytes"] == pytest.approx(2 * (34 + 64), abs=0.005 * 1024**2 / said["n_ctx"] / 2)
     assert said["logits_set_to_floor"]["entries"] == 0
     assert said["notes"] == []
     layers = {(each.name, each.count, each.weights) for each in engine.layers()}
@@ -49,7 +52,6 @@ def test_flash_attention_that_llama_cpp_chose(toy_gguf: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"flash_attn": False, "type_v": "q8_0"}, "quantized V cache requires flash_attn to be enabled"),
         ({}, "unknown model"),
     ],
 )

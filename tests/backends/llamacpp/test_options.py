@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from compare_q.backends.checkpoint.gguf import GgufFiles
-from compare_q.backends.llamacpp.engine import LlamacppEngine, LlamacppOptions, context_parameters, model_parameters
+from compare_q.backends.layers.groups import KVCache
+from compare_q.backends.llamacpp.engine import (
+    LlamacppEngine,
+    LlamacppOptions,
+    context_parameters,
+    kv_caches,
+    model_parameters,
+)
 from tests.support.llama_cpp import request_for
 from tests.support.toy import refusal
 
@@ -18,6 +25,7 @@ from tests.support.toy import refusal
     ("options", "message"),
     [
         ({"n_gpu_layer": 1}, "did you mean 'n_gpu_layers'"), ({"type_k": "q4_K"}, "engine.type_k: "),
+        ({"type_v": "q8_0", "flash_attn": False}, "engine.type_v: quantized values need flash attention; leave"),
         ({"n_batch": 0}, "engine.n_batch: "), ({"tensor_split": [0.5] * 17}, "engine.tensor_split: "),
     ],
 )  # fmt: skip
@@ -49,6 +57,21 @@ def test_a_file_here_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     local = request_for("owner/repo/m.gguf")
     assert not GgufFiles(local).is_remote
     assert GgufFiles(local).fetch() is local
+
+
+def test_the_caches_that_llama_cpp_has_made() -> None:
+    """By the lines of 0.3.36's log, for 1,024 tokens: SmolLM2's 30 layers of 3 heads of 64 numbers, keys and values, in
+    f16 and in q4_0, whose blocks of 32 numbers take 18 bytes; and Gemma 3's two caches, the second one quantized."""
+    line = "llama_kv_cache: size = {} MiB (  1024 cells,  {} layers,  1/1 seqs), K ({}): {} MiB, V ({}): {} MiB\n"
+    (plain,) = kv_caches("llama_kv_cache: CPU KV buffer size = 22.50 MiB\n" + line.format(
+        "  22.50", "30", "f16", "  11.25", "f16", "  11.25"), 1024)  # fmt: skip
+    assert plain == KVCache("blk.*", 30, "f16", "", "", "llama.cpp", "", 2 * 3 * 64 * 2.0)
+    (small,) = kv_caches(line.format("   6.33", "30", "q4_0", "   3.16", "q4_0", "   3.16"), 1024)
+    assert (small.stored, small.scales, small.prefill) == ("q4_0", "dynamic", "")
+    assert small.token_bytes == pytest.approx(2 * 3 * 64 * 18 / 32, rel=0.005 / 6.33)
+    lines = line.format(" 4.00", " 4", "f16", " 2.00", "f16", "2.00")
+    lines += line.format("16.84", "22", "q8_0", "5.84", "f16", "11.00")
+    assert [(found.count, found.stored) for found in kv_caches(lines, 1024)] == [(4, "f16"), (22, "q8_0 (values f16)")]
 
 
 def test_what_llama_cpp_is_told() -> None:

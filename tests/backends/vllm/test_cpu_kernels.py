@@ -302,8 +302,8 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     assert not any(group.asked for group in ran)
     assert said["kv_cache"] == "float32"
     assert said["kv_cache_layers"] == [
-        asdict(KVCache("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", ""))
-    ]
+        asdict(KVCache("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", "", 1024.0))
+    ]  # 2 heads of 64 numbers, keys and values in 4 bytes each
 
 
 OUT, IN = 64, 96

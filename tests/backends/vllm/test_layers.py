@@ -172,6 +172,49 @@ def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tu
     assert (cache.layers, cache.stored, cache.scales, cache.asked) == ("attn", *found)
 
 
+PARALLEL = {"tensor_parallel_size": 1, "decode_context_parallel_size": 1}
+
+
+def vllm_config(hybrid: bool = True, **parallel: int) -> Any:
+    scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=not hybrid)
+    return SimpleNamespace(parallel_config=SimpleNamespace(**{**PARALLEL, **parallel}), scheduler_config=scheduler)
+
+
+@pytest.mark.engine
+def test_sizes_of_caches_by_hand() -> None:
+    """Bytes of a token in one layer, by the specs that the installed vLLM has of its layers."""
+    from vllm.v1 import kv_cache_interface as vllm
+
+    eight = {"block_size": 16, "num_kv_heads": 8, "head_size": 128}
+    specs = {
+        "bf16": vllm.FullAttentionSpec(**eight, dtype=torch.bfloat16),
+        "fp8": vllm.FullAttentionSpec(**eight, dtype=torch.uint8),
+        "mla": vllm.MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=512 + 64, dtype=torch.bfloat16),
+        "sliding": vllm.SlidingWindowSpec(**eight, dtype=torch.bfloat16, sliding_window=1024),
+        "mamba": vllm.MambaSpec(block_size=4096, shapes=((16, 128),), dtypes=(torch.float32,)),
+    }
+    two_bytes = 8 * (128 + 128) * 2
+    gold = {"bf16": (two_bytes, None), "fp8": (two_bytes / 2, None), "mla": (576 * 2, None)}
+    assert layers.kv_sizes(specs, vllm_config()) == {**gold, "sliding": (two_bytes, 1024)}
+    # Without the hybrid manager, layers with a sliding window keep all tokens.
+    assert layers.kv_sizes(specs, vllm_config(hybrid=False)) == {**gold, "sliding": (two_bytes, None)}
+    # The specs are those of a rank: four of them have four times as much, or share the tokens in two halves.
+    for shared, times in (1, 4), (2, 2):
+        config = vllm_config(tensor_parallel_size=4, decode_context_parallel_size=shared)
+        assert layers.kv_sizes(specs, config)["bf16"] == (times * two_bytes, None)
+
+
+def test_sizes_belong_to_layers() -> None:
+    """A layer that uses another one's cache takes nothing; with an indexer's cache beside, no size is the model's."""
+    own = SimpleNamespace(kv_cache_dtype="auto", impl=impl("FlashAttentionImpl"))
+    sharing = SimpleNamespace(kv_cache_dtype="auto", impl=impl("FlashAttentionImpl"), kv_sharing_target_layer_name="0")
+    model = SimpleNamespace(named_modules=lambda: [("0", own), ("1", sharing)])
+    found = list(layers.kv_caches(model, "", BF16, {"0": (512.0, 1024)}))
+    assert [(cache.token_bytes, cache.window) for cache in found] == [(512, 1024), (0, None)]
+    found = list(layers.kv_caches(model, "", BF16, {"0": (512.0, None), "0.indexer": (132.0, None)}))
+    assert [cache.token_bytes for cache in found] == [None, None]
+
+
 @pytest.mark.parametrize("kind", ["PrefillPrefixLMAttention", "EncoderOnlyAttention"])
 def test_models_whose_prompt_is_not_causal(kind: str) -> None:
     modules = [("", named("Model")), ("layers.0.attn", named("Attention"))]

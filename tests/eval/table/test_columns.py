@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
 from compare_q.backends.base import Storage
+from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results.flat import flat_json
 from compare_q.eval.results.run_result import ModelResult, TextResult
 from compare_q.eval.results.timing import Timing
@@ -99,6 +101,25 @@ def test_divergences_that_were_asked_for_have_columns() -> None:
 def narrowed(run: TextResult) -> list[columns.Filled]:
     """The columns without all extras."""
     return columns.without(columns.table_columns(run), columns.possible_extras(run))
+
+
+def test_sizes_of_kv_caches_have_a_column_only_if_they_differ() -> None:
+    """32 layers of 8 heads of 128 numbers, keys and values, in bf16 and in fp8; one that has none says why."""
+
+    def row(label: str, size: float, **more: Any) -> ModelResult:
+        cache = KVCache("layers.*.attn", 32, "x", token_bytes=size, window=4096)
+        return replace(QUANT, label=label, provenance={"kv_cache_layers": [asdict(cache)], **more})
+
+    models = [row("bf16", 4096.0), row("fp8", 2048.0)]
+    without = replace(QUANT, label="HF", provenance={"no_kv_cache": "windows are scored whole, without one"})
+    (found,) = [each for each in columns.table_columns(run_of(*models, without)) if each.column.name == "kv_mb"]
+    assert [cell.value for cell in found.cells] == ["131.1", "65.5", "n/a"]
+    note = column_notes(run_of(*models, without, QUANT))["kv_mb"]
+    assert note.endswith(
+        "bf16, fp8: 32 of 32 layers hold the last 4,096 tokens; HF: n/a, windows are scored whole, without one; "
+        "W4A16: n/a, the engine does not say"
+    )
+    assert "kv_mb" not in [each.column.name for each in columns.table_columns(run_of(models[0], without))]
 
 
 def test_kv_caches_have_a_column_only_if_they_differ() -> None:
