@@ -32,6 +32,11 @@ PLUGINS = {
 }
 """Format -> the first vLLM without it, the distribution of the plugin that took it over (vllm PRs 39612 and 43529), and
 what else runs it."""
+WORDS = {
+    "kv_cache_dtype": ("config/cache.py", "CacheDType"),
+    "attention_backend": ("v1/attention/backends/registry.py", "AttentionBackendEnum"),
+}
+"""Option -> the file and the name under which vLLM has the words that the option may be."""
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 """Groups of entry points whose code vLLM runs before it loads a model."""
 HARMLESS = re.compile(
@@ -109,6 +114,23 @@ def arguments() -> frozenset[str]:
     signature = next(node.args for node in methods if node.name == "__init__")
     parameters = {argument.arg for argument in [*signature.args, *signature.kwonlyargs]}
     return frozenset(fields | parameters) - {"self"}
+
+
+@cache
+def words(option: str) -> frozenset[str]:
+    """What the installed vLLM takes for an option of ``WORDS``; empty if it is laid out in another way."""
+    root = package_folder("vllm")
+    path, name = WORDS[option]
+    if root is None or not (root / path).is_file():
+        return frozenset()
+    for node in ast.parse((root / path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:  # an enumeration
+            targets = [each.targets[0] for each in node.body if isinstance(each, ast.Assign)]
+            return frozenset(each.id for each in targets if isinstance(each, ast.Name))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:  # a Literal
+            constants = (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+            return frozenset(each for each in constants if isinstance(each, str))
+    return frozenset()
 
 
 def class_body(file: Path, name: str) -> list[ast.stmt]:

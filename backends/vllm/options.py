@@ -18,6 +18,7 @@ from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
 from compare_q.backends.checkpoint.formats import Parts
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import nearest, printable
 from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.layers import noise
@@ -92,6 +93,8 @@ def check_options(request: LoadRequest) -> None:
     if options.get("load_format") in PICKLED:
         raise InputError(f"engine.load_format: {options['load_format']} loads pickled weights; leave it out")
     check_names(options, install.arguments() | OWN_OPTIONS, "the installed vLLM")
+    for name in install.WORDS:
+        check_word(name, options.get(name))
     for name, reason in BREAKS_STATES.items():
         if options.get(name):
             raise InputError(f"engine.{name}: {reason}; leave it out")
@@ -103,6 +106,15 @@ def check_options(request: LoadRequest) -> None:
     longest = options.get("max_model_len")
     if longest is not None and longest <= request.max_tokens:
         raise InputError(f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1")
+
+
+def check_word(name: str, given: Any) -> None:
+    """InputError if the installed vLLM knows the words that an option may be, and ``given`` is another one."""
+    known = install.words(name)
+    spelled = given.upper() if isinstance(given, str) and name == "attention_backend" else given  # as vLLM reads it
+    if known and isinstance(given, str) and spelled not in known and given.lower() != "auto":
+        hint = nearest(spelled, known) or f"; it has {', '.join(sorted(known))}"
+        raise InputError(f"engine.{name}: the installed vLLM has no {printable(given)!r}{hint}")
 
 
 def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:

@@ -32,12 +32,17 @@ WINDOWS = [
 ]  # fmt: skip
 
 ARGUMENTS = frozenset({
-    "dtype", "enforce_eager", "gpu_memory_utilization", "hf_overrides", "kv_cache_dtype", "kv_sharing_fast_prefill",
+    "attention_backend", "dtype", "enforce_eager", "gpu_memory_utilization", "hf_overrides", "kv_cache_dtype", "kv_sharing_fast_prefill",
     "linear_backend", "load_format", "logprobs_mode", "max_model_len", "max_num_batched_tokens", "model", "moe_backend",
     "quantization", "quantization_config", "revision", "spec_method", "speculative_config", "tensor_parallel_size",
     "trust_remote_code",
 })  # fmt: skip
 """Some of the arguments of ``vllm.LLM(...)``, for tests where no vLLM need be installed."""
+WORDS = {
+    "kv_cache_dtype": frozenset({"auto", "bfloat16", "fp8", "fp8_e4m3", "int4_per_token_head", "turboquant_k8v4"}),
+    "attention_backend": frozenset({"FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"}),
+}
+"""Some of the words that two of them may be."""
 
 
 def request_for(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:

@@ -15,7 +15,7 @@ from packaging.version import Version
 from compare_q.backends.base import Window
 from compare_q.backends.vllm import install
 from compare_q.backends.vllm.engine import VllmEngine
-from tests.support.vllm_engine import ARGUMENTS, WINDOWS, engine, recorded
+from tests.support.vllm_engine import ARGUMENTS, WINDOWS, WORDS, engine, recorded
 
 
 @pytest.fixture(scope="session")
@@ -76,3 +76,4 @@ def stand_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VllmEngine, "capabilities", unchecked)
     monkeypatch.setattr(install, "installed", lambda: ("vllm", Version("0.32.0")))
     monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS)
+    monkeypatch.setattr(install, "words", WORDS.get)

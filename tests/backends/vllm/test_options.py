@@ -142,6 +142,9 @@ def test_tokens_at_work_by_hand() -> None:
         ({"noise": "bf16", "enforce_eager": False}, "engine.enforce_eager: engine.noise needs it true"),
         ({"noise_sed": 1}, "engine.noise_sed: the installed vLLM has no such argument .*'noise_seed'"),
         ({"hf_config_path": "x"}, "engine.hf_config_path: set by compare_q"),
+        ({"kv_cache_dtype": "fp8_e4m4"}, "engine.kv_cache_dtype: the installed vLLM has no 'fp8_e4m4' .*'fp8_e4m3'"),
+        ({"kv_cache_dtype": "8"}, "engine.kv_cache_dtype: the installed vLLM has no '8'; it has auto, bfloat16, fp8, "),
+        ({"attention_backend": "flash"}, "engine.attention_backend: the installed vLLM has no 'flash'; it has .*TRITON"),
         ({"load_format": "pt"}, "engine.load_format: pt loads pickled weights"),
         ({"logprobs_mode": "raw_logits"}, "engine.logprobs_mode: input should be 'raw_logprobs' or 'pro"),
         ({"kv_sharing_fast_prefill": True}, "engine.kv_sharing_fast_prefill: vLLM then computes no final states"),
@@ -152,6 +155,12 @@ def test_tokens_at_work_by_hand() -> None:
 def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         VllmEngine.check(request_for(toy_model, **options))
+
+
+@pytest.mark.parametrize("backend", ["TRITON_ATTN", "triton_attn", "auto", None])
+@pytest.mark.parametrize("cache", ["auto", "fp8", "int4_per_token_head"])
+def test_words_of_the_installed_vllm(toy_model: Path, backend: str | None, cache: str) -> None:
+    VllmEngine.check(request_for(toy_model, attention_backend=backend, kv_cache_dtype=cache))
 
 
 def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
