@@ -51,7 +51,8 @@ def test_every_cell_of_a_model() -> None:
     """Values with their usual decimals, errors with two significant digits."""
     sized = replace(QUANT, storage=replace(QUANT.storage, file_bytes=1_234_567_890), load_seconds=1.26)
     assert cells(run_of(REF, sized), "W4A16", tuple(BY_NAME)) == {
-        "layer bpw": Cell("4.50"), "head bpw": Cell("16.00"), "VRAM GiB": Cell("1.00"), "file GB": Cell("1.23"),
+        "KV MB / 1k tok": Cell("n/a"), "layer bpw": Cell("4.50"), "head bpw": Cell("16.00"),
+        "VRAM GiB": Cell("1.00"), "file GB": Cell("1.23"),
         "PPL": Cell("7.5000", "0.85"), "PPL vs ref %": Cell("+3.45", "0.21"), "KLD": Cell("0.01235", "0.00045"),
         "median KLD": Cell("0.50000"), "99 % KLD": Cell("0.9900"), "99.9 % KLD": Cell("0.9990"),
         "max KLD": Cell("2.0000"), "reverse KLD": Cell("n/a"), "JS": Cell("n/a"), "TV %": Cell("n/a"),
