@@ -57,7 +57,7 @@ class KVCache:
     the engine's name for what reads it; ``prefill``: ``FIRST_STEP``, ``SPARSE`` or ``UNKNOWN``, "" where prefill reads
     the cache or nothing is quantized; ``token_bytes``: what one token takes in each of these layers, with its scales,
     on all GPUs together, None where the engine does not tell; ``window``: of how many tokens of a sequence, the last
-    ones, the cache holds no more, None for all.
+    ones, the cache holds no more, None for all; ``named``: whether the spec asks for ``stored`` by name.
     """
 
     layers: str
@@ -69,6 +69,7 @@ class KVCache:
     prefill: str = UNKNOWN
     token_bytes: float | None = None
     window: int | None = None
+    named: bool = False
 
 
 @cache
@@ -197,11 +198,14 @@ def kv_windows(groups: Sequence[KVCache]) -> str:
 
 
 def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
-    """One clause for each way in which caches differ from what the checkpoint asks, or from what prefill reads."""
+    """One clause for each way in which caches differ from what the checkpoint asks, or from what prefill reads.
+
+    What the spec asks for by name is no deviation from the checkpoint: ``kv_notes`` tells it.
+    """
     asked = [
         f"the checkpoint asks for a KV cache in {group.asked}, but keys and values were kept in {group.stored} "
         f"({group.count} layers)"
-        for group in groups if group.asked
+        for group in groups if group.asked and not group.named
     ]  # fmt: skip
     unread = [group for group in groups if group.prefill and group.stored not in PLAIN]
     notes = [PREFILL_NOTES.get(group.prefill, PREFILL_NOTES[UNKNOWN]) for group in unread]
@@ -209,13 +213,17 @@ def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
 
 
 def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
-    """What has to be said of caches whose scales no calibration has set, or of which no layer says anything.
+    """What has to be said of caches that the spec chose, that have no calibrated scales, or of which no layer tells.
 
     ``told``: the engine's word for the number format of all caches.
     """
     if not groups and told != "auto" and told not in PLAIN:
         return [f"KV cache in {told}: how this model's layers keep it, and whether prefill reads it, is not known"]
-    return [
+    chosen = [
+        f"KV cache in {group.stored}, as the spec asks ({group.count} layers); the checkpoint asks for {group.asked}"
+        for group in groups if group.asked and group.named
+    ]  # fmt: skip
+    return chosen + [
         f"KV cache in {group.stored} with scales of 1.0 ({group.count} layers): the checkpoint brings no others"
         for group in groups if group.scales == ONE
     ]  # fmt: skip

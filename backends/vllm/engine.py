@@ -231,7 +231,8 @@ class VllmEngine(ScoringEngine):
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
-        decode, (_, caches) = self.request.decode, self.driver.what_ran()
+        decode, caches = self.request.decode, self.driver.what_ran()[1]
+        caches = layers.named(caches, self.arguments.get("kv_cache_dtype"))
         if decode is not None:  # what came before a step can come from nowhere but the cache
             caches = tuple(replace(cache, prefill="") for cache in caches)
         floor = noise.provenance_of(noise.seed_of(self.request.options))

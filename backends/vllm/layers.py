@@ -16,6 +16,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,11 @@ def kv_caches(model: Any, asked: str, dtype: str, sizes: Mapping[str, CacheSize]
         token_bytes, window = (0.0, None) if shares else known.get(name, (None, None))
         cache = KVCache(name, 1, stored, scales, "", attention, read, token_bytes, window)
         yield kv_cache_as_asked(cache, asked, dtype)
+
+
+def named(groups: Sequence[KVCache], told: str | None) -> tuple[KVCache, ...]:
+    """Caches that say whether the spec's ``kv_cache_dtype``, ``told``, names the format that they are kept in."""
+    return tuple(replace(group, named=group.stored == cache_format(told or "auto")) for group in groups)
 
 
 def is_attention(module: Any) -> bool:

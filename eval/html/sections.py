@@ -304,7 +304,10 @@ def drawn(draw: Callable[[], Figure], name: str, title: str, words: Mapping[int,
 
 
 def scatter_drawings(text: TextResult, i: int) -> Drawings:
-    """Each measure over each size that a model has (over KV caches that differ), that of ``-p`` first; ``OVER_BPW`` over bits per weight alone."""
+    """Each measure, that of ``-p`` first, over each size that a model has; ``OVER_BPW`` over bits per weight alone.
+
+    KV caches are such a size where models differ in theirs.
+    """
     first = measures.chosen(Results((text,)), None, None)
     known = {
         key: measure for key, measure in sorted(MEASURES.items(), key=lambda item: item[1] != first)

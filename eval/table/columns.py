@@ -28,8 +28,8 @@ EARLIER, BESIDE = "*", "\N{DOUBLE DAGGER}"
 ALWAYS = ("where", "phase", "bpw_layer", "size", "ppl", "kld", "same_top", "non_finite")
 TOP_ERROR = "same_top_stderr"
 EXTRAS = (
-    "acc_norm", "mcnemar_p", "kv_cache", "kv_mb", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed",
-    "bpw_head", "same_top",
+    "acc_norm", "mcnemar_p", "kv_cache", "kv_mb", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5",
+    "speed", "bpw_head", "same_top",
 )  # fmt: skip
 MEANS = -1
 """The block of the means over all texts."""

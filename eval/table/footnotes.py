@@ -95,14 +95,12 @@ def legend(run: TextResult) -> list[str]:
 
 def column_notes(run: TextResult) -> dict[str, str]:
     """The footnotes that go with columns, by the column's name."""
-    notes = {}
+    notes = {"kv_mb": kv_size_note(run)}
     if len({model.kv_cache for model in run.models if model.kv_cache}) > 1:
         notes["kv_cache"] = (
             "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
             "it differ in more than their weights"
         )
-    if any(model.kv_mb for model in run.models):
-        notes["kv_mb"] = kv_size_note(run)
     if any(model.tokens_per_second for model in run.models):
         notes["speed"] = speed_note(run)
     return notes
@@ -110,10 +108,13 @@ def column_notes(run: TextResult) -> dict[str, str]:
 
 def kv_size_note(run: TextResult) -> str:
     """What the sizes of KV caches are, whose caches do not grow with every token, and why some are not known."""
-    about = "KV MB: what the keys and values of 1,000 tokens take in all layers, with their scales, on all GPUs together"
+    about = (
+        "KV MB: what the keys and values of 1,000 tokens take in all layers, with their scales, on all GPUs together"
+    )
     labels: dict[str, list[str]] = {}
     for model in run.models:
-        missing = f"n/a, {model.provenance.get(groups.NO_CACHE, 'the engine does not say')}"
+        unknown = "the engine does not say" + (", or did not when this row was scored (-cc)" if model.cached else "")
+        missing = f"n/a, {model.provenance.get(groups.NO_CACHE, unknown)}"
         said = missing if model.kv_mb is None else groups.kv_windows(model.kv_caches)
         if said and not model.error:
             labels.setdefault(said, []).append(model.label)

@@ -32,10 +32,10 @@ WINDOWS = [
 ]  # fmt: skip
 
 ARGUMENTS = frozenset({
-    "attention_backend", "dtype", "enforce_eager", "gpu_memory_utilization", "hf_overrides", "kv_cache_dtype", "kv_sharing_fast_prefill",
-    "linear_backend", "load_format", "logprobs_mode", "max_model_len", "max_num_batched_tokens", "model", "moe_backend",
-    "quantization", "quantization_config", "revision", "spec_method", "speculative_config", "tensor_parallel_size",
-    "trust_remote_code",
+    "attention_backend", "dtype", "enforce_eager", "gpu_memory_utilization", "hf_overrides", "kv_cache_dtype",
+    "kv_sharing_fast_prefill", "linear_backend", "load_format", "logprobs_mode", "max_model_len",
+    "max_num_batched_tokens", "model", "moe_backend", "quantization", "quantization_config", "revision", "spec_method",
+    "speculative_config", "tensor_parallel_size", "trust_remote_code",
 })  # fmt: skip
 """Some of the arguments of ``vllm.LLM(...)``, for tests where no vLLM need be installed."""
 WORDS = {

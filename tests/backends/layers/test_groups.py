@@ -147,9 +147,15 @@ def test_groups_of_caches_and_what_is_said_of_them() -> None:
         "the checkpoint asks for a KV cache in bfloat16, but keys and values were kept in fp8 (2 layers)",
         "the checkpoint asks for a KV cache in fp8, but keys and values were kept in bfloat16 (30 layers)",
     ]
-    assert layers.kv_notes(groups, "fp8") == [
-        "KV cache in fp8 with scales of 1.0 (2 layers): the checkpoint brings no others"
+    scales = "KV cache in fp8 with scales of 1.0 (2 layers): the checkpoint brings no others"
+    assert layers.kv_notes(groups, "fp8") == [scales]
+    named = replace(EIGHT, named=True, prefill=FIRST_STEP)
+    assert layers.kv_notes([named], "fp8") == [
+        "KV cache in fp8, as the spec asks (2 layers); the checkpoint asks for bfloat16",
+        scales,
     ]
+    assert layers.kv_deviations([named]) == layers.kv_deviations([replace(named, asked="")])
+    assert len(layers.kv_deviations([named])) == 1
     assert layers.kv_notes([KVCache("x", 1, "fp8", LOADED, "")], "fp8") == []
     assert layers.kv_notes([], "auto") == layers.kv_notes([], BF16) == []
     assert layers.kv_notes([], "fp8_ds_mla") == [

@@ -13,7 +13,7 @@ import torch
 
 from compare_q.backends.base import Layer
 from compare_q.backends.common.packages import package_folder
-from compare_q.backends.layers.groups import FIRST_STEP, SPARSE
+from compare_q.backends.layers.groups import FIRST_STEP, SPARSE, KVCache
 from compare_q.backends.layers.schemes import Scheme
 from compare_q.backends.vllm import layers
 
@@ -170,6 +170,16 @@ def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tu
     modules = [("attn", attention), ("model", SimpleNamespace(kv_cache_dtype=told)), ("norm", SimpleNamespace())]
     (cache,) = layers.kv_caches(SimpleNamespace(named_modules=lambda: modules), asked, BF16)
     assert (cache.layers, cache.stored, cache.scales, cache.asked) == ("attn", *found)
+
+
+@pytest.mark.parametrize(
+    ("told", "gold"),
+    [(None, []), ("auto", []), ("fp8_e4m3", ["fp8"]), ("bfloat16", [BF16]), ("turboquant_k8v4", ["turboquant_k8v4"])],
+)
+def test_caches_that_the_spec_names(told: str | None, gold: list[str]) -> None:
+    """Layers that are left out of a quantized cache (``kv_cache_dtype_skip_layers``) are not what the spec names."""
+    caches = [KVCache("x", 1, stored) for stored in ("fp8", BF16, "turboquant_k8v4")]
+    assert [cache.stored for cache in layers.named(caches, told) if cache.named] == gold
 
 
 PARALLEL = {"tensor_parallel_size": 1, "decode_context_parallel_size": 1}

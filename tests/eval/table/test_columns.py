@@ -120,6 +120,8 @@ def test_sizes_of_kv_caches_have_a_column_only_if_they_differ() -> None:
         "bf16, fp8: 32 of 32 layers hold the last 4,096 tokens; HF: n/a, windows are scored whole, without one; "
         "W4A16: n/a, the engine does not say"
     )
+    note = column_notes(run_of(replace(QUANT, cached=True)))["kv_mb"]  # where --columns names it
+    assert note.endswith("; W4A16: n/a, the engine does not say, or did not when this row was scored (-cc)")
     assert "kv_mb" not in [each.column.name for each in columns.table_columns(run_of(models[0], without))]
 
 
