@@ -308,8 +308,11 @@ class TransformersEngine(LogitsEngine):
             "device": str(parameters.device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
-            **({NO_CACHE: "windows are scored whole, without one"} if self.request.decode is None
-               else {"kv_cache": dtype_name(self.model.dtype)}),
+            **(
+                {NO_CACHE: "windows are scored whole, without one"}
+                if self.request.decode is None
+                else {"kv_cache": dtype_name(self.model.dtype)}
+            ),
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
             **provenance_of(seed_of(self.request.options)),
             "options": self.options.model_dump(exclude_none=True),

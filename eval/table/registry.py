@@ -109,7 +109,8 @@ COLUMNS = (
 """In the order in which a table has them, unless ``--columns`` orders them otherwise."""
 BY_NAME = {column.name: column for column in COLUMNS}
 OF_MODEL = (
-    "label", "engine", "kernel", "where", "phase", "kv_cache", "kv_mb", "bpw_layer", "bpw_head", "vram_gib", "size", "load",
+    "label", "engine", "kernel", "where", "phase", "kv_cache", "kv_mb", "bpw_layer", "bpw_head", "vram_gib", "size",
+    "load",
 )  # fmt: skip
 """Columns of what a model is, whatever text it scores; a run of several texts has the others once a text."""
 LABEL, KERNEL, WORDS = "label", "kernel", ("label", "text", "kernel", "engine", "beside")
