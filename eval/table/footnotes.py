@@ -95,7 +95,7 @@ def legend(run: TextResult) -> list[str]:
 
 def column_notes(run: TextResult) -> dict[str, str]:
     """The footnotes that go with columns, by the column's name."""
-    notes = {"kv_mb": kv_size_note(run)}
+    notes = {}
     if len({model.kv_cache for model in run.models if model.kv_cache}) > 1:
         notes["kv_cache"] = (
             "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
@@ -106,19 +106,16 @@ def column_notes(run: TextResult) -> dict[str, str]:
     return notes
 
 
-def kv_size_note(run: TextResult) -> str:
-    """What the sizes of KV caches are, whose caches do not grow with every token, and why some are not known."""
-    about = (
-        "KV MB: what the keys and values of 1,000 tokens take in all layers, with their scales, on all GPUs together"
-    )
+def kv_size_notes(run: TextResult) -> list[str]:
+    """Whose sizes of KV caches are not known, and why; whose caches hold the last tokens only."""
     labels: dict[str, list[str]] = {}
     for model in run.models:
         unknown = "the engine does not say" + (", or did not when this row was scored (-cc)" if model.cached else "")
-        missing = f"n/a, {model.provenance.get(groups.NO_CACHE, unknown)}"
+        missing = f"KV MB n/a: {model.provenance.get(groups.NO_CACHE, unknown)}"
         said = missing if model.kv_mb is None else groups.kv_windows(model.kv_caches)
         if said and not model.error:
             labels.setdefault(said, []).append(model.label)
-    return "; ".join([about, *(f"{', '.join(named)}: {said}" for said, named in labels.items())])
+    return [f"{', '.join(named)}: {said}" for said, named in labels.items()]
 
 
 def speed_note(run: TextResult) -> str:

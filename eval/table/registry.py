@@ -61,7 +61,7 @@ COLUMNS = (
     Column("where", "where", "the machine that it ran on"),
     Column("phase", "phase", "prefill, or decode SxB: in steps of S tokens of each of B windows"),
     Column("kv_cache", "KV\ncache", "the precision in which keys and values were kept"),
-    Column("kv_mb", "KV MB /\n1k tok", "the KV cache of 1,000 tokens, 10^6 bytes", digits=1),
+    Column("kv_mb", "KV MB /\n1k tok", "the KV cache of 1,000 tokens: 10^6 bytes, all layers, all GPUs", digits=1),
     Column("bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2),
     Column("bpw_head", "head\nbpw", "stored bits per weight of the output head", digits=2),
     Column("vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2),

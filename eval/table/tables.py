@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.table.columns import Filled, columns_of_texts, possible_extras, table_columns
-from compare_q.eval.table.footnotes import column_notes, footnotes, legend, legend_of_texts, notes_of_texts
+from compare_q.eval.table.footnotes import (
+    column_notes,
+    footnotes,
+    kv_size_notes,
+    legend,
+    legend_of_texts,
+    notes_of_texts,
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,8 @@ def tables_of(results: Results, names: Sequence[str] | None = None, *, by_text: 
         return [table_of_text(results, text, names, heading=text.name) for text in results.texts]
     title = f"{len(results.texts)} texts: {', '.join(text.name for text in results.texts)}"
     columns = columns_of_texts(results, names)
-    notes = notes_of_texts(results), legend_of_texts(results)
-    return [Table("", title, columns, *notes, spare=("kld_stderr", "ppl_stderr"))]
+    notes = [*notes_of_texts(results), *notes_of_columns(results.scored[:1], columns)]
+    return [Table("", title, columns, notes, legend_of_texts(results), spare=("kld_stderr", "ppl_stderr"))]
 
 
 def table_of_text(
@@ -57,5 +64,12 @@ def table_of_text(
     if text.error:
         return Table(heading, error=text.error)
     spare = possible_extras(text) if names is None else ()
-    notes = footnotes(text, results.parts, letters=letters)
-    return Table(heading, text.subtitle, table_columns(text, names), notes, legend(text), column_notes(text), spare)
+    columns = table_columns(text, names)
+    notes = [*footnotes(text, results.parts, letters=letters), *notes_of_columns([text], columns)]
+    return Table(heading, text.subtitle, columns, notes, legend(text), column_notes(text), spare)
+
+
+def notes_of_columns(texts: Sequence[TextResult], columns: Sequence[Filled]) -> list[str]:
+    """What is special to rows in columns that not every table has."""
+    has_sizes = any(each.column.name == "kv_mb" for each in columns)
+    return [note for text in texts for note in kv_size_notes(text) if has_sizes]

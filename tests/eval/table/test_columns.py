@@ -11,14 +11,15 @@ import pytest
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results.flat import flat_json
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.results.timing import Timing
 from compare_q.eval.stats.estimates import DIVERGENCES
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table import columns
 from compare_q.eval.table.columns import Cell
-from compare_q.eval.table.footnotes import column_notes
+from compare_q.eval.table.footnotes import column_notes, kv_size_notes
 from compare_q.eval.table.registry import BY_NAME, COLUMNS
+from compare_q.eval.table.tables import tables_of
 from tests.support.made import (
     BASE,
     FAILED,
@@ -115,13 +116,15 @@ def test_sizes_of_kv_caches_have_a_column_only_if_they_differ() -> None:
     without = replace(QUANT, label="HF", provenance={"no_kv_cache": "windows are scored whole, without one"})
     (found,) = [each for each in columns.table_columns(run_of(*models, without)) if each.column.name == "kv_mb"]
     assert [cell.value for cell in found.cells] == ["131.1", "65.5", "n/a"]
-    note = column_notes(run_of(*models, without, QUANT))["kv_mb"]
-    assert note.endswith(
-        "bf16, fp8: 32 of 32 layers hold the last 4,096 tokens; HF: n/a, windows are scored whole, without one; "
-        "W4A16: n/a, the engine does not say"
-    )
-    note = column_notes(run_of(replace(QUANT, cached=True)))["kv_mb"]  # where --columns names it
-    assert note.endswith("; W4A16: n/a, the engine does not say, or did not when this row was scored (-cc)")
+    assert kv_size_notes(run_of(*models, without, QUANT)) == [
+        "bf16, fp8: 32 of 32 layers hold the last 4,096 tokens",
+        "HF: KV MB n/a: windows are scored whole, without one",
+        "W4A16: KV MB n/a: the engine does not say",
+    ]
+    results = Results((run_of(replace(QUANT, cached=True)),))
+    gap = "W4A16: KV MB n/a: the engine does not say, or did not when this row was scored (-cc)"
+    assert gap in tables_of(results, ("label", "kv_mb"))[0].notes
+    assert gap not in tables_of(results)[0].notes
     assert "kv_mb" not in [each.column.name for each in columns.table_columns(run_of(models[0], without))]
 
 
