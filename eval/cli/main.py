@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from compare_q.eval.run.session import Session
 
 
+NO_DATA_SPEC = "beside -m, -d takes data specs (JSON); a text alone goes with models alone: compare-q MODEL ... -d TEXT"
+NO_MODEL_SPEC = "-m takes model specs (JSON); a model without a spec stands alone: compare-q MODEL ... -d TEXT"
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     if words is None:
@@ -77,7 +81,7 @@ def measure(args: argparse.Namespace) -> int:
     if args.models:
         data_specs, model_specs = named_specs(args)
     else:
-        data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)))
+        data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)), NO_DATA_SPEC)
         model_specs = chosen_models(args)
     from compare_q.eval.text import corpus
 
@@ -142,7 +146,7 @@ def complain(problems: str) -> int:
 
 def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
     """The models of the spec files that the mask leaves; prints which one is the reference, or how to mark one."""
-    found, said = reading.one_reference(reading.load_model_specs(reading.expand(args.modelspec)))
+    found, said = reading.one_reference(reading.load_model_specs(reading.expand(args.modelspec), NO_MODEL_SPEC))
     chosen = reading.apply_mask(found, args.mask)
     if not (args.logits_file and said == [reading.NO_REFERENCE]):
         remark(*said)

@@ -29,11 +29,6 @@ OTHERS = {
     ModelSpec: "is a data spec; give it with -d, and with -m the specs of models",
 }
 """What a spec is told that was given in place of one of this kind."""
-NO_JSON = {
-    DataSpec: "beside -m, -d takes data specs (JSON); a text alone goes with models alone: compare-q MODEL ... -d TEXT",
-    ModelSpec: "-m takes model specs (JSON); a model without a spec stands alone: compare-q MODEL ... -d TEXT",
-}
-"""What a file is told that is no spec of this kind, and is not called one."""
 NO_REFERENCE = (
     'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
     "spec, or give a stored one with --logits_file"
@@ -97,24 +92,23 @@ def command(data: Path, models: Path) -> str:
     return f"compare-q -d {shlex.quote(printable(data))} -m {shlex.quote(printable(models))}"
 
 
-def load(kind: type[S], files: Iterable[Path]) -> list[S]:
-    """The specs of all files in order."""
-    return [spec for file in files for spec in specs_in(kind, read(kind, file), file)]
+def load(kind: type[S], files: Iterable[Path], instead: str = "") -> list[S]:
+    """The specs of all files in order; ``instead``: what a file is told that is no JSON, and is not called JSON."""
+    return [spec for file in files for spec in specs_in(kind, read(file, instead), file)]
 
 
-def read(kind: type[S], file: Path) -> Any:
-    """The JSON of a spec file; InputError that says what to do with what is no spec."""
+def read(file: Path, instead: str) -> Any:
+    """The JSON of a spec file, as for ``load``."""
     try:
         return json_files.read_json(file)
     except InputError as error:
-        if file.suffix.lower() == ".json":
-            raise
-        raise InputError(f"{error}; {NO_JSON[kind]}") from None
+        hint = "" if file.suffix.lower() == ".json" else instead
+        raise InputError(f"{error}; {hint}" if hint else str(error)) from None
 
 
-def load_data_specs(files: Iterable[Path]) -> list[DataSpec]:
+def load_data_specs(files: Iterable[Path], instead: str = "") -> list[DataSpec]:
     """The data specs of all files in order; a file holds a list of texts, or one text.  No two have one label."""
-    specs = load(DataSpec, files)
+    specs = load(DataSpec, files, instead)
     check_labels(specs)
     return specs
 
@@ -148,9 +142,9 @@ def expand(patterns: Iterable[str]) -> list[Path]:
     return list(files)
 
 
-def load_model_specs(files: Iterable[Path]) -> list[ModelSpec]:
+def load_model_specs(files: Iterable[Path], instead: str = "") -> list[ModelSpec]:
     """The model specs of all files in order; a file holds a list of models, or one model.  No two have one label."""
-    return with_own_labels(load(ModelSpec, files))
+    return with_own_labels(load(ModelSpec, files, instead))
 
 
 def with_own_labels(specs: Sequence[ModelSpec]) -> list[ModelSpec]:

@@ -84,7 +84,7 @@ def test_columns_of_a_frame_are_chosen_as_on_the_command_line() -> None:
     assert found.loc[1].tolist()[:5] == ["W4A16", 0.999, 4.5, 0.01234567, 0.000452]
     assert found.js.isna().all()
     said = refusal(api.Comparison(results_of(run_of(REF))).frame, ["p99"])
-    assert said.startswith("'p99' is no column; there are: label, engine, ")
+    assert said.startswith("'p99' is no column (did you mean 'kld_p99'?); there are: label, engine, ")
 
 
 def test_bad_specs_are_one_line(data: dict[str, Any], tmp_path: Path) -> None:
