@@ -170,6 +170,6 @@ def test_a_text_that_fails_is_a_row_with_its_error(texts: list[dict[str, Any]], 
 
 def test_what_is_no_list_of_texts(texts: list[dict[str, Any]]) -> None:
     assert refusal(compare, [], UNIFORM) == "data: give a spec file or a dict, at least one"
-    assert refusal(compare, [texts[0], 5], UNIFORM) == "5: no such file"
+    assert refusal(compare, [texts[0], 5], UNIFORM).startswith("5: no such file")
     assert "two texts are called 'other'" in refusal(compare, [texts[1], texts[1]], UNIFORM)
     assert refusal(compare, [texts[0], {**texts[1], "eval_len": "a"}], UNIFORM).startswith("data[1]: eval_len")
