@@ -77,7 +77,7 @@ def test_a_model_that_is_called_like_a_command(
         ("show r.json --columns kdl", "--columns: 'kdl' is no column (did you mean 'kld'?); there are: label,"),
         ("show r.json --sort kdl", "--sort: 'kdl' is no column (did you mean 'kld'?)"),
         ("show r.json --kld-value mena", "'mena' is none of mean, median, p99, p99.9 (did you mean 'mean'?)"),
-        ("show r.json --x-axis vrm", "--x-axis: 'vrm' is none of bpw, vram, size (did you mean 'vram'?)"),
+        ("show r.json --x-axis vrm", "(did you mean 'vram'?); see compare-q show --help"),
         ("show r.json -kdl", "-kdl: compare-q show has no such flag (did you mean '-kld'?)"),
         ("m -c 512", "-c: in its place compare-q has eval_len in a data spec; see compare-q run --help"),
         ("-m m.gguf -f wiki.txt", "-f: in its place compare-q has -d"),

@@ -61,7 +61,7 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
     ("flags", "reason"),
     [
         (("-v", "--x-axis", "size"), "--x-axis: not allowed with argument -v/--vram"),
-        (("--x-axis", "gib"), "--x-axis: 'gib' is none of bpw, vram, size; see compare-q show --help"),
+        (("--x-axis", "gib"), "--x-axis: 'gib' is none of bpw, vram, size"),
         (("-ppl", "--kld-value", "median"), "--kld-value: is a value of KL divergence; leave it or -ppl out"),
         (("-acc", "--kld-value", "p99"), "--kld-value: is a value of KL divergence; leave it or -acc out"),
         (("-acc", "-ppl"), "-ppl/--ppl: not allowed with argument -acc/--acc"),
