@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from compare_q.eval.common.cache import Cache, default_root
     from compare_q.eval.common.progress import Progress
     from compare_q.eval.run import hosts, runner
-    from compare_q.eval.run.session import Session, signals_interrupt
+    from compare_q.eval.run.hosts import Session, signals_interrupt
 
     args = argument_parser().parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as eval/compare_q.py does, with which the cache is shared
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data_spec, model_spec = specs_of(args)
         found, _ = hosts.of_this_machine()
         session = Session(Cache(default_root()), Progress(), verbose=args.verbose, hosts=found)
-        with signals_interrupt(found.running):
+        with signals_interrupt(found):
             result = runner.run(session, {"text": data_spec}, [model_spec]).results.texts[0].models[0]
         if result.ppl is None:
             raise ModelError(result.error)

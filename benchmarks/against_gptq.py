@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from compare_q.eval.common.cache import Cache  # noqa: E402
 from compare_q.eval.common.progress import Progress  # noqa: E402
 from compare_q.eval.run import hosts, runner  # noqa: E402
-from compare_q.eval.run.session import Session  # noqa: E402
+from compare_q.eval.run.hosts import Session  # noqa: E402
 from compare_q.eval.specs import reading  # noqa: E402
 
 ENGINES: dict[str, dict[str, Any]] = {"float32": {"dtype": "float32"}, "own dtype": {}}

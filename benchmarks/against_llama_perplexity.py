@@ -33,7 +33,7 @@ from compare_q.backends.llamacpp.engine import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
 from compare_q.eval.common.progress import Progress  # noqa: E402
 from compare_q.eval.run import hosts, runner  # noqa: E402
-from compare_q.eval.run.session import Session  # noqa: E402
+from compare_q.eval.run.hosts import Session  # noqa: E402
 from compare_q.eval.specs import reading  # noqa: E402
 from compare_q.eval.stats.estimates import Estimates  # noqa: E402
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402

@@ -35,7 +35,7 @@ from compare_q.eval.results import flat, merging, results_json
 from compare_q.eval.results.differences import Difference, difference_or_reason
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.run import hosts, runner, token_scores
-from compare_q.eval.run.session import Session
+from compare_q.eval.run.hosts import Session
 from compare_q.eval.specs import reading as spec_files
 from compare_q.eval.specs.reading import S
 from compare_q.eval.specs.types import DataSpec, ModelSpec

@@ -5,7 +5,7 @@ scores, and a reference that no common disk has; and Ray says when a node is los
 scores belong to a kind of hardware, so that all that is part of their key is asked on the nodes, and a model runs on
 nodes of one kind, those that its ``resources`` leave, else the kind of which the cluster has most.
 
-On a node the worker is an ordinary ``WorkerProcess`` with its engine process, deadline and log: when the process of Ray
+On a node the worker is an ordinary ``WorkerProcess`` with its engine process and log: when the process of Ray
 ends, in whatever way, the engine process ends the worker.
 """
 
@@ -30,13 +30,13 @@ from compare_q.backends.common import machine, storage
 from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.messages import bytes_in_words, one_line, shortened
 from compare_q.backends.reference.store import MANIFEST, read_manifest
-from compare_q.backends.worker import describing
+from compare_q.backends.worker import serving
 from compare_q.backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, Told
 from compare_q.eval.common.cache import Cache, default_root
-from compare_q.eval.common.processes import Deadline, Wanted, WorkerProcess, outcome
+from compare_q.eval.common.processes import WorkerProcess, outcome
 from compare_q.eval.common.progress import Tell
 from compare_q.eval.run.devices import Devices, Kind
-from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.run.hosts import Hosts, Job
 
 INSTALL = "pip install 'ray>=2.49'"
 """The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""
@@ -92,7 +92,7 @@ class Node:
 
         InputError if the node's Python cannot run workers.
         """
-        described = describing.describe(question) if python is None else Hosts().describe(python, question)
+        described = serving.describe(question) if python is None else Hosts().describe(python, question)
         with suppress(CompareQError, OSError):
             return described, backends.engine_class(question.engine).files(question.request).content()
         return described, ""
@@ -112,8 +112,8 @@ class Node:
         """Write a file into that folder."""
         storage.write_whole(file, content)
 
-    def start(self, wanted: Wanted) -> str:
-        """Start a worker in the Python that is wanted, else in this one; the id of this node.
+    def start(self, python: str | None, engine: str, log_file: Path | None) -> str:
+        """Start a worker in this Python, None for this one, whose log is in a file of the driver's; the node's id.
 
         The folders of workers that are gone are deleted.
         """
@@ -125,16 +125,16 @@ class Node:
         for other in self.folder.parent.iterdir():
             if storage.is_abandoned(other) and not other.is_symlink():
                 shutil.rmtree(other, ignore_errors=True)
-        self.log_file, self.log_of_driver, self.log_read = self.folder / "log", wanted.log_file, 0
+        self.log_file, self.log_of_driver, self.log_read = self.folder / "log", log_file, 0
         self.folders: dict[Path, Path] = {}
         self.sent: dict[Path, int] = {}
-        log_file = None if wanted.log_file is None else self.log_file
-        self.worker = WorkerProcess(replace(wanted, python=wanted.python or sys.executable, log_file=log_file))
-        self.worker.start()
+        verbose = log_file is None
+        log_here = None if verbose else self.log_file
+        self.worker = WorkerProcess(python or sys.executable, engine, log_file=log_here, verbose=verbose)
         return str(ray.get_runtime_context().get_node_id())
 
     def perform(
-        self, job: LoadJob | ScoreJob, deadline: Deadline, windows: bytes, *, sends: bool
+        self, job: LoadJob | ScoreJob, silence_s: float, windows: bytes, *, sends: bool
     ) -> Iterator[tuple[Any, list[tuple[Path, bytes]], bytes]]:
         """What ``progress`` says of each message of the worker, which does a job of the driver's; the error of its end.
 
@@ -153,9 +153,9 @@ class Node:
         else:  # Ray has chosen the GPUs, and the model's copy here has dates of its own
             stamp = backends.engine_class(job.engine).files(job.request).stamp()
             request = replace(job.request, stamp=stamp, log_file=self.worker.log_file)
-            job = replace(job, request=request, devices=None, cores=None)
+            job = replace(job, request=request, devices=None, share=None)
         try:
-            for message in self.worker.messages(job, deadline):
+            for message in self.worker.messages(job, silence_s):
                 yield self.progress(message)
         except CompareQError as error:
             yield self.progress(None)
@@ -189,8 +189,7 @@ class Node:
 class Cluster:
     """A connected cluster: ``agents``: node -> an actor of ours there, which holds nothing; ``hosts``: node -> name.
 
-    ``say``: says a line that has not been said yet; ``places``: a model's label -> the nodes that may have it;
-    ``copying``: held while a reference is copied to a node.
+    ``say``: says a line that has not been said yet; ``copying``: held while a reference is copied to a node.
     """
 
     ray: Any
@@ -198,7 +197,6 @@ class Cluster:
     agents: dict[str, Any] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
     kinds: list[Kind] = field(default_factory=list)
-    places: dict[str, Kind] = field(default_factory=dict)
     copying: defaultdict[Any, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
     def resources(self) -> dict[str, Mapping[str, float]]:
@@ -254,19 +252,19 @@ class Cluster:
         if not self.kinds:
             raise InputError("--ray: no node of the cluster can run a model")
 
-    def place(
-        self, label: str, resources: Mapping[str, float], python: str | None, question: DescribeJob, content: str | None
-    ) -> tuple[Described, Kind]:
-        """(what the nodes have of a model's engine, the kind of node that it runs on), which ``label`` stands for.
+    def place(self, job: Job) -> tuple[Described, Kind]:
+        """(what the nodes have of a model's engine, the kind of node that it runs on).
 
-        ``content``: of the model's files, None if these are still to be fetched.  InputError if no node fits.
+        InputError if no node fits, or none has the model's files with this content, if these are here.
         """
+        label, resources, question = job.request.label, job.spec.resources, DescribeJob(job.engine, job.request)
+        content = None if job.is_remote else job.files.content()
         if taken := sorted(RESERVED_RESOURCES & resources.keys()):
             raise InputError(f"resources: {taken[0]}: compare_q counts these itself; the key gpus says how many")
         there, reasons, answers = self.resources(), [], {}
         fitting = [restricted(kind, there, resources) for kind in self.kinds]
         for kind in sorted(fitting, key=lambda kind: (-kind.slots, kind.name)):
-            asked = {node: self.agents[node].describe.remote(question, python) for node in kind.nodes}
+            asked = {node: self.agents[node].describe.remote(question, job.python) for node in kind.nodes}
             for node, answer in asked.items():
                 try:
                     answers[node], content_there = self.result(answer)
@@ -280,10 +278,9 @@ class Cluster:
                 usual = max(told, key=lambda described: (told.count(described), repr(described)))
                 same = tuple(node for node, described in answers.items() if described == usual)
                 reasons += [f"node {self.hosts[node]}: has other versions" for node in answers if node not in same]
-                self.places[label] = chosen = replace(kind, nodes=same)
                 for reason in reasons:
                     self.say(f"{label}: not used: {reason}")
-                return usual, chosen
+                return usual, replace(kind, nodes=same)
         wanted = ", ".join(f"{name}: {number:g}" for name, number in resources.items())
         raise InputError("; ".join(reasons) or f"resources: no node of the cluster has {wanted or 'room for a model'}")
 
@@ -323,29 +320,21 @@ class RayWorker:
     node, empty before that.
     """
 
-    def __init__(self, cluster: Cluster, wanted: Wanted) -> None:
-        self.cluster, self.wanted, self.log_file = cluster, wanted, wanted.log_file
+    def __init__(self, cluster: Cluster, job: Job) -> None:
+        self.cluster, self.job, self.log_file = cluster, job, job.request.log_file
         self.killed = threading.Event()
-        self.has_failed = False
         self.actor: Any = None
         self.node = ""
 
-    @property
-    def is_alive(self) -> bool:
-        return not (self.killed.is_set() or self.has_failed)
+    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
+        return outcome(self.messages(job, silence_s), show)
 
-    def start(self) -> None:
-        """Nothing: a place is asked for when the model is to be loaded."""
-
-    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
-        return outcome(self.messages(job, deadline), show)
-
-    def messages(self, job: LoadJob | ScoreJob, deadline: Deadline) -> Iterator[Any]:
+    def messages(self, job: LoadJob | ScoreJob, silence_s: float) -> Iterator[Any]:
         """The messages of a job."""
         try:
             if not self.node:
                 self.node = self.place()
-            yield from self.fetched(job, deadline)
+            yield from self.fetched(job, silence_s)
         except LostWorkerError as error:
             if self.killed.is_set():
                 raise StoppedError("interrupted") from None
@@ -353,15 +342,14 @@ class RayWorker:
             where = f"node {self.node}" if self.node else "its node"
             raise LostWorkerError(f"{where} was lost ({error})") from None
         except ModelError as error:
-            self.has_failed = True
             raise ModelError(f"on node {self.node}: {error}" if self.node else str(error)) from None
 
     def place(self) -> str:
         """The name of the first node that has room, on which a worker is started; waits for it."""
-        kind, cluster = self.cluster.places[self.wanted.label], self.cluster
-        gpus, resources = kind.devices.needed(self.wanted.gpus), dict(self.wanted.resources)
+        kind, cluster, gpus, resources = self.job.kind, self.cluster, len(self.job.gpus), dict(self.job.spec.resources)
+        assert kind is not None
         self.actor = cluster.actor(kind.nodes, gpus, num_cpus=0 if gpus else kind.cpus, resources=resources)
-        started = self.actor.start.remote(self.wanted)
+        started = self.actor.start.remote(self.job.python, self.job.engine, self.log_file)
         while not cluster.ray.wait([started], timeout=POLL_S)[0]:
             if self.killed.is_set():
                 raise StoppedError("interrupted")
@@ -369,7 +357,7 @@ class RayWorker:
                 raise ModelError(f"no node with {kind.name} is left in the cluster")
         return cluster.hosts[cluster.result(started)]
 
-    def fetched(self, job: LoadJob | ScoreJob, deadline: Deadline) -> Iterator[Any]:
+    def fetched(self, job: LoadJob | ScoreJob, silence_s: float) -> Iterator[Any]:
         """The messages of a job, while what its worker writes is brought here."""
         windows, sends = b"", False
         if isinstance(job, ScoreJob):
@@ -379,7 +367,7 @@ class RayWorker:
                 reference = yield from self.brought(job.reference)
                 job = replace(job, reference=reference)
             job = replace(job, facts={**job.facts, "known": {**job.facts.get("known", {}), "node": self.node}})
-        asked = self.actor.perform.options(num_returns="streaming").remote(job, deadline, windows, sends=sends)
+        asked = self.actor.perform.options(num_returns="streaming").remote(job, silence_s, windows, sends=sends)
         for reference_of_item in asked:
             message, files, added_to_log = self.cluster.result(reference_of_item)
             self.keep(files, added_to_log)
@@ -422,7 +410,7 @@ class RayWorker:
                 result(actor.add.remote(copy / name, (store / name).read_bytes()))
         if lacking:
             size = bytes_in_words(sum(manifest.files[name] for name in lacking))
-            yield Told("say", f"{self.wanted.label}: copied {size} of the reference to node {self.node}")
+            yield Told("say", f"{self.job.request.label}: copied {size} of the reference to node {self.node}")
         return Path(copy)
 
     def kill(self) -> None:

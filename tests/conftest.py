@@ -64,7 +64,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "1")
     yield folder
     processes.PROCESSES.close()
-    processes.PROCESSES.refused.clear()
 
 
 @pytest.fixture

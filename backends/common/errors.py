@@ -24,9 +24,7 @@ class ModelError(CompareQError):
 
 
 class LostWorkerError(ModelError):
-    """The machine of a worker is gone, after ``scored`` windows: another one may go on."""
-
-    scored = 0
+    """The machine of a worker is gone: another one may go on."""
 
 
 class NoMemoryError(ModelError):
@@ -35,3 +33,6 @@ class NoMemoryError(ModelError):
 
 class StoppedError(CompareQError):
     """The run was interrupted while a model was in work; what was committed is kept."""
+
+    def __init__(self, text: str = "interrupted before all its windows were scored; run again to go on") -> None:
+        super().__init__(text)

@@ -32,15 +32,15 @@ def in_worker() -> bool:
     return WORKER in os.environ
 
 
-def die_with_parent(parent: int) -> None:
-    """End this process by SIGKILL when the process ``parent``, which started it, has ended, or at once if it has.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """End this process by a signal when the process ``parent``, which started it, has ended, or at once if it has.
 
     Linux sends the signal when the parent's *thread* that started this process ends: start processes from a thread that
     lives as long as they do.  Processes that this one starts do not inherit the signal, and must call this themselves.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the system was asked
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ The driver has one for each Python and engine (``eval/common/processes.py``).  I
 imported out of the garbage collector's way, and forks a worker, into a process group of its own, whenever the driver
 asks for one: a table of twenty toys took 9 to 13 s a row for importing vLLM, and a fork takes some milliseconds.  When
 a worker ends, it kills what is left of the worker's group and tells the driver how the worker ended; when the driver
-ends, in whatever way, it ends all groups and itself.  Without an engine it forks workers that import theirs themselves.
+ends, in whatever way, it ends all groups and itself.  Without an engine it forks workers that import theirs themselves;
+so does one whose engine no fork would survive, after it has started itself anew.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
-import fcntl
 import gc
 import json
 import os
@@ -22,8 +22,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,75 +32,62 @@ from compare_q.backends.common.process import WORKER, die_with_parent
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a run to end; what comes of one that reaches all processes of a run, the driver decides."""
-PACKAGES = {"yaml": "pyyaml"}
-"""Modules that are called otherwise than the packages that have them."""
+LEAVE = signal.SIGUSR1
+"""The driver is gone, or wants an engine process no more: it ends one that imports; later the socket's end says so."""
 NOT_INITIALIZED = 3
 """What CUDA's driver answers before anything has touched a GPU by it."""
 FORKABLE_THREADS = re.compile("jemalloc_bg_thd|cuda[0-9a-f]{4,}")
 """Threads of libraries that start them anew in a forked process; NVML has one that is called as CUDA's are."""
 
 
-def main(descriptor: str, lifeline: str, engine: str, verbose: str) -> NoReturn:
-    """Serve the driver at the other end of a socket until that ends.
+def main(descriptor: str, driver: str, engine: str, verbose: str, why: str = "") -> NoReturn:
+    """Serve the ``driver``, a process id, at the other end of a socket until that ends.
 
-    ``lifeline``: the reading end of a pipe to which nobody writes, and whose writing end only the driver has.
+    ``why``: why workers import their engine themselves, where this process could not be forked after importing it.
     """
+    faulthandler.enable()  # a crash says in the log where it was
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)  # a program that an import starts must not hold it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who has started the driver may have ignored it
     before: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     refusal = lacking_package()
-    os.set_inheritable(int(lifeline), False)
     if engine and not refusal:
-        refusal = imported(engine, int(lifeline), verbose=bool(verbose))
+        import_engine(engine, int(driver), verbose=bool(verbose))
+        if why := what_no_fork_survives():
+            control.set_inheritable(True)
+            for number, action in before.items():
+                signal.signal(number, action)
+            os.execv(sys.executable, [*sys.orig_argv[:-2], "", verbose, why])
+    signal.signal(LEAVE, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # a load of vLLM collects eleven times: 1.9 s over an imported heap
-    Forks(control, before, refusal).serve()
+    Forks(control, before, refusal, why).serve()
     os._exit(0)  # without the seconds that libraries take to clean up
 
 
-def lacking_package() -> dict[str, str]:
-    """The message on what a Python lacks to run any worker; empty if it lacks nothing."""
+def lacking_package() -> str:
+    """What a Python lacks to run any worker; empty if it lacks nothing."""
     try:
         from compare_q.backends.common import machine
         from compare_q.backends.worker import serving  # noqa: F401 - the workers' code
     except ModuleNotFoundError as missing:
-        package = PACKAGES.get(missing.name or "", missing.name)
         cure = f"{sys.executable} -m pip install numpy pydantic safetensors"
-        return {"type": "failed", "reason": f"python: {sys.executable} lacks {package}: {cure}"}
+        return f"python: {sys.executable} lacks {missing.name}: {cure}"
     machine.keep_compiled_kernels_apart()
-    return {}
+    return ""
 
 
-def imported(engine: str, lifeline: int, *, verbose: bool) -> dict[str, str]:
-    """Import what loading a model will import; the message on why no worker can be forked afterwards, empty if it can.
+def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
+    """Import what loading a model will import; what cannot be imported, loading a model says better.
 
-    What cannot be imported, loading a model says better.
+    The system ends this process when the driver is gone meanwhile, whatever holds the interpreter: a thread that waited
+    for the driver's end came to its turn up to 9 s later on busy cores, since importing torch is C code.
     """
     from compare_q import backends
 
-    with ended_with(lifeline), suppress(Exception):
+    die_with_parent(driver, LEAVE)
+    with suppress(Exception):
         backends.engine_class(engine).import_engine(verbose=verbose)
-    why = what_no_fork_survives()
-    return {"type": "ended", "refused": why} if why else {}
-
-
-@contextmanager
-def ended_with(lifeline: int) -> Iterator[None]:
-    """In the block the system ends this process when the driver is gone, whatever holds the interpreter meanwhile.
-
-    A thread that waited for the driver's end came to its turn up to 9 s later on busy cores: importing torch is C code.
-    """
-    signal.signal(signal.SIGIO, signal.SIG_DFL)  # it ends a process
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it was gone before
-        os._exit(1)
-    try:
-        yield
-    finally:
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags)
 
 
 def what_no_fork_survives() -> str:
@@ -136,14 +123,14 @@ def has_touched_gpu() -> bool:
 
 class Forks:
     """The forks of an engine process: ``workers`` are the process ids of those that are there, which lead their groups,
-    each with the pipe by which the driver is told how it ended.
+    each with the channel by which the driver hears of the worker, and in the end how it ended.
 
-    ``before``: what signals that ask a run to end did to this process before it ignored them; ``refusal``: the message
-    on why no worker can be forked here, empty if they can.
+    ``before``: what signals that ask a run to end did to this process before it ignored them; ``refusal``: why no
+    worker can run in this Python, else empty; ``why``: as of ``main``.
     """
 
-    def __init__(self, control: socket.socket, before: Mapping[int, Any], refusal: Mapping[str, str]) -> None:
-        self.control, self.before, self.refusal = control, before, refusal
+    def __init__(self, control: socket.socket, before: Mapping[int, Any], refusal: str, why: str) -> None:
+        self.control, self.before, self.refusal, self.why = control, before, refusal, why
         self.workers: dict[int, Connection] = {}
         self.woken, self.waking = os.pipe()
         os.set_blocking(self.waking, False)
@@ -166,52 +153,49 @@ class Forks:
 
     def answer(self) -> bool:
         """Fork a worker as the driver asks; False if the driver is gone."""
-        data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 3)
-        if not data:
+        asked, descriptors, _, _ = socket.recv_fds(self.control, 1 << 10, 2)
+        if not asked:
             return False
         for each in descriptors:
             os.set_inheritable(each, False)  # an engine's own processes must not hold a channel open
-        channel, ending, log = Connection(descriptors[0]), Connection(descriptors[1], readable=False), descriptors[2]
-        if self.refusal:
-            tell(ending, **self.refusal)
-        else:
-            sys.stdout.flush()
-            parent = os.getpid()
-            try:
-                worker = os.fork()
-            except OSError as error:  # no room for one more process is one worker's failure
-                tell(ending, type="failed", reason=f"its worker cannot be forked: {error.strerror}")
-            else:
-                if worker == 0:
-                    ending.close()
-                    self.become_worker(parent, channel, log, json.loads(data))
-                with suppress(OSError):  # the worker does so itself, and may have started another program
-                    os.setpgid(worker, worker)
-                self.workers[worker] = ending
-        channel.close()
+        channel, log = Connection(descriptors[0]), descriptors[1]
+        sys.stdout.flush()
+        parent, refusal, worker = os.getpid(), self.refusal, -1
+        try:
+            worker = os.fork() if not refusal else -1
+        except OSError as error:  # no room for one more process is one worker's failure
+            refusal = f"its worker cannot be forked: {error.strerror}"
+        if worker == 0:
+            self.become_worker(parent, channel, log, float(asked))
         os.close(log)
+        if refusal:
+            tell(channel, type="failed", reason=refusal)
+        else:
+            with suppress(OSError):  # the worker does so itself, and may have started another program
+                os.setpgid(worker, worker)
+            self.workers[worker] = channel
         return True
 
-    def become_worker(self, parent: int, channel: Connection, log: int, asked: dict[str, Any]) -> NoReturn:
+    def become_worker(self, parent: int, channel: Connection, log: int, asked: float) -> NoReturn:
         """Do the driver's jobs in a forked process, and end it."""
         try:
             os.setpgid(0, 0)
             die_with_parent(parent)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(LEAVE, signal.SIG_DFL)
             for number, action in self.before.items():  # Ctrl-C ends a worker as it does other programs
                 signal.signal(number, signal.SIG_IGN if action == signal.SIG_IGN else signal.SIG_DFL)
             for output in (1, 2):
                 os.dup2(log, output)
             for each in (self.control.fileno(), self.woken, self.waking, log):
                 os.close(each)
-            for ending in self.workers.values():
-                ending.close()
+            for other in self.workers.values():
+                other.close()
             os.environ[WORKER] = "1"
-            faulthandler.enable()  # a crash says in the log where it was
             from compare_q.backends.worker import serving
 
-            serving.serve(channel, **asked)
+            serving.serve(channel, asked, self.why)
             atexit._run_exitfuncs()
             code = 0
         except BaseException:
@@ -230,10 +214,18 @@ class Forks:
                 tell(self.workers.pop(worker), type="ended", status=os.waitstatus_to_exitcode(status))
 
 
-def tell(ending: Connection, **message: Any) -> None:
-    """Send the driver the only message of a worker's end (``backends/worker/messages.py``)."""
-    with ending, suppress(BrokenPipeError):
-        ending.send_bytes(json.dumps(message).encode())
+def tell(channel: Connection, **message: Any) -> None:
+    """Send the driver the last message of a channel (``backends/worker/messages.py``)."""
+    with channel, suppress(OSError):
+        channel.send_bytes(json.dumps(message).encode())
+
+
+def ending(status: int) -> str:
+    """How a process ended, by Python's exit code: negative for a signal."""
+    with suppress(ValueError):
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
 
 
 def end_group(group: int) -> None:
@@ -242,5 +234,5 @@ def end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-if __name__ == "__main__":  # python -m compare_q.backends.worker.engine_process SOCKET LIFELINE ENGINE VERBOSE
+if __name__ == "__main__":  # python -m compare_q.backends.worker.engine_process SOCKET DRIVER ENGINE VERBOSE
     main(*sys.argv[1:])

@@ -22,25 +22,24 @@ from compare_q.backends.common.messages import one_line
 class LoadJob:
     """Load a model by ``request`` in the engine of that name.
 
-    ``devices``: what CUDA_VISIBLE_DEVICES is to be, None: as it is; ``cores``: the processors that it may use, None:
-    all that the driver may use; ``sample``: the first tokens of some windows that it will score, to get ready with.
+    ``devices``: what CUDA_VISIBLE_DEVICES is to be, None: as it is; ``share``: which of how many replicas it is, that
+    share the processors; ``sample``: the first tokens of some windows that it will score, to get ready with.
     """
 
     engine: str
     request: LoadRequest
     devices: tuple[str, ...] | None = None
-    cores: tuple[int, ...] | None = None
+    share: tuple[int, int] | None = None
     sample: tuple[tuple[int, ...], ...] = ()
     type: Literal["load"] = "load"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob(Task):
-    """Score the windows in the file ``windows`` with the model that the last ``LoadJob`` has loaded, and close it.
+    """Score the windows in the file ``windows`` with the model that the last ``LoadJob`` has loaded.
 
     Token scores are committed into the folder ``scores`` under ``tag`` (``backends/scoring/segments.py``); ``session``
-    names this run of the model; ``facts`` (JSON types) become part of its record.  ``keeps``: the model is not closed,
-    unless it fails, for the next job scores another text with it.
+    names this run of the model; ``facts`` (JSON types) become part of its record.
     """
 
     scores: Path
@@ -48,13 +47,12 @@ class ScoreJob(Task):
     windows: Path = Path()
     session: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-    keeps: bool = False
     type: Literal["score"] = "score"
 
 
 @dataclass(frozen=True)
 class AnswerJob:
-    """Answer the questions with the model that the last ``LoadJob`` has loaded, and close it."""
+    """Answer the questions with the model that the last ``LoadJob`` has loaded."""
 
     questions: tuple[Question, ...]
     sampling: Sampling
@@ -81,10 +79,7 @@ class CallJob:
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker has started; ``group`` is the process group of the worker and of all that its engine starts.
-
-    ``code``: which code it runs (``machine.code``).
-    """
+    """The worker has started; it leads a process ``group``, and runs this ``code`` (``machine.code``)."""
 
     group: int
     code: tuple[str, str]
@@ -96,9 +91,7 @@ class Told:
     """What a worker tells on its way, by its ``kind``, with its ``content`` (JSON types).
 
     "advance": so many units, windows or prompts, are done; "say": a line for the user; "answer": the fields of an
-    ``Answer``; "done": all windows are scored and committed, and the session's record is written, or all questions are
-    answered, so that only the engine has to be closed yet.  A called function tells "phase", "expect" and "end" too
-    (``eval/common/progress.py``).
+    ``Answer``.  A called function tells "phase", "expect" and "end" too (``eval/common/progress.py``).
     """
 
     kind: str
@@ -108,7 +101,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Returned:
-    """The job has come to its end: a model is loaded, scored and closed, or kept; what a function returned, if any."""
+    """The job has come to its end: what it scored is committed, and its record written; ``value``: of a function."""
 
     value: Any = None
     type: Literal["returned"] = "returned"
@@ -125,13 +118,9 @@ class Failed:
 
 @dataclass(frozen=True)
 class Ended:
-    """The engine process says that the worker has ended, with this exit status, minus its number for a signal.
+    """The engine process says that the worker has ended, with this exit status, minus its number for a signal."""
 
-    ``refused``: why it could not be forked at all, from a process that has imported its engine.
-    """
-
-    status: int = 0
-    refused: str = ""
+    status: int
     type: Literal["ended"] = "ended"
 
 
@@ -175,7 +164,7 @@ def parse_message(data: bytes) -> Any:
     """A message of a worker; ModelError if it is none."""
     try:
         return MESSAGE.validate_python(json.loads(data))
-    except (ValueError, RecursionError) as error:  # pydantic's too
+    except (ValueError, RecursionError) as error:  # of pydantic too
         raise ModelError(f"its worker sent what is no message: {one_line(error, 120)}") from None
 
 

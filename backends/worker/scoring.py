@@ -78,8 +78,7 @@ def scored_rows(values: torch.Tensor, window: Window) -> torch.Tensor:
 
     length = len(window.token_ids)
     if values.ndim != 2 or values.shape[0] != length:
-        raise ModelError(
-            f"window {window.index}: logits of shape {tuple(values.shape)} for a window of {length} tokens"
-        )
+        shape = tuple(values.shape)
+        raise ModelError(f"window {window.index}: logits of shape {shape} for a window of {length} tokens")
     rows = [values[begin - 1 : end - 1] for begin, end in window.spans]
     return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -14,8 +14,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import doctor
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.run import jobs, references, runner
-from compare_q.eval.run.jobs import Job
-from compare_q.eval.run.session import Session
+from compare_q.eval.run.hosts import Job, Session
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import windows
 from compare_q.eval.text.windows import EvalData

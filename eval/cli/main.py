@@ -36,9 +36,8 @@ from compare_q.eval.table import pairs
 from compare_q.eval.table.first_look import FirstLook
 
 if TYPE_CHECKING:
-    from compare_q.eval.run.hosts import Hosts
+    from compare_q.eval.run.hosts import Hosts, Session
     from compare_q.eval.run.runner import Finished
-    from compare_q.eval.run.session import Session
 
 
 NO_DATA_SPEC = "beside -m, -d takes data specs (JSON); a text alone goes with models alone: compare-q MODEL ... -d TEXT"
@@ -207,7 +206,7 @@ def writes(
 
 def session_of(args: argparse.Namespace) -> Session:
     """What stays the same over a run that the flags ask for."""
-    from compare_q.eval.run.session import Session
+    from compare_q.eval.run.hosts import Session
 
     return Session(
         Cache(args.cache_dir), Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args),
@@ -218,14 +217,14 @@ def session_of(args: argparse.Namespace) -> Session:
 def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot; ``texts``: by their names.  Returns the exit status."""
     from compare_q.eval.run import runner
-    from compare_q.eval.run.session import signals_interrupt
+    from compare_q.eval.run.hosts import signals_interrupt
 
     tokens = writes(args, texts, model_specs)
     session = session_of(args)
     cache = session.cache
     session.progress.below = look = FirstLook([spec.name for spec in model_specs], list(texts))
     session = replace(session, row_done=look.add)
-    with signals_interrupt(session.hosts.running):
+    with signals_interrupt(session.hosts):
         if args.until:
             finished = until.run(args.until, texts, partial(one_stage, session, model_specs), remark)
         else:

@@ -50,28 +50,18 @@ class Devices:
         self.begun: set[int] = set()
         self.changed = threading.Condition()
 
-    @property
-    def free(self) -> list[int]:
-        """The GPUs that nobody has, by their place in the run's list."""
-        held = {index for hold in self.holds for index in hold.indices}
-        return [index for index in range(self.slots) if index not in held]
+    def planned(self, wanted: int) -> tuple[Gpu, ...]:
+        """GPUs like those that a model gets which asks for ``wanted``, 0 for all; InputError if the run has fewer.
 
-    def needed(self, wanted: int) -> int:
-        """GPUs that a model gets which asks for ``wanted``, 0 for all; InputError if the run has fewer."""
+        Which of a kind these will be is not known before.
+        """
         if self.gpus and wanted > len(self.gpus):
             raise InputError(f"gpus: the model needs {wanted} GPUs, the run has {len(self.gpus)}")
-        return (wanted or len(self.gpus)) if self.gpus else 0
-
-    def planned(self, wanted: int) -> tuple[Gpu, ...]:
-        """GPUs like those that a model gets: which of a kind it will be is not known before."""
-        return self.gpus[: self.needed(wanted)]
+        return self.gpus[: wanted or len(self.gpus)]
 
     @contextmanager
     def taken(self, wanted: int, place: int = 0, needs: int | None = None) -> Iterator[Hold]:
-        """Wait for that many GPUs and hold them.
-
-        Who comes first in the run is served first, so that a model on many GPUs is not overtaken for ever.
-        """
+        """Wait for that many GPUs and hold them; who is first in the run is served first, and so never overtaken."""
         hold = Hold(max(wanted, 1), place, needs)
         with self.changed:
             self.waiting.append(hold)
@@ -104,11 +94,6 @@ class Devices:
             self.changed.wait_for(lambda: all(other.stage == "closing" for other in self.beside(hold)))
             self.reach(hold, "scoring")
 
-    def await_room(self, hold: Hold) -> None:
-        """Wait until nobody else has the same GPUs."""
-        with self.changed:
-            self.changed.wait_for(lambda: not self.beside(hold))
-
     def reach(self, hold: Hold, stage: Literal["scoring", "ending", "closing"]) -> None:
         """Say how far a model is: "ending" will have scored soon, "closing" only has to close its engine yet."""
         with self.changed:
@@ -119,14 +104,11 @@ class Devices:
         """Who else has GPUs of this one, or had them before."""
         return [other for other in self.holds if other is not hold and set(other.indices) & set(hold.indices)]
 
-    def is_wanted_by_reference(self, hold: Hold) -> bool:
-        """Whether the reference, which has place 0, waits for GPUs or for its turn on GPUs of this one.
-
-        On a cluster it may wait for those of any model: Ray knows which.
-        """
+    @property
+    def reference_scores(self) -> bool:
+        """Whether the reference, which has place 0, has GPUs and its turn on them: nothing keeps it from its end."""
         with self.changed:
-            others = [*self.waiting, *(self.beside(hold) if self.gpus else self.holds)]
-            return any(other.place == 0 and other.stage == "loading" for other in others if other is not hold)
+            return any(hold.place == 0 and hold.stage != "loading" for hold in self.holds)
 
     def _offered(self, hold: Hold) -> tuple[int, ...]:
         """The GPUs that a waiting model gets now, none if it has to wait.
@@ -136,8 +118,10 @@ class Devices:
         n_before = sum(place not in self.begun for place in range(hold.place))
         if n_before >= self.slots or min(self.waiting, key=lambda other: other.place) is not hold:
             return ()
-        if len(self.free) >= hold.count:
-            return tuple(self.free[: hold.count])
+        held = {index for each in self.holds for index in each.indices}
+        free = [index for index in range(self.slots) if index not in held]
+        if len(free) >= hold.count:
+            return tuple(free[: hold.count])
         for before in self.holds:
             ends = before.stage in ("ending", "closing") and before.count == hold.count and not self.beside(before)
             if ends and fits(hold.needs, [self.gpus[index] for index in before.indices] if self.gpus else []):
@@ -194,6 +178,5 @@ def chosen(found: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[tuple[Gp
                 raise InputError(f"--gpus: there is no GPU {name}; there are: {', '.join(known) or 'none'}")
         found = [known[name] for name in dict.fromkeys(wanted)]
     same = tuple(gpu for gpu in found if gpu.name == found[0].name)
-    left_out = [gpu.device for gpu in found if gpu.name != same[0].name]
-    said = f"not used, since they are no {same[0].name}: GPUs {', '.join(left_out)}" if left_out else ""
-    return same, said
+    left_out = ", ".join(gpu.device for gpu in found if gpu.name != same[0].name)
+    return same, f"not used, since they are no {same[0].name}: GPUs {left_out}" if left_out else ""

@@ -1,68 +1,112 @@
 """Where models run: workers, the Python of each engine, the GPUs, how long to wait for who is silent, how a run stops.
 
 ``WorkerProcess`` (``eval/common/processes.py``) is a process of this machine, ``InThisProcess`` no process at all.
-Whoever runs workers elsewhere writes a third class, and gives ``Hosts.make_worker`` a function that makes it; nothing
-else of the driver asks where a worker is.
+Whoever runs workers elsewhere writes a third class, and gives it to ``Hosts.make_worker``; nothing else of the driver
+asks where a worker is.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from filelock import Timeout
 
+from compare_q.backends.base import Engine, LoadRequest, ModelFacts, ModelFiles
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, StoppedError
 from compare_q.backends.common.json_files import expanded
+from compare_q.backends.common.machine import Gpu
 from compare_q.backends.common.process import captured
 from compare_q.backends.hub import Watch
 from compare_q.backends.worker import serving
+from compare_q.backends.worker.engine_process import ENDING
 from compare_q.backends.worker.messages import DESCRIBED, Described, DescribeJob
-from compare_q.eval.common.cache import Lock, NoLock
-from compare_q.eval.common.processes import PROCESSES, Deadline, Wanted, WorkerProcess, in_process, outcome
-from compare_q.eval.common.progress import Tell
+from compare_q.eval.common.cache import Cache, Lock, NoLock
+from compare_q.eval.common.processes import PROCESSES, WorkerProcess, in_process, outcome
+from compare_q.eval.common.progress import Progress, Tell
+from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.run import devices
 from compare_q.eval.run.devices import Devices, Kind
 from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import ModelSpec
 
 LOCK_POLL_S = 0.5
-DESCRIBED_S = 600.0
-"""Seconds for a worker that imports no engine; what an engine may ask a server takes less."""
+AGAIN_S = 1.0
+"""Seconds after which the same signal interrupts once more, if nothing ends the run yet."""
+NOT_DESCRIBED = Described(None)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model whose spec was checked: its engine, and what the engine will be told.
+
+    ``python``: the Python that runs the engine, None for this one; ``gpus``: those that it gets, by their kind;
+    ``described``: what that Python has of the engine; ``kind``: of the nodes that run it, None: this machine.
+    """
+
+    spec: ModelSpec
+    engine: str
+    engine_class: type[Engine]
+    request: LoadRequest
+    python: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    described: Described = NOT_DESCRIBED
+    kind: Kind | None = None
+
+    @property
+    def files(self) -> ModelFiles:
+        """What the model is before it is loaded."""
+        return self.engine_class.files(self.request)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the model still has to be fetched."""
+        return self.files.is_remote
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the model is known before its turn: then it is neither fetched, nor asked what it is, nor checked."""
+        return self.engine_class.capabilities.here and not self.is_remote
+
+    def facts(self) -> ModelFacts:
+        """What the files of a fetched model say, or what a model elsewhere has said."""
+        return self.described.facts or self.files.facts()
+
+    def stamp(self) -> str:
+        """What changes with a fetched model's files, or with a model elsewhere."""
+        return self.described.stamp if self.described.facts else self.files.stamp()
 
 
 class Worker(Protocol):
-    """One worker, for one model.
+    """One worker, for one model, from its making on; ``close`` comes last, whatever happened, also after ``kill``.
 
-    Its life: ``start``; then the jobs of ``backends/worker/messages.py``, one after the other: ``LoadJob``, which says
-    which GPUs it gets, and ``ScoreJob``; last ``close``, whatever happened, also after ``kill``.  Files that jobs name
-    lie where the driver sees them: the worker reads the model, the windows and the reference store there, and leaves
-    its segments in the job's folder ``scores``, and a reference in its folder ``record``.  Whoever has no common disk
-    brings and fetches these.
+    It does the jobs of ``backends/worker/messages.py`` one after the other: ``LoadJob``, which says which GPUs it gets,
+    and ``ScoreJob``.  Files that jobs name lie where the driver sees them: the worker reads the model, the windows and
+    the reference store there, and leaves its segments in the job's folder ``scores``, and a reference in its folder
+    ``record``.  Whoever has no common disk brings and fetches these.
     """
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can take a job, as far as is known."""
-
-    def start(self) -> None:
-        """Start it; InputError in one line if that cannot be."""
-
-    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
+    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
         """Do one job: what it returns, after all that ``Told`` messages say was shown.
 
-        ModelError if it fails, if the worker dies (with the reason and where its log is) or is silent for too long,
+        ModelError if it fails, if the worker dies (with the reason and where its log is) or is silent for so long,
         StoppedError if it was killed by ``kill``.
         """
 
     def kill(self) -> None:
-        """End it at once, with all that its engine has started; from any thread, also before ``start`` and twice."""
+        """End it at once, with all that its engine has started; from any thread, and also twice."""
 
     def close(self) -> None:
         """Let it end, and wait until nothing of it is left."""
@@ -71,59 +115,70 @@ class Worker(Protocol):
 class InThisProcess:
     """No worker: jobs are done in the driver's own process, one model after the other, for debugging and for tests.
 
-    What a job tells is shown once it has ended.
+    What a job tells is shown once it has ended.  What an engine sets in the environment goes with its model.
     """
 
-    is_alive = True
+    def __init__(self, job: Job) -> None:
+        self.log_file, self.environment = job.request.log_file, dict(os.environ)
+        self.server = serving.Server(time.time())
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.log_file = wanted.log_file
-        self.environment: dict[str, str] = {}
-
-    def start(self) -> None:
-        self.server = serving.Server()
-
-    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
+    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
         messages: list[Any] = []
-        with captured(self.log_file), self.own_environment():
+        with captured(self.log_file):
             self.server.perform(job, messages.append)
         return outcome(iter(messages), show)
-
-    @contextmanager
-    def own_environment(self) -> Iterator[None]:
-        """What an engine sets in the environment is there for its model only, and in no other model's key."""
-        before = dict(os.environ)
-        os.environ.update(self.environment)
-        try:
-            yield
-        finally:
-            self.environment = {name: value for name, value in os.environ.items() if before.get(name) != value}
-            os.environ.clear()
-            os.environ.update(before)
 
     def kill(self) -> None:
         pass
 
     def close(self) -> None:
-        self.server.close()
+        with captured(self.log_file):
+            self.server.close()
+        os.environ.clear()
+        os.environ.update(self.environment)
 
 
-@dataclass
-class Running:
-    """The workers of a run that are at work; ``stop`` ends them, and keeps others from being started.
+@dataclass(frozen=True)
+class Hosts:
+    """``pythons``: engine or load_fn -> the Python that runs it; ``load_s``, ``window_s``: seconds that a worker may be
+    silent until its model is loaded, and between two windows or answers; ``in_process``: run engines in this process,
+    for debugging and for tests; ``make_worker``: makes a worker of a model elsewhere, and ``place`` says what is there
+    of its engine, and on which kind of machine it runs (InputError if none fits), None: they run here.
 
-    ``blocked``: the locks that its threads wait for, since other runs hold them.
+    ``workers``: those that are at work; once the run is ``stopped`` no other is started.
     """
 
+    devices: Devices = field(default_factory=Devices)
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    load_s: float = 3600.0
+    window_s: float = 1800.0
+    in_process: bool = False
+    make_worker: Callable[[Job], Worker] | None = None
+    place: Callable[[Job], tuple[Described, Kind]] | None = None
     workers: set[Worker] = field(default_factory=set)
-    blocked: list[Lock] = field(default_factory=list)
-    stopped: bool = False
+    stopped: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stop(self) -> None:
+        """End every worker at once."""
+        with self.lock:
+            self.stopped.set()
+            for worker in list(self.workers):
+                worker.kill()
 
     def check(self) -> None:
         """StoppedError if the run has been stopped: what takes long and is no worker asks from time to time."""
-        if self.stopped:
-            raise StoppedError("interrupted before it was scored; run again to go on")
+        if self.stopped.is_set():
+            raise StoppedError()
+
+    def stoppable(self, watch: Watch) -> Any:
+        """A ``Watch`` of a download, or of another long work of this process, which ends once the run is stopped."""
+
+        def advance(amount: int = 1) -> None:
+            self.check()
+            watch.advance(amount)
+
+        return SimpleNamespace(expect=watch.expect, advance=advance, say=watch.say)
 
     @contextmanager
     def held(self, lock: Lock, let_go: Callable[[], object] = lambda: None) -> Iterator[None]:
@@ -132,41 +187,37 @@ class Running:
         ``let_go`` gives back the GPUs that the thread holds, if the lock is not free soon.  No two runs wait for each
         other for ever, whatever the order of their models and texts, since all wait in one order:
 
-        1. for the reference of a text, which another thread of the run makes, with no lock, and with GPUs only as long
-           as that thread neither waits for GPUs nor any thread of the run for a lock (``Crew.release_for_reference``);
+        1. for the reference of a text, which another thread of the run makes, with no lock, and with GPUs only while
+           the reference itself scores on others, and so waits for nothing (``Crew.awaited``);
         2. for the lock of a model's scores, with no other lock and no GPU;
         3. for the lock of a reference's store, with no other lock but that one, and no GPU;
-        4. for GPUs, with these locks or without: who has the GPUs scores, or waits for 1.
+        4. for GPUs, with these locks or without, but for no model of the run that waits for a lock: who has the GPUs
+           scores, or waits for 1.
         """
-        with ExitStack() as waiting:
-            while True:
-                self.check()
-                try:
-                    lock.acquire(timeout=LOCK_POLL_S)
-                    break
-                except Timeout:
-                    if lock not in self.blocked:
-                        let_go()
-                        self.blocked.append(lock)
-                        waiting.callback(self.blocked.remove, lock)
-                except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                        raise
-                    lock = NoLock()  # what is finished is served from a full disk, too; nothing else can be kept there
-                    break
+        while True:
+            self.check()
+            try:
+                lock.acquire(timeout=LOCK_POLL_S)
+                break
+            except Timeout:
+                let_go()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                lock = NoLock()  # what is finished is served from a full disk, too; nothing else can be kept there
         try:
             yield
         finally:
             lock.release()
 
     @contextmanager
-    def started(self, worker: Worker) -> Iterator[Worker]:
-        """The worker, started, and ended whatever happens; StoppedError if the run was stopped before."""
+    def started(self, make: Callable[[], Worker]) -> Iterator[Worker]:
+        """A worker, which is ended whatever happens; StoppedError if the run was stopped before."""
+        with self.lock:
+            self.check()
+            worker = make()
+            self.workers.add(worker)
         try:
-            with self.lock:
-                self.check()
-                worker.start()
-                self.workers.add(worker)
             yield worker
         except BaseException:
             worker.kill()
@@ -175,64 +226,32 @@ class Running:
             self.workers.discard(worker)
             worker.close()
 
-    def stop(self) -> None:
-        """End every worker at once."""
-        with self.lock:
-            self.stopped = True
-            for worker in list(self.workers):
-                worker.kill()
+    def worker(self, job: Job) -> Worker:
+        """A worker of a model, which prints where the model's request says."""
+        if self.in_process:
+            return InThisProcess(job)
+        if self.make_worker is not None:
+            return self.make_worker(job)
+        log_file = job.request.log_file
+        return WorkerProcess(job.python, job.engine, self.visible, log_file=log_file, verbose=log_file is None)
 
-
-Place = Callable[[str, Mapping[str, float], str | None, DescribeJob, str | None], tuple[Described, Kind]]
-"""(a model's label, the resources that it needs, its Python, the question to this, the content of the model's files,
-None if they are still to be fetched) -> (what other machines have of its engine, the kind of machine on which it runs).
-InputError if none fits.
-"""
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """``pythons``: engine or load_fn -> the Python that runs it; ``deadline_s``: for silent workers, None: generous.
-
-    ``in_process``: run engines in this process, one model after the other, for debugging and for tests;
-    ``make_worker``: makes a worker otherwise, which is not started yet; ``place``: says where on other machines a model
-    runs, None: they run here.
-    """
-
-    devices: Devices = field(default_factory=Devices)
-    pythons: Mapping[str, str] = field(default_factory=dict)
-    deadline_s: float | None = None
-    in_process: bool = False
-    running: Running = field(default_factory=Running)
-    make_worker: Callable[[Wanted], Worker] = WorkerProcess
-    place: Place | None = None
+    def import_engine(self, job: Job, *, verbose: bool) -> None:
+        """Begin to import a model's engine, so that a worker, once it is wanted, need not wait for that."""
+        if self.make_worker is None and not self.in_process:
+            with suppress(InputError):  # starting the worker will say it
+                PROCESSES.get(job.python or sys.executable, job.engine, self.visible, verbose=verbose)
 
     @property
-    def limits(self) -> Deadline:
-        """How long workers may be silent."""
-        return Deadline() if self.deadline_s is None else Deadline(self.deadline_s, self.deadline_s, patience=0)
-
-    def worker(self, wanted: Wanted) -> Worker:
-        """A worker that is not started yet."""
-        return InThisProcess(wanted) if self.in_process else self.make_worker(self.among_gpus(wanted))
-
-    def import_engine(self, wanted: Wanted) -> None:
-        """Begin to import a worker's engine, so that the worker, once it is wanted, need not wait for that."""
-        if self.make_worker is WorkerProcess and not self.in_process:
-            with suppress(InputError):  # starting the worker will say it
-                PROCESSES.get(self.among_gpus(wanted), verbose=wanted.log_file is None)
-
-    def among_gpus(self, wanted: Wanted) -> Wanted:
-        """A worker whose engine sees the GPUs of the run while it is imported: vLLM asks for the kind of the first."""
-        names = tuple(gpu.device for gpu in self.devices.gpus)
-        return replace(wanted, visible=names or None)
+    def visible(self) -> tuple[str, ...] | None:
+        """The GPUs that an engine sees while it is imported: vLLM asks for the kind of the first."""
+        return tuple(gpu.device for gpu in self.devices.gpus) or None
 
     def describe(self, python: str | None, question: DescribeJob) -> Described:
         """What a Python has of an engine, said by a worker; ModelError if it cannot, or is silent for too long."""
-        worker = WorkerProcess(Wanted(question.request.label, python=python, log_file=Path(os.devnull)))
-        with self.running.started(worker):
-            deadline = Deadline(min(DESCRIBED_S, self.limits.load_s))
-            return DESCRIBED.validate_python(worker.perform(question, deadline, lambda kind, content: None))
+        with self.started(partial(WorkerProcess, python)) as worker:
+            # It imports no engine, and what an engine may ask a server takes less.
+            told = worker.perform(question, min(600.0, self.load_s), lambda kind, content: None)
+        return DESCRIBED.validate_python(told)
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
         """The Python that runs a model: of its spec, of its engine in the settings, or None for this one.
@@ -255,22 +274,65 @@ def of_this_machine(
     """(where models run on this machine, what to tell the user): the settings file, and what overrides it."""
     machine.code()  # of now: the digest that workers are compared with is to be that of what has been imported
     usable, said = devices.chosen(machine.gpus(), gpus)
-    return Hosts(Devices(usable), {**reading.load_settings().python, **(pythons or {})}, deadline_s, in_process()), said
+    all_pythons = {**reading.load_settings().python, **(pythons or {})}
+    found = Hosts(Devices(usable), all_pythons, in_process=in_process())
+    return found if deadline_s is None else replace(found, load_s=deadline_s, window_s=deadline_s), said
 
 
 @dataclass(frozen=True)
-class Stoppable:
-    """A watch that ends a download, or another long work of this process, once the run has been stopped."""
+class Session:
+    """``clear``: forget what the cache holds of this text and these models; ``verbose``: engines print their own logs.
+    ``logits_file``: the path of a reference store that the user gave, which is read, or made there; ``verify_weights``:
+    scores belong to every byte of a model's files, and not to samples of them; ``digests``: of files that were hashed,
+    by path, size and time; ``cleared``: keys of scores that this run has forgotten; ``divergences``: compare with the
+    reference by reverse KLD, Jensen-Shannon, total variation and top-5 agreement too; ``row_done``: is told each row
+    that is known, and its text's name where there are several.
+    """
 
-    watch: Watch
-    running: Running
+    cache: Cache
+    progress: Progress
+    clear: bool = False
+    verbose: bool = False
+    logits_file: Path | None = None
+    hosts: Hosts = field(default_factory=Hosts)
+    verify_weights: bool = False
+    digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    cleared: set[str] = field(default_factory=set)
+    divergences: bool = False
+    row_done: Callable[[str, ModelResult], None] = lambda _text, _row: None
 
-    def expect(self, total: int) -> None:
-        self.watch.expect(total)
 
-    def advance(self, amount: int = 1) -> None:
-        self.running.check()
-        self.watch.advance(amount)
+class InterruptedRun(KeyboardInterrupt):
+    """A signal that asks a run to end; ``signal`` is its number."""
 
-    def say(self, text: str) -> None:
-        self.watch.say(text)
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+@contextmanager
+def signals_interrupt(hosts: Hosts) -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt as Ctrl-C does; what this process was started to ignore (nohup) stays ignored.
+
+    The first signal interrupts.  From then on to the end of this process others change nothing: an interrupt in the
+    midst of another one leaves threading's locks in a wrong state, and what was finished is still to be shown.  Only
+    the same signal interrupts once more, as long as the run has not been stopped: Python can lose the first.
+    """
+    first, at = 0, 0.0
+
+    def interrupt(number: int, _: Any) -> None:
+        nonlocal first, at
+        now = time.monotonic()
+        if not first or (number == first and now > at + AGAIN_S and not hosts.stopped.is_set()):
+            first, at = number, now
+            raise InterruptedRun(number)
+
+    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():  # Python's own end would let a handler of ours kill the process
+            signal.signal(number, signal.SIG_IGN if first else handler)

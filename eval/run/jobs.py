@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from compare_q import backends
-from compare_q.backends.base import Capabilities, Decode, Engine, LoadRequest, ModelFacts, ModelFiles
+from compare_q.backends.base import Capabilities, Decode, LoadRequest, ModelFacts
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import check_unicode
-from compare_q.backends.common.machine import Gpu
 from compare_q.backends.common.options import strings_in
 from compare_q.backends.layers import noise
-from compare_q.backends.worker import describing
+from compare_q.backends.worker import serving
 from compare_q.backends.worker.messages import Described, DescribeJob
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.processes import Wanted
 from compare_q.eval.run.devices import Devices, Kind
-from compare_q.eval.run.hosts import Hosts, Stoppable
-from compare_q.eval.run.session import Session
+from compare_q.eval.run.hosts import Hosts, Job, Session
 from compare_q.eval.specs.types import ModelSpec
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.windows import EvalData
@@ -44,55 +40,6 @@ SCORES_VERSION = 6
 5: vLLM runs eagerly unless the spec says otherwise.
 6: vLLM leaves out no states (DeepSeek-V4.1's were zero); the provenance says whether prefill reads the KV cache.
 """
-
-
-NOT_DESCRIBED = Described(None)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One model whose spec was checked: its engine, and what the engine will be told.
-
-    ``python``: the Python that runs the engine, None for this one; ``gpus``: those that it gets, by their kind;
-    ``described``: what that Python has of the engine; ``kind``: of the nodes that run it, None: this machine.
-    """
-
-    spec: ModelSpec
-    engine: str
-    engine_class: type[Engine]
-    request: LoadRequest
-    python: str | None = None
-    gpus: tuple[Gpu, ...] = ()
-    described: Described = NOT_DESCRIBED
-    kind: Kind | None = None
-
-    @property
-    def files(self) -> ModelFiles:
-        """What the model is before it is loaded."""
-        return self.engine_class.files(self.request)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the model still has to be fetched."""
-        return self.files.is_remote
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the model is known before its turn: then it is neither fetched, nor asked what it is, nor checked."""
-        return self.engine_class.capabilities.here and not self.is_remote
-
-    def wanted(self, log_file: Path | None = None, *, verbose: bool = False) -> Wanted:
-        """What a worker of the model is wanted for, whose output goes into a file unless the engine is ``verbose``."""
-        log = log_file or (None if verbose else Path(os.devnull))
-        return Wanted(self.request.label, self.engine, self.python, log, len(self.gpus), self.spec.resources)
-
-    def facts(self) -> ModelFacts:
-        """What the files of a fetched model say, or what a model elsewhere has said."""
-        return self.described.facts or self.files.facts()
-
-    def stamp(self) -> str:
-        """What changes with a fetched model's files, or with a model elsewhere."""
-        return self.described.stamp if self.described.facts else self.files.stamp()
 
 
 def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[list[Job], list[str]]:
@@ -170,12 +117,11 @@ def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:
 
     A model elsewhere is only talked to in a worker.
     """
-    question, here = DescribeJob(job.engine, job.request), job.engine_class.capabilities.here
     if hosts.place is not None:
-        content = None if job.is_remote else job.files.content()
-        return hosts.place(job.request.label, job.spec.resources, job.python, question, content)
+        return hosts.place(job)
+    question, here = DescribeJob(job.engine, job.request), job.engine_class.capabilities.here
     if job.python is None and (here or hosts.in_process):
-        return describing.describe(question), None
+        return serving.describe(question), None
     try:
         return hosts.describe(job.python, question), None
     except ModelError as error:
@@ -206,14 +152,14 @@ def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> lis
     fitted, problems = [], []
     longest = max(data.length for data in texts.values())
     for job in jobs:
+        longer = replace(job, request=replace(job.request, max_tokens=longest))
         try:
-            longer = replace(job, request=replace(job.request, max_tokens=longest))
             longer = check(longer, hosts) if longest > job.request.max_tokens else longer
-            fitted.append(longer)
         except InputError as error:
             problems.append(job.spec.blamed(error))
         else:
             problems += vocabulary_problems(longer, texts) + rope_problems(longer, texts)
+        fitted.append(longer)
     raise_all(problems)
     return fitted
 
@@ -237,13 +183,28 @@ def rope_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:
 
 
 def vocabulary_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:
-    """A line for each text, by their names, whose tokenizer is not the model's."""
-    problems = []
+    """A line for each text, by their names, whose tokenizer has tokens that the model has no logit for, or that mean
+    others to it.
+    """
+    if job.is_remote:
+        return []
+    facts, trusted, problems = job.facts(), bool(job.request.options.get("trust_remote_code")), []
     for name, data in texts.items():
-        try:
-            check_vocabulary(job, data)
-        except InputError as error:
-            problems.append(f"{job.request.label}: {name and f'{name}: '}{error}")
+        said = None
+        if facts.vocab_size is not None and data.top_id >= facts.vocab_size:
+            said = f"its vocabulary reaches id {data.top_id}, the model has {facts.vocab_size} tokens; "
+            said += "give the model's own tokenizer"
+        elif facts.tokenizer is not None:
+            other = vocabulary.disagreement(
+                facts.tokenizer,
+                data.tokenizer,
+                trusted=trusted,
+                data_trusted=data.spec.trust_remote_code,
+                seen=data.seen,
+            )
+            said = other and f"is not this model's tokenizer: {other}"
+        if said:
+            problems.append(f"{job.request.label}: {name and f'{name}: '}tokenizer_dir: {said}")
     return problems
 
 
@@ -257,53 +218,26 @@ def emulated_dtypes(jobs: Sequence[Job]) -> str | None:
         return None
     here = [job for job in jobs if job.is_settled and job.engine_class.capabilities.torch and job.kind is None]
     on_cpu = [job for job in here if job.described.cpu_only or not job.gpus]
-    labels = [job.request.label for job in on_cpu if job.facts().dtype in ("bfloat16", "float16")]
-    if not labels:
-        return None
-    return (
-        f"{', '.join(labels)}: 16-bit products are emulated on this CPU, which has neither AVX-512 BF16 nor AMX: "
-        '"dtype": "float32" in "engine" takes about a quarter of the time, for a KLD of some 0.001'
-    )
-
-
-def check_vocabulary(job: Job, data: EvalData) -> None:
-    """InputError if the tokenizer has ordinary tokens that the model has no logit for, or that mean others to it."""
-    if job.is_remote:
-        return
-    facts = job.facts()
-    if facts.vocab_size is not None and data.top_id >= facts.vocab_size:
-        raise InputError(
-            f"tokenizer_dir: its vocabulary reaches id {data.top_id}, the model has {facts.vocab_size} tokens; "
-            "give the model's own tokenizer"
-        )
-    if facts.tokenizer is None:
-        return
-    trusted = bool(job.request.options.get("trust_remote_code"))
-    if other := vocabulary.disagreement(
-        facts.tokenizer, data.tokenizer, trusted=trusted, data_trusted=data.spec.trust_remote_code, seen=data.seen
-    ):
-        raise InputError(f"tokenizer_dir: is not this model's tokenizer: {other}")
+    labels = ", ".join(job.request.label for job in on_cpu if job.facts().dtype in ("bfloat16", "float16"))
+    said = f"{labels}: 16-bit products are emulated on this CPU, which has neither AVX-512 BF16 nor AMX: "
+    cure = '"dtype": "float32" in "engine" takes about a quarter of the time, for a KLD of some 0.001'
+    return said + cure if labels else None
 
 
 def fetch(job: Job, session: Session) -> Job:
     """The job with its model on this machine, and with the model's stamp.
 
-    It is downloaded where need be, and then checked as a local model is; a model elsewhere is asked again what it is.
-    InputError or ModelError if it cannot be had, or if its files are damaged.
+    A model that was not known before its turn is downloaded where need be, and checked; one elsewhere is asked again
+    what it is.  InputError or ModelError if it cannot be had, or if its files are damaged.
     """
-    local = job if job.is_settled else checked_again(job, session)
-    return replace(local, request=replace(local.request, stamp=local.stamp()))
-
-
-def checked_again(job: Job, session: Session) -> Job:
-    """The job of a model that was not known before its turn, fetched and checked."""
-    if job.is_remote:
-        with session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase:
-            job = replace(job, request=job.files.fetch(Stoppable(phase, session.hosts.running)))
-    local = check(job, session.hosts)
-    if local.described.silence:
-        raise ModelError(local.described.silence)
-    return local
+    if not job.is_settled:
+        if job.is_remote:
+            with session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase:
+                job = replace(job, request=job.files.fetch(session.hosts.stoppable(phase)))
+        job = check(job, session.hosts)
+        if job.described.silence:
+            raise ModelError(job.described.silence)
+    return replace(job, request=replace(job.request, stamp=job.stamp()))
 
 
 def identity(job: Job, data: EvalData, session: Session) -> dict[str, Any]:
@@ -342,7 +276,7 @@ def digest_of(file: Path, session: Session) -> str:
         if key not in session.digests:
             title = f"hashing {file.name}"
             with session.progress.phase(title, unit="bytes", total=stat.st_size) as phase, file.open("rb") as stream:
-                watch, digest = Stoppable(phase, session.hosts.running), hashlib.sha256()
+                watch, digest = session.hosts.stoppable(phase), hashlib.sha256()
                 while piece := stream.read(HASHED_BYTES):
                     digest.update(piece)
                     watch.advance(len(piece))
@@ -367,13 +301,9 @@ def hardware(job: Job) -> dict[str, Any]:
 
 def known_before(job: Job) -> dict[str, Any]:
     """What is known of a run before it begins, as the first part of its provenance."""
-    here = job.engine_class.capabilities.here
-    threads = machine.threads()
+    threads = machine.threads() if job.engine_class.capabilities.here else {}
     if job.kind is not None:
         threads = {name: job.kind.processor.get(name) for name in threads}
     python = {} if job.python is None else {"python_path": job.python}
     phase = {} if job.request.decode is None else {"phase": job.request.decode.words}
-    return {
-        "engine": job.engine, **phase, **job.described.versions, **python, **hardware(job),
-        **(threads if here else {}),
-    }  # fmt: skip
+    return {"engine": job.engine, **phase, **job.described.versions, **python, **hardware(job), **threads}

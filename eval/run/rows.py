@@ -7,226 +7,269 @@ model that fails while it scores one text is loaded afresh for the next one.
 from __future__ import annotations
 
 import itertools
+import json
+import threading
+import time
 import traceback
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
-from compare_q.backends.base import Window
-from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError
+from compare_q.backends.base import LoadRequest, Window
+from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, NoMemoryError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store as reference_store
 from compare_q.backends.reference.reading import open_reference
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.messages import ScoreJob, write_windows
+from compare_q.backends.worker.messages import LoadJob, ScoreJob, write_windows
+from compare_q.eval.common.progress import Tell
 from compare_q.eval.results.run_result import ModelResult
-from compare_q.eval.run import jobs, references, stores, table_rows, token_scores
-from compare_q.eval.run.crew import Crew
-from compare_q.eval.run.jobs import Job
-from compare_q.eval.run.references import HeldReference, LostReference, Reference
-from compare_q.eval.run.session import Session
-from compare_q.eval.run.stores import TextRun, wait_for_reference
+from compare_q.eval.run import jobs, references, token_scores
+from compare_q.eval.run.devices import SOON_S, Hold
+from compare_q.eval.run.hosts import Job, Session, Worker
+from compare_q.eval.run.references import Reference, TextRun
+from compare_q.eval.run.token_scores import StoredScores
+from compare_q.eval.stats import answers, estimates
+from compare_q.eval.text.windows import EvalData
 
+SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048
+POLL_S = 0.5
+"""Seconds between two looks at what the reference does."""
 MOST_LOST = 3
 """Workers of one model that may be lost with their machines; what ends a fourth is more likely the model."""
 
 
-def reference_rows(session: Session, job: Job, others: Sequence[Job], texts: Sequence[TextRun], place: int) -> None:
-    """The rows of the reference; its store for each text is there, and whole, if any of the others needs it.
+class Crew:
+    """The workers of one model, none as long as it is not loaded; ``release`` comes last.
 
-    InputError, before anything loads, if the store for the only text is another reference's or damaged; of several
-    texts, one with such a store has no rows, and says why.  ``place``: as of ``Crew``.
+    ``key``: of its first scores, which names its log; ``place``: its place among the models of the run, from 0;
+    ``windows``: those of all texts that they may score; ``failure``: why the model could not be loaded, None if it
+    could, or was not tried; ``n_lost``: workers that were lost with their machines.
     """
-    try:
-        local, ready = prepared(session, job, texts)
-        for text in ready:
-            try:
-                stores.prepare_reference(session, local, text, others)
-            except InputError as error:
-                if len(texts) == 1:
-                    raise
-                text.error = str(error)
-                text.set_reference(LostReference())
-        make_rows(session, local, [text for text in ready if not text.error], place)
-    finally:
-        for text in texts:
-            text.set_reference(LostReference())  # unless it is set
 
+    def __init__(self, session: Session, job: Job, key: str, place: int, windows: Sequence[Window]) -> None:
+        self.session, self.job, self.key, self.place = session, job, key, place
+        self.sample = sample_of(windows)
+        self.failure: CompareQError | None = None
+        self.n_lost, self.was_beside = 0, False
+        self.workers: list[Worker] = []
+        self.hold: Hold | None = None
+        self.held = ExitStack()
 
-def model_rows(session: Session, job: Job, texts: Sequence[TextRun], place: int) -> None:
-    """The rows of a model that is not the reference."""
-    try:
-        wait_for_reference(session, texts[0].expected)
-    except CompareQError as error:
-        fail(session, job, texts, error)
-        return
-    make_rows(session, *prepared(session, job, texts), place)
+    def release(self, *, at_once: bool = False) -> None:
+        """End the workers, at once or as they like, give the GPUs back, and let later models go first.
 
+        So it does where another run holds a lock that this model waits for: that may wait for one of these.
+        """
+        for worker in self.workers if at_once else ():
+            worker.kill()
+        self.workers, self.hold = [], None
+        self.held.close()
+        self.session.hosts.devices.pass_by(self.place)
 
-def prepared(session: Session, job: Job, texts: Sequence[TextRun]) -> tuple[Job, list[TextRun]]:
-    """(the model on this machine, the texts that it can score); on the others its row says why it cannot."""
-    try:
-        local = jobs.fetch(job, session)
-    except Exception as error:  # a model that cannot be had fails on all texts
-        fail(session, job, texts, error)
-        return job, []
-    ready = []
-    for text in texts:
+    @cached_property
+    def request(self) -> LoadRequest:
+        """The model, and the log of its workers, named only now: for rows of the cache nothing need be written."""
+        label, verbose = self.job.request.label, self.session.verbose
+        return replace(self.job.request, log_file=None if verbose else self.session.cache.log_file(label, self.key))
+
+    @property
+    def slots(self) -> int:
+        """GPUs that one of its workers takes; on a cluster at least one, for a node without GPUs."""
+        return max(len(self.job.gpus), 0 if self.job.kind is None else 1)
+
+    @cached_property
+    def replicas(self) -> int:
+        """Workers among which its windows are split: those that were asked for, as far as there are GPUs."""
+        of_run = (self.job.kind or self.session.hosts.devices).slots
+        wanted = 1 if self.session.hosts.in_process else self.job.spec.replicas
+        return max(min(wanted, of_run // self.slots), 1) if self.slots else wanted
+
+    def get_ready(self) -> None:
+        """Wait for GPUs and load the model, unless it is loaded.
+
+        ModelError or StoppedError; a model that could not be loaded is not tried again.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self.workers:
+            return
         try:
-            if not job.is_settled:  # nothing has checked it before
-                jobs.check_vocabulary(local, text.data)
-            text.scores_keys[job.request.label] = jobs.scores_key(local, text.data, session)
-            ready.append(text)
-        except Exception as error:
-            fail(session, job, [text], error)
-    return local, ready
-
-
-def make_rows(session: Session, job: Job, texts: Sequence[TextRun], place: int) -> None:
-    """Give each text the model's row, by workers that stay until no further text may need them.
-
-    After an error the crew has no workers, and the next text gets fresh ones.
-    """
-    if not texts:
-        return
-
-    def begun() -> None:
-        for text in texts:
-            if job.spec.is_reference and not text.expected.done():
-                text.expected.set_result(text.made)
-
-    windows = [window for text in texts for window in text.data.windows]
-    with Crew(session, job, texts[0].scores_keys[job.request.label], place, begun, windows) as crew:
-        for number, text in enumerate(texts):
             try:
-                row = scored_row(crew, text, texts[number + 1 :])
-            except BaseException as error:
-                if not text.error:  # the text's failure is not the model's
-                    crew.release(at_once=True)
-                if not isinstance(error, Exception):
+                self._load(share_of_a_gpu(self.job))
+            except NoMemoryError:
+                if not self.was_beside:
                     raise
-                row = failed_row(session, job, text, error)
-            if not text.error:
-                text.rows[job.request.label] = row
-                session.row_done(text.name, row)
+                self.release(at_once=True)
+                self._load(None)  # once the model before has gone
+        except (StoppedError, LostWorkerError):
+            raise
+        except CompareQError as error:
+            self.failure = error
+            raise
+
+    def awaited(self, text: TextRun) -> Reference | None:
+        """The reference of a text, which another thread makes; StoppedError if the run is stopped meanwhile.
+
+        While the reference scores, the model is loaded, to be ready then.  While it does not, it may need GPUs of this
+        one, or wait for another run that waits for a model of this one (``Hosts.held``).
+        """
+        hosts = self.session.hosts
+        while True:
+            hosts.check()
+            with suppress(TimeoutError):
+                return text.reference.result(POLL_S)
+            if not hosts.devices.reference_scores:
+                if self.hold is not None:
+                    self.release()
+            elif hosts.devices.gpus and not references.is_stored(self.session, self.job, text, text.own):
+                self.get_ready()
+
+    def score(self, text: TextRun, reference: Reference | None, *, keeps: bool) -> None:
+        """Score the windows of a text that have no scores yet, again each time that a worker's machine is lost.
+
+        ``keeps``: the workers stay loaded for another text.  ModelError with the reason if the model fails; what it has
+        scored before that is kept.
+        """
+        while True:
+            try:
+                return self._score(text, reference, keeps=keeps)
+            except LostWorkerError as lost:
+                self.release()
+                self.n_lost += 1
+                if self.n_lost > MOST_LOST:
+                    raise ModelError(f"{lost}, as {MOST_LOST} workers of this model before") from None
+                self.session.progress.say(f"{text.of(self.job)}: {lost}; what is not kept of it is scored again")
+
+    def _score(self, text: TextRun, reference: Reference | None, *, keeps: bool) -> None:
+        """Give the workers a share of the windows each; the reference leaves its store behind, if it is needed."""
+        session, job, windows = self.session, self.job, text.data.windows
+        session.cache.check_writable()
+        folder = session.cache.path("scores", text.scores_keys[job.request.label], "")
+        task = ScoreJob(scores=folder, tag=references.tag_for(reference, job))
+        there = segments.committed(folder, task.tag)
+        facts = {"label": job.request.label, "known": jobs.known_before(job), "reference": None}
+        with ExitStack() as held:
+            if reference is not None and task.tag != segments.ALONE:
+                entries = open_reference(reference.path).head.vocab_size
+                task = replace(task, reference=reference.path, vocab_size=entries, divergences=reference.divergences)
+                facts["reference"] = {"label": reference.label, "key": reference.key, "vocab_size": entries,
+                                      "model_vocab_size": job.facts().vocab_size}  # fmt: skip
+            elif reference is not None and job.spec.is_reference and not reference.has(len(windows)):
+                task = replace(task, record=held.enter_context(self._recording_folder(reference)))
+                there &= reference_store.recorded(reference.path)
+            wanted = [window for window in windows if window.index not in there]
+            if not segments.records(folder):  # a worker was killed before it could say what ran
+                wanted = wanted or [windows[-1]]
+            score_jobs, run = [], uuid.uuid4().hex
+            for replica, share in enumerate(shares(wanted, self.replicas)):
+                file = held.enter_context(session.cache.scratch())
+                write_windows(file, share)
+                score_jobs.append(replace(task, windows=file, session=f"{run}-{replica}", facts=facts))
+            self._watch_scoring(score_jobs, text.of(job), len(wanted), keeps=keeps)
+            if task.record is not None and reference is not None:
+                keep_store(session, reference, len(windows))
             if job.spec.is_reference:
-                text.set_reference(LostReference() if row.error else text.made)
+                text.set_reference(reference)
+            if not keeps:
+                self.release()
 
+    @contextmanager
+    def _recording_folder(self, reference: Reference) -> Iterator[Path]:
+        """The folder in which the store is made; no other run records this reference meanwhile.
 
-def fail(session: Session, job: Job, texts: Sequence[TextRun], error: Exception) -> None:
-    """Give the texts a row that says why a model failed."""
-    for text in texts:
-        text.rows[job.request.label] = row = failed_row(session, job, text, error)
-        session.row_done(text.name, row)
+        What a run has written there that did not come to its end is there for the next run.
+        """
+        with self.session.hosts.held(reference.lock(self.session.cache), self.release):
+            reference_store.begin(reference.path, reference.identity)
+            try:
+                yield reference.path
+            finally:
+                reference_store.tidy(reference.path)
 
+    def _watch_scoring(self, jobs: Sequence[ScoreJob], name: str, n_windows: int, *, keeps: bool) -> None:
+        """Have the workers score so many windows when it is the model's turn, and show it under this ``name``.
 
-def failed_row(session: Session, job: Job, text: TextRun, error: Exception) -> ModelResult:
-    """A row that says why a model failed: no failure loses the other rows."""
-    reason = str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
-    if session.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
-        traceback.print_exception(error)
-    session.progress.say(f"{text.of(job)}: failed")
-    return replace(table_rows.row_of(job), error=reason)
+        A model that the workers keep does not offer its GPUs to the next one yet.
+        """
+        self.get_ready()
+        assert self.hold is not None
+        hold, devices, lock = self.hold, self.session.hosts.devices, threading.Lock()
+        devices.await_turn(hold)
+        began = time.monotonic()
+        with self.session.progress.phase(self._numbered(f"scoring {name}"), unit="windows", total=n_windows) as phase:
 
+            def show(kind: str, content: Any) -> None:
+                if kind != "advance":
+                    phase.say(content)
+                    return
+                with lock:  # replicas tell from threads of their own
+                    phase.advance(content)
+                seconds_left = (time.monotonic() - began) * (n_windows / phase.done - 1)
+                if not keeps and hold.stage == "scoring" and seconds_left < SOON_S:
+                    devices.reach(hold, "ending")
 
-def scored_row(crew: Crew, text: TextRun, later: Sequence[TextRun]) -> ModelResult:
-    """The row of a model on this machine: its scores come from the cache, or are made now and kept there.
-
-    While the text's reference is still being made, the model may be loaded for what that will most likely be.  A
-    reference is set when all windows are scored and stored, before its engine is closed.
-    """
-    session, job, data, cache = crew.session, crew.job, text.data, crew.session.cache
-    key = text.scores_keys[job.request.label]
-    reference: Reference
-    if job.spec.is_reference:
-        reference = text.made
-    else:
-        expected = wait_for_reference(session, text.expected, crew.release_for_reference)
-        if text.error:
-            raise ModelError(text.error)
-        if session.hosts.devices.gpus and not stores.is_stored(session, job, text, expected):
-            crew.make_ready()
-        reference = wait_for_reference(session, text.reference, crew.release_for_reference)
-    cache.use("scores", key)
-    tag = references.tag_for(reference, job)
-    with session.hosts.running.held(cache.lock("scores", key), crew.release):
-        if session.clear and key not in session.cleared:  # another text may be the beginning of this one
-            session.cleared.add(key)
-            cache.clear("scores", key)
-        load = partial(token_scores.load, cache, key, tag, data.windows, session.progress)
-        # Another run may have made the missing store while this one waited for the lock.
-        stored = None if job.spec.is_reference and text.lacks_windows else load()
-        cached = stored is not None
-        if stored is None:
-            keeps = any(stores.is_pending(session, job, other) for other in later)
-            score(crew, text, reference, keeps=keeps)
-            stored = load()
-    if stored is None:
-        raise ModelError(f"{cache.path('scores', key, '')}: vanished while the run went on")
-    return table_rows.scored_row(job, stored, data, reference, key=f"{key}/{tag}", cached=cached)
-
-
-def score(crew: Crew, text: TextRun, reference: Reference, *, keeps: bool) -> None:
-    """``score_once``, and again for the windows that are missing each time that a worker's machine is lost."""
-    folder = crew.session.cache.path("scores", text.scores_keys[crew.job.request.label], "")
-    tag = references.tag_for(reference, crew.job)
-    while True:
-        before = segments.committed(folder, tag)
-        try:
-            return score_once(crew, text, reference, keeps=keeps)
-        except LostWorkerError as lost:
-            crew.release()
-            crew.n_lost += 1
-            if crew.n_lost > MOST_LOST:
-                raise ModelError(f"{lost}, as {MOST_LOST} workers of this model before") from None
-            there = len(segments.committed(folder, tag) - before)
-            again = f"{max(lost.scored - there, 0)} of the {lost.scored} windows that it had scored are scored again"
-            crew.session.progress.say(f"{text.of(crew.job)}: {lost}; {again}")
-
-
-def score_once(crew: Crew, text: TextRun, reference: Reference, *, keeps: bool) -> None:
-    """Score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
-
-    ``keeps``: the workers stay loaded for another text.  ModelError with the reason if the model fails; what it has
-    scored before that is kept.
-    """
-    session, job, windows = crew.session, crew.job, text.data.windows
-    session.cache.check_writable()
-    folder = session.cache.path("scores", text.scores_keys[job.request.label], "")
-    task = ScoreJob(scores=folder, tag=references.tag_for(reference, job), keeps=keeps)
-    there = segments.committed(folder, task.tag)
-    facts = {"label": job.request.label, "known": jobs.known_before(job), "reference": None}
-    with ExitStack() as held:
-        if isinstance(reference, HeldReference) and task.tag != segments.ALONE:
-            entries = open_reference(reference.path).head.vocab_size
-            task = replace(task, reference=reference.path, vocab_size=entries, divergences=reference.divergences)
-            facts["reference"] = {"label": reference.label, "key": reference.key, "vocab_size": entries,
-                                  "model_vocab_size": job.facts().vocab_size}  # fmt: skip
-        elif job.spec.is_reference and job.engine_class.capabilities.compares and not text.made.has(len(windows)):
-            task = replace(task, record=held.enter_context(recording_folder(crew, text.made)))
-            there &= reference_store.recorded(text.made.path)
-        crew.make_ready()
-        wanted = [window for window in windows if window.index not in there]
-        if not segments.records(folder):  # a worker was killed before it could say what ran
-            wanted = wanted or [windows[-1]]
-
-        def scored() -> None:
-            if task.record is not None:
-                keep_store(session, text.made, len(windows))
-            if job.spec.is_reference:
-                text.set_reference(text.made)
-
-        score_jobs, run = [], uuid.uuid4().hex
-        for replica, share in enumerate(shares(wanted, crew.replicas)):
-            file = held.enter_context(session.cache.scratch())
-            write_windows(file, share)
-            score_jobs.append(replace(task, windows=file, session=f"{run}-{replica}", facts=facts))
-        crew.score(score_jobs, text.of(job), len(wanted), scored)
+            self._perform(jobs, self.session.hosts.window_s, show)
         if not keeps:
-            crew.release()
+            devices.reach(hold, "closing")
+
+    def _numbered(self, title: str) -> str:
+        """The title of a phase, with the model's place in the run."""
+        return self.session.progress.numbered(title, self.place)
+
+    def _load(self, needs: int | None) -> None:
+        """Wait for GPUs, start the workers, and have them load the model, each with its share of GPUs or processors.
+
+        They load beside another model only if so many bytes of each GPU are free.
+        """
+        hosts, jobs, slots, count = self.session.hosts, [], self.slots, self.replicas
+        if hosts.devices.gpus:  # elsewhere that would take the cores from the model that scores
+            hosts.import_engine(self.job, verbose=self.session.verbose)
+        self.hold = hold = self.held.enter_context(hosts.devices.taken(slots * count, self.place, needs))
+        self.was_beside = bool(hosts.devices.beside(hold))
+        make = partial(hosts.worker, replace(self.job, request=self.request))
+        for number in range(count):
+            names = hold.names and hold.names[number * slots : (number + 1) * slots]
+            share = None if self.job.gpus else (number, count)
+            jobs.append(LoadJob(self.job.engine, self.request, names, share, self.sample))
+            self.workers.append(self.held.enter_context(hosts.started(make)))
+        with self.session.progress.phase(self._numbered(f"loading {self.request.label}")) as phase:
+            self._perform(jobs, hosts.load_s, lambda _, line: phase.say(line))
+
+    def _perform(self, jobs: Sequence[Any], silence_s: float, show: Tell) -> None:
+        """Give each worker a job; the first failure ends them all."""
+        if len(jobs) == 1:
+            self.workers[0].perform(jobs[0], silence_s, show)
+            return
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            given = zip(self.workers, jobs, strict=False)
+            ends = [pool.submit(worker.perform, job, silence_s, show) for worker, job in given]
+            try:
+                for end in as_completed(ends):
+                    end.result()
+            except BaseException:
+                for worker in self.workers:
+                    worker.kill()
+                raise
+
+
+def sample_of(windows: Sequence[Window]) -> tuple[tuple[int, ...], ...]:
+    """The first tokens of the longest windows: of windows of one length, of the first."""
+    longest = sorted(windows, key=lambda window: -len(window.token_ids))[:SAMPLED_WINDOWS]
+    return tuple(tuple(window.token_ids[:SAMPLED_TOKENS].tolist()) for window in longest)
+
+
+def share_of_a_gpu(job: Job) -> int | None:
+    """Bytes that a model will take of each of its GPUs (on a CPU: of RAM); None if that is not known."""
+    with suppress(CompareQError):  # loading will say it
+        needs = job.engine_class(job.request).device_bytes()
+        return None if needs is None else needs // max(len(job.gpus), 1)
+    return None
 
 
 def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
@@ -236,22 +279,7 @@ def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
     return [windows[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-@contextmanager
-def recording_folder(crew: Crew, reference: HeldReference) -> Iterator[Path]:
-    """The folder in which the store is made; no other run records this reference meanwhile.
-
-    What a run has written there that did not come to its end is there for the next run.
-    """
-    session = crew.session
-    with session.hosts.running.held(references.lock_of(reference, session.cache), crew.release):
-        reference_store.begin(reference.path, reference.identity)
-        try:
-            yield reference.path
-        finally:
-            reference_store.tidy(reference.path)
-
-
-def keep_store(session: Session, reference: HeldReference, n_windows: int) -> None:
+def keep_store(session: Session, reference: Reference, n_windows: int) -> None:
     """Make a store of what a run has recorded, and say how large it is."""
     label, say = reference.label, session.progress.say
     reference_store.seal(reference.path, {**reference.identity, "label": label}, n_windows)
@@ -260,3 +288,164 @@ def keep_store(session: Session, reference: HeldReference, n_windows: int) -> No
     say(f"{label}: kept as the reference, {size}, in {reference.path}")
     if store.reason:
         say(f"{label}: {store.head.dtype} logits are kept, not states: {store.reason}")
+
+
+def reference_rows(session: Session, job: Job, others: Sequence[Job], texts: Sequence[TextRun], place: int) -> None:
+    """The rows of the reference; its store for each text is there, and whole, if any of the others needs it.
+
+    InputError, before anything loads, if such a store is another reference's or damaged.  ``place``: as of ``Crew``.
+    """
+    try:
+        local, ready = prepared(session, job, texts)
+        for text in ready:
+            references.prepare(session, local, text, others)
+        make_rows(session, local, ready, place)
+    finally:
+        for text in texts:
+            text.set_reference(None)  # unless it is set
+
+
+def model_rows(session: Session, job: Job, texts: Sequence[TextRun], place: int) -> None:
+    """The rows of a model that is not the reference."""
+    make_rows(session, *prepared(session, job, texts), place)
+
+
+def prepared(session: Session, job: Job, texts: Sequence[TextRun]) -> tuple[Job, list[TextRun]]:
+    """(the model on this machine, the texts that it can score); on the others its row says why it cannot."""
+    try:
+        local = jobs.fetch(job, session)
+    except Exception as error:  # a model that cannot be had fails on all texts
+        for text in texts:
+            fail(session, job, text, error)
+        return job, []
+    ready = []
+    for text in texts:
+        try:
+            if not job.is_settled:  # nothing has checked it before
+                jobs.raise_all(jobs.vocabulary_problems(local, {text.name: text.data}))
+            text.scores_keys[job.request.label] = jobs.scores_key(local, text.data, session)
+            ready.append(text)
+        except Exception as error:
+            fail(session, job, text, error)
+    return local, ready
+
+
+def make_rows(session: Session, job: Job, texts: Sequence[TextRun], place: int) -> None:
+    """Give each text the row of a model on this machine, by workers that stay until no further text may need them.
+
+    After an error the crew has no workers, and the next text gets fresh ones.  ``place``: as of ``Crew``.
+    """
+    if not texts:
+        return
+    label = job.request.label
+    windows = [window for text in texts for window in text.data.windows]
+    crew = Crew(session, job, texts[0].scores_keys[label], place, windows)
+    try:
+        for number, text in enumerate(texts):
+            try:
+                text.add(scored_row(crew, text, texts[number + 1 :]), session)
+            except Exception as error:
+                crew.release(at_once=True)
+                fail(session, job, text, error)
+            if job.spec.is_reference:
+                text.set_reference(None if text.rows[label].error else text.own)
+    finally:
+        crew.release()
+
+
+def fail(session: Session, job: Job, text: TextRun, error: Exception) -> None:
+    """Give a text a row that says why a model failed: no failure loses the other rows."""
+    reason = str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
+    if session.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
+        traceback.print_exception(error)
+    session.progress.say(f"{text.of(job)}: failed")
+    text.add(replace(row_of(job), error=reason), session)
+
+
+def scored_row(crew: Crew, text: TextRun, later: Sequence[TextRun]) -> ModelResult:
+    """The row of a model on this machine: its scores come from the cache, or are made now and kept there.
+
+    A reference is set when all windows are scored and stored, before its engine is closed.
+    """
+    session, job, data, cache = crew.session, crew.job, text.data, crew.session.cache
+    key = text.scores_keys[job.request.label]
+    reference = text.own if job.spec.is_reference else crew.awaited(text)
+    cache.use("scores", key)
+    tag = references.tag_for(reference, job)
+    with session.hosts.held(cache.lock("scores", key), crew.release):
+        if session.clear and key not in session.cleared:  # another text may be the beginning of this one
+            session.cleared.add(key)
+            cache.clear("scores", key)
+        load = partial(token_scores.load, cache, key, tag, data.windows, session.progress)
+        # Another run may have made the missing store while this one waited for the lock.
+        stored = None if job.spec.is_reference and text.lacks_windows else load()
+        cached = stored is not None
+        if stored is None:
+            crew.score(text, reference, keeps=any(references.is_pending(session, job, other) for other in later))
+            stored = load()
+    if stored is None:
+        raise ModelError(f"{cache.path('scores', key, '')}: vanished while the run went on")
+    row, notes = filled_row(job, stored, data), notes_of(job, stored, text, reference)
+    return replace(row, scores_key=f"{key}/{tag}", cached=cached, notes=(*notes, *row.notes))
+
+
+def row_of(job: Job) -> ModelResult:
+    """A row that holds no more than what the spec says."""
+    return ModelResult(
+        job.request.label, job.engine, spec=json.loads(job.spec.model_dump_json(exclude_unset=True)),
+        spec_sha256=job.spec.digest(), is_reference=job.spec.is_reference,
+    )  # fmt: skip
+
+
+def filled_row(job: Job, stored: StoredScores, data: EvalData) -> ModelResult:
+    """The row of a model that has been scored; ModelError if none of its scores is finite."""
+    index, size, record = data.text_index(stored.window, stored.position), data.text_size, stored.run_record
+    found = estimates.summarize(
+        stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words),
+        data.begins(stored.window),
+    )  # fmt: skip
+    if not found.ppl.tokens:
+        raise ModelError(f"no perplexity: none of {len(stored.logprob)} positions is finite")
+    if data.is_spread:
+        sampled = estimates.sampled(stored.columns, stored.window, data.starts, data.available)
+        found = replace(found, sampled=sampled)
+    elif data.answers is not None:
+        found = replace(found, answers=answers.summarize(stored.columns, stored.window, data.answers.requests))
+    given = {name: getattr(job.spec, f"override_{name}") for name in ("bpw_layer", "bpw_head", "vram_bits")}
+    given = {name: value for name, value in given.items() if value is not None}  # in place of what is measured
+    storage = replace(job.files.storage(), file_bytes=file_bytes(job), **given)
+    return replace(
+        row_of(job), storage=storage, estimates=found, windows=len(data.windows), timing=stored.timing,
+        load_seconds=record["load_seconds"], score_seconds=record["score_seconds"], provenance=record["provenance"],
+        notes=tuple(record["provenance"].get("notes", ())),
+    )  # fmt: skip
+
+
+def file_bytes(job: Job) -> int | None:
+    """Bytes on disk of the files that the engine loads; None where they are not here (a server, or removed since)."""
+    try:
+        return sum(file.stat().st_size for file in job.files.weight_files()) or None
+    except OSError:
+        return None
+
+
+def notes_of(job: Job, stored: StoredScores, text: TextRun, reference: Reference | None) -> Iterator[str]:
+    """What has to be said of replicas, of runs whose batches and so whose roundings differ, and of a lacking KLD."""
+    asked, count = job.spec.replicas, stored.replicas
+    if max(asked, count) > 1:
+        fewer = f", not by {asked}: there were no more GPUs, or no more windows"
+        yield f"scored by {count} replicas{fewer if count < asked else ''}"
+    if stored.sessions > 1 and job.engine_class.capabilities.batches:
+        yield f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run"
+    if reference is None or job.spec.is_reference:
+        if text.marked and not job.spec.is_reference:
+            yield "no KLD: the reference failed"
+        return
+    if "kld" not in stored.columns:
+        more = ", nor what --divergences asks for" if reference.divergences else ""
+        yield f"no KLD{more}: this engine gives no more than the real tokens' log-probabilities"
+        return
+    entries = stored.run_record["reference"]["vocab_size"]
+    size = stored.run_record["reference"]["model_vocab_size"]
+    if size not in (None, entries):
+        yield f"of {size} and {entries} logits, only those that both have count"

@@ -11,25 +11,19 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
-from compare_q.backends.common.errors import CompareQError, InputError
+from compare_q.backends.common.errors import CompareQError, InputError, StoppedError
 from compare_q.backends.common.json_files import check_unicode
 from compare_q.backends.common.messages import one_line
 from compare_q.eval.results.run_result import Results, TextResult
-from compare_q.eval.run import jobs, rows, stores
-from compare_q.eval.run.hosts import Hosts
-from compare_q.eval.run.jobs import Job
-from compare_q.eval.run.references import NoReference
-from compare_q.eval.run.session import Session
-from compare_q.eval.run.stores import TextRun
+from compare_q.eval.run import jobs, references, rows
+from compare_q.eval.run.hosts import Hosts, Job, Session
+from compare_q.eval.run.references import TextRun
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import windows
 from compare_q.eval.text.windows import EvalData
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -63,19 +57,25 @@ def run(
     failed: dict[str, str] = {}
     built = build_all(session, data_specs, n_windows, failed)
     jobs.raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
-    runs = {name: TextRun(name if several else "", data) for name, data in built.items()}
+    marked = any(job.spec.is_reference for job in planned)
+    runs = {name: TextRun(name if several else "", data, marked) for name, data in built.items()}
     fitted = jobs.fit(planned, {text.name: text.data for text in runs.values()}, session.hosts)
     if said := jobs.emulated_dtypes(fitted):
         session.progress.say(said)
     ended = score_all(session, fitted, list(runs.values()))
-    results = {name: text.result(name, fitted) for name, text in runs.items()}
-    failed |= {name: result.error for name, result in results.items() if result.error}
-    jobs.raise_all([f"{name}: {failed[name]}" for name in data_specs] if len(failed) == len(data_specs) else [])
-    return Finished(
-        Results(tuple(results.get(name) or TextResult(name, error=failed[name]) for name in data_specs)),
-        tuple(None if name in failed else built[name] for name in data_specs),
-        ended,
-    )
+    results = {name: result_of(text, name, fitted) for name, text in runs.items()}
+    results |= {name: TextResult(name, error=reason) for name, reason in failed.items()}
+    return Finished(Results(tuple(results[name] for name in data_specs)), tuple(map(built.get, data_specs)), ended)
+
+
+def result_of(text: TextRun, name: str, planned: Sequence[Job]) -> TextResult:
+    """The results of these models on a text, in their order; one that was not finished is a row that says so."""
+    for job in planned:
+        text.rows.setdefault(job.request.label, replace(rows.row_of(job), error=str(StoppedError())))
+    reference = text.reference.result()
+    known = None if reference is None else references.as_json(reference, text.data.n_scored)
+    models = tuple(text.rows[job.request.label] for job in planned)
+    return TextResult(name, windows.data_json(text.data), windows.subtitle(text.data), models, known)
 
 
 def build_all(
@@ -113,8 +113,8 @@ def import_ahead(session: Session, planned: Sequence[Job], data_specs: Sequence[
         if not session.clear and all(windows.are_stored(spec, session.cache) for spec in data_specs):
             return
     first = next((job for job in planned if job.spec.is_reference), planned[0])
-    if session.hosts.place is None and not first.is_remote:
-        session.hosts.import_engine(first.wanted(verbose=session.verbose))
+    if not first.is_remote:
+        session.hosts.import_engine(first, verbose=session.verbose)
 
 
 def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]) -> int:
@@ -122,53 +122,44 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
 
     Returns the signal that has ended the run early, 0 if none has.
     """
-    marked = [job for job in planned if job.spec.is_reference]
+    marked = [job for job in planned if job.spec.is_reference]  # at most one: ``eval/specs/reading.py``
     others = [job for job in planned if not job.spec.is_reference]
-    session.progress.models = len(planned)
-
-    def score(job: Job, place: int) -> None:
-        if job.spec.is_reference:
-            rows.reference_rows(session, job, others, texts, place)
-        else:
-            rows.model_rows(session, job, texts, place)
-
+    work = [partial(rows.reference_rows, session, job, others, texts) for job in marked]
+    work += [partial(rows.model_rows, session, job, texts) for job in others]
     ended = 0
     try:
-        if not marked:
+        for text in texts if not marked else ():
             given = session.logits_file
-            for text in texts:
-                text.set_reference(NoReference() if given is None else stores.given_store(session, given, others, text))
-        concurrently(session.hosts, [*marked, *others], score)  # at most one is marked: ``eval/specs/reading.py``
+            text.set_reference(None if given is None else references.given_store(session, given, others, text))
+        concurrently(session.hosts, work)
     except KeyboardInterrupt as interrupt:  # it goes no further: the rows so far are shown
-        session.hosts.running.stop()
+        session.hosts.stop()
         ended = getattr(interrupt, "signal", signal.SIGINT)
     for text in texts:
-        text.set_reference(NoReference())
+        text.set_reference(None)
     return ended
 
 
-def concurrently(hosts: Hosts, items: Sequence[Item], work: Callable[[Item, int], None]) -> None:
-    """Do ``work`` on every item and its place, in their order, twice as many at a time as there are GPUs: some score,
-    and as many load beside them, or wait with what they could do before.
+def concurrently(hosts: Hosts, work: Sequence[Callable[[int], None]]) -> None:
+    """Call every function with its place, in their order, twice as many at a time as there are GPUs: some score, and as
+    many load beside them, or wait with what they could do before.
 
-    The work is done in threads, so that an interrupt, which comes to the main thread, ends all workers first, and what
-    they were doing yields rows that say so.
+    They run in threads, so that an interrupt, which comes to the main thread, ends all workers first, and what they
+    were doing yields rows that say so.
     """
-    devices = hosts.devices
     if hosts.in_process:
-        for place, item in enumerate(items):
-            work(item, place)
-            devices.pass_by(place)
+        for place, each in enumerate(work):
+            each(place)
+            hosts.devices.pass_by(place)
         return
-    with ThreadPoolExecutor(2 * devices.slots) as pool:
+    with ThreadPoolExecutor(2 * hosts.devices.slots) as pool:
         try:
-            futures = []
-            for place, item in enumerate(items):
-                futures.append(pool.submit(work, item, place))
-                futures[-1].add_done_callback(partial(devices.pass_by, place))
+            futures = [pool.submit(each, place) for place, each in enumerate(work)]
+            for place, future in enumerate(futures):
+                future.add_done_callback(partial(hosts.devices.pass_by, place))
             for future in as_completed(futures):
                 future.result()
         except BaseException:
-            hosts.running.stop()
+            hosts.stop()
             pool.shutdown(cancel_futures=True)
             raise

@@ -9,7 +9,6 @@ without running a model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +53,6 @@ class StoredScores:
     timing: Timing | None = None
 
     @property
-    def windows(self) -> int:
-        """Number of windows."""
-        return len(np.unique(self.window))
-
-    @property
     def logprob(self) -> NDArray[np.float32]:
         """Log-probabilities of the real tokens, float32 [N], nats."""
         return self.columns["logprob"]
@@ -89,10 +83,10 @@ def load(
     positions = [each.positions for each in windows]
     known = [session for session in reversed(sessions) if session in records] or sorted(records)
     record = records[known[0]]
-    runs: dict[str, list[str]] = {}  # the replicas of a run have a session each
+    runs: dict[str, list[str]] = {}  # the replicas of a run have a session each, named by the run, a dash and a number
     for session in sessions:
-        runs.setdefault(run_of(session), []).append(session)
-    last = [records[session] for session in known if run_of(session) == run_of(known[0])]
+        runs.setdefault(session.partition("-")[0], []).append(session)
+    last = [records[session] for session in known if session.partition("-")[0] == known[0].partition("-")[0]]
     # What a reader must know of some windows, who scored the others does not say.
     notes = dict.fromkeys(note for each in known for note in records[each]["provenance"].get("notes", ()))
     run_record = {
@@ -111,11 +105,6 @@ def load(
         len(last),
         timing.of_records([each.get("moments", {}) for each in last]),
     )
-
-
-def run_of(session: str) -> str:
-    """The run of a session: replicas have a session each, whose names differ in what follows the last dash."""
-    return session.rpartition("-")[0] or session
 
 
 def of_row(cache: Cache, scores_key: str, windows: Sequence[Window]) -> StoredScores | None:
@@ -162,13 +151,3 @@ def file_names(labels: Sequence[str]) -> list[str]:
             name = f"{safe}-{number}"
         names.append(name)
     return names
-
-
-def expected_load(cache: Cache, engine: str) -> float | None:
-    """Seconds that this engine's last load took with this cache, for the ETA; None the first time."""
-    with suppress(OSError, ValueError, KeyError, TypeError):  # an estimate must not stop a run
-        for folder in sorted((cache.root / "scores").glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True):
-            for record in segments.records(folder).values():
-                if record["known"]["engine"] == engine:
-                    return float(record["load_seconds"])
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +16,16 @@ from compare_q import backends
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.machine import Gpu
+from compare_q.backends.fake import FakeEngine
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, write_windows
 from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, Node, RayWorker, kind_of_nodes, problem_of, restricted
 from compare_q.eval.common.cache import ENVIRONMENT
-from compare_q.eval.common.processes import Deadline, Wanted
-from compare_q.eval.run.jobs import Job, hardware
+from compare_q.eval.run.hosts import Job
+from compare_q.eval.run.jobs import hardware
+from compare_q.eval.specs.types import ModelSpec
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, record, state_store
 
@@ -76,19 +78,19 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
         made.close()
 
 
+def job(log_file: Path | None = None, kind: Any = None) -> Job:
+    spec = ModelSpec(load_fn="fake", model_dir="none")
+    return Job(spec, "fake", FakeEngine, replace(request(), log_file=log_file), kind=kind)
+
+
 def shown(kind: str, content: Any) -> None:
     """Nobody looks."""
 
 
-def check_committed(folder: Path, kind: str, content: Any) -> None:
-    """What is done has come by then."""
-    assert kind != "done" or segments.committed(folder, segments.ALONE) == frozenset(range(4))
-
-
 def started(node: Node, log: Path) -> RayWorker:
     """A worker that has got its place on this node."""
-    worker = RayWorker(cluster_of(), Wanted("fake", "fake", log_file=log))
-    worker.actor, worker.node = Direct(node), node.start(worker.wanted)
+    worker = RayWorker(cluster_of(), job(log))
+    worker.actor, worker.node = Direct(node), node.start(None, "fake", log)
     return worker
 
 
@@ -96,12 +98,12 @@ def started(node: Node, log: Path) -> RayWorker:
 def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path: Path) -> None:
     """A worker keeps its model for another text.  Its scores are here before it says that they are done."""
     worker = started(node, tmp_path / "log")
-    worker.perform(LoadJob("fake", request()), Deadline(), shown)
+    worker.perform(LoadJob("fake", request()), 60.0, shown)
     write_windows(tmp_path / "windows", WINDOWS)
-    for text, keeps in (("one", True), ("two", False)):
+    for text in ("one", "two"):
         here = tmp_path / text
-        job = ScoreJob(windows=tmp_path / "windows", scores=here, tag=segments.ALONE, session=f"{text}-0", keeps=keeps)
-        worker.perform(job, Deadline(), partial(check_committed, here))
+        task = ScoreJob(windows=tmp_path / "windows", scores=here, tag=segments.ALONE, session=f"{text}-0")
+        worker.perform(task, 60.0, shown)
         assert segments.records(here)[f"{text}-0"]["known"]["node"] == "n"
         assert len(segments.load(here, segments.ALONE, WINDOWS).scores) == 4
         there = node.folder / f"{text}-0" / "scores"
@@ -115,17 +117,16 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
 @pytest.mark.engine
 def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: Node, tmp_path: Path) -> None:
     worker = started(node, tmp_path / "log")
-    worker.perform(LoadJob("fake", request(fail=2, failure="abort")), Deadline(), shown)
+    worker.perform(LoadJob("fake", request(fail=2, failure="abort")), 60.0, shown)
     write_windows(tmp_path / "windows", WINDOWS)
-    job = ScoreJob(windows=tmp_path / "windows", scores=tmp_path / "scores", tag=segments.ALONE, session="one")
+    task = ScoreJob(windows=tmp_path / "windows", scores=tmp_path / "scores", tag=segments.ALONE, session="one")
     with pytest.raises(ModelError, match=f"on node n: its worker .*SIGABRT.*log: {tmp_path / 'log'}"):
-        worker.perform(job, Deadline(), shown)
-    assert not worker.is_alive
+        worker.perform(task, 60.0, shown)
     assert "Fatal Python error: Aborted" in (tmp_path / "log").read_text()
 
 
 def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node, tmp_path: Path) -> None:
-    there, store, worker = tmp_path / "there", tmp_path / "store", RayWorker(cluster_of(), Wanted("fake"))
+    there, store, worker = tmp_path / "there", tmp_path / "store", RayWorker(cluster_of(), job())
     begin(store, IDENTITY)
     node.folders, node.sent, node.log_file, node.log_read = {there: store}, {}, tmp_path / "log", 0
     for first in (0, 2):  # the second share has the head
@@ -150,7 +151,7 @@ def brought(worker: RayWorker, store: Path) -> tuple[list[Any], Path]:
 
 def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not(node: Node, tmp_path: Path) -> None:
     store = state_store(tmp_path / "store")
-    worker = RayWorker(cluster_of(), Wanted("fake"))
+    worker = RayWorker(cluster_of(), job())
     worker.actor = Direct(node)
     assert brought(worker, store.path) == ([], store.path)
     assert worker.is_seen(tmp_path)
@@ -173,19 +174,17 @@ def test_a_worker_is_lost_with_its_node() -> None:
 
     made = cluster_of()
     made.ray.get = gone
-    worker = RayWorker(made, Wanted("fake"))
+    worker = RayWorker(made, job(kind=kind_of_nodes([("n", facts())], {"n": {"CPU": 2.0}})))
     worker.actor, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
     with pytest.raises(LostWorkerError, match=r"^node n was lost "):
-        worker.perform(LoadJob("fake", request()), Deadline(), shown)
-    assert not worker.is_alive
+        worker.perform(LoadJob("fake", request()), 60.0, shown)
     worker.node = ""
-    made.places["fake"] = kind_of_nodes([("n", facts())], {"n": {"CPU": 2.0}})
-    waiting = {"remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(start=lambda wanted: 0)))}
+    waiting = {"remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(start=lambda *_: 0)))}
     vars(made.ray).update(waiting, wait=lambda asked, timeout: ([], asked), nodes=list)
     with pytest.raises(StoppedError):
         worker.place()
     with pytest.raises(ModelError, match="no node with Some CPU is left"):
-        RayWorker(made, Wanted("fake")).place()
+        RayWorker(made, worker.job).place()
 
 
 def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
@@ -241,8 +240,8 @@ def test_a_kind_has_the_gpus_of_its_largest_node_and_names_its_own_processor() -
     for cpu_only, gold in ((False, {"gpus": ["H200"], "driver": "580"}), (True, facts()["processor"])):
         described = Described(None, cpu_only=cpu_only)
         spec: Any = None
-        job = Job(spec, engine, backend, request(), gpus=gpus, described=described, kind=kind)
-        assert hardware(job) == {**gold, "A": "1"}
+        on_kind = Job(spec, engine, backend, request(), gpus=gpus, described=described, kind=kind)
+        assert hardware(on_kind) == {**gold, "A": "1"}
     assert restricted(kind, there, {"big": 1}).nodes == ("one",)
     assert restricted(kind, {"two": there["two"]}, {}).nodes == ("two",)
     assert restricted(kind, there, {"big": 2}).nodes == ()

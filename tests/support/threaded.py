@@ -13,13 +13,13 @@ import pytest
 
 from compare_q.backends.common.errors import LostWorkerError, ModelError
 from compare_q.backends.common.machine import Gpu
-from compare_q.backends.worker import scoring_job, serving
+from compare_q.backends.worker import serving
 from compare_q.backends.worker.messages import Failed
-from compare_q.eval.common.processes import Deadline, Wanted, outcome
+from compare_q.eval.common.processes import outcome
 from compare_q.eval.common.progress import Tell
 from compare_q.eval.run import hosts
 from compare_q.eval.run.devices import Devices
-from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.run.hosts import Hosts, Job
 
 LOADING = threading.Lock()
 Step = tuple[str, str]
@@ -70,19 +70,10 @@ class Told:
 class ThreadedWorker:
     """A worker (``eval/run/hosts.py``) in this process."""
 
-    def __init__(self, wanted: Wanted, told: Told) -> None:
-        self.label, self.log_file, self.told = wanted.label, wanted.log_file, told
-        self.server = serving.Server()
-        self.has_died = False
+    def __init__(self, job: Job, told: Told) -> None:
+        self.label, self.told, self.server = job.request.label, told, serving.Server(time.time())
 
-    @property
-    def is_alive(self) -> bool:
-        return not self.has_died
-
-    def start(self) -> None:
-        """It is there."""
-
-    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
+    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
         step = (self.label, job.type)
         self.told.steps.append(step)
         self.told.jobs.append(job)
@@ -92,10 +83,9 @@ class ThreadedWorker:
             self.told.await_that(self.told.may_score)
         match self.told.fails.pop(step, "").partition(" ")[::2]:
             case "dies", _:
-                self.has_died = True
                 raise ModelError("its worker was ended by a test")
             case "lost", more:
-                self.has_died, self.told.fails[step] = True, more
+                self.told.fails[step] = more
                 raise LostWorkerError("its machine was lost")
             case "memory", _:
                 return outcome(iter([Failed("out of memory: says a test", memory=True)]), show)
@@ -104,14 +94,8 @@ class ThreadedWorker:
         with LOADING if job.type == "load" else nullcontext():
             self.server.perform(job, messages.append)
 
-        def noted(kind: str, content: Any) -> None:
-            if kind == "done":
-                self.told.note((self.label, f"{job.type} done"))
-            show(kind, content)
-
-        returned = outcome(iter(messages), noted)
-        if job.type == "load":
-            self.told.note((self.label, "load done"))
+        returned = outcome(iter(messages), show)
+        self.told.note((self.label, f"{job.type} done"))
         return returned
 
     def kill(self) -> None:
@@ -126,10 +110,10 @@ def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: Sequence[Gpu] = (), **key
     told = Told()
 
     def make(*given: Any) -> tuple[Hosts, str]:
-        workers = Hosts(Devices(gpus), make_worker=lambda wanted: ThreadedWorker(wanted, told))
+        workers = Hosts(Devices(gpus), make_worker=lambda job: ThreadedWorker(job, told))
         return replace(workers, **keys), ""
 
     monkeypatch.setattr(hosts, "of_this_machine", make)
-    monkeypatch.setattr(scoring_job, "stay_on", lambda cores: None)  # it would be this process that stays there
+    monkeypatch.setattr(serving, "keep_to_share", lambda *_: None)  # it would be this process that stays there
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return told

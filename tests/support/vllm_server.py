@@ -16,7 +16,7 @@ import pytest
 from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import VllmServerEngine
-from compare_q.backends.worker import describing
+from compare_q.backends.worker import serving
 from compare_q.backends.worker.messages import Described, DescribeJob
 from tests.support.toy import toy_windows
 
@@ -165,7 +165,7 @@ def request_for(url: str, tokens: int = 100, **options: Any) -> LoadRequest:
 
 def described(stub: Stub, **options: Any) -> Described:
     """What a worker says of the server, before its turn."""
-    return describing.describe(DescribeJob("vllm_server", request_for(stub.url, **options)))
+    return serving.describe(DescribeJob("vllm_server", request_for(stub.url, **options)))
 
 
 def loaded(stub: Stub, **options: Any) -> VllmServerEngine:

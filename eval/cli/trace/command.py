@@ -25,8 +25,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.processes import apart
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run import hosts, jobs
-from compare_q.eval.run.jobs import Job
-from compare_q.eval.run.session import Session, signals_interrupt
+from compare_q.eval.run.hosts import Job, Session, signals_interrupt
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import ModelSpec
 
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if said:
         session.progress.say(said)
     try:
-        with signals_interrupt(here.running):
+        with signals_interrupt(here):
             prompts = files.read_prompts(trace.file)
             model = ready(session, trace, prompts)
             made, keys = made_by(trace, model), [prompt.key for prompt in prompts]
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 answer_all(session, trace, model, prompts, partial)
                 records = partial.finish(keys, model.vocab_size)
     except KeyboardInterrupt as interrupt:
-        here.running.stop()
+        here.stop()
         file = files.partial_of(args.output)
         kept = f"what was answered is in {printable(file)}, run again to go on"
         print(f"\ninterrupted; {kept if file.exists() else 'nothing was answered yet'}", file=sys.stderr)
@@ -211,7 +210,7 @@ def answer_all(
     here, job = session.hosts, model.job
     key = Cache.key("traces", {"model": job.request.stamp, "name": job.request.model_dir})
     log_file = None if session.verbose else session.cache.log_file(job.request.label, key)
-    worker = here.worker(job.wanted(log_file, verbose=session.verbose))
+    job = replace(job, request=replace(job.request, log_file=log_file))
     with session.progress.phase(f"answering by {trace.spec.name}", unit="prompts", total=len(questions)) as phase:
 
         def show(kind: str, content: Any) -> None:
@@ -222,10 +221,9 @@ def answer_all(
             elif kind == "say":
                 phase.say(content)
 
-        with here.devices.taken(len(job.gpus)) as hold, here.running.started(worker):
-            request = replace(job.request, log_file=log_file)
-            worker.perform(LoadJob(job.engine, request, hold.names), here.limits, show)
-            worker.perform(AnswerJob(questions, sampling_of(trace, model)), here.limits, show)
+        with here.devices.taken(len(job.gpus)) as hold, here.started(lambda: here.worker(job)) as worker:
+            worker.perform(LoadJob(job.engine, job.request, hold.names), here.load_s, show)
+            worker.perform(AnswerJob(questions, sampling_of(trace, model)), here.window_s, show)
 
 
 def question_of(trace: TraceRequest, model: Model, number: int, prompt: Prompt) -> Question:

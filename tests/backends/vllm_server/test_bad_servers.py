@@ -193,7 +193,7 @@ def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
     assert (good.stamp, good.facts) == (described(stub).stamp, ModelFacts(context=255, tokenizer={5: "water"}))
     stub.bad = lambda handler: time.sleep(20) is None
     with pytest.raises(ModelError, match=r"did not load for 1 s, and was ended \(--deadline\)"):
-        Hosts(deadline_s=1.0).describe(None, DescribeJob("vllm_server", request_for(stub.url)))
+        Hosts(load_s=1.0).describe(None, DescribeJob("vllm_server", request_for(stub.url)))
 
 
 def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from compare_q.backends.base import LoadRequest
 from compare_q.backends.worker import engine_process
 from compare_q.backends.worker.messages import LoadJob, encoded
 from compare_q.eval.common import processes
-from compare_q.eval.common.processes import PROCESSES, EngineProcess, Wanted
+from compare_q.eval.common.processes import PROCESSES, EngineProcess, WorkerProcess
 from tests.support import ROOT
 from tests.support.comparisons import fake
 from tests.support.made_engine import IMPORT
@@ -38,9 +37,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The engines of the engine processes that are started, each of which has the made engine for a fake one."""
     found, command = [], processes.command
 
-    def noted(module: str, descriptor: int, lifeline: int, engine: str, verbose: str, python: str) -> list[str]:
+    def noted(module: str, descriptor: int, driver: int, engine: str, verbose: str, python: str) -> list[str]:
         found.append(engine)
-        return command("tests.support.made_engine", descriptor, lifeline, engine, verbose, python=python)
+        return command("tests.support.made_engine", descriptor, driver, engine, verbose, python=python)
 
     monkeypatch.setattr(processes, "command", noted)
     return found
@@ -133,46 +132,58 @@ def segments_of(cache: Path) -> int:
 
 def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
     """The worker, which waits for jobs, and what its engine has started."""
-    made = EngineProcess(sys.executable, "fake", None, verbose=False)
-    channel, theirs = Pipe()
-    ending, told = Pipe(duplex=False)
-    with open(os.devnull, "wb") as log, theirs, told:
-        made.fork([theirs.fileno(), told.fileno(), log.fileno()], "")
-    channel.send_bytes(encoded(LoadJob("fake", LoadRequest("child", "fake", "none", 100))))
+    worker = WorkerProcess(engine="fake")
+    worker.channel.send_bytes(encoded(LoadJob("fake", LoadRequest("child", "fake", "none", 100))))
     started = own_cache / "child"
     wait_until(lambda: started.exists() and started.read_text())
-    made.hang_up()
-    assert made.process.wait(60) == 0
+    worker.engine_process.socket.close()  # as the system does
+    assert worker.engine_process.process.wait(60) == 0
     wait_until(lambda: not processes_of(own_cache) and not runs(int(started.read_text())))
-    channel.close()
-    ending.close()
+    worker.close()
 
 
-def test_the_drivers_end_ends_an_import(own_cache: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+DRIVER = """
+import sys, time
+from compare_q.eval.common import processes
+command = processes.command
+processes.command = lambda module, *words, python: command("tests.support.made_engine", *words, python=python)
+processes.PROCESSES.get(sys.executable, "fake", None, verbose=False)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "time.sleep(600)"], ids=["a good end", "kill -9"])
+def test_the_drivers_end_ends_an_import(own_cache: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """At once, also in the midst of C code."""
     monkeypatch.setenv(IMPORT, "long")
-    made = EngineProcess(sys.executable, "fake", None, verbose=False)
-    wait_until((own_cache / "importing").exists)
-    made.hang_up()
-    assert made.process.wait(60) == -signal.SIGIO
+    wait = f"while not __import__('os').path.exists({str(own_cache / 'importing')!r}): time.sleep(0.01)"
+    code = DRIVER.format(end=f"{wait}\n{end}")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as driver:
+        wait_until((own_cache / "importing").exists)
+        if end:
+            driver.kill()
+        assert driver.wait(4.0 if end else 60.0) == (-signal.SIGKILL if end else 0)
+    wait_until(lambda: not processes_of(own_cache), 60.0)
 
 
 def test_who_shares_an_engine_process(tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.symlink_to(sys.executable)
-    first = PROCESSES.get(Wanted("a"), verbose=False)
-    assert PROCESSES.get(Wanted("a"), verbose=False) is first
-    others = [
-        PROCESSES.get(Wanted("a", "fake"), verbose=False),
-        PROCESSES.get(Wanted("a", python=str(python)), verbose=False),
-    ]
+
+    def get(engine: str = "", python: object = sys.executable, visible: tuple[str, ...] | None = None) -> EngineProcess:
+        return PROCESSES.get(str(python), engine, visible, verbose=False)
+
+    first = get()
+    assert get() is first
+    others = [get("fake"), get(python=python), get(visible=("0",))]
     monkeypatch.setenv("AN_ENGINE_MAY_READ_THIS", "1")
-    others.append(PROCESSES.get(Wanted("a"), verbose=False))
-    assert len({each.process.pid for each in (first, *others)}) == len(launched) == 4
+    others.append(get())
+    assert len({each.process.pid for each in (first, *others)}) == len(launched) == 5
     monkeypatch.delenv("AN_ENGINE_MAY_READ_THIS")
-    assert PROCESSES.get(Wanted("a"), verbose=False) is first
+    assert get() is first
     first.process.kill()
     first.process.wait()
-    assert PROCESSES.get(Wanted("a"), verbose=False) is not first
+    assert get() is not first
 
 
 @pytest.mark.parametrize(
@@ -219,15 +230,13 @@ def test_an_engine_whose_import_starts_a_thread_is_imported_for_each_model(
         assert (found[label]["error"], found[label]["ppl"]) == (None, pytest.approx(500.0, rel=1e-6))
         (note,) = [note for note in found[label]["notes"] if "imported" in note]
         assert note.startswith("its engine was imported for this model alone, since importing it starts threads (")
-    assert launched == ["fake", ""]
-    assert list(PROCESSES.refused) == [(sys.executable, "fake")]
+    assert launched == ["fake"]
 
 
 def test_an_engine_that_dies_of_its_import_is_its_models_failure(
-    rows: Callable[..., Rows], launched: list[str], monkeypatch: pytest.MonkeyPatch
+    rows: Callable[..., Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is tried without importing its engine before, and fails as it would in a worker of its own."""
     monkeypatch.setenv(IMPORT, "death")
     error = rows(fake("good"))["good"]["error"]
-    assert "its worker was ended by SIGSEGV: Fatal Python error: Segmentation fault" in error
-    assert launched == ["fake", ""]
+    gone = "its worker was lost with its engine process, which was ended by SIGSEGV"
+    assert f"{gone}: Fatal Python error: Segmentation fault" in error

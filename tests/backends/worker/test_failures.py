@@ -17,7 +17,7 @@ import torch
 
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.worker import failures, serving
+from compare_q.backends.worker import serving
 from compare_q.backends.worker.messages import DescribeJob, Failed, LoadJob, ScoreJob, write_windows
 from tests.support.toy import toy_windows
 
@@ -39,8 +39,8 @@ def job(engine: str = "fake", folder: Path | str = "none", **options: Any) -> De
 
 @pytest.mark.parametrize("error", SAID, ids=lambda error: str(error)[:20])
 def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "device_memory", list)
-    said = failures.memory_advice(job(), error)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said = serving.memory_advice(job(), error)
     assert said.startswith(f"out of memory: {CURE}; the engine says: ")
     assert said.endswith(str(error)[-20:])
     assert len(said.splitlines()) == 1
@@ -50,14 +50,14 @@ def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> 
     "error", [ModelError("told to fail"), RuntimeError("shape mismatch"), KeyError("memory"), OSError(28, "No space")]
 )
 def test_other_errors_are_no_want_of_memory(error: Exception) -> None:
-    assert failures.memory_advice(job(), error) == ""
+    assert serving.memory_advice(job(), error) == ""
 
 
 def test_numbers(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 4 x 64 x 64 + 3 x 64 x 128 and a head of 320 x 64, in 16 bits: 204,800 bytes; 1.5 of 80 GiB."""
     cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=lambda: (3 << 29, 80 << 30))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    said = failures.memory_advice(job("transformers", toy_model), MemoryError("no"))
+    said = serving.memory_advice(job("transformers", toy_model), MemoryError("no"))
     numbers = "its weights take 204.8 kB, 1.6 GB of the GPU's 85.9 GB are free"
     assert said == f"out of memory ({numbers}): {CURE}; the engine says: no"
 
@@ -70,7 +70,7 @@ def test_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=broken)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    said = failures.memory_advice(job("transformers", tmp_path / "gone"), MemoryError("no"))
+    said = serving.memory_advice(job("transformers", tmp_path / "gone"), MemoryError("no"))
     assert said == f"out of memory: {CURE}; the engine says: no"
 
 
@@ -79,7 +79,7 @@ def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
     write_windows(tmp_path / "w.npz", windows)
     request = LoadRequest("m", "fake", "none", 100, {"vocab_size": 500, "fail": 1, "failure": "memory"})
     messages: list[Any] = []
-    server = serving.Server()
+    server = serving.Server(time.time())
     server.perform(LoadJob("fake", request), messages.append)
     job = ScoreJob(windows=tmp_path / "w.npz", scores=tmp_path / "scores", tag="alone", session="s")
     server.perform(job, messages.append)
@@ -98,13 +98,14 @@ def test_a_death_is_told_and_a_good_end_is_not(how: signal.Signals | None, gold:
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=time.sleep, args=(60 if how else 0.2,), name="core")
     child.start()
-    told, heard = [], threading.Event()
+    told: list[str] = []
+    heard = threading.Event()
 
-    def tell(reason: str) -> None:
-        told.append(reason)
+    def send(message: Failed) -> None:
+        told.append(message.reason)
         heard.set()
 
-    with failures.watched(tell):
+    with serving.watched(send):
         if how is not None:
             assert child.pid is not None
             os.kill(child.pid, how)
@@ -119,8 +120,8 @@ def test_a_death_is_told_and_a_good_end_is_not(how: signal.Signals | None, gold:
 def test_nobody_is_watched_afterwards() -> None:
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     child.start()
-    told: list[str] = []
-    with failures.watched(told.append):
+    told: list[Failed] = []
+    with serving.watched(told.append):
         pass
     child.kill()
     child.join()

@@ -151,7 +151,7 @@ def test_interrupt(compare_q: Run, write_specs: Specs, monkeypatch: pytest.Monke
 def test_an_engine_that_cannot_describe_itself_loses_no_score(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor the reference's store; and a close that fails is said."""
+    """Nor the reference's store; nor does one that cannot be closed."""
 
     def broken(self: FakeEngine) -> None:
         raise RuntimeError("cannot copy out of meta")
@@ -166,7 +166,6 @@ def test_an_engine_that_cannot_describe_itself_loses_no_score(
     assert (ref["error"], ref["kernel"]) == (None, None)
     assert other["kld_tokens"] == other["tokens"] == 891
     assert "ref: what ran is not known: RuntimeError: cannot copy out of meta" in ran.out
-    assert "ref: closing its engine failed: cannot copy out of meta" in ran.err
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +13,13 @@ import pytest
 
 from compare_q import backends
 from compare_q.backends.base import LoadRequest
-from compare_q.backends.common.errors import CompareQError, InputError, ModelError, StoppedError
+from compare_q.backends.common.errors import InputError, ModelError, StoppedError
 from compare_q.backends.worker.messages import DescribeJob
 from compare_q.eval.common import processes
-from compare_q.eval.common.processes import Deadline, Wanted, WorkerProcess
+from compare_q.eval.common.processes import WorkerProcess
 from compare_q.eval.run.hosts import Hosts
 from tests.support import ROOT
+from tests.support.processes import wait_until, workers_of
 from tests.support.toy import refusal
 
 pytestmark = pytest.mark.engine
@@ -58,7 +58,7 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, mon
         ("cache", "log", "/none"),
     ):
         monkeypatch.setenv("COMPARE_Q_CACHE", str(tmp_path / cache))
-        text = refusal(WorkerProcess(Wanted("a", python=python, log_file=tmp_path / log_file)).start)
+        text = refusal(WorkerProcess, python, log_file=tmp_path / log_file)
         assert text.startswith(f"python: {python}: cannot be started: ")
         assert ("Not a directory" in text) == (python == "/other")
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -80,41 +80,43 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
     )
 
 
-@pytest.mark.parametrize(("stops", "error"), [(True, StoppedError), (False, ModelError)])
-def test_a_signal_to_all_processes_is_no_failure(tmp_path: Path, stops: bool, error: type[CompareQError]) -> None:
-    """It ends the worker first, and then the driver its run: no row says then that the model failed."""
-    worker = WorkerProcess(Wanted("a", log_file=tmp_path / "log"))
-    worker.start()
-    try:
-        assert worker.perform(QUESTION, Deadline(), ignore)["installed"]
-        os.killpg(worker.group, signal.SIGTERM)
-        assert worker.has_ended(60.0)
-        if stops:
-            threading.Timer(0.1, worker.killed.set).start()
-        with pytest.raises(error, match="interrupted" if stops else "its worker was ended by SIGTERM"):
-            worker.perform(QUESTION, Deadline(), ignore)
-    finally:
-        worker.close()
-
-
-@pytest.mark.parametrize("engine", ["", "fake"])
-def test_a_python_that_cannot_run_our_code_is_asked_twice_at_most(tmp_path: Path, engine: str) -> None:
-    """Once with the engine imported, once without; then what it printed is the reason."""
+def test_a_python_that_cannot_run_our_code_says_why(tmp_path: Path) -> None:
+    """What it has printed is the reason."""
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho started >> \"$0.log\"\necho 'no such module' >&2\nexit 3\n")
+    python.write_text("#!/bin/sh\necho 'no such module' >&2\nexit 3\n")
     python.chmod(0o755)
-    worker = WorkerProcess(Wanted("a", engine, str(python), tmp_path / "log"))
-    worker.start()
+    worker = WorkerProcess(str(python), "fake", log_file=tmp_path / "log")
     try:
         with pytest.raises(ModelError) as died:
-            worker.perform(QUESTION, Deadline(), ignore)
+            worker.perform(QUESTION, 60.0, ignore)
     finally:
         worker.close()
     assert str(died.value) == (
         "its worker was lost with its engine process, which ended with status 3: no such module "
         f"(log: {tmp_path / 'log'})"
     )
-    assert len((tmp_path / "python.log").read_text().split()) == (2 if engine else 1)
+
+
+@pytest.mark.parametrize("when", ["before it is there", "at work"])
+def test_a_worker_that_is_killed_was_interrupted(tmp_path: Path, when: str) -> None:
+    """And nothing of it is left, whatever it has told by then."""
+    worker = WorkerProcess(log_file=tmp_path / "log")
+    if when == "at work":
+        assert worker.perform(QUESTION, 60.0, ignore)["installed"]
+    worker.kill()
+    with pytest.raises(StoppedError, match="interrupted"):
+        worker.perform(QUESTION, 60.0, ignore)
+    worker.close()
+    wait_until(lambda: not workers_of(Path(os.environ["COMPARE_Q_CACHE"])))
+
+
+def test_a_worker_that_dies_says_how(tmp_path: Path) -> None:
+    worker = WorkerProcess(log_file=tmp_path / "log")
+    assert worker.perform(QUESTION, 60.0, ignore)["installed"]
+    os.killpg(worker.group, signal.SIGTERM)
+    with pytest.raises(ModelError, match="its worker was ended by SIGTERM"):
+        worker.perform(QUESTION, 60.0, ignore)
+    worker.close()
 
 
 def ignore(kind: str, content: object) -> None:

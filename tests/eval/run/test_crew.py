@@ -11,7 +11,7 @@ import pytest
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker.messages import LoadJob
-from compare_q.eval.run import crew
+from compare_q.eval.run import rows
 from compare_q.eval.run.devices import Devices, Hold
 from compare_q.eval.run.hosts import Hosts
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
@@ -61,7 +61,7 @@ def test_a_worker_that_is_lost_with_its_machine_is_replaced_three_times(
     ran = measured(three()[:1])
     assert ran.status == status
     assert told.of("a") == ["load", "score"] * 4
-    assert ran.err.count("a: its machine was lost; 0 of the 0 windows that it had scored are scored again") == 3
+    assert ran.err.count("a: its machine was lost; what is not kept of it is scored again") == 3
     if status:
         assert "its machine was lost, as 3 workers of this model before" in ran.err
 
@@ -82,7 +82,7 @@ def test_where_both_fit_a_model_loads_while_one_ends(
     if soon:
         told.first = {("a", "score done"): ("b", "load done")}
     else:
-        monkeypatch.setattr(crew, "SOON_S", 0.0)
+        monkeypatch.setattr(rows, "SOON_S", 0.0)
     ran = measured(three(bytes=20 * GIB))
     assert ran.status == 0, ran.err
     assert told.before(("a", "score done"), ("b", "score"))
@@ -138,7 +138,9 @@ def test_the_references_engine_is_imported_while_the_text_is_tokenized(
 ) -> None:
     """Once the text is tokenized, an engine is imported for what has to be scored, if anything has."""
     told = threaded(monkeypatch)
-    monkeypatch.setattr(Hosts, "import_engine", lambda hosts, wanted: told.steps.append((wanted.label, "import")))
+    monkeypatch.setattr(
+        Hosts, "import_engine", lambda hosts, job, verbose: told.steps.append((job.request.label, "import"))
+    )
     models = [fake("a"), fake("b", boost=1.0, reference=True)]
     for flags, imports in (((), ["b"]), ((), []), (("-cc",), ["b"])):  # the last one forgets the tokens, too
         told.steps.clear()

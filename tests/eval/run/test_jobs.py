@@ -22,9 +22,8 @@ from compare_q.backends.worker.messages import Described
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.devices import Devices
-from compare_q.eval.run.hosts import Hosts
-from compare_q.eval.run.jobs import Job, emulated_dtypes, identity, plan, wanted_gpus
-from compare_q.eval.run.session import Session
+from compare_q.eval.run.hosts import Hosts, Job, Session
+from compare_q.eval.run.jobs import emulated_dtypes, identity, plan, wanted_gpus
 from compare_q.eval.specs.reading import parse_model_spec
 
 MIB = 1024**2

@@ -9,9 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from compare_q.backends.worker.engine_process import ENDING
-from compare_q.eval.run import session
-from compare_q.eval.run.hosts import Running
-from compare_q.eval.run.session import InterruptedRun, signals_interrupt
+from compare_q.eval.run import hosts
+from compare_q.eval.run.hosts import Hosts, InterruptedRun, signals_interrupt
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +27,7 @@ def handlers() -> Iterator[None]:
 @pytest.mark.parametrize("first", ENDING)
 def test_the_first_signal_interrupts_and_no_other_does(first: signal.Signals) -> None:
     def storm() -> None:
-        with signals_interrupt(Running()), ExitStack() as unwinding:
+        with signals_interrupt(Hosts()), ExitStack() as unwinding:
             for number in (*ENDING, first):
                 unwinding.callback(signal.raise_signal, number)
             signal.raise_signal(first)
@@ -42,7 +41,7 @@ def test_the_first_signal_interrupts_and_no_other_does(first: signal.Signals) ->
 
 def test_an_ignored_signal_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with signals_interrupt(Running()):
+    with signals_interrupt(Hosts()):
         signal.raise_signal(signal.SIGHUP)
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGTERM)
@@ -51,12 +50,12 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as nothing has stopped the run: Python swallows what is raised while it deletes an object."""
-    running = Running()
+    running = Hosts()
     with signals_interrupt(running):
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # at once
-        monkeypatch.setattr(session, "AGAIN_S", -1.0)
+        monkeypatch.setattr(hosts, "AGAIN_S", -1.0)
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGINT)

@@ -11,8 +11,8 @@ from compare_q.backends.base import Engine, LoadRequest
 from compare_q.backends.fake import FakeEngine
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp.engine import LlamacppEngine
-from compare_q.eval.run.jobs import Job
-from compare_q.eval.run.table_rows import file_bytes
+from compare_q.eval.run.hosts import Job
+from compare_q.eval.run.rows import file_bytes
 from compare_q.eval.specs.types import ModelSpec
 from tests.support.checkpoints import write_checkpoint
 

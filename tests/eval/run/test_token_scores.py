@@ -15,7 +15,7 @@ from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.fake import FakeEngine
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker import scoring_job
+from compare_q.backends.worker import serving
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.run import token_scores
 from tests.support.comparisons import N_WINDOWS, Compare, fake
@@ -151,19 +151,12 @@ def test_a_file_that_cannot_be_written(cache: Cache, tmp_path: Path) -> None:
     assert not file.parent.exists()
 
 
-def test_seconds_of_the_last_load_of_an_engine(cache: Cache) -> None:
-    assert token_scores.expected_load(cache, "fake") is None
-    keep(cache)
-    assert token_scores.expected_load(cache, "fake") == 1.5
-    assert token_scores.expected_load(cache, "other") is None
-
-
 @pytest.mark.parametrize("what", ["a segment", "the record", "no record"])
 def test_what_is_damaged_is_said_and_scored_again(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """One window in a segment, so that the others need not be scored; without a record the last one says what ran."""
-    monkeypatch.setattr(scoring_job, "COMMIT_S", 0.0)
+    monkeypatch.setattr(serving, "COMMIT_S", 0.0)
     first = measured([fake("one", boost=3.0)])
     (folder,) = (own_cache / "scores").iterdir()
     (record,), of_windows = (

@@ -17,10 +17,9 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.run import runner
 from compare_q.eval.run.devices import Devices
-from compare_q.eval.run.hosts import Hosts
-from compare_q.eval.run.references import HeldReference, lock_of
+from compare_q.eval.run.hosts import Hosts, Session
+from compare_q.eval.run.references import Reference
 from compare_q.eval.run.runner import Finished
-from compare_q.eval.run.session import Session
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import windows
@@ -67,13 +66,13 @@ def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterat
         texts = {name: reading.load_data_specs([files[name]])[0] for name in names}
         for spec in texts.values():
             windows.build(spec, None, Cache(cache), Progress(quiet=True))
-        hosts = Hosts(Devices(GPUS[:gpus]), make_worker=lambda wanted: ThreadedWorker(wanted, told))
+        hosts = Hosts(Devices(GPUS[:gpus]), make_worker=lambda job: ThreadedWorker(job, told))
         runs.append(Run(Session(Cache(cache), Progress(quiet=True), hosts=hosts), texts, models))
         return runs[-1]
 
     yield made
     for run in runs:
-        run.session.hosts.running.stop()
+        run.session.hosts.stop()
 
 
 def together(*runs: Run) -> None:
@@ -103,7 +102,7 @@ def test_models_and_texts_in_another_order(make: Callable[..., Run], told: Told)
 
 
 def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_a_lock(
-    make: Callable[..., Run], own_cache: Path
+    make: Callable[..., Run], told: Told, own_cache: Path
 ) -> None:
     """Another run that has the lock may wait for what a model of this run does, once that has a GPU."""
     models = (fake("ref", boost=3.0, reference=True), fake("a"))
@@ -113,12 +112,30 @@ def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_
     for name in (*keys, *(row.scores_key.partition("/")[0] for row in before.of("a"))):
         cache.clear("scores", name)
     run = make(["prose", "code"], *models, gpus=2)
-    hosts = run.session.hosts
+    told.steps.clear()
     with cache.lock("scores", keys[1]):
         run.start()
-        wait_until(lambda: hosts.running.blocked and not hosts.devices.holds, TOGETHER_S)
+        wait_until(lambda: ("a", "score done") in told.steps and not run.session.hosts.devices.holds, TOGETHER_S)
     run.join(TOGETHER_S)
     assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]
+
+
+def test_a_model_that_waits_for_a_lock_keeps_no_other_from_a_gpu(
+    make: Callable[..., Run], told: Told, own_cache: Path
+) -> None:
+    """The run that has the lock may wait for one of those."""
+    run = make(["prose"], fake("a"), fake("b", boost=1.0))
+    before = make(["prose"], fake("a"))
+    together(before)
+    cache, (key, _, _) = Cache(own_cache), before.of("a")[0].scores_key.partition("/")
+    cache.clear("scores", key)
+    told.steps.clear()
+    with cache.lock("scores", key):
+        run.start()
+        wait_until(lambda: ("b", "score done") in told.steps, TOGETHER_S)
+        assert told.of("a") == []
+    run.join(TOGETHER_S)
+    assert run.of("a")[0].ppl == before.of("a")[0].ppl
 
 
 def test_two_caches_and_one_place_of_the_reference(make: Callable[..., Run], told: Told, tmp_path: Path) -> None:
@@ -127,8 +144,8 @@ def test_two_caches_and_one_place_of_the_reference(make: Callable[..., Run], tol
     one, other = (make(["prose"], model, fake("a"), cache=tmp_path / model["label"]) for model in models)
     recording = ("second", "score")
     told.first[recording] = ("first", "score done")
-    there = other.session.hosts.running
-    told.may_score = lambda: there.blocked or recording in told.steps
+    devices = other.session.hosts.devices
+    told.may_score = lambda: devices.begun or recording in told.steps  # it lets others go first, or has a GPU
     one.start()
     wait_until(lambda: ("first", "score") in told.steps, TOGETHER_S)
     other.start()
@@ -143,9 +160,9 @@ def test_a_store_has_one_lock(tmp_path: Path, name: str, monkeypatch: pytest.Mon
     folder = tmp_path / "references"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    ours, theirs = (HeldReference("0" * 40, path, "ref", {}) for path in (folder / name, Path(name)))
-    with lock_of(ours, Cache(tmp_path)):
+    ours, theirs = (Reference("0" * 40, path, "ref", {}) for path in (folder / name, Path(name)))
+    with ours.lock(Cache(tmp_path)):
         with pytest.raises(Timeout):
-            lock_of(theirs, Cache(tmp_path / "other")).acquire(timeout=0)
+            theirs.lock(Cache(tmp_path / "other")).acquire(timeout=0)
         monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)  # root may write everywhere
-        lock_of(theirs, Cache(tmp_path / "other")).acquire(timeout=0)
+        theirs.lock(Cache(tmp_path / "other")).acquire(timeout=0)
