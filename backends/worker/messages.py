@@ -155,11 +155,6 @@ def encoded(item: Any) -> bytes:
     return json.dumps(asdict(item), default=os.fspath).encode()
 
 
-def parse_job(data: bytes) -> Any:
-    """A job of the driver."""
-    return JOB.validate_python(json.loads(data))
-
-
 def parse_message(data: bytes) -> Any:
     """A message of a worker; ModelError if it is none."""
     try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import multiprocessing
 import os
 import re
@@ -34,6 +35,7 @@ from compare_q.backends.scoring import segments
 from compare_q.backends.worker import scoring
 from compare_q.backends.worker.engine_process import ending
 from compare_q.backends.worker.messages import (
+    JOB,
     AnswerJob,
     CallJob,
     Described,
@@ -45,7 +47,6 @@ from compare_q.backends.worker.messages import (
     ScoreJob,
     Told,
     encoded,
-    parse_job,
     read_windows,
 )
 
@@ -76,7 +77,7 @@ def serve(channel: Connection, asked: float, why: str = "") -> None:
     send(Ready(os.getpid(), machine.code()))
     with suppress(EOFError, ConnectionError):
         while job := channel.recv_bytes():
-            server.perform(parse_job(job), send)
+            server.perform(JOB.validate_python(json.loads(job)), send)
     server.close()
 
 
@@ -156,13 +157,10 @@ class Server:
         with suppress(Exception):  # what is wrong with it, loading says better
             engine_class.import_engine(verbose=job.request.log_file is None)
         self.engine = engine_class(job.request)
-        try:
-            self.engine.load()
-            sample = [Window.scored_from(i, np.array(tokens, np.int32)) for i, tokens in enumerate(job.sample)]
-            self.engine.get_ready(sample)
-        except BaseException:
-            self.close()
-            raise
+        self.engine.load()
+        self.engine.get_ready(
+            [Window.scored_from(i, np.array(tokens, np.int32)) for i, tokens in enumerate(job.sample)]
+        )
         self.moments = {"started": self.asked, "loaded": time.time()}
         self.load_seconds = self.moments["loaded"] - self.asked
 

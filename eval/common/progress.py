@@ -29,14 +29,11 @@ Tell = Callable[[str, Any], None]
 
 
 class EtaColumn(ProgressColumn):
-    """Time left, where it is known: from the speed so far, or from how long the phase is expected to take."""
+    """Time left by the speed so far, where that is known."""
 
     def render(self, task: Task) -> Text:
         seconds_left = task.time_remaining
-        expected = task.fields.get("expected")
-        if expected is not None and task.elapsed is not None:
-            seconds_left = expected - task.elapsed
-        if seconds_left is None or seconds_left < 1:  # it takes longer than the last time, or is done but for its end
+        if seconds_left is None or seconds_left < 1:  # it is done but for its end
             return Text("")
         minutes, seconds = divmod(int(seconds_left), 60)
         return Text(f"ETA {minutes // 60}:{minutes % 60:02d}:{seconds:02d}", style="cyan")
@@ -109,13 +106,11 @@ class Progress:
         self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
-    def phase(
-        self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
-    ) -> Iterator[Phase]:
-        """Show one phase: of ``total`` units, or of ``expected`` seconds where only the likely duration is known."""
+    def phase(self, title: str, *, unit: str = "", total: int | None = None) -> Iterator[Phase]:
+        """Show one phase, of ``total`` units where that is known."""
         with self.lock:  # a console shows one live display, which has a line for every phase
             self.bars = bars = self.bars or self._begun()
-            phase = Phase(self.say, bars, bars.add_task(title, total=total, expected=expected, unit=unit))
+            phase = Phase(self.say, bars, bars.add_task(title, total=total, unit=unit))
         try:
             yield phase
         finally:
@@ -181,10 +176,8 @@ class ToldProgress(Progress):
         self.tell("say", line)
 
     @contextmanager
-    def phase(
-        self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
-    ) -> Iterator[Phase]:
-        self.tell("phase", {"title": title, "unit": unit, "total": total, "expected": expected})
+    def phase(self, title: str, *, unit: str = "", total: int | None = None) -> Iterator[Phase]:
+        self.tell("phase", {"title": title, "unit": unit, "total": total})
         phase = ToldPhase(self.tell)
         yield phase
         phase.flush()

@@ -90,7 +90,7 @@ def inspect_tokens(text: TextResult, data: EvalData, cache: Cache) -> Inspection
         if stored is None:
             continue
         if model.is_reference or reference is None:
-            reference = stored.logprob if model.is_reference else stored.columns.get("ref_logprob")
+            reference = stored.columns["logprob"] if model.is_reference else stored.columns.get("ref_logprob")
         if not (model.is_noise_floor or (model.is_reference and text.reference)):
             found.add(stored)
         order = stored.window, stored.position
@@ -141,7 +141,7 @@ def texts_of(tokenizer: str, trust_remote_code: bool, pieces: Sequence[tuple[lis
 
 def token_damage(stored: StoredScores) -> NDArray[np.float64]:
     """What each token [N] cost: its KLD, or its loss where there is no KLD; 0 for a value that is not finite."""
-    found = stored.columns.get("kld", -stored.logprob)
+    found = stored.columns.get("kld", -stored.columns["logprob"])
     return np.where(np.isfinite(found), found, 0).astype(np.float64)
 
 
@@ -192,7 +192,7 @@ def columns_of(
     kld, position = stored.columns.get("kld"), stored.position
     return [
         (
-            token_by_token(stored.logprob[span], position[span]),
+            token_by_token(stored.columns["logprob"][span], position[span]),
             None if kld is None else token_by_token(kld[span], position[span]),
         )
         for span in spans

@@ -51,10 +51,7 @@ class Devices:
         self.changed = threading.Condition()
 
     def planned(self, wanted: int) -> tuple[Gpu, ...]:
-        """GPUs like those that a model gets which asks for ``wanted``, 0 for all; InputError if the run has fewer.
-
-        Which of a kind these will be is not known before.
-        """
+        """GPUs like those that a model gets which asks for ``wanted``, 0 for all; InputError if the run has fewer."""
         if self.gpus and wanted > len(self.gpus):
             raise InputError(f"gpus: the model needs {wanted} GPUs, the run has {len(self.gpus)}")
         return self.gpus[: wanted or len(self.gpus)]

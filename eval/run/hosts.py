@@ -45,7 +45,6 @@ from compare_q.eval.specs.types import ModelSpec
 LOCK_POLL_S = 0.5
 AGAIN_S = 1.0
 """Seconds after which the same signal interrupts once more, if nothing ends the run yet."""
-NOT_DESCRIBED = Described(None)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Job:
     request: LoadRequest
     python: str | None = None
     gpus: tuple[Gpu, ...] = ()
-    described: Described = NOT_DESCRIBED
+    described: Described = field(default_factory=partial(Described, None))
     kind: Kind | None = None
 
     @property

@@ -18,7 +18,6 @@ from compare_q.backends.common.options import strings_in
 from compare_q.backends.layers import noise
 from compare_q.backends.worker import serving
 from compare_q.backends.worker.messages import Described, DescribeJob
-from compare_q.eval.common.cache import Cache
 from compare_q.eval.run.devices import Devices, Kind
 from compare_q.eval.run.hosts import Hosts, Job, Session
 from compare_q.eval.specs.types import ModelSpec
@@ -192,8 +191,8 @@ def vocabulary_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:
     for name, data in texts.items():
         said = None
         if facts.vocab_size is not None and data.top_id >= facts.vocab_size:
-            said = f"its vocabulary reaches id {data.top_id}, the model has {facts.vocab_size} tokens; "
-            said += "give the model's own tokenizer"
+            cure = "give the model's own tokenizer"
+            said = f"its vocabulary reaches id {data.top_id}, the model has {facts.vocab_size} tokens; {cure}"
         elif facts.tokenizer is not None:
             other = vocabulary.disagreement(
                 facts.tokenizer,
@@ -261,11 +260,6 @@ def identity(job: Job, data: EvalData, session: Session) -> dict[str, Any]:
     if session.verify_weights:
         found["weights"] = [digest_of(file, session) for file in job.files.weight_files()]
     return found
-
-
-def scores_key(job: Job, data: EvalData, session: Session) -> str:
-    """Key of a model's token scores on a text."""
-    return Cache.key("scores", identity(job, data, session))
 
 
 def digest_of(file: Path, session: Session) -> str:

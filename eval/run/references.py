@@ -52,8 +52,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Reference:
-    """What models are compared with: ``key`` stands for it in the keys of scores, ``path`` is where its store lies or
-    will lie.
+    """What models are compared with: ``key`` stands for it in the keys of scores, at ``path`` its store will lie.
 
     ``identity``: everything that the store depends on; ``job``: the model, fetched, that makes a missing store;
     ``divergences``: models are compared with it by the divergences that have to be asked for, too.
@@ -139,7 +138,7 @@ def is_stored(session: Session, job: Job, text: TextRun, reference: Reference | 
     if session.clear or request is None:
         return False
     key = text.scores_keys.get(job.request.label)
-    key = key or jobs.scores_key(replace(job, request=request), text.data, session)
+    key = key or Cache.key("scores", jobs.identity(replace(job, request=request), text.data, session))
     return token_scores.are_stored(session.cache, key, tag_for(reference, job), text.data.windows)
 
 

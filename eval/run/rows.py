@@ -323,7 +323,8 @@ def prepared(session: Session, job: Job, texts: Sequence[TextRun]) -> tuple[Job,
         try:
             if not job.is_settled:  # nothing has checked it before
                 jobs.raise_all(jobs.vocabulary_problems(local, {text.name: text.data}))
-            text.scores_keys[job.request.label] = jobs.scores_key(local, text.data, session)
+            identity = jobs.identity(local, text.data, session)
+            text.scores_keys[job.request.label] = session.cache.key("scores", identity)
             ready.append(text)
         except Exception as error:
             fail(session, job, text, error)
@@ -405,7 +406,7 @@ def filled_row(job: Job, stored: StoredScores, data: EvalData) -> ModelResult:
         data.begins(stored.window),
     )  # fmt: skip
     if not found.ppl.tokens:
-        raise ModelError(f"no perplexity: none of {len(stored.logprob)} positions is finite")
+        raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite")
     if data.is_spread:
         sampled = estimates.sampled(stored.columns, stored.window, data.starts, data.available)
         found = replace(found, sampled=sampled)

@@ -126,7 +126,7 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
     others = [job for job in planned if not job.spec.is_reference]
     work = [partial(rows.reference_rows, session, job, others, texts) for job in marked]
     work += [partial(rows.model_rows, session, job, texts) for job in others]
-    ended = 0
+    session.progress.models, ended = len(work), 0
     try:
         for text in texts if not marked else ():
             given = session.logits_file

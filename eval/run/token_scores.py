@@ -52,11 +52,6 @@ class StoredScores:
     replicas: int = 1
     timing: Timing | None = None
 
-    @property
-    def logprob(self) -> NDArray[np.float32]:
-        """Log-probabilities of the real tokens, float32 [N], nats."""
-        return self.columns["logprob"]
-
 
 def are_stored(cache: Cache, key: str, tag: str, windows: Sequence[Window]) -> bool:
     """Whether there are scores of all these windows, told from the headers of files."""

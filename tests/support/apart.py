@@ -24,7 +24,7 @@ def busy(words: list[Any], rows: int, progress: Progress) -> dict[str, Any]:
             phase.advance()
             if number == rows // 2:
                 phase.say("half way")
-    with progress.phase("waiting", expected=0.1):
+    with progress.phase("waiting"):
         pass
     progress.say("done")
     return {"words": words, "process": os.getpid(), "nested": apart(number_of_process, "asking")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from compare_q.backends.base import LoadRequest
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.worker.messages import (
+    JOB,
     CallJob,
     DescribeJob,
     Ended,
@@ -23,7 +25,6 @@ from compare_q.backends.worker.messages import (
     ScoreJob,
     Told,
     encoded,
-    parse_job,
     parse_message,
     read_windows,
     write_windows,
@@ -53,7 +54,7 @@ SCORE = ScoreJob(
     ids=lambda job: job.type,
 )
 def test_jobs_come_back(job: Any) -> None:
-    assert parse_job(encoded(job)) == job
+    assert JOB.validate_python(json.loads(encoded(job))) == job
 
 
 @pytest.mark.parametrize(
