@@ -220,14 +220,6 @@ def tell(channel: Connection, **message: Any) -> None:
         channel.send_bytes(json.dumps(message).encode())
 
 
-def ending(status: int) -> str:
-    """How a process ended, by Python's exit code: negative for a signal."""
-    with suppress(ValueError):
-        if status < 0:
-            return f"was ended by {signal.Signals(-status).name}"
-    return f"ended with status {status}"
-
-
 def end_group(group: int) -> None:
     """Kill every process of a group; none is left is fine."""
     with suppress(ProcessLookupError, PermissionError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -161,6 +163,14 @@ def parse_message(data: bytes) -> Any:
         return MESSAGE.validate_python(json.loads(data))
     except (ValueError, RecursionError) as error:  # of pydantic too
         raise ModelError(f"its worker sent what is no message: {one_line(error, 120)}") from None
+
+
+def ending(status: int) -> str:
+    """How a process ended, by Python's exit code: negative for a signal."""
+    with suppress(ValueError):
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
 
 
 def write_windows(file: Path, windows: Sequence[Window]) -> None:

@@ -33,7 +33,6 @@ from compare_q.backends.common.process import in_worker
 from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker import scoring
-from compare_q.backends.worker.engine_process import ending
 from compare_q.backends.worker.messages import (
     JOB,
     AnswerJob,
@@ -47,6 +46,7 @@ from compare_q.backends.worker.messages import (
     ScoreJob,
     Told,
     encoded,
+    ending,
     read_windows,
 )
 

@@ -33,8 +33,8 @@ from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError, NoMemoryError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.process import root_cause
-from compare_q.backends.worker.engine_process import LEAVE, end_group, ending
-from compare_q.backends.worker.messages import CallJob, Ended, Failed, Ready, Returned, encoded, parse_message
+from compare_q.backends.worker.engine_process import LEAVE, end_group
+from compare_q.backends.worker.messages import CallJob, Ended, Failed, Ready, Returned, encoded, ending, parse_message
 from compare_q.eval.common.progress import Progress, Tell, ToldProgress, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
