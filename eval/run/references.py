@@ -196,7 +196,7 @@ def verify(session: Session, reference: Reference) -> None:
 def of_model(job: Job, data: EvalData, session: Session) -> Reference:
     """The reference that a fetched model is; InputError if a path that the user gave holds another one.
 
-    With the session's ``clear`` a store under the reference's own key is going to be deleted, so that it may be damaged.
+    With the session's ``clear`` a store under the reference's own key is about to be deleted, and may be damaged.
     """
     logits_file = session.logits_file
     identity = {**jobs.identity(job, data, session), "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}
