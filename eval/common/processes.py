@@ -261,9 +261,9 @@ class WorkerProcess:
         if self.group:
             with suppress(OSError):
                 self.channel.send_bytes(b"")
-            if not self.has_ended(0.0 if self.killed.is_set() else CLOSE_S):
-                self.kill()  # its engine process is gone, or it does not end
-                self.has_ended(CLOSE_S)
+            for seconds in (0.0 if self.killed.is_set() else CLOSE_S, CLOSE_S):
+                if not self.has_ended(seconds):  # its engine process is gone, or it does not end
+                    self.kill()
         self.channel.close()  # one that has not been forked yet will find no job
         self.log.close()
 

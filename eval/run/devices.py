@@ -131,10 +131,8 @@ def fits(needs: int | None, gpus: Sequence[Gpu]) -> bool:
 
     Without GPUs both would want the same cores: a toy's first windows took 27 s beside a load, and 7 s alone.
     """
-    if needs is None or not gpus:
-        return False
-    free = machine.free_gpu_memory([gpu.device for gpu in gpus])
-    return free is not None and free >= needs
+    free = machine.free_gpu_memory([gpu.device for gpu in gpus]) if gpus else None
+    return needs is not None and free is not None and free >= needs
 
 
 @dataclass(frozen=True)

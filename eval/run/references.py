@@ -25,7 +25,7 @@ from compare_q.backends.scoring import segments
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.cache import Cache, Lock, NoLock
 from compare_q.eval.results.run_result import ModelResult
-from compare_q.eval.run import jobs, token_scores
+from compare_q.eval.run import jobs
 from compare_q.eval.run.hosts import Job, Session
 from compare_q.eval.text.windows import EvalData
 
@@ -112,11 +112,6 @@ class TextRun:
         if not self.reference.done():
             self.reference.set_result(reference)
 
-    def add(self, row: ModelResult, session: Session) -> None:
-        """Take the row of a model, which the session is told."""
-        self.rows[row.label] = row
-        session.row_done(self.name, row)
-
     def of(self, job: Job) -> str:
         """A model in messages, with the text that it scores where there are several."""
         return f"{job.request.label} on {self.name}" if self.name else job.request.label
@@ -139,7 +134,8 @@ def is_stored(session: Session, job: Job, text: TextRun, reference: Reference | 
         return False
     key = text.scores_keys.get(job.request.label)
     key = key or Cache.key("scores", jobs.identity(replace(job, request=request), text.data, session))
-    return token_scores.are_stored(session.cache, key, tag_for(reference, job), text.data.windows)
+    there = segments.committed(session.cache.path("scores", key, ""), tag_for(reference, job))
+    return {window.index for window in text.data.windows} <= there
 
 
 def all_stored(session: Session, some: Sequence[Job], text: TextRun, reference: Reference) -> bool:

@@ -201,8 +201,8 @@ class Crew:
         assert self.hold is not None
         hold, devices, lock = self.hold, self.session.hosts.devices, threading.Lock()
         devices.await_turn(hold)
-        began = time.monotonic()
-        with self.session.progress.phase(self._numbered(f"scoring {name}"), unit="windows", total=n_windows) as phase:
+        began, title = time.monotonic(), self.session.progress.numbered(f"scoring {name}", self.place)
+        with self.session.progress.phase(title, unit="windows", total=n_windows) as phase:
 
             def show(kind: str, content: Any) -> None:
                 if kind != "advance":
@@ -217,10 +217,6 @@ class Crew:
             self._perform(jobs, self.session.hosts.window_s, show)
         if not keeps:
             devices.reach(hold, "closing")
-
-    def _numbered(self, title: str) -> str:
-        """The title of a phase, with the model's place in the run."""
-        return self.session.progress.numbered(title, self.place)
 
     def _load(self, needs: int | None) -> None:
         """Wait for GPUs, start the workers, and have them load the model, each with its share of GPUs or processors.
@@ -238,7 +234,8 @@ class Crew:
             share = None if self.job.gpus else (number, count)
             jobs.append(LoadJob(self.job.engine, self.request, names, share, self.sample))
             self.workers.append(self.held.enter_context(hosts.started(make)))
-        with self.session.progress.phase(self._numbered(f"loading {self.request.label}")) as phase:
+        title = self.session.progress.numbered(f"loading {self.request.label}", self.place)
+        with self.session.progress.phase(title) as phase:
             self._perform(jobs, hosts.load_s, lambda _, line: phase.say(line))
 
     def _perform(self, jobs: Sequence[Any], silence_s: float, show: Tell) -> None:
@@ -344,7 +341,8 @@ def make_rows(session: Session, job: Job, texts: Sequence[TextRun], place: int) 
     try:
         for number, text in enumerate(texts):
             try:
-                text.add(scored_row(crew, text, texts[number + 1 :]), session)
+                text.rows[label] = scored_row(crew, text, texts[number + 1 :])
+                session.row_done(text.name, text.rows[label])
             except Exception as error:
                 crew.release(at_once=True)
                 fail(session, job, text, error)
@@ -360,7 +358,8 @@ def fail(session: Session, job: Job, text: TextRun, error: Exception) -> None:
     if session.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
         traceback.print_exception(error)
     session.progress.say(f"{text.of(job)}: failed")
-    text.add(replace(row_of(job), error=reason), session)
+    text.rows[job.request.label] = row = replace(row_of(job), error=reason)
+    session.row_done(text.name, row)
 
 
 def scored_row(crew: Crew, text: TextRun, later: Sequence[TextRun]) -> ModelResult:

@@ -53,11 +53,6 @@ class StoredScores:
     timing: Timing | None = None
 
 
-def are_stored(cache: Cache, key: str, tag: str, windows: Sequence[Window]) -> bool:
-    """Whether there are scores of all these windows, told from the headers of files."""
-    return {window.index for window in windows} <= segments.committed(cache.path("scores", key, ""), tag)
-
-
 def load(
     cache: Cache, key: str, tag: str, windows: Sequence[Window], progress: Progress | None = None
 ) -> StoredScores | None:

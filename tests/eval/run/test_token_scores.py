@@ -72,10 +72,8 @@ def test_every_score_of_the_contract_has_a_column() -> None:
 
 @pytest.mark.parametrize("names", [["logprob"], ["logprob", "entropy", "top1_logprob", "top1"], list(FULL)])
 def test_windows_are_joined(cache: Cache, names: list[str]) -> None:
-    assert not token_scores.are_stored(cache, KEY, TAG, WINDOWS)
     assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
     keep(cache, names)
-    assert token_scores.are_stored(cache, KEY, TAG, WINDOWS)
     stored = load(cache)
     assert list(stored.columns) == names
     for name in names:
@@ -111,7 +109,6 @@ def test_scores_alone_have_no_reference(cache: Cache) -> None:
 def test_windows_of_several_sessions(cache: Cache) -> None:
     keep(cache, windows=[0], session="one")
     assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
-    assert not token_scores.are_stored(cache, KEY, TAG, WINDOWS)
     keep(cache, windows=[3], session="two")
     for session in ("one", "two"):
         said = {**KNOWN, "provenance": {"notes": ["of both", f"of {session}"]}, "load_seconds": 1.5, "reference": None}
