@@ -163,8 +163,9 @@ def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) ->
     axes.set_xlim(low, high)
     axes.plot([edge] * 2, axes.get_ylim(), color=theme.grid, lw=6, zorder=0.9, gid="edge-0", solid_capstyle="butt")
     broken = (last + edge) / 2
+    behind = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0}  # wider, it would cover the ticks' numbers
     axes.text(broken, 0, "//", transform=axes.get_xaxis_transform(), ha="center", va="center", color=theme.muted,
-              backgroundcolor=theme.paper, size=11, zorder=1, gid="break-0", in_layout=False)  # fmt: skip
+              bbox=behind, size=11, zorder=1, gid="break-0", in_layout=False)  # fmt: skip
 
 
 def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:

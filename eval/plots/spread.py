@@ -25,6 +25,8 @@ from compare_q.eval.results.run_result import ModelResult, TextResult
 from compare_q.eval.stats.distributions import Histogram
 
 TITLE = "KL divergence of single tokens"
+MOST_DECADES = 4.0
+"""With more, only the powers of ten have a tick."""
 BOXES = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
 RIDGES = "share of tokens by KLD, all at one scale; marker: mean"
 ROW, MARGINS = 0.3, 3.0
@@ -131,7 +133,7 @@ def _rows(
     height = MARGINS + ROW * (len(spreads) + more)
     with style.canvas(height, title, subtitle, dark=dark, letters=LETTERS) as (figure, axes, theme):
         axes.set(xscale="log", xlabel=f"{TITLE} (nats)\n{note}".strip(), xlim=limits)
-        style.log_ticks(axes.xaxis)
+        style.log_ticks(axes.xaxis, sparse=limits[1] / limits[0] > 10**MOST_DECADES)
         rows = [(spread.model.marked_label, spread.model.group, spread.number) for spread in spreads]
         yield axes, theme, label_rows(axes, rows, theme, -above)
         style.freeze_layout(figure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import PPL
@@ -82,6 +83,22 @@ def test_the_break_is_behind_the_last_quantized_point_and_the_edge_says_what_is_
     assert axes.get_xticklabels()[-1].get_text() == name
     (broken,) = [text for text in axes.texts if text.get_gid() == "break-0"]
     assert broken.get_position()[0] == pytest.approx((8.02 + edge) / 2)
+
+
+def test_the_break_covers_no_tick_of_a_card() -> None:
+    """Long labels make the legend wide and the axes narrow: there the break is near the ticks beside it."""
+    points = [
+        Point("smollm2-135m-nvfp4", 4.5, 0.5), Point("smollm2-135m-w8a8", 8.02, 0.05),
+        Point("smollm2-135m", 16, 0.0, unquantized=True),
+    ]  # fmt: skip
+    figure = draw(points, card=True)
+    FigureCanvasAgg(figure).draw()
+    axes = figure.axes[0]
+    (broken,) = [each for each in axes.texts if each.get_gid() == "break-0"]
+    patch = broken.get_bbox_patch()
+    assert patch is not None
+    covered = patch.get_window_extent()
+    assert not any(covered.overlaps(name.get_window_extent()) for name in axes.get_xticklabels() if name.get_text())
 
 
 @pytest.mark.parametrize(
