@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import expanded, is_folder
+from compare_q.backends.common.json_files import expanded, is_file, is_folder
 from compare_q.backends.common.messages import bytes_in_words, nearest, one_line
 
 REMEMBERED_S = 60.0
@@ -157,6 +157,9 @@ def local_folder(name: str) -> Path:
     """Folder of a local path; InputError if there is none.  The hub is never asked."""
     folder = expanded(name)
     if not is_folder(folder):
+        if is_file(folder):
+            hint = "; a GGUF file runs in llamacpp" if folder.suffix == ".gguf" else ""
+            raise InputError(f"{name}: is a file, no folder{hint}")
         hint = "" if "/" in name else "; a model on the hub is named owner/name"
         raise InputError(f"{name}: no such folder{hint}")
     return folder

@@ -100,6 +100,12 @@ def read_object(file: Path, *, strict: bool = True) -> dict[str, Any]:
     return found
 
 
+def follows_comma(error: json.JSONDecodeError) -> bool:
+    """Whether an object, a list or the text ends at the error, behind a comma; Python 3.13 points at the comma."""
+    at = error.pos + error.doc.startswith(",", error.pos)
+    return error.doc[:at].rstrip().endswith(",") and error.doc[at:].lstrip()[:1] in ("", "}", "]")
+
+
 def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     """JSON from UTF-8; InputError that begins with ``where``.
 
@@ -113,7 +119,8 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{where}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+        reason = "a comma with nothing behind it" if follows_comma(error) else error.msg
+        raise InputError(f"{where}: line {error.lineno}, column {error.colno}: not valid JSON: {reason}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: cannot be read: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
     except RecursionError:

@@ -11,8 +11,9 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or an empty string where nothing is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    """`` (did you mean 'x'?)``, or an empty string where nothing is close; small letters and capitals are the same."""
+    lowered = {each.lower(): each for each in known}
+    close = [lowered[each] for each in difflib.get_close_matches(name.lower(), list(lowered), n=1)]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, is_file
+from compare_q.backends.common.json_files import exists, is_file, is_folder
 from compare_q.backends.common.options import strings_in
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import is_writable
@@ -70,7 +70,9 @@ def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: I
     taken: dict[str, str] = {}
     for flag, file in written:
         if not is_writable(file):
-            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours, and the file?")
+            folder = Path(file).parent
+            why = "is the folder yours, and the file?" if is_folder(folder) else f"there is no folder {folder}"
+            raise InputError(f"{flag}: {file}: cannot be written; {why}")
         if (other := taken.setdefault(os.path.realpath(file), flag)) != flag:
             raise InputError(f"{flag}: {file}: is the file of {other} as well; name another file")
     for flag, path in (*folders, *written):

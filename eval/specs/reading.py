@@ -50,6 +50,9 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
         raise InputError(f"{place}{error}") from None
     except ValidationError as error:
         reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
+        other = ModelSpec if issubclass(kind, DataSpec) else DataSpec
+        if reason.removesuffix(": unknown key") in other.model_fields:
+            reason += f"; it is a key of {'model' if other is ModelSpec else 'data'} specs"
         raise InputError(f"{place}{placed(reason, places or {})}") from None
     spec._folder = file.parent
     return spec

@@ -103,9 +103,12 @@ def test_folders_need_no_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert hub.resolve("here/model", None) == Path("here/model")
     assert hub.resolve(str(work / "here"), "v1", download=False) == work / "here"
     assert hub.resolve("~/model", None) == work / "here" / "model"
-    for name in ("./none", "/none/at/all", "a/b/c", "~/none", "none", "here/file"):
+    for name in ("./none", "/none/at/all", "a/b/c", "~/none", "none"):
         named = "" if "/" in name else "; a model on the hub is named owner/name"
         assert refusal(name) == f"{name}: no such folder{named}"
+    assert refusal("here/file") == "here/file: is a file, no folder"
+    (work / "here" / "a.gguf").touch()
+    assert refusal("here/a.gguf") == "here/a.gguf: is a file, no folder; a GGUF file runs in llamacpp"
 
 
 def test_a_sharded_model(server: Hub, client: Client) -> None:

@@ -70,6 +70,16 @@ def test_what_no_reader_takes(content: bytes, gold: str) -> None:
     assert refusal(parsed, content, "w").startswith(gold)
 
 
+@pytest.mark.parametrize("content", [b'{"a": 1,}', b'[{"a": 1},\n]', b'[{"a": 1, ', b"[1 , ]"])
+def test_a_comma_too_many_is_called_so(content: bytes) -> None:
+    """Where it stands, or the line after, differs between the versions of Python."""
+    assert refusal(parsed, content, "w").endswith("not valid JSON: a comma with nothing behind it")
+
+
+def test_another_comma_is_not() -> None:
+    assert "a comma" not in refusal(parsed, b'{"a": 1,, "b": 2}', "w")
+
+
 def test_what_model_configs_have(tmp_path: Path) -> None:
     """Mamba 2's configs hold Infinity; hand-edited ones hold a key twice, of which Transformers takes the last."""
     (tmp_path / "config.json").write_text('{"limit": [0.0, Infinity], "a": 1, "a": 2, "most": 1' + "0" * 30 + "}")

@@ -19,7 +19,7 @@ TWO: list[dict[str, Any]] = [fake("ref", reference=True), fake("other")]
     [
         ([{**FAKE, "load_fn": "fkae"}], [], "fake: load_fn: unknown engine 'fkae' (did you mean 'fake'?)"),
         ([FAKE], ["--divergences"], "--divergences: there is no reference"),
-        (TWO, ["-o", "no/r.json"], "--output: no/r.json: cannot be written; is the folder there and yours, and the"),
+        (TWO, ["-o", "no/r.json"], "--output: no/r.json: cannot be written; there is no folder no"),
         (TWO, ["--plots", "data.json"], "--plots: data.json: is read here, or lies in a folder that is; name another"),
         (TWO, ["--tokens-out", "file"], "--tokens-out: file: cannot be written; is the folder yours?"),
         (TWO, ["--csv", "x", "--html", "x"], "--html: x: is the file of --csv as well; name another file"),

@@ -75,6 +75,7 @@ def test_a_model_that_is_called_like_a_command(
         ("docter ./m", "docter: no such command, folder or file (did you mean 'doctor'?)"),
         ("show r.json --colums kld", "--colums: compare-q show has no such flag (did you mean '--columns'?)"),
         ("show r.json --columns kdl", "--columns: 'kdl' is no column (did you mean 'kld'?); there are: label,"),
+        ("show r.json --columns KLD", "--columns: 'KLD' is no column (did you mean 'kld'?); there are: label,"),
         ("show r.json --sort kdl", "--sort: 'kdl' is no column (did you mean 'kld'?)"),
         ("show r.json --kld-value mena", "'mena' is none of mean, median, p99, p99.9 (did you mean 'mean'?)"),
         ("show r.json --x-axis vrm", "(did you mean 'vram'?); see compare-q show --help"),

@@ -52,6 +52,8 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
 """Keys of a spec, and values that other keys may have in it."""
 REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (DATA, {"evallen": 5}, "evallen: unknown key (did you mean 'eval_len'?)"),
+    (DATA, {"phase": "decode"}, "phase: unknown key; it is a key of model specs"),
+    (MODEL, {"eval_len": 64}, "eval_len: unknown key; it is a key of data specs"),
     (DATA, {"zzzzzz": 5}, "zzzzzz: unknown key"), (DATA, {"eval\nlen": 5}, ""),
     (DATA, {"eval_len": None}, "eval_len: "), (DATA, {"eval_len": "2048"}, "eval_len: "),
     (DATA, {"eval_len": True}, "eval_len: "), (DATA, {"eval_len": 1}, "eval_len: input should be greater"),
