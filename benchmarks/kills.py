@@ -17,6 +17,7 @@ different signals reach a driver within a second, after which it must show what 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,7 @@ class Seen:
     phases: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     differing: int = 0
+    fields: list[str] = field(default_factory=list)
     largest: float = 0.0
     processes_left: int = 0
     files_left: list[str] = field(default_factory=list)
@@ -224,6 +226,18 @@ def comparable(file: Path) -> Any:
     return stripped(json.loads(file.read_text(encoding="utf-8")))
 
 
+def differing_fields(a: Any, b: Any, where: str = "") -> Iterator[str]:
+    """Where two results differ, with both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in dict.fromkeys((*a, *b)):
+            yield from differing_fields(a.get(key), b.get(key), f"{where}/{key}")
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for place, pair in enumerate(zip(a, b, strict=True)):
+            yield from differing_fields(*pair, f"{where}/{place}")
+    elif a != b:
+        yield f"{where}: {a} and {b}"
+
+
 def models_of(found: Any) -> list[dict[str, Any]]:
     """Every model of every text."""
     return [model for text in found["texts"] for model in text["models"]]
@@ -304,18 +318,20 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int) -> dict[str, Any
         for run, other in zip(runs, gold, strict=True):
             found = comparable(run.results)
             seen.differing += engine != "vLLM" and found != other
+            seen.fields += [] if engine == "vLLM" else itertools.islice(differing_fields(found, other), 40)
             seen.largest = max(seen.largest, difference(found, other))
         seen.files_left += sorted(files_of(runs[0].cache) - files)
         shutil.rmtree(runs[0].cache)
         left = f"{seen.processes_left} processes, {seen.files_left} files"
-        differing = f"{seen.differing} differ, by at most {seen.largest:.2g}"
+        differing = f"{seen.differing} differ, by at most {seen.largest:.2g} {seen.fields[:12] or ''}"
         lost = f"{seen.hangs} hang, {len(seen.tables_lost)} tables lost, {len(seen.failed_alone)} fail undisturbed"
         done = f"{seen.kills.total()} kills, {seen.pairs.total()} pairs of signals, {seen.runs} finished"
         print(f"{engine}: {done}, {differing}, {lost}, left: {left}", flush=True)
     return {
         "kills": dict(seen.kills), "pairs_of_signals": dict(seen.pairs), "endings_after_pairs": dict(seen.endings),
         "phases": dict(seen.phases), "runs": seen.runs, "seconds_undisturbed": duration,
-        "results_that_differ": seen.differing, "largest_relative_difference": seen.largest, "hangs": seen.hangs,
+        "results_that_differ": seen.differing, "where": seen.fields, "largest_relative_difference": seen.largest,
+        "hangs": seen.hangs,
         "tables_lost": seen.tables_lost, "failed_undisturbed": seen.failed_alone,
         "processes_left": seen.processes_left, "files_left": seen.files_left,
     }  # fmt: skip
