@@ -222,7 +222,7 @@ FLAGS = {
         flag("--tokenizer", RUN, "of MODELs that have none, as GGUF files alone: a folder or hub id", type=filled,
              metavar="FOLDER"),
         on("--no-reference", RUN, "MODELs are not compared with the first one"),
-        flag("-r --rows", RUN, "number of windows, or all; replaces max_rows of the data spec", type=window_count),
+        flag("-r --rows", RUN, "number of windows, or all (also 0), in place of max_rows", type=window_count),
         flag("--until", RUN, "score until every row's KLD is known (kld:2%%), or the rows' order (ranked)",
              type=until.target, metavar="ANSWER"),
         on("--divergences", RUN, "measure reverse KLD, Jensen-Shannon, total variation and top-5 agreement too"),

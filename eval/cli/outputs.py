@@ -16,7 +16,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
 from compare_q.backends.common.options import strings_in
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.files import is_writable
+from compare_q.eval.common.files import file_names, is_writable
 from compare_q.eval.common.outputs import Outputs
 from compare_q.eval.plots import measures
 from compare_q.eval.results import flat, results_json
@@ -188,8 +188,6 @@ def conclude(results: Results, outputs: Outputs) -> None:
 
 def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> dict[tuple[str, str], Path]:
     """Every file that ``--tokens-out`` may write, of several texts in a folder each."""
-    from compare_q.eval.run.token_scores import file_names
-
     folders = dict(zip(texts, file_names(texts) if len(texts) > 1 else [""], strict=True))
     files = dict(zip(labels, file_names(labels), strict=True))
     return {(text, label): folder / folders[text] / f"{files[label]}.parquet" for text in texts for label in labels}

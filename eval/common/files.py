@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -49,3 +49,17 @@ def is_writable(target: Path) -> bool:
         real = os.path.realpath(target)
         return os.access(Path(real).parent, os.W_OK) and not os.path.islink(real)  # as one that leads to itself is
     return True
+
+
+def file_names(labels: Sequence[str]) -> list[str]:
+    """A file name without suffix for each label, in order: safe, and no two equal even where case does not count."""
+    names: list[str] = []
+    for label in labels:
+        safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)[:50]
+        safe = f"_{safe[1:]}" if safe.startswith(".") else safe  # a hidden file
+        name, number = safe, 1
+        while name.casefold() in (taken.casefold() for taken in names):
+            number += 1
+            name = f"{safe}-{number}"
+        names.append(name)
+    return names

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -91,7 +92,9 @@ class Progress:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(file=streams.opened(os.dup(2)), quiet=quiet)
+        file = streams.opened(os.dup(2))
+        weakref.finalize(self, file.close)
+        self.console = Console(file=file, quiet=quiet)
         self.lock = threading.Lock()
         self.bars: Bars | None = None
         self.below: RenderableType | None = None

@@ -9,13 +9,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from compare_q.eval.common.files import file_names
 from compare_q.eval.common.outputs import Outputs
 from compare_q.eval.plots import curves, measures, scatter, spread, style
 from compare_q.eval.plots.dumbbell import dumbbell_plot
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import points_of
 from compare_q.eval.results.run_result import Results, TextResult
-from compare_q.eval.run import token_scores
 
 Picture = Callable[[], Figure]
 SCATTER = {
@@ -67,7 +67,7 @@ def write_all(results: Results, folder: Path, outputs: Outputs, *, dark: bool = 
         with outputs.writing(folder / name):
             folder.mkdir(parents=True, exist_ok=True)
             draw(results, folder / name, measures.chosen(results, None, None), dark=dark)
-    names = token_scores.file_names([*shared, *(text.name for text in results.texts)])[len(shared) :]
+    names = file_names([*shared, *(text.name for text in results.texts)])[len(shared) :]
     for text, name in zip(results.texts, names, strict=True):
         if text.error:
             print(f"no pictures of {text.name}: {text.error}")

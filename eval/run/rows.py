@@ -56,21 +56,25 @@ class Crew:
         self.session, self.job, self.key, self.place = session, job, key, place
         self.sample = sample_of(windows)
         self.failure: CompareQError | None = None
-        self.n_lost, self.was_beside = 0, False
+        self.n_lost, self.was_beside, self.is_waiting = 0, False, False
         self.workers: list[Worker] = []
         self.hold: Hold | None = None
         self.held = ExitStack()
 
     def release(self, *, at_once: bool = False) -> None:
-        """End the workers, at once or as they like, give the GPUs back, and let later models go first.
-
-        So it does where another run holds a lock that this model waits for: that may wait for one of these.
-        """
+        """End the workers, at once or as they like, give the GPUs back, and let later models go first."""
         for worker in self.workers if at_once else ():
             worker.kill()
         self.workers, self.hold = [], None
         self.held.close()
         self.session.hosts.devices.pass_by(self.place)
+
+    def wait_for_other_run(self) -> None:
+        """Another run holds a lock that this model waits for, which is said once; it may wait for one of these GPUs."""
+        self.release()
+        if not self.is_waiting:
+            self.is_waiting = True
+            self.session.progress.say(f"{self.job.request.label}: another run is scoring it; this one waits for that")
 
     @cached_property
     def request(self) -> LoadRequest:
@@ -185,7 +189,7 @@ class Crew:
 
         What a run has written there that did not come to its end is there for the next run.
         """
-        with self.session.hosts.held(reference.lock(self.session.cache), self.release):
+        with self.session.hosts.held(reference.lock(self.session.cache), self.wait_for_other_run):
             reference_store.begin(reference.path, reference.identity)
             try:
                 yield reference.path
@@ -372,7 +376,7 @@ def scored_row(crew: Crew, text: TextRun, later: Sequence[TextRun]) -> ModelResu
     reference = text.own if job.spec.is_reference else crew.awaited(text)
     cache.use("scores", key)
     tag = references.tag_for(reference, job)
-    with session.hosts.held(cache.lock("scores", key), crew.release):
+    with session.hosts.held(cache.lock("scores", key), crew.wait_for_other_run):
         if session.clear and key not in session.cleared:  # another text may be the beginning of this one
             session.cleared.add(key)
             cache.clear("scores", key)

@@ -127,17 +127,3 @@ def write_parquet(stored: StoredScores, target: Path) -> None:
             parquet.write_table(pa.table({**index, **stored.columns}), stream)
     except OSError as error:
         raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None
-
-
-def file_names(labels: Sequence[str]) -> list[str]:
-    """A file name without suffix for each label, in order: safe, and no two equal even where case does not count."""
-    names: list[str] = []
-    for label in labels:
-        safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)[:50]
-        safe = f"_{safe[1:]}" if safe.startswith(".") else safe  # a hidden file
-        name, number = safe, 1
-        while name.casefold() in (taken.casefold() for taken in names):
-            number += 1
-            name = f"{safe}-{number}"
-        names.append(name)
-    return names

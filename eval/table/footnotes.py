@@ -156,8 +156,8 @@ def sample_note(run: TextResult, whole: int) -> str:
     known = [
         f"{name} within {100 * each.error:.2g} %" for name, each in worst.items() if each and math.isfinite(each.error)
     ]
-    within = f"{', '.join(known)} (one standard error; ± is about other texts like this one too)" if known else "n/a"
-    return f"the same of all {whole:,} windows: {within}{sampled.rest_in_words(run)}"
+    within = f"{', '.join(known)} (one standard error; the table's ± is about other texts, too)" if known else "n/a"
+    return f"what all {whole:,} windows of the text would give: {within}{sampled.rest_in_words(run)}"
 
 
 def phase_notes(run: TextResult) -> list[str]:

@@ -107,6 +107,7 @@ def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:
     assert engine.provenance() == {
         "architecture": "LlamaForCausalLM", "dtype": "float16", "devices": ["cuda:0", "cuda:1"],
         "attention": "matmul", "batch": "one window at a time", "options": {},
+        "no_kv_cache": "windows are scored whole, without one",
     }  # fmt: skip
 
 

@@ -208,7 +208,7 @@ def test_a_run_ends_when_its_answer_is_known_and_its_specs_repeat_it(
     assert ran.status == 0, ran.err
     assert "after 16 of the text's 19 windows the whole text's KLD of every row is known to " in ran.err
     assert "; the other 3 would take about " in ran.err
-    assert "the same of all 19 windows: PPL within " in ran.out
+    assert "what all 19 windows of the text would give: PPL within " in ran.out
     ran = compare_q(*line, toy_text, "--until", "kld:0.5%", "--save-specs", tmp_path, "-o", tmp_path / "first.json")
     assert f"{long_text.stem}: after 19 of the text's 19 windows the whole text was scored" in ran.err
     assert f"{toy_text.stem}: after 3 of the text's 3 windows the whole text was scored" in ran.err

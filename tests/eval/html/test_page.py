@@ -353,7 +353,7 @@ def test_copying_without_a_clipboard(show: ShowPage) -> None:
         document.addEventListener("copy", () => { window.copied = document.activeElement.value; });
     }""")
     opened.page.locator("#ran .act").click()
-    opened.page.wait_for_function("window.copied")
+    opened.page.wait_for_function("() => window.copied")
     assert opened.page.evaluate("window.copied") == "python eval/compare_q.py -d '<d>'"
     assert opened.page.locator("textarea").count() == 0
 

@@ -74,7 +74,7 @@ def test_tabs_choose_the_text_of_all_below(show: ShowPage) -> None:
         page.locator(f"#table tr[data-model='{model}'] input").check()
     tab = page.get_by_role("tab", name="c4 & <b>")
     tab.click()
-    page.wait_for_function("document.getElementById('text-0').hidden")
+    page.locator("#text-0").wait_for(state="hidden")
     assert page.evaluate("location.hash") == "#text=c4%20%26%20%3Cb%3E"
     assert opened.texts(heads) == ["c4 & <b>", "c4, 4 × 1000 tokens"]
     assert opened.texts("#chips .chip") == ["W4A16 g128 ×", "EXL3 3.0 ×"]
@@ -88,7 +88,7 @@ def test_tabs_choose_the_text_of_all_below(show: ShowPage) -> None:
     page.go_back()
     page.locator("#text-1").wait_for()
     page.locator("#links a", has_text="Tokens").click()  # goes there, and keeps the text in the address
-    page.wait_for_function("scrollY > 1000")
+    page.wait_for_function("() => scrollY > 1000")
     page.reload()
     assert opened.texts(heads)[0] == "c4 & <b>"
     opened.requests.pop()  # of the reload

@@ -258,7 +258,7 @@ def test_points_of_file_sizes_and_percentiles() -> None:
     assert left_out == ["base: not in the plot: 99.9 % KLD unknown"]
     drawn, _ = points.points_of(run_of(*files), FILES, KLD_VALUES["median"])
     assert [point.shown for point in drawn] == ["reference: 0", "0.500"]
-    cache = {"kv_cache_layers": [asdict(KVCache("*", 32, "fp8", token_bytes=2048.0))]}
+    cache = {"kv_cache_layers": [asdict(KVCache("*", 32, "fp8", prefill="", named=True, token_bytes=2048.0))]}
     drawn, left_out = points.points_of(run_of(replace(QUANT, provenance=cache), BASE), CACHE, PPL)
     assert [(p.label, p.x) for p in drawn] == [(f"{QUANT.label}", 65.536)]
     assert left_out == ["base: not in the plot: KV cache unknown"]

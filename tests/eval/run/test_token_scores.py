@@ -17,6 +17,7 @@ from compare_q.backends.fake import FakeEngine
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker import serving
 from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.files import file_names
 from compare_q.eval.run import token_scores
 from tests.support.comparisons import N_WINDOWS, Compare, fake
 from tests.support.toy import refusal
@@ -194,4 +195,4 @@ def test_what_is_damaged_is_said_and_scored_again(
     ],
 )
 def test_file_names_are_safe_and_differ(labels: list[str], expected: list[str]) -> None:
-    assert token_scores.file_names(labels) == expected
+    assert file_names(labels) == expected

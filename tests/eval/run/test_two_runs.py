@@ -121,10 +121,11 @@ def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_
 
 
 def test_a_model_that_waits_for_a_lock_keeps_no_other_from_a_gpu(
-    make: Callable[..., Run], told: Told, own_cache: Path
+    make: Callable[..., Run], told: Told, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run that has the lock may wait for one of those."""
-    run = make(["prose"], fake("a"), fake("b", boost=1.0))
+    """The run that has the lock may wait for one of those.  That it waits is said once."""
+    run, said = make(["prose"], fake("a"), fake("b", boost=1.0)), list[str]()
+    monkeypatch.setattr(run.session.progress, "say", said.append)
     before = make(["prose"], fake("a"))
     together(before)
     cache, (key, _, _) = Cache(own_cache), before.of("a")[0].scores_key.partition("/")
@@ -135,6 +136,7 @@ def test_a_model_that_waits_for_a_lock_keeps_no_other_from_a_gpu(
         wait_until(lambda: ("b", "score done") in told.steps, TOGETHER_S)
         assert told.of("a") == []
     run.join(TOGETHER_S)
+    assert [line for line in said if "another run" in line] == ["a: another run is scoring it; this one waits for that"]
     assert run.of("a")[0].ppl == before.of("a")[0].ppl
 
 

@@ -65,14 +65,17 @@ def test_what_spread_windows_know_of_the_text() -> None:
     data = {"windows": 2, "windows_of_the_text": 12, "method": "gptq"}
     run = replace(run_of(row(REF, 0.01), row(QUANT, 0.02, 0.0006)), data=data)
     within = (
-        "PPL within 2 %, KLD of every row within 4.9 % (one standard error; ± is about other texts like this one too)"
+        "PPL within 2 %, KLD of every row within 4.9 % (one standard error; the table's ± is about other texts, too)"
     )
     assert footnotes(run)[:2] == [
         "method gptq: 2 windows of 12, spread over the text, 40 scored tokens",
-        f"the same of all 12 windows: {within}; the other 10 would take about 20 s of scoring",
+        f"what all 12 windows of the text would give: {within}; the other 10 would take about 20 s of scoring",
     ]
     unknown = replace(run, models=(row(QUANT, None, None),))
-    assert footnotes(unknown)[1] == "the same of all 12 windows: n/a; the other 10 would take about 10 s of scoring"
+    assert (
+        footnotes(unknown)[1]
+        == "what all 12 windows of the text would give: n/a; the other 10 would take about 10 s of scoring"
+    )
     whole = replace(run, data={"windows": 2, "method": "gptq"})
     assert footnotes(whole)[0] == f"method gptq: {WINDOWS}"
     assert not any("of all" in note for note in footnotes(whole))
