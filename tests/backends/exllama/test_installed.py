@@ -75,6 +75,16 @@ def on_a_gpu(engine: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not runs, reason=f"no CUDA GPU or {engine} not installed")
 
 
+on_both = pytest.mark.parametrize(
+    "backend_class",
+    [
+        pytest.param(ExLlamaV2Engine, marks=on_a_gpu("exllamav2")),
+        pytest.param(ExLlamaV3Engine, marks=on_a_gpu("exllamav3")),
+    ],
+)
+"""For a test of what both engines must do alike, each where it is installed beside a GPU."""
+
+
 def request(folder: Path, tokens: int, engine: str = "exllamav3", **options: Any) -> LoadRequest:
     return LoadRequest("toy", engine, str(folder), tokens, options)
 
@@ -111,13 +121,7 @@ def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "backend_class",
-    [
-        pytest.param(ExLlamaV2Engine, marks=on_a_gpu("exllamav2")),
-        pytest.param(ExLlamaV3Engine, marks=on_a_gpu("exllamav3")),
-    ],
-)
+@on_both
 def test_a_later_token_does_not_move_an_earlier_score(
     backend_class: type[LogitsEngine], toy_model: Path, fitting_toy: Path
 ) -> None:
@@ -135,13 +139,7 @@ def test_a_later_token_does_not_move_an_earlier_score(
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "backend_class",
-    [
-        pytest.param(ExLlamaV2Engine, marks=on_a_gpu("exllamav2")),
-        pytest.param(ExLlamaV3Engine, marks=on_a_gpu("exllamav3")),
-    ],
-)
+@on_both
 def test_decode_gives_the_logits_of_prefill(
     backend_class: type[LogitsEngine], toy_model: Path, fitting_toy: Path
 ) -> None:
