@@ -36,14 +36,14 @@ Measured = Callable[[ModelResult], float | None]
 class Ranking:
     """Rows by what they lose: the ``best`` measured one, those ``equal`` to it (not told apart), and ``worse`` ones.
 
-    ``unknown``: rows of which the statistics do not say it; ``reason``: why they say it of none.
+    ``unknown``: rows of which the statistics do not say it, and the ``reason``.
     """
 
     best: ModelResult
     equal: Sequence[ModelResult] = ()
     worse: Sequence[ModelResult] = ()
     unknown: Sequence[ModelResult] = ()
-    reason: str = ""
+    reason: str = "they cannot be compared token by token"
 
 
 def verdict(results: Results) -> str:
@@ -131,14 +131,18 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
         clauses.append(losing(found.unknown, kld.value))
     said = [f"{'; '.join(clauses)}."]
     if found.unknown:
-        why = found.reason or "they cannot be compared token by token"
-        said.append(f"Whether that is more than {best.marked_label} loses is not known: {why}.")
+        said.append(f"Whether that is more than {best.marked_label} loses is not known: {found.reason}.")
     return said
+
+
+def ends_of(rows: Sequence[ModelResult]) -> Sequence[ModelResult]:
+    """These rows, if they are few enough to be named each; else the first and the last."""
+    return rows if len(rows) < NAMED else (rows[0], rows[-1])
 
 
 def losing(rows: Sequence[ModelResult], least: float) -> str:
     """``Q4_K_M loses 4.1 times as much``: rows beside one with a KLD of ``least``, in the order of their KLDs."""
-    ends = rows if len(rows) < NAMED else (rows[0], rows[-1])
+    ends = ends_of(rows)
     lost = [kld_of(m) or 0.0 for m in ends]
     if least <= 0 or max(lost) > MOST_TIMES * least:
         klds = [f"{kld:.5f}" for kld in lost]
@@ -185,14 +189,13 @@ def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
     clauses += [above(found.unknown, ppl.value)] if found.unknown else []
     said = [f"{'; '.join(clauses)}."]
     if found.unknown:
-        why = found.reason or "they cannot be compared token by token"
-        said.append(f"Whether that is a difference is not known: {why}.")
+        said.append(f"Whether that is a difference is not known: {found.reason}.")
     return said
 
 
 def above(rows: Sequence[ModelResult], least: float) -> str:
     """``B's is 3.4 % higher``: the perplexities of rows, in their order, beside the lowest."""
-    ends = rows if len(rows) < NAMED else (rows[0], rows[-1])
+    ends = ends_of(rows)
     sizes = [f"{times(100 * ((ppl_of(m) or 0.0) / least - 1))} %" for m in ends]
     if ends is rows:
         return " and ".join(f"{m.marked_label}'s is {size} higher" for m, size in zip(ends, sizes, strict=True))
