@@ -1,11 +1,12 @@
-"""Prefill and decode of the same models in vLLM, side by side: weights in four formats, KV caches in four.
+"""Prefill and decode of the same models in vLLM, side by side: weights in four formats, KV caches in eight.
 
-    python -m benchmarks.decode OUT.json [--windows 64] [--length 2048] [--batch 64] [--rows bf16 fp8 ...]
+    python -m benchmarks.decode OUT.json [--windows 64] [--length 2048] [--batch 64] [--rows bf16 "kv fp8" ...]
 
 The shape is one of about 1.5 billion random weights in real files (``benchmarks/shapes.py``), the text is the demo's.
-One reference, bf16 in prefill, is that of all rows.  Each row is scored in prefill and in decode, bf16 also in smaller
-batches and in steps of four tokens.  Quantized weights are also scored in decode against their own prefill.  A table
-with errors comes from compare_q itself; OUT.json has what its rows say, which attention, graphs and steps ran too.
+One reference, bf16 in prefill, is that of all rows.  Each row is scored in prefill and in decode; "other steps" are
+bf16 in smaller batches and in steps of four tokens.  Quantized weights are also scored in decode against their own
+prefill.  A table with errors comes from compare_q itself; OUT.json has what its rows say, which attention, graphs and
+steps ran too.  A cache that the machine's vLLM cannot keep is a row with the reason.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ ROWS: dict[str, tuple[str, str]] = {
     "kv fp8": ("bf16", "fp8"),
     "kv int8": ("bf16", "int8_per_token_head"),
     "kv int4": ("bf16", "int4_per_token_head"),
+    **{f"kv turboquant {bits}": ("bf16", f"turboquant_{bits}") for bits in ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc")},
 }
 """Row -> (format of the weights, ``kv_cache_dtype``)."""
+OTHER_STEPS = "other steps"
 KEPT = (
     "label", "phase", "kernel", "kv_cache", "deviations", "ppl", "ppl_stderr", "kld", "kld_stderr", "kld_p99.9",
     "same_top", "tokens", "tokens_per_second", "load_seconds", "score_seconds", "error",
@@ -79,10 +82,13 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--length", type=int, default=2048, help="tokens of a window")
     parser.add_argument("--batch", type=int, default=64, help="windows that are decoded at a time")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="default: all; bf16 is first")
+    names = [*ROWS, OTHER_STEPS]
+    parser.add_argument(
+        "--rows", nargs="+", choices=names, default=names, help="default: all; bf16 in prefill is always there"
+    )
     parser.add_argument("--toy", action="store_true", help="a small shape, for a CPU")
     arguments = parser.parse_args(words)
-    rows = list(dict.fromkeys(["bf16", *arguments.rows]))
+    rows = [row for row in dict.fromkeys(["bf16", *arguments.rows]) if row in ROWS]
     began = time.perf_counter()
     found: dict[str, Any] = {
         "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
@@ -94,19 +100,21 @@ def main(words: Sequence[str]) -> int:
         data = {"tokenizer_dir": str(folders["bf16"]), "dataset": "text", "path": str(TEXT),
                 "eval_len": arguments.length, "eval_stride": arguments.length,
                 "max_rows": arguments.windows}  # fmt: skip
-        phases = [[spec(row, folders), decode(row, folders, arguments.batch)] for row in rows]
-        phases[0][0]["reference"] = True
-        more = [(max(arguments.batch // 8, 1), 1), (arguments.batch, 4)]
+        reference = spec("bf16", folders, reference=True)
+        phases = {row: [spec(row, folders), decode(row, folders, arguments.batch)] for row in rows}
+        phases["bf16"] = [reference, *phases["bf16"][1:]] if "bf16" in arguments.rows else [reference]
         tables = {
-            "against bf16 in prefill": [each for row in phases for each in row],
+            "against bf16 in prefill": [each for row in rows for each in phases[row]],
             **{
                 f"{row} against its own prefill": [
                     spec(row, folders, reference=True), decode(row, folders, arguments.batch)
                 ]
                 for row in rows if ROWS[row][0] != "bf16"
             },
-            "other steps": [phases[0][0], *(decode("bf16", folders, batch, step) for batch, step in more)],
         }  # fmt: skip
+        if OTHER_STEPS in arguments.rows:
+            others = [(max(arguments.batch // 8, 1), 1), (arguments.batch, 4)]
+            tables[OTHER_STEPS] = [reference, *(decode("bf16", folders, batch, step) for batch, step in others)]
         for name, models in tables.items():
             found["tables"][name] = measured(data, models, Path(scratch) / "cache")
             found["seconds"] = round(time.perf_counter() - began, 1)
