@@ -35,6 +35,7 @@ from compare_q.eval.results import flat, merging, results_json
 from compare_q.eval.results.differences import Difference, difference_or_reason
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.run import hosts, runner, token_scores
+from compare_q.eval.run import phases as in_phases
 from compare_q.eval.run.hosts import Session
 from compare_q.eval.specs import reading as spec_files
 from compare_q.eval.specs.reading import S
@@ -224,6 +225,7 @@ def compare(
     cache_dir: str | Path | None = None,
     clear_cache: bool = False,
     divergences: bool = False,
+    phases: bool = False,
     verbose: bool = False,
     quiet: bool = False,
 ) -> Comparison:
@@ -232,7 +234,8 @@ def compare(
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
     With several texts each model loads once.
     ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``,
-    ``clear_cache``, ``divergences``, ``verbose``: as on the command line; ``quiet``: no progress on standard error.
+    ``clear_cache``, ``divergences``, ``phases``, ``verbose``: as on the command line; ``quiet``: no progress on
+    standard error.
 
     InputError (``compare_q.backends.common.errors``): bad input, one line for each problem, before any engine starts.
     A model that fails later is a row with its ``error``.
@@ -251,7 +254,14 @@ def compare(
             session.progress.say(line)
     specs = specs_of(DataSpec, data, "data")
     spec_files.check_labels(specs)
-    finished = runner.run(session, dict(zip(corpus.names_of(specs), specs, strict=True)), chosen, rows)
+    texts = dict(zip(corpus.names_of(specs), specs, strict=True))
+    if phases:
+        chosen, said = in_phases.with_decode(chosen)
+        for line in said:
+            session.progress.say(line)
+    finished = runner.run(session, texts, chosen, rows)
+    if phases:
+        finished = in_phases.beside_own_prefill(session, texts, chosen, finished)
     if finished.signal:
         raise KeyboardInterrupt
     return Comparison(finished.results, finished.data, session.cache)

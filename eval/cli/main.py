@@ -82,7 +82,12 @@ def measure(args: argparse.Namespace) -> int:
     else:
         data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)), NO_DATA_SPEC)
         model_specs = chosen_models(args)
+    from compare_q.eval.run import phases
     from compare_q.eval.text import corpus
+
+    if args.phases:
+        model_specs, said = phases.with_decode(model_specs)
+        remark(*said)
 
     texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
     reference = bool(args.logits_file) or any(spec.is_reference for spec in model_specs)
@@ -216,19 +221,21 @@ def session_of(args: argparse.Namespace) -> Session:
 
 def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot; ``texts``: by their names.  Returns the exit status."""
-    from compare_q.eval.run import runner
+    from compare_q.eval.run import phases, runner
     from compare_q.eval.run.hosts import signals_interrupt
 
     tokens = writes(args, texts, model_specs)
     session = session_of(args)
     cache = session.cache
     session.progress.below = look = FirstLook([spec.name for spec in model_specs], list(texts))
-    session = replace(session, row_done=look.add)
+    shown = replace(session, row_done=look.add)
     with signals_interrupt(session.hosts):
         if args.until:
-            finished = until.run(args.until, texts, partial(one_stage, session, model_specs), remark)
+            finished = until.run(args.until, texts, partial(one_stage, shown, model_specs), remark)
         else:
-            finished = runner.run(session, texts, model_specs, args.rows)
+            finished = runner.run(shown, texts, model_specs, args.rows)
+        if args.phases:
+            finished = phases.beside_own_prefill(session, texts, model_specs, finished)
         interrupted = 128 + finished.signal if finished.signal else 0
         results = replace(finished.results, title=args.title)
         if failures := outputs.nothing_scored(results):
@@ -240,7 +247,8 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
             from compare_q.eval.cli import words
 
             with written.writing(args.save_specs):
-                remark(words.save(args.save_specs, list(texts.values()), model_specs, finished))
+                command = words.save(args.save_specs, list(texts.values()), model_specs, finished)
+                remark(f"{command} --phases" if args.phases else command)
         if tokens:
             outputs.copy_scores(cache, finished, tokens, written)
         outputs.write(args, results, lambda: outputs.excerpts(finished, cache), written)

@@ -30,7 +30,6 @@ from compare_q.eval.text import hub_datasets
 
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import Finished
-    from compare_q.eval.text.windows import EvalData
 
 LABELLED = re.compile(r"([^=/\\]+)=(.+)")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -209,20 +208,13 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], fin
     """Write ``data.json`` and ``models.json``, which repeat a run; returns the command that does."""
     folder.mkdir(parents=True, exist_ok=True)
     texts_json = [
-        {**keys_of(spec, "tokenizer_dir", "path", "dataset_path"), "max_rows": size_of(found)}
+        {**keys_of(spec, "tokenizer_dir", "path", "dataset_path"), "max_rows": found.max_rows if found else 0}
         for spec, found in zip(data, finished.data, strict=True)
     ]
     models_json = [keys_of(spec, "model_dir") for spec in specs]
     for name, content in (("data.json", texts_json), ("models.json", models_json)):
         (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
     return reading.command(folder / "data.json", folder / "models.json")
-
-
-def size_of(data: EvalData | None) -> int:
-    """What ``max_rows`` counts of a text: its questions, or its windows; 0 (all) of one that failed."""
-    if data is None:
-        return 0
-    return data.answers.questions if data.answers else len(data.windows)
 
 
 def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:

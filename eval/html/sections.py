@@ -32,7 +32,7 @@ from compare_q.eval.table.columns import Cell, Filled
 from compare_q.eval.table.footnotes import COMMON_ERROR, MEANS
 from compare_q.eval.table.pairs import interval_text, percent_above
 from compare_q.eval.table.registry import COLUMNS, LABEL
-from compare_q.eval.table.tables import table_of_text
+from compare_q.eval.table.tables import table_of_phases, table_of_text
 from compare_q.eval.table.verdict import verdict
 
 MEASURES = {**KLD_VALUES, "ppl": PPL, **ACCURACIES}
@@ -196,7 +196,25 @@ def table_of_models(results: Results, text: TextResult, names: Sequence[str] | N
         + below_table(
             [FOREIGN.sub("", note) for note in (*described.notes, *described.legend_of(described.columns))], about_text
         )
+        + phases_beside(text)
     )
+
+
+def phases_beside(text: TextResult) -> str:
+    """The table of decode beside prefill; empty without one."""
+    described = table_of_phases(text)
+    if not described.columns:
+        return ""
+    heads = [tag("th", escape(each.column.title), scope="col", title=each.column.means) for each in described.columns]
+    rows = [
+        tag("tr", *(tag("td", escape(markdown.plain_cell(cell)), class_="name" if cell in labels else "number")
+                    for cell in row))
+        for labels in (described.columns[0].cells,)
+        for row in zip(*(each.cells for each in described.columns), strict=True)
+    ]  # fmt: skip
+    whole = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
+    notes = tag("ul", *(tag("li", escape(note)) for note in described.notes), class_="notes")
+    return tag("h3", escape(described.title)) + tag("div", whole, class_="scroll") + notes
 
 
 def below_table(notes: Sequence[str], before: str = "") -> str:

@@ -91,6 +91,7 @@ def model_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, A
         "spec": model.spec,
         "provenance": model.provenance,
         "estimates": dataclasses.asdict(model.estimates) if model.estimates else None,
+        "own_prefill": dataclasses.asdict(model.own_prefill) if model.own_prefill else None,
     }
 
 
@@ -178,6 +179,7 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "is_reference": raw["reference"],
         "cached": raw["from_cache"],
         "reference_key": raw["reference_key"] or "",
+        "own_prefill": raw.get("own_prefill"),  # which results made before --phases do not have
         "error": raw["error"] or "",
     }
 

@@ -18,6 +18,7 @@ from compare_q.backends.common import machine
 from compare_q.backends.layers import groups
 from compare_q.eval.results.timing import Timing
 from compare_q.eval.stats.estimates import Estimates
+from compare_q.eval.stats.phases import OwnPrefill
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 MARK = "\N{DAGGER}"
@@ -36,7 +37,8 @@ class ModelResult:
 
     ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell
     them, as ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's token
-    scores in the cache.  ``reference_key``, in a merged run with several references: the key of the reference that the
+    scores in the cache.  ``own_prefill``: of a row in decode, beside the same model's prefill, where that was asked for
+    (``--phases``).  ``reference_key``, in a merged run with several references: the key of the reference that the
     model's KLD is against.  ``part``: the number of the run that it comes from among those that were merged; None: of
     no merged run.  ``timing`` is None where a worker did not tell it.
     """
@@ -58,6 +60,7 @@ class ModelResult:
     reference_key: str = ""
     part: int | None = field(default=None, compare=False)  # which ``Results.parts`` say
     notes: tuple[str, ...] = ()
+    own_prefill: OwnPrefill | None = None
     error: str = ""
 
     @property

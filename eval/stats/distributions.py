@@ -70,14 +70,19 @@ def bucket_of(ref_top1_logprob: NDArray[Any]) -> NDArray[np.intp]:
     return np.searchsorted(CONFIDENCES[1:-1], np.exp(ref_top1_logprob.astype(np.float64)), side="right")
 
 
-def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None) -> Curve:
-    """Mean loss and KLD over position [N] in the window, in bins whose widths grow with the position.
+def position_bins(position: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """(edges, the bin [N] of each position [N] in the window): bins whose widths grow with the position.
 
     Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.
     """
     low, high = int(position.min()), int(position.max()) + 1
     edges = np.unique(np.geomspace(low + 1, high + 1, CURVE_BINS + 1).round().astype(np.int64)) - 1
-    place = np.searchsorted(edges, position, side="right") - 1
+    return edges, np.searchsorted(edges, position, side="right") - 1
+
+
+def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None) -> Curve:
+    """Mean loss and KLD over position [N] in the window, in the bins of ``position_bins``."""
+    edges, place = position_bins(position)
 
     def means(values: NDArray[Any]) -> tuple[float | None, ...]:
         finite = np.isfinite(values)

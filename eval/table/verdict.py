@@ -19,6 +19,7 @@ from compare_q.eval.results.differences import (
     near_lossless,
 )
 from compare_q.eval.results.digits import number_with_error, two_digits
+from compare_q.eval.results.phases import models_once
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult, several_references
 from compare_q.eval.stats.answers import discordant, mcnemar_p
 from compare_q.eval.stats.estimates import n_blocks
@@ -58,7 +59,7 @@ def verdict(results: Results) -> str:
 
 def of_text(text: TextResult) -> list[str]:
     """The sentences on one text."""
-    measured = [model for model in text.models if model.estimates]
+    measured = [model for model in models_once(text.models) if model.estimates]
     if not measured:
         return ["No model was scored."]
     if text.is_answers:
@@ -228,8 +229,9 @@ def of_answers(measured: Sequence[ModelResult]) -> list[str]:
 
 def of_texts(results: Results) -> list[str]:
     """The rows by their means over the texts; a difference is certain that is so on every text, in one direction."""
+    candidates = dict.fromkeys(m.label for text in results.scored for m in models_once(text.models))
     for score, mean, word in (("kld", results.mean_kld, "KLD"), ("nll", results.mean_ppl, "PPL")):
-        known = {label: value for label in results.labels if (value := mean(label)).value is not None}
+        known = {label: value for label in candidates if (value := mean(label)).value is not None}
         rows = [label for label in known if score == "nll" or is_candidate(results, label)]
         if len(rows) > (score == "nll"):
             return [*of_means(results, sorted(rows, key=lambda label: known[label].value or 0.0), score, word)]

@@ -195,6 +195,11 @@ class EvalData:
         return None if self.documents is None else np.asarray(self.documents.begins, np.int64)[window]
 
     @property
+    def max_rows(self) -> int:
+        """What the ``max_rows`` of a data spec counts: questions, or windows."""
+        return self.answers.questions if self.answers else len(self.windows)
+
+    @property
     def is_spread(self) -> bool:
         """Whether the windows are some of the text's, spread over it."""
         return self.spec.sample == "spread" and len(self.windows) < self.available
