@@ -10,7 +10,7 @@ from compare_q.eval.results.run_result import ModelResult, TextResult
 from compare_q.eval.stats.phases import OwnPrefill
 from compare_q.eval.table import columns
 from compare_q.eval.table.columns import Cell, Filled, filled
-from compare_q.eval.table.registry import KERNEL, LABEL
+from compare_q.eval.table.registry import LABEL
 
 TITLE = "Decode beside prefill"
 DIFFERS = "\N{DOUBLE EXCLAMATION MARK}"
@@ -34,21 +34,19 @@ def columns_of(text: TextResult) -> list[Filled]:
     if not pairs:
         return []
     prefills, decodes = (replace(text, models=models) for models in zip(*pairs, strict=True))
-    labels, *shown = filled(decodes, [LABEL, KERNEL, "phase"])
     marked = (Cell(columns.label_of(row) + f" {DIFFERS}" * own_of(row).differs) for _, row in pairs)
-    labels = replace(labels, cells=tuple(marked))
+    shown = [replace(each, cells=tuple(marked)) for each in filled(decodes, [LABEL])]
     for name in IN_BOTH:
         for rows, phase in ((prefills, "prefill"), (decodes, "decode")):
             if name != "kld" or text.reference:
-                (column,) = filled(rows, [name])
-                header = f"{column.column.title}\n{phase}"
-                cells = tuple(replace(cell, is_best=False) for cell in column.cells)
-                shown.append(Filled(replace(column.column, header=header), cells, block=1 + IN_BOTH.index(name)))
+                (each,) = filled(rows, [name])
+                header = f"{each.column.title}\n{phase}"
+                cells = tuple(replace(cell, is_best=False) for cell in each.cells)
+                shown.append(Filled(replace(each.column, header=header), cells))
     *own, begins = filled(decodes, OWN)
-    found = zip(begins.cells, (own_of(row) for _, row in pairs), strict=True)
-    nowhere = tuple(Cell("nowhere") if each.noise and each.begins is None else cell for cell, each in found)
-    last = [*own, replace(begins, cells=nowhere)]
-    return [labels, *shown, *(replace(each, block=2 + len(IN_BOTH)) for each in last)]
+    known = zip(begins.cells, (own_of(row) for _, row in pairs), strict=True)
+    nowhere = tuple(Cell("nowhere") if each.noise and each.begins is None else cell for cell, each in known)
+    return [*shown, *own, replace(begins, cells=nowhere)]
 
 
 def own_of(row: ModelResult) -> OwnPrefill:
@@ -66,9 +64,9 @@ def notes_of(text: TextResult) -> list[str]:
             found.append(f"{row.label}: noise n/a: {own.no_noise}")
         elif own.differs and own.kld.value is not None and own.noise.value:
             size, times = number_with_error(own.kld.value, own.kld.stderr, "nats"), own.kld.value / own.noise.value
-            begins = "" if own.begins is None else f"; it begins at token {own.begins:,} of a window"
+            begins = "" if own.begins is None else f"; it shows from about token {own.begins:,} of a window on"
             found.append(
                 f"{DIFFERS} {row.label}: KLD from {prefill.label} {size}, {two_digits(times):g} times what rounding "
-                f"noise makes{begins}. Generation is not what prefill measures here"
+                f"noise makes{begins}; generation is not what prefill measures"
             )
     return found

@@ -41,9 +41,11 @@ def show(
     ``notes``: also what the columns and marks mean.
     """
     meanings: dict[str, None] = {}
-    for table in tables_of(results, names, by_text=by_text):
+    for place, table in enumerate(tables_of(results, names, by_text=by_text)):
         if table.heading:
             heading(console, table.heading)
+        elif place:
+            console.print()
         shown: list[Filled] = []
         may_squeeze = names is None and not any(each.block for each in table.columns)
         for number, columns in enumerate(fitting(table, console.width)):

@@ -52,9 +52,25 @@ def verdict(results: Results) -> str:
     said = ["No text was scored."]
     if results.scored:
         said = of_text(results.scored[0]) if len(results.texts) == 1 else of_texts(results)
+    said += of_phases(results)
     failed = [label for label in results.labels if any(m and m.error for m in results.of_label(label))]
     failed += [f"the text {text.name}" for text in results.texts if text.error]
     return " ".join([*said, *([f"Failed: {listed(failed)}."] if failed else [])])
+
+
+def of_phases(results: Results) -> list[str]:
+    """Which rows in decode are their own model's prefill with other roundings, and which are not, on some text."""
+    rows = [(m.label, m.own_prefill) for text in results.scored for m in text.models if m.own_prefill]
+    off = dict.fromkeys(label for label, own in rows if own.differs)
+    unknown = {label for label, own in rows if own.noise is None}
+    same = dict.fromkeys(label for label, _ in rows if label not in unknown | off.keys())
+    return [
+        f"{what}: {listed(list(labels))}."
+        for what, labels in (
+            ("Decode differs from the same model's prefill by more than rounding noise", off),
+            ("Decode is the same model's prefill within rounding noise", same),
+        ) if labels
+    ]  # fmt: skip
 
 
 def of_text(text: TextResult) -> list[str]:
