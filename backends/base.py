@@ -539,19 +539,25 @@ class LogitsEngine(Engine):
         return states
 
     def in_steps(self, length: int, step: int, forward: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-        """Logits [L, V] of a window of so many tokens in decode, and its states, from those of its steps.
+        """Logits [..., L, V] of windows of so many tokens in decode, and their states, from those of the steps.
 
-        ``forward(begin, end)``: the logits [end - begin, V] of these positions; those before are in the cache.
+        ``forward(begin, end)``: the logits [..., end - begin, V] of these positions; those before are in the cache.
+        They are copied, since the next step may take the same memory; ``entered`` is not.
         """
         import torch
 
-        logits, states = [], []
+        logits: torch.Tensor | None = None
+        states = []
         for begin in range(0, length, step):
-            logits.append(forward(begin, min(begin + step, length)))
+            part = forward(begin, min(begin + step, length))
+            if logits is None:
+                logits = part.new_empty((*part.shape[:-2], length, part.shape[-1]))
+            logits[..., begin : begin + step, :] = part
             states.append(self.entered)
         if self.entered is not None:
-            self.entered = torch.cat(states)
-        return torch.cat(logits)
+            self.entered = torch.cat(states, -2)
+        assert logits is not None
+        return logits
 
 
 class ScoringEngine(Engine):

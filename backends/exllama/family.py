@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from compare_q.backends.base import LoadRequest, LogitsEngine
+from compare_q.backends.base import LoadRequest, LogitsEngine, Window
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
@@ -20,24 +23,36 @@ from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import computing
 from compare_q.backends.hub import local_folder
-from compare_q.backends.layers.groups import NO_CACHE
+from compare_q.backends.layers.groups import NO_CACHE, KVCache, group_kv_caches, kv_formats
+
+if TYPE_CHECKING:
+    import torch
 
 OUTPUT_FACTOR = 4
 """Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
 
 
+NOT_GPUS = {"max_seq_len", "cache_mode"}
+"""Options that name no GPU, by its place among all."""
+
+
 class ExLlamaOptions(EngineOptions):
-    """The ``engine`` object: how the model is split, and the length that longrope factors depend on."""
+    """The ``engine`` object: how the model is split, and the length that longrope factors depend on.
+
+    ``cache_mode``: how decode keeps keys and values, by TabbyAPI's names.
+    """
 
     max_seq_len: int | None = Field(None, gt=0)
+    cache_mode: str | None = None
 
 
 class ExLlamaEngine(LogitsEngine):
-    """One model, whose package has the name of its load_fn; all its options but ``max_seq_len`` name GPUs, by their
-    places among all.
+    """One model, whose package has the name of its load_fn.
 
     ``methods``: the quantization methods that it reads; ``settings``: what the names of its variables begin with;
-    ``cache``: keys and values, in decode only.
+    ``cache``: keys and values, in decode only, where windows that follow one another and are equally long go through
+    together: ``ahead`` are those that will be asked for, ``decoded`` has (logits, states) of those that went through
+    with the last one, by their index.
     """
 
     files = HuggingFaceFolder
@@ -46,11 +61,24 @@ class ExLlamaEngine(LogitsEngine):
     dtype = ""
     cache: Any = None
 
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        self.ahead: Sequence[Window] = ()
+        self.decoded: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    @property
+    def batch(self) -> int:
+        """How many windows go through together, at most."""
+        return 1 if self.request.decode is None else self.request.decode.batch
+
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        longest = cls(request).options.max_seq_len
+        options = cls(request).options
+        longest = options.max_seq_len
         if longest is not None and longest < request.max_tokens:
             raise InputError(f"engine.max_seq_len: {longest} is too short for windows of {request.max_tokens} tokens")
+        if options.cache_mode is not None and request.decode is None:
+            raise InputError('engine.cache_mode: only with "phase": "decode"; prefill scores windows without a cache')
         folder = expanded(request.model_dir)
         if folder.is_dir():
             cls.check_folder(folder, CheckpointConfig.read(folder), request)
@@ -76,7 +104,7 @@ class ExLlamaEngine(LogitsEngine):
 
     @classmethod
     def gpus(cls, request: LoadRequest) -> int | None:
-        return 0 if request.options.keys() - {"max_seq_len"} else None
+        return 0 if request.options.keys() - NOT_GPUS else None
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -97,21 +125,73 @@ class ExLlamaEngine(LogitsEngine):
         try:
             self.load_folder(folder)
         except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
-            raise ModelError(f"{name} could not load {folder}: {one_line(error)}") from error
+            less = '; a smaller "batch" takes less memory' if self.batch > 1 else ""
+            raise ModelError(f"{name} could not load {folder}: {one_line(error)}{less}") from error
 
     @abstractmethod
     def load_folder(self, folder: Path) -> None:
         """Load the model; whatever the engine raises."""
 
+    def prepare(self, windows: Sequence[Window]) -> None:
+        self.ahead, self.decoded = windows, {}
+
+    def logits(self, window: Window) -> torch.Tensor:
+        if self.request.decode is None:
+            return self.forward(token_ids_of([window]))[0]
+        if window.index not in self.decoded:
+            together = self.together(window)
+            logits = self.decode_windows(token_ids_of(together), self.request.decode.step)
+            states = [None] * len(together) if self.entered is None else self.entered
+            self.decoded = dict(zip([each.index for each in together], zip(logits, states, strict=True), strict=True))
+        found, self.entered = self.decoded.pop(window.index)
+        return found.clone()  # else the last window of a batch would hold all of it while the next batch comes
+
+    def together(self, window: Window) -> list[Window]:
+        """A batch: ``window`` and those that are asked for just after it and are as long."""
+        places = (place for place, other in enumerate(self.ahead) if other.index == window.index)
+        following = self.ahead[next(places, len(self.ahead)) + 1 :]
+        length = len(window.token_ids)
+        alike = takewhile(lambda other: len(other.token_ids) == length, following)
+        return [window, *islice(alike, self.batch - 1)]
+
+    @abstractmethod
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Logits [1, L, V] of one window's tokens, int64 [1, L], in prefill."""
+
+    @abstractmethod
+    def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
+        """Logits [B, L, V] of windows of one length, int64 [B, L], so many tokens of each at a time.
+
+        ``entered`` is then their states [B, L, H], if ``head`` has asked for them.
+        """
+
     def provenance(self) -> dict[str, Any]:
+        caches = group_kv_caches(self.kv_caches())
         return {
             "dtype": self.dtype,
-            "batch": "one window at a time",
-            **({NO_CACHE: "windows are scored whole, without one"} if self.cache is None else {"kv_cache": "float16"}),
+            "batch": "one window at a time" if self.batch == 1 else f"{self.batch} windows at a time",
+            **(
+                {NO_CACHE: "windows are scored whole, without one"}
+                if self.cache is None
+                else {"kv_cache": kv_formats(caches), "kv_cache_layers": [asdict(group) for group in caches]}
+            ),
             "options": self.options.model_dump(exclude_none=True),
         }
+
+    @abstractmethod
+    def kv_caches(self) -> Iterable[KVCache]:
+        """The cache of every attention layer, in decode; none in prefill."""
 
     def close(self) -> None:
         if self.model is not None:
             self.model.unload()
         self.model = self.cache = None
+        self.decoded = {}
+
+
+def token_ids_of(windows: Sequence[Window]) -> torch.Tensor:
+    """The tokens of windows of one length, int64 [B, L], in CPU memory."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.stack([window.token_ids for window in windows])).long()

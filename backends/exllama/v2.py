@@ -2,7 +2,7 @@
 
 Written from the source of 0.3.2; it has not been run here.  A window goes through ``ExLlamaV2.forward`` whole and
 without a KV cache, so that nothing splits it; exllamav2's default of 2,048 tokens a forward pass follows the windows.
-In decode it goes through in steps, with ``ExLlamaV2Cache`` in float16 (never run).
+In decode it goes through in steps, with a cache in float16 or in 8, 6 or 4 bits (never run).
 
 Set by compare_q, and not exllamav2's default: ``no_sdpa``.  Without flash-attn and xformers 0.3.2 would take torch's
 SDPA with no mask at all (``_attn_torch`` asks for the mask of a vision tower, and gets None): every token sees the
@@ -13,21 +13,23 @@ Products of more than 32 rows dequantize the weights to float16; they are added 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compare_q.backends.base import Capabilities, Layer, LoadRequest, Window
+from compare_q.backends.base import Capabilities, Layer, LoadRequest
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
-from compare_q.backends.layers.groups import group_layers
+from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers
 
 if TYPE_CHECKING:
     import torch
 
+FP16 = "FP16"
 GPTQ_BITS = 4
 RESERVE = 1 << 30
 """Bytes that the split leaves free on each GPU, at least; upstream's."""
@@ -36,6 +38,7 @@ RESERVE = 1 << 30
 class ExLlamaV2Options(ExLlamaOptions):
     """The ``engine`` object: GiB of weights on each GPU, in place of filling one after the other."""
 
+    cache_mode: Literal["FP16", "Q8", "Q6", "Q4"] | None = None
     gpu_split: list[float] | None = Field(None, min_length=1)
 
 
@@ -73,7 +76,8 @@ class ExLlamaV2Engine(ExLlamaEngine):
             )
 
     def load_folder(self, folder: Path) -> None:
-        from exllamav2 import ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
+        import exllamav2
+        from exllamav2 import ExLlamaV2, ExLlamaV2Config
 
         tokens = self.request.max_tokens
         config = ExLlamaV2Config(str(folder))
@@ -88,31 +92,35 @@ class ExLlamaV2Engine(ExLlamaEngine):
         sliding = min((size for layer in layers if (size := getattr(layer, "sliding_window", 0))), default=tokens + 1)
         if self.attention != "flash-attn" and sliding <= tokens:
             raise ValueError(f"windows of {tokens} tokens reach its sliding window of {sliding}; that needs flash-attn")
+        mode = self.options.cache_mode or FP16
+        new_cache = getattr(exllamav2, "ExLlamaV2Cache" if mode == FP16 else f"ExLlamaV2Cache_{mode}")
         cache = None
         if self.options.gpu_split is not None:
             model.load(self.options.gpu_split)
         else:
-            cache = ExLlamaV2Cache(model, max_seq_len=tokens, lazy=True)  # in prefill only to measure what fits
+            cache = new_cache(model, max_seq_len=tokens, lazy=True)  # in prefill only to measure what fits
             model.load_autosplit(cache, max(RESERVE, OUTPUT_FACTOR * 2 * tokens * config.vocab_size))
         if self.request.decode is not None:
-            self.cache = cache or ExLlamaV2Cache(model, max_seq_len=tokens)
+            self.cache = cache or new_cache(model, max_seq_len=tokens)
 
-    def logits(self, window: Window) -> torch.Tensor:
-        import torch
-
-        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
-        if self.request.decode is None:
-            return self._forward(token_ids)
+    def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
         self.cache.current_seq_len = 0
-        return self.in_steps(
-            len(window.token_ids), self.request.decode.step, lambda begin, end: self._forward(token_ids[:, begin:end])
-        )
+        return self.in_steps(token_ids.shape[1], step, lambda begin, end: self.forward(token_ids[:, begin:end]))
 
-    def _forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Logits [n, V] of tokens [1, n]; in decode behind those that are in the cache, which goes on by them."""
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """In decode behind the tokens that are in the cache, which goes on by these."""
         logits: torch.Tensor = self.model.forward(token_ids, self.cache)
         self.dtype = dtype_name(logits.dtype)
-        return logits[0, :, : self.model.config.vocab_size]
+        return logits[..., : self.model.config.vocab_size]
+
+    def kv_caches(self) -> Iterator[KVCache]:
+        mode = self.options.cache_mode or FP16
+        stored, scales = ("float16", "") if mode == FP16 else (mode.lower(), DYNAMIC)
+        held = [] if self.cache is None else [self.cache.key_states, self.cache.value_states]
+        held += [self.cache.key_scales, self.cache.value_scales] if scales else []
+        for layer, tensors in enumerate(zip(*held, strict=True)):
+            size = sum(tensor.nbytes for tensor in tensors) / tensors[0].shape[1]
+            yield KVCache(f"layers.{layer}", 1, stored, scales, attention=self.attention, prefill="", token_bytes=size)
 
     def layers(self) -> tuple[Layer, ...]:
         modules = self.model.modules_dict.values()

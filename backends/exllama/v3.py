@@ -1,4 +1,4 @@
-"""ExLlamaV3 (1.6): EXL3 and unquantized models on NVIDIA GPUs, one window at a time.
+"""ExLlamaV3 (1.6): EXL3 and unquantized models on NVIDIA GPUs, one window at a time in prefill.
 
 Loaded and run as exllamav3's own compare_q did it: the model fills one GPU after the other (``device``,
 ``reserve_per_device`` and ``use_per_device`` say otherwise), and a window goes through ``Model.forward`` whole and
@@ -6,38 +6,47 @@ without a KV cache (``attn_mode`` "flash_attn_nc").  In spite of that name no fl
 takes the first of its own Triton kernels, xformers and torch that can compute it, which the provenance names.
 
 What that measures: unquantized weights are float16, bf16 ones too; so are logits and what enters a product.  EXL3
-products of more than 144 rows, as of any usual window, reconstruct the weights in float16 and multiply these; decode
-reads the trellis itself, and has a cache in float16 (written from the source of 1.6.5, never run).  The head is padded
-to a multiple of 128 entries, and a quantized head has noise there: logits are cut to the config's vocabulary.
+products of more than 144 rows, as of any usual window, reconstruct the weights in float16 and multiply these.  The head
+is padded to a multiple of 128 entries, and a quantized head has noise there: logits are cut to the config's vocabulary.
+
+Decode (written from the source of 1.6.5, never run) feeds windows of one length as the rectangular batch of
+``examples/generation_loop.py``.  Products of up to 144 rows read the trellis itself; a step of up to 8 windows runs
+each attention block as one CUDA graph, and one of up to 8 tokens each MLP.  The cache is in float16, or in 2 to 8 bits
+a key and a value.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from compare_q.backends.base import Capabilities, Layer, LoadRequest, Window
+from compare_q.backends.base import Capabilities, Layer, LoadRequest
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name
-from compare_q.backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
-from compare_q.backends.layers.groups import group_layers
+from compare_q.backends.exllama.family import NOT_GPUS, OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
+from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers
 
 if TYPE_CHECKING:
     import torch
 
 PAGE = 256
 """Tokens of a page of exllamav3's cache."""
+FP16 = "FP16"
+ATTENTION_NOTES = ("fn", "fn_qc")
+"""Where a module's ``dispatch_cache`` has the function that computed its attention, also from a quantized cache."""
 EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
 
 
 class ExLlamaV3Options(ExLlamaOptions):
-    """The ``engine`` object: arguments of ``Model.load``, in GiB."""
+    """The ``engine`` object: arguments of ``Model.load``, in GiB; bits of keys and values, as ``-cq`` takes them."""
 
+    cache_mode: str | None = Field(None, pattern=r"^(FP16|[2-8](,[2-8])?)$")
     device: str | None = Field(None, pattern=r"^cuda:\d+$")
     reserve_per_device: float | list[float] | None = None
     use_per_device: float | list[float] | None = None
@@ -65,7 +74,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         ),
         summary="EXL3 and unquantized models, logits on NVIDIA GPUs",
         override_tensors=True,
-        decodes=1,
+        decodes=512,
     )
     options_type = ExLlamaV3Options
     methods = ("exl3",)
@@ -90,42 +99,58 @@ class ExLlamaV3Engine(ExLlamaEngine):
             config.override_dynamic_seq_len(self.options.max_seq_len)
         self.vocab_size = config.vocab_size
         self.model = Model.from_config(config)
-        tokens = self.request.max_tokens
-        if self.request.decode is not None:  # before the model loads, which allocates the tensors of its caches
-            from exllamav3 import Cache
-
-            self.cache = Cache(self.model, max_num_tokens=-(-tokens // PAGE) * PAGE)
+        chunk = tokens = self.request.max_tokens
+        kept = OUTPUT_FACTOR * tokens
+        if (decode := self.request.decode) is not None:  # before the model loads, which allocates the cache's tensors
+            self.cache = self._new_cache(decode.batch)
+            chunk = pages(decode.batch * decode.step)  # the load runs a chunk of so many tokens through the cache
+            kept += decode.batch * tokens
         self.model.load(
-            max_chunk_size=tokens, max_output_size=tokens, max_output_factor=OUTPUT_FACTOR,
-            **self.options.model_dump(exclude_none=True, exclude={"max_seq_len"}),
+            max_chunk_size=chunk, max_output_size=chunk, max_output_factor=math.ceil(kept / chunk),
+            **self.options.model_dump(exclude_none=True, exclude=NOT_GPUS),
+        )  # fmt: skip
+        self._forget_the_chunk()
+
+    def _new_cache(self, batch: int) -> Any:
+        """A cache for so many windows, and as many states for layers that have one in place of keys and values."""
+        from exllamav3 import Cache, CacheLayer_fp16, CacheLayer_quant
+
+        mode = self.options.cache_mode or FP16
+        keys, _, values = mode.partition(",")
+        quantized = {} if mode == FP16 else {"k_bits": int(keys), "v_bits": int(values or keys)}
+        return Cache(
+            self.model, batch * pages(self.request.max_tokens),
+            CacheLayer_quant if quantized else CacheLayer_fp16, max_batch_size=batch, **quantized,
         )  # fmt: skip
 
-    def logits(self, window: Window) -> torch.Tensor:
-        import torch
+    def _forget_the_chunk(self) -> None:
+        """What the layers noted of the kernels that ran while loading, which are not those that will score."""
+        for module in self.model:
+            for name in ATTENTION_NOTES:
+                getattr(module, "dispatch_cache", {}).pop(name, None)
+            if type(getattr(module, "inner", None)).__name__ == "LinearEXL3":
+                module.inner._fused_reconstruct = None
 
-        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
-        if self.request.decode is not None:
-            return self._decoded(token_ids, self.request.decode.step)
-        logits: torch.Tensor = self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"})
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._cut(self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"}))
+
+    def _cut(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [B, n, V] of the real vocabulary, whose dtype is noted."""
         self.dtype = dtype_name(logits.dtype)
-        return logits[0, :, : self.vocab_size]
+        return logits[..., : self.vocab_size]
 
-    def _decoded(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """Logits [L, V] of tokens [1, L] in steps, as exllamav3's ``examples/generation_loop.py`` generates (1.6.5).
-
-        Layers with a state get it from the step before, and give its slot back behind the window.
-        """
+    def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
+        """Layers with states in place of a cache get those of the step before, and give their slots back at the end."""
+        shape = (len(token_ids), pages(self.request.max_tokens))
         states: Any = None
 
         def forward(begin: int, end: int) -> torch.Tensor:
             nonlocal states
-            shape = (1, self.cache.max_num_tokens)
             params = {"attn_mode": "flash_attn", "cache": self.cache, "past_len": begin, "batch_shape": shape}
             params |= {} if states is None else {"recurrent_states": states}
-            logits: torch.Tensor = self.model.forward(token_ids[:, begin:end], params)
+            logits = self.model.forward(token_ids[:, begin:end].contiguous(), params)
             states = params.get("recurrent_states")
-            self.dtype = dtype_name(logits.dtype)
-            return logits[0, :, : self.vocab_size].clone()
+            return self._cut(logits)
 
         logits = self.in_steps(token_ids.shape[1], step, forward)
         for state in states or ():
@@ -144,7 +169,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
             forward, self.entered = module.forward, torch.empty(0)
 
             def enter(x: torch.Tensor, *rest: Any, **keys: Any) -> torch.Tensor:
-                self.entered = x[0].clone() if self.request.decode else x[0]  # the next step may take the same memory
+                self.entered = x.clone() if self.request.decode else x[0]  # the next step may take the same memory
                 logits: torch.Tensor = forward(x, *rest, **keys)
                 return logits
 
@@ -161,14 +186,23 @@ class ExLlamaV3Engine(ExLlamaEngine):
         return (module for module in self.model if type(module).__name__ == "Linear" and module.inner is not None)
 
     def provenance(self) -> dict[str, Any]:
-        caches = (getattr(module, "dispatch_cache", {}) for module in self.model)
-        attention = {cache["fn"].__name__ for cache in caches if "fn" in cache}
         return super().provenance() | {
             "model_class": type(self.model).__name__,
             "devices": sorted({str(module.device) for module in self._linears()}),
-            "attention": sorted(attention),
+            "attention": sorted({name for module in self.model for name in attention_of(module)}),
             "override_tensors": [str(file) for file in self.request.override_tensors],
         }
+
+    def kv_caches(self) -> Iterator[KVCache]:
+        """Decode reads what a cache holds; layers with a window or a state of their own are not in ``Cache.layers``."""
+        for layer in () if self.cache is None else self.cache.layers.values():
+            keys, values = getattr(layer, "k_bits", None), getattr(layer, "v_bits", None)
+            stored = "float16" if keys is None else f"q{keys}" if keys == values else f"q{keys} (values q{values})"
+            yield KVCache(
+                layer.attention.key, 1, stored, "" if keys is None else DYNAMIC, prefill="",
+                attention=", ".join(sorted(attention_of(layer.attention))),
+                token_bytes=float(layer.storage_size()) / layer.max_num_tokens,
+            )  # fmt: skip
 
     def close(self) -> None:
         config = None if self.model is None else self.model.config
@@ -178,14 +212,31 @@ class ExLlamaV3Engine(ExLlamaEngine):
             config.stc.close()
 
 
+def pages(tokens: int) -> int:
+    """So many tokens in whole pages of the cache."""
+    return math.ceil(tokens / PAGE) * PAGE
+
+
+def attention_of(module: Any) -> set[str]:
+    """What has computed a module's attention: the functions that were chosen for it, and graphs that have run.
+
+    Latent attention keeps its graphs beside the functions.  Only some graphs say whether they have run.
+    """
+    notes = getattr(module, "dispatch_cache", {})
+    graphs = [each for each in getattr(module, "bc_attn", {}).values() if each and getattr(each, "slot_widths", True)]
+    graphs += [each for each in notes.values() if each and not callable(each)]
+    functions = {notes[name].__name__ for name in ATTENTION_NOTES if name in notes}
+    return functions | {type(each).__name__ for each in graphs}
+
+
 def layer_of(module: Any) -> Layer:
     """How a Linear of exllamav3 ran: which weights it holds, and the class that multiplied them."""
     inner = module.inner
     kernel = type(inner).__name__
     if kernel != "LinearEXL3":
         return Layer(module.key, dtype_name(inner.weight.dtype), "float16", kernel)
-    if getattr(inner, "_fused_reconstruct", None) is not None:  # set by the first call of reconstruct_hgemm
-        kernel += ".reconstruct_hgemm"
+    reconstructed = getattr(inner, "_fused_reconstruct", None) is not None  # set by reconstruct_hgemm's first call
+    kernel += ".reconstruct_hgemm" if reconstructed else ".exl3_gemm"  # and its kin: gemv, mgemm, in graphs
     return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
 
 

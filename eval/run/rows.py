@@ -439,7 +439,8 @@ def notes_of(job: Job, stored: StoredScores, text: TextRun, reference: Reference
     if max(asked, count) > 1:
         fewer = f", not by {asked}: there were no more GPUs, or no more windows"
         yield f"scored by {count} replicas{fewer if count < asked else ''}"
-    if stored.sessions > 1 and job.engine_class.capabilities.batches:
+    decode = job.request.decode
+    if stored.sessions > 1 and (decode.batch > 1 if decode else job.engine_class.capabilities.batches):
         yield f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run"
     if reference is None or job.spec.is_reference:
         if text.marked and not job.spec.is_reference:

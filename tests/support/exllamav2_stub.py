@@ -49,6 +49,19 @@ class Embedding:
 class ExLlamaV2Cache:
     def __init__(self, model: ExLlamaV2, batch_size: int = 1, max_seq_len: int = -1, lazy: bool = False) -> None:
         self.told, self.current_seq_len = (batch_size, max_seq_len, lazy), -1
+        self.key_states, self.value_states = (
+            [torch.zeros(1, max_seq_len, 2, size, dtype=torch.uint8) for _ in range(2)] for size in (4, 3)
+        )
+
+
+class ExLlamaV2Cache_Q4(ExLlamaV2Cache):  # noqa: N801 - the real name
+    """With scales, of which the stand-in has four bytes a token."""
+
+    @property
+    def key_scales(self) -> list[torch.Tensor]:
+        return [tensor.new_zeros(1, tensor.shape[1], 2, 1) for tensor in self.key_states]
+
+    value_scales = key_scales
 
 
 class ExLlamaV2:

@@ -57,9 +57,9 @@ class LinearEXL3(LinearFP16):
 
 
 class Linear:
-    dispatch_cache: ClassVar[dict[str, Any]] = {}
-
     def __init__(self, key: str, inner: LinearFP16) -> None:
+        self.dispatch_cache: dict[Any, Any] = {}
+        self.bc_attn: dict[int, Any] = {}
         self.key, self.inner, self.device = key, inner, torch.device("cpu")
         self.in_features_unpadded, self.softcap, self.pre_scale, self.post_scale = HIDDEN, 0.0, 1.0, 1.0
 
@@ -71,10 +71,34 @@ class Attention(Linear):
     """Anything that is no Linear."""
 
 
+class CacheLayer_fp16:  # noqa: N801 - the real name
+    """Keys and values of two heads of 32 in float16."""
+
+    def __init__(self, attention: Any, max_num_tokens: int) -> None:
+        self.attention, self.max_num_tokens = attention, max_num_tokens
+
+    def storage_size(self) -> int:
+        return self.max_num_tokens * 2 * 64 * 2
+
+
+class CacheLayer_quant(CacheLayer_fp16):  # noqa: N801 - the real name
+    """Likewise in so many bits, with a float16 for each 32 of them."""
+
+    def __init__(self, attention: Any, max_num_tokens: int, k_bits: int, v_bits: int) -> None:
+        super().__init__(attention, max_num_tokens)
+        self.k_bits, self.v_bits = k_bits, v_bits
+
+    def storage_size(self) -> int:
+        return self.max_num_tokens * (64 * (self.k_bits + self.v_bits) // 8 + 2 * 2 * 2)
+
+
 class Cache:
-    def __init__(self, model: Model, max_num_tokens: int) -> None:
+    def __init__(
+        self, model: Model, max_num_tokens: int, layer_type: Any = None, max_batch_size: int = 16, **kwargs: Any
+    ) -> None:
         assert (model.loaded, max_num_tokens % 256) == ({}, 0)
-        self.max_num_tokens, self.released = max_num_tokens, 0
+        self.max_num_tokens, self.max_batch_size, self.released = max_num_tokens, max_batch_size, 0
+        self.layers = {(0, 0): layer_type(model.modules[0], max_num_tokens, **kwargs)}
 
     def release_state(self, state: object) -> None:
         self.released += 1
@@ -106,6 +130,10 @@ class Model:
         max_chunk_size: int = 2048, max_output_size: int = 32, max_output_factor: int = 1,
     ) -> None:  # fmt: skip
         self.loaded = {name: value for name, value in locals().items() if name != "self" and value is not None}
+        for module in self:  # a chunk goes through each module as it is loaded
+            module.dispatch_cache["fn"] = Model.load_gen
+            if isinstance(module.inner, LinearEXL3):
+                module.inner._fused_reconstruct = True
 
     def load(self, *args: Any, **kwargs: Any) -> None:
         self.load_gen(*args, **kwargs)
@@ -115,6 +143,7 @@ class Model:
     def forward(self, input_ids: torch.Tensor, params: dict[str, Any] | None = None) -> torch.Tensor:
         self.params = params
         assert input_ids.dtype == torch.int64
+        assert input_ids.is_contiguous()
         return self.modules[-1].forward(self.embedding[input_ids], {})
 
     def unload(self) -> None:

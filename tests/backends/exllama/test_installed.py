@@ -28,10 +28,13 @@ SIGNATURES = [
     ("exllamav2", "model.py", v2.ExLlamaV2, set()),
     ("exllamav2", "config.py", v2.ExLlamaV2Config, set()),
     ("exllamav2", "cache.py", v2.ExLlamaV2Cache, set()),
+    ("exllamav2", "cache.py", v2.ExLlamaV2Cache_Q4, set()),
     ("exllamav2", "linear.py", v2.ExLlamaV2Linear, set()),
     ("exllamav3", "model/model.py", v3.Model, set()),
     ("exllamav3", "model/config.py", v3.Config, set()),
-    ("exllamav3", "cache/cache.py", v3.Cache, {"max_num_tokens"}),
+    ("exllamav3", "cache/cache.py", v3.Cache, {"max_num_tokens", "layers"}),
+    ("exllamav3", "cache/fp16.py", v3.CacheLayer_fp16, set()),
+    ("exllamav3", "cache/quant.py", v3.CacheLayer_quant, {"k_bits", "v_bits"}),
     ("exllamav3", "loader/safetensors.py", v3.SafetensorsCollection, set()),
     ("exllamav3", "modules/linear.py", v3.Linear,
      {"inner", "key", "in_features_unpadded", "softcap", "pre_scale", "post_scale"}),
@@ -143,15 +146,17 @@ def test_a_later_token_does_not_move_an_earlier_score(
 def test_decode_gives_the_logits_of_prefill(
     backend_class: type[LogitsEngine], toy_model: Path, fitting_toy: Path
 ) -> None:
-    """To the rounding of float16; the second window begins with an empty cache."""
+    """To the rounding of float16; the third window begins with a cache that the first ones left behind."""
     engine = backend_class.capabilities.load_fns[0]
     prefill = request(toy_model if engine == "exllamav2" else fitting_toy, 200, engine)
     whole = backend_class(prefill)
     whole.load()
-    for step in (1, 4):
-        backend = backend_class(replace(prefill, decode=Decode(step)))
+    for decode in (Decode(), Decode(4), Decode(1, min(2, backend_class.capabilities.decodes))):
+        backend = backend_class(replace(prefill, decode=decode))
         backend.load()
-        for window in toy_windows(2, 61):
+        windows = toy_windows(3, 61)
+        backend.prepare(windows)
+        for window in windows:
             logits, expected = backend.logits(window), whole.logits(window)
             torch.testing.assert_close(logits.float(), expected.float(), atol=ATOL_LOGIT, rtol=0.0)
         backend.close()

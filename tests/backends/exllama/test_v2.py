@@ -16,7 +16,7 @@ from compare_q.backends.base import Decode, Layer, LoadRequest, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.worker import scoring
-from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
+from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Cache_Q4, ExLlamaV2Config
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
 
@@ -24,7 +24,7 @@ from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 def attn(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """The stand-in in place of exllamav2, and a GPU for it; its module ``attn``, without flash-attn."""
     module, attn = types.ModuleType("exllamav2"), types.ModuleType("exllamav2.attn")
-    for each in (ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config):
+    for each in (ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Cache_Q4, ExLlamaV2Config):
         setattr(module, each.__name__, each)
     module.attn = attn
     attn.has_flash_attn, attn.has_xformers = False, True
@@ -93,6 +93,16 @@ def test_decode_feeds_the_cache_in_steps(attn: types.ModuleType, toy_model: Path
     assert engine.provenance()["kv_cache"] == "float16"
     engine.close()
     assert engine.cache is None
+
+
+def test_a_quantized_cache(attn: types.ModuleType, toy_model: Path) -> None:
+    """Keys and values of 8 and 6 bytes a token, and 2 and 2 of scales, in each of two layers."""
+    engine = ExLlamaV2Engine(replace(request(toy_model, cache_mode="Q4"), decode=Decode()))
+    engine.load()
+    assert isinstance(engine.cache, ExLlamaV2Cache_Q4)
+    (group,) = engine.provenance()["kv_cache_layers"]
+    assert (group["stored"], group["scales"], group["count"], group["token_bytes"]) == ("q4", "dynamic", 2, 18.0)
+    assert engine.provenance()["kv_cache"] == "q4"
 
 
 def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:

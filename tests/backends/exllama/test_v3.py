@@ -17,7 +17,8 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.worker import scoring
-from tests.support.exllamav3_stub import HIDDEN, PADDED, Cache, Config, Linear, LinearEXL3, Model, SafetensorsCollection
+from tests.support import exllamav3_stub
+from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model, SafetensorsCollection
 from tests.support.stores import kept_as_reference
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
@@ -26,7 +27,8 @@ from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """The stand-in in place of exllamav3, and a GPU for it."""
     module = types.ModuleType("exllamav3")
-    module.Config, module.Model, module.Cache = Config, Model, Cache
+    for name in ("Config", "Model", "Cache", "CacheLayer_fp16", "CacheLayer_quant"):
+        setattr(module, name, getattr(exllamav3_stub, name))
     monkeypatch.setitem(sys.modules, "exllamav3", module)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return module
@@ -60,30 +62,87 @@ def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> Non
     assert Model.last.params == {"attn_mode": "flash_attn_nc"}
 
 
-def test_decode_feeds_the_cache_in_steps(
-    stand_in: Any, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten tokens in steps of four; a state goes from step to step, and its slot back behind the window."""
-    engine = ExLlamaV3Engine(replace(request(toy_model, 300), decode=Decode(4)))
+def in_decode(folder: Path, decode: Decode, tokens: int = 300, **options: Any) -> ExLlamaV3Engine:
+    engine = ExLlamaV3Engine(replace(request(folder, tokens, **options), decode=decode))
     engine.load()
+    return engine
+
+
+def test_what_the_loader_is_told_in_decode(stand_in: Any, toy_model: Path) -> None:
+    """A chunk of whole pages, which the cache wants, and room for the logits of a batch and of four windows."""
+    for decode, chunk, kept in ((Decode(), 256, 5 * 300), (Decode(4, 65), 512, 69 * 300)):
+        engine = in_decode(toy_model, decode)
+        told = {"max_chunk_size": chunk, "max_output_size": chunk, "max_output_factor": -(-kept // chunk)}
+        assert engine.model.loaded == told
+        assert (engine.cache.max_num_tokens, engine.cache.max_batch_size) == (512 * decode.batch, decode.batch)
+
+
+def test_decode_feeds_the_cache_in_steps(stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten tokens of two windows in steps of four, then a third of another length alone; states go from step to step.
+
+    Of the fourth and fifth only the one is as long as the third; nothing is asked for behind the last.
+    """
+    engine = in_decode(toy_model, Decode(4, 2))
     forward, seen = engine.model.forward, []
 
     def stateful(ids: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
-        seen.append((ids.shape[1], params["past_len"], "recurrent_states" in params))
+        seen.append((tuple(ids.shape), params["past_len"], params.get("recurrent_states")))
         assert (params["attn_mode"], params["cache"]) == ("flash_attn", engine.cache)
-        assert params["batch_shape"] == (1, engine.cache.max_num_tokens) == (1, 512)
-        params.setdefault("recurrent_states", ["a state"])
+        assert params["batch_shape"] == (len(ids), 512)
+        params.setdefault("recurrent_states", ["state"] * len(ids))
         return forward(ids, params)
 
     monkeypatch.setattr(engine.model, "forward", stateful)
-    (window,) = toy_windows(1, 10)
+    lengths = (10, 10, 7, 10, 10, 10)
+    windows = [replace(toy_windows(1, length)[0], index=index) for index, length in enumerate(lengths)]
+    for index in range(1, len(windows)):
+        windows[index].token_ids[:] = (windows[index].token_ids + index) % 256
     weight, bias, facts = engine.head()
-    logits = engine.logits(window)
-    assert seen == [(4, 0, False), (4, 4, True), (2, 8, True)]
-    assert engine.cache.released == 1
-    torch.testing.assert_close(logits, loaded(toy_model).logits(window))
-    torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits)
-    assert engine.provenance()["kv_cache"] == "float16"
+    engine.prepare(windows)
+    for window in windows:
+        logits = engine.logits(window)
+        torch.testing.assert_close(logits, loaded(toy_model).logits(window))
+        torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits)
+    two, one = ["state"] * 2, ["state"]
+    pair = [((2, 4), 0, None), ((2, 4), 4, two), ((2, 2), 8, two)]
+    assert seen == [
+        *pair, ((1, 4), 0, None), ((1, 3), 4, one), *pair, ((1, 4), 0, None), ((1, 4), 4, one), ((1, 2), 8, one)
+    ]  # fmt: skip
+    assert engine.cache.released == len(windows)
+    engine.prepare(windows[:1])
+    assert engine.logits(windows[0]).shape == (10, TOY_VOCAB)
+    assert engine.provenance()["batch"] == "2 windows at a time"
+
+
+@pytest.mark.parametrize(
+    ("mode", "stored", "scales", "token_bytes"),
+    [("FP16", "float16", "", 256.0), ("4", "q4", "dynamic", 72.0), ("8,3", "q8 (values q3)", "dynamic", 96.0)],
+)
+def test_cache_modes(stand_in: Any, toy_model: Path, mode: str, stored: str, scales: str, token_bytes: float) -> None:
+    engine = in_decode(toy_model, Decode(), cache_mode=mode)
+    engine.logits(toy_windows(1, 10)[0])
+
+    def fn_decode() -> None: ...
+
+    engine.model.modules[0].dispatch_cache = {"fn_qc": fn_decode}
+    engine.model.modules[0].bc_attn = {1: types.SimpleNamespace(slot_widths={(1, 1): ()}), 2: False}
+    ran = engine.provenance()
+    (group,) = ran["kv_cache_layers"]
+    assert (ran["kv_cache"], group["stored"], group["scales"], group["token_bytes"]) == (
+        stored, stored, scales, token_bytes,
+    )  # fmt: skip
+    assert (group["attention"], group["prefill"]) == ("SimpleNamespace, fn_decode", "")
+    assert ran["attention"] == ["SimpleNamespace", "fn_decode"]
+
+
+def test_kernels_of_loading_are_not_those_of_scoring(
+    stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load runs a chunk that is larger than a step: what it leaves behind would be taken for decode's kernels."""
+    monkeypatch.setattr(exllamav3_stub, "LinearFP16", LinearEXL3)
+    engine = in_decode(toy_model, Decode())
+    assert {layer.kernel for layer in engine.layers()} == {"LinearEXL3.exl3_gemm"}
+    assert engine.provenance()["attention"] == []
 
 
 def test_states_and_head_give_the_logits(stand_in: Any, toy_model: Path, tmp_path: Path) -> None:
@@ -128,7 +187,7 @@ def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
     up = "model.layers.*.mlp.up_proj"
     assert engine.layers() == (
         Layer(up, "exl3 3.0 bpw", "float16", "LinearEXL3.reconstruct_hgemm", count=2),
-        Layer(up, "exl3 3.5 bpw", "float16", "LinearEXL3"),
+        Layer(up, "exl3 3.5 bpw", "float16", "LinearEXL3.exl3_gemm"),
         Layer("lm_head", "float16", "float16", "LinearFP16"),
     )
     assert engine.provenance() == {
