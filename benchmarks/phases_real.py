@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.h200 import making
+from demo.h200.rows import CHECKPOINTS
 from demo.recipes import ROOT, make_once
 
 ROWS: dict[str, tuple[str, str]] = {
@@ -43,7 +44,7 @@ def make(models: Path, rows: Sequence[str], gguf: Path | None) -> None:
     """The base and the quantized models of the rows; a failure is one line, and rows that say so later."""
     os.environ["TQDM_DISABLE"] = "1"
     make_once(models / "bf16", partial(making.padded_base, source=gguf))
-    making.make_checkpoints(models, [row for row in rows if row in making.CHECKPOINTS])
+    making.make_checkpoints(models, [row for row in rows if row in CHECKPOINTS])
     bits = tuple(float(row.removeprefix("exl3-")) for row in rows if row.startswith("exl3-") and row != "exl3-bf16")
     if bits and making.is_compiled(models, "exllamav3", "exl3"):
         making.make_each(models, "exl3", bits, partial(making.convert_to_exl3, source=models / "bf16"))
