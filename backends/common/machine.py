@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -256,3 +257,15 @@ def threads() -> dict[str, Any]:
     """Cores and threads, which move the last digits on a CPU: the order of additions follows their number."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cores": cores, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
+
+
+def choose_mkl_kernels() -> None:
+    """Have MKL find out which CPU this is while one thread asks; without torch there is nothing to do.
+
+    torch computes exp, log, sin, cos, sqrt and others on a CPU by MKL, which looks for the CPU at the process's first
+    such call.  On Intel's, MKL 2024.2 (torch 2.10 to 2.13) lets other threads read the answer half-made: where the
+    first call is shared by several threads, some may compute their share by a kernel of low precision, 9e-5 off in exp,
+    8e-5 nats in the log-probability of a token (pytorch/pytorch#188792; ``benchmarks/first_call.py``).
+    """
+    if torch := sys.modules.get("torch"):
+        torch.zeros(1, dtype=torch.float32, device="cpu").exp()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.layers import schemes
@@ -165,3 +166,4 @@ class ScoringExtension:
 
 
 register()  # not only as vLLM's plugin, which a checkout has not installed and VLLM_PLUGINS can leave out
+machine.choose_mkl_kernels()  # in each rank, before it computes the table of its rotary embedding

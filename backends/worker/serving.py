@@ -156,6 +156,7 @@ class Server:
         engine_class = backends.engine_class(job.engine)
         with suppress(Exception):  # what is wrong with it, loading says better
             engine_class.import_engine(verbose=job.request.log_file is None)
+        machine.choose_mkl_kernels()
         self.engine = engine_class(job.request)
         self.engine.load()
         self.engine.get_ready(
