@@ -12,6 +12,7 @@ left, and at the end no file that an undisturbed run does not leave.
 "two runs" are two at the same time on one cache, of closed-form models on two texts in other orders: each one's
 reference is the other one's second model, and a random one of the two is disturbed.  ``--pairs``: so many times two
 different signals reach a driver within a second, after which it must show what it has, as after one signal.
+``--seconds``: after so long nothing more is disturbed, and what runs is left to finish.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -270,11 +272,15 @@ def runs_on(folder: Path, engine: str, name: str) -> list[Run]:
     return [Run(folder, engine, at, cache, folder / f"{engine}.{name}.{at}.log") for at in range(len(RUNS[engine]))]
 
 
-def until_finished(runs: list[Run], seen: Seen, duration: float, todo: list[Callable[[Run, Seen], None]]) -> None:
-    """Run all of them to their end, and do at random moments what is still ``todo`` to one of them."""
+def until_finished(
+    runs: list[Run], seen: Seen, duration: float, todo: list[Callable[[Run, Seen], None]], over: float
+) -> None:
+    """Run all of them to their end, and do at random moments what is still ``todo`` to one of them until ``over``."""
     for run in runs:
         run.start()
     while not all(run.process.poll() == 0 for run in runs):
+        if time.monotonic() > over:
+            todo.clear()
         until = time.monotonic() + (random.uniform(0.3, duration / len(runs) ** 2) if todo else HANG_S)
         while time.monotonic() < until and any(run.process.poll() is None for run in runs):
             time.sleep(0.02)
@@ -299,11 +305,11 @@ def until_finished(runs: list[Run], seen: Seen, duration: float, todo: list[Call
             run.start()
 
 
-def campaign(folder: Path, engine: str, kills: int, pairs: int) -> dict[str, Any]:
-    """Kill runs of one engine so many times, and send them so many pairs of signals."""
+def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> dict[str, Any]:
+    """Kill runs of one engine so many times, and send them so many pairs of signals, until the time is over."""
     seen, began = Seen(), time.monotonic()
     whole = runs_on(folder, engine, "whole")
-    until_finished(whole, seen, 0.0, [])
+    until_finished(whole, seen, 0.0, [], over)
     gold, files, duration = [comparable(run.results) for run in whole], files_of(whole[0].cache), 0.0
     todo: list[Callable[[Run, Seen], None]] = [Run.kill_one for _ in range(kills)]
     todo += [Run.signal_twice for _ in range(pairs)]
@@ -313,7 +319,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int) -> dict[str, Any
         runs = runs_on(folder, engine, str(seen.runs))
         shutil.copytree(whole[0].cache / "tokens", runs[0].cache / "tokens")  # what is killed is a model's run
         began = time.monotonic()
-        until_finished(runs, seen, duration, todo if duration else [])
+        until_finished(runs, seen, duration, todo if duration else [], over)
         duration = duration or time.monotonic() - began  # of the first runs, which nothing disturbs
         for run, other in zip(runs, gold, strict=True):
             found = comparable(run.results)
@@ -344,8 +350,10 @@ def main() -> None:
     p.add_argument("--pairs", type=int, default=0, help="of signals, in each campaign")
     p.add_argument("--engines", nargs="+", default=["Transformers", "vLLM"], choices=list(RUNS))
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--seconds", type=float, default=math.inf, help="after which nothing more is killed")
     args = p.parse_args()
     random.seed(args.seed)
+    over = time.monotonic() + args.seconds
     for number in ENDING:  # runs inherit what is ignored here, and then rightly ignore it
         signal.signal(number, signal.SIG_DFL)
     shares = dict.fromkeys(args.engines, args.kills)
@@ -360,7 +368,7 @@ def main() -> None:
             data = {"tokenizer_dir": str(folder / "model"), "dataset": "text", "path": str(folder / f"{name}.txt")}
             text = json.dumps({**data, "eval_len": LENGTH, "eval_stride": LENGTH})
             (folder / f"{name}.json").write_text(text, encoding="utf-8")
-        found = {engine: campaign(folder, engine, shares[engine], args.pairs) for engine in args.engines}
+        found = {engine: campaign(folder, engine, shares[engine], args.pairs, over) for engine in args.engines}
     from compare_q.backends.common import machine
 
     origin = {"commit": machine.commit(), "versions": machine.versions(), "cpu": machine.cpu()}
