@@ -281,7 +281,7 @@ def until_finished(
     while not all(run.process.poll() == 0 for run in runs):
         if time.monotonic() > over:
             todo.clear()
-        until = time.monotonic() + (random.uniform(0.3, duration / len(runs) ** 2) if todo else HANG_S)
+        until = time.monotonic() + (random.uniform(0.3, duration / len(runs)) if todo else HANG_S)
         while time.monotonic() < until and any(run.process.poll() is None for run in runs):
             time.sleep(0.02)
         for run in runs:
