@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -78,9 +79,13 @@ def table(models: Path, name: str, rows: Sequence[str], batch: int) -> Iterator[
 
 
 def measure(
-    out: Path, name: str, text: Path, entries: list[dict[str, Any]], shape: tuple[int, int], *words: str
-) -> int:
-    """One table by the command line of compare_q, of ``shape`` windows and tokens; its exit status."""
+    out: Path, name: str, text: Path, entries: list[dict[str, Any]], shape: tuple[int, int], seconds: float | None,
+    words: Sequence[str],
+) -> int:  # fmt: skip
+    """One table by the command line of compare_q, of ``shape`` windows and tokens; its exit status.
+
+    After ``seconds`` it is ended, as by Ctrl-C, and writes what is finished.
+    """
     here, (windows, length) = out / name, shape
     here.mkdir(parents=True, exist_ok=True)
     data = {
@@ -94,9 +99,12 @@ def measure(
         *("--cache-dir", out / "cache", "-o", here / "results.json", "--markdown", here / "table.md", *words),
     ]
     print(*command, flush=True)
-    return subprocess.run(
-        list(map(str, command)), cwd=ROOT, env={**os.environ, "COLUMNS": "180"}, check=False
-    ).returncode
+    run = subprocess.Popen(list(map(str, command)), cwd=ROOT, env={**os.environ, "COLUMNS": "180"})
+    try:
+        return run.wait(seconds)
+    except subprocess.TimeoutExpired:
+        run.send_signal(signal.SIGINT)
+        return run.wait()
 
 
 def main(words: Sequence[str]) -> int:
@@ -112,6 +120,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--length", type=int, default=2048, help="tokens of a window")
     parser.add_argument("--batch", type=int, default=64, help="windows that are decoded at a time")
+    parser.add_argument("--seconds", type=float, help="end each table after so long; the same command again goes on")
     asked, others = parser.parse_known_args(words)
     out, models = asked.out.resolve(), asked.out.resolve() / "models"
     statuses = [0]
@@ -122,7 +131,7 @@ def main(words: Sequence[str]) -> int:
         entries = list(table(models, job, asked.rows, asked.batch))
         shape = (16, min(1024, asked.length)) if job == "batches" else (asked.windows, asked.length)
         both = ["--phases"] if job == "phases" else []
-        statuses.append(measure(out, job, asked.text, entries, shape, *both, *others))
+        statuses.append(measure(out, job, asked.text, entries, shape, asked.seconds, [*both, *others]))
     return max(statuses)
 
 
