@@ -213,7 +213,8 @@ def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
 
 
 def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
-    """What has to be said of caches that the spec chose, that have no calibrated scales, or of which no layer tells.
+    """What has to be said of caches that the spec chose, that have no calibrated scales, that the engine leaves in the
+    model's dtype (vLLM those of two layers at either end, with TurboQuant), or of which no layer tells.
 
     ``told``: the engine's word for the number format of all caches.
     """
@@ -223,7 +224,12 @@ def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
         f"KV cache in {group.stored}, as the spec asks ({group.count} layers); the checkpoint asks for {group.asked}"
         for group in groups if group.asked and group.named
     ]  # fmt: skip
-    return chosen + [
+    count = sum(group.count for group in groups)
+    left = [
+        f"{group.count} of {count} layers keep their KV cache in {group.stored}, not in {told}"
+        for group in groups if group.stored in PLAIN and not group.asked and told != "auto" and told not in PLAIN
+    ]  # fmt: skip
+    return chosen + left + [
         f"KV cache in {group.stored} with scales of 1.0 ({group.count} layers): the checkpoint brings no others"
         for group in groups if group.scales == ONE
     ]  # fmt: skip

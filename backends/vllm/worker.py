@@ -63,12 +63,15 @@ class ScoringExtension:
     def compare_q_install(self) -> str:
         """Set the hooks; returns the model runner's generation.
 
-        RuntimeError if this vLLM has an unknown shape, or its model no states that predict the next token.
+        RuntimeError if this vLLM has an unknown shape, or its model no states that predict the next token, or caches
+        that it misreads.
         """
         generation = attach(self.model_runner, self._compare_q_step)
         leave_ranks_uncompiled()
-        vllm_layers.check_causal(self.model_runner.get_model())
-        self._compare_q_source = LogitsSource(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        vllm_layers.check_causal(model)
+        vllm_layers.check_caches(model, self.vllm_config.cache_config.cache_dtype)
+        self._compare_q_source = LogitsSource(model)
         return generation
 
     def compare_q_decode(self) -> None:

@@ -158,6 +158,12 @@ def test_groups_of_caches_and_what_is_said_of_them() -> None:
     assert len(layers.kv_deviations([named])) == 1
     assert layers.kv_notes([KVCache("x", 1, "fp8", LOADED, "")], "fp8") == []
     assert layers.kv_notes([], "auto") == layers.kv_notes([], BF16) == []
+    packed = KVCache("x", 12, "turboquant_k8v4", DYNAMIC, BF16, named=True)
+    assert layers.kv_notes([packed, KVCache("y", 4, BF16)], "turboquant_k8v4") == [
+        "KV cache in turboquant_k8v4, as the spec asks (12 layers); the checkpoint asks for bfloat16",
+        "4 of 16 layers keep their KV cache in bfloat16, not in turboquant_k8v4",
+    ]
+    assert layers.kv_notes([KVCache("y", 4, BF16)], BF16) == layers.kv_notes([KVCache("y", 4, BF16)], "auto") == []
     assert layers.kv_notes([], "fp8_ds_mla") == [
         "KV cache in fp8_ds_mla: how this model's layers keep it, and whether prefill reads it, is not known"
     ]

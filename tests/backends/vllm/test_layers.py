@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -233,6 +234,36 @@ def test_models_whose_prompt_is_not_causal(kind: str) -> None:
     modules.append(("layers.1.attn", named(kind)))
     with pytest.raises(RuntimeError, match=rf"^layers\.1\.attn \({kind}\) lets prompt tokens see what follows"):
         layers.check_causal(model)
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "said"),
+    [
+        (("fp8", "fp8"), "fp8", ""),
+        (("auto", "fp8"), "fp8", ""),  # a layer that vLLM leaves out
+        (("auto", "auto"), "auto", ""),
+        (("auto", "int8_per_token_head"), "int8_per_token_head",
+         r"^1: CPUAttentionBackendImpl cannot read a KV cache in int8_per_token_head$"),
+        (("auto", "auto"), "turboquant_k8v4",
+         "^no layer keeps its KV cache in turboquant_k8v4: vLLM leaves that of all 2 unquantized$"),
+        ((), "fp8", ""),  # no layer tells
+    ],
+)  # fmt: skip
+def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str) -> None:
+    backend = SimpleNamespace(supports_kv_cache_dtype=lambda word: word in ("auto", "fp8"))
+    attention = {"impl": named("CPUAttentionBackendImpl"), "attn_backend": backend}
+    modules = [(str(number), SimpleNamespace(kv_cache_dtype=word, **attention)) for number, word in enumerate(words)]
+    model = SimpleNamespace(named_modules=lambda: modules)
+    with pytest.raises(RuntimeError, match=said) if said else nullcontext():
+        layers.check_caches(model, told)
+
+
+@pytest.mark.engine
+def test_the_installed_vllm_says_which_caches_its_attention_reads() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert CPUAttentionBackend.supports_kv_cache_dtype("fp8")
+    assert not CPUAttentionBackend.supports_kv_cache_dtype("int8_per_token_head")
 
 
 def impl(*classes: str, **attributes: Any) -> Any:
