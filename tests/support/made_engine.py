@@ -40,6 +40,12 @@ class MadeEngine(FakeEngine):
         match self.request.label:
             case "segfault":
                 os.kill(os.getpid(), signal.SIGSEGV)
+            case "killed":  # as the system does when memory is full
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "huge":
+                import torch
+
+                torch.empty(1 << 50)
             case "thread":
                 threading.Thread(target=time.sleep, args=(LONG_S,)).start()
             case "child":

@@ -78,9 +78,14 @@ def assert_right(found: Rows, *labels: str) -> None:
 
 def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Rows], launched: list[str]) -> None:
     bad = {"abort": "was ended by SIGABRT", "memory": "out of memory", "error": "told to fail after 2 windows"}
-    others = [fake(label, bytes=size) for size, label in enumerate(("segfault", "thread", "child", "good"))]
+    bad_loads = {
+        "segfault": "was ended by SIGSEGV: Fatal Python error: Segmentation fault",
+        "killed": "was ended by SIGKILL, as the system does when memory is full",
+        "huge": "out of memory: ",
+    }
+    others = [fake(label, bytes=size) for size, label in enumerate((*bad_loads, "thread", "child", "good"))]
     found = rows(*(fake(each, fail=2, failure=each) for each in bad), *others)
-    for label, reason in {**bad, "segfault": "was ended by SIGSEGV: Fatal Python error: Segmentation fault"}.items():
+    for label, reason in (bad | bad_loads).items():
         assert reason in found[label]["error"]
     assert_right(found, "thread", "child", "good")
     assert launched == ["fake"]
