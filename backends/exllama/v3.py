@@ -194,12 +194,18 @@ class ExLlamaV3Engine(ExLlamaEngine):
         }
 
     def kv_caches(self) -> Iterator[KVCache]:
-        """Decode reads what a cache holds; layers with a window or a state of their own are not in ``Cache.layers``."""
+        """Decode reads what a cache holds; layers with a window or a state of their own are not in ``Cache.layers``.
+
+        Latent attention has one vector in place of keys and values, which it keeps in the bits of keys.
+        """
+        from exllamav3 import CacheLayer_quant
+
         for layer in () if self.cache is None else self.cache.layers.values():
-            keys, values = getattr(layer, "k_bits", None), getattr(layer, "v_bits", None)
-            stored = "float16" if keys is None else f"q{keys}" if keys == values else f"q{keys} (values q{values})"
+            keys = getattr(layer, "k_bits", 0)
+            values = layer.v_bits if isinstance(layer, CacheLayer_quant) else keys
+            stored = "float16" if not keys else f"q{keys}" if keys == values else f"q{keys} (values q{values})"
             yield KVCache(
-                layer.attention.key, 1, stored, "" if keys is None else DYNAMIC, prefill="",
+                layer.attention.key, 1, stored, DYNAMIC if keys else "", prefill="",
                 attention=", ".join(sorted(attention_of(layer.attention))),
                 token_bytes=float(layer.storage_size()) / layer.max_num_tokens,
             )  # fmt: skip
