@@ -143,9 +143,10 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
             ("KLD cannot rank it beside " if is_near else "it cannot be told apart from ") + named(found.equal)
         )
     if found.worse:
-        clauses.append(losing(found.worse, kld.value) + certainly(rows))
+        verb = "loses" if len(found.worse) == 1 else "lose"
+        clauses.append(sized(found.worse, f"{verb} more{certainly(rows)}:", kld.value))
     if found.unknown:
-        clauses.append(losing(found.unknown, kld.value))
+        clauses.append(sized(found.unknown, "has" if len(found.unknown) == 1 else "have", kld.value))
     said = [f"{'; '.join(clauses)}."]
     if found.unknown:
         said.append(f"Whether that is more than {best.marked_label} loses is not known: {found.reason}.")
@@ -157,20 +158,18 @@ def ends_of(rows: Sequence[ModelResult]) -> Sequence[ModelResult]:
     return rows if len(rows) < NAMED else (rows[0], rows[-1])
 
 
-def losing(rows: Sequence[ModelResult], least: float) -> str:
-    """``Q4_K_M loses 4.1 times as much``: rows beside one with a KLD of ``least``, in the order of their KLDs."""
+def sized(rows: Sequence[ModelResult], verb: str, least: float) -> str:
+    """``Q4_K_M has 4.1 times the KLD``: rows beside one with a KLD of ``least``, in the order of their KLDs."""
     ends = ends_of(rows)
-    lost = [kld_of(m) or 0.0 for m in ends]
-    if least <= 0 or max(lost) > MOST_TIMES * least:
-        klds = [f"{kld:.5f}" for kld in lost]
-        one = [f"{m.marked_label} loses more (KLD {kld})" for m, kld in zip(ends, klds, strict=True)]
-        return " and ".join(one) if ends is rows else f"the {len(rows)} others lose more (KLD {' to '.join(klds)})"
-    sizes = [f"{times(kld / least)} times" for kld in lost]
+    klds = [kld_of(m) or 0.0 for m in ends]
+    if least <= 0 or max(klds) > MOST_TIMES * least:
+        before, sizes, after = "a KLD of ", [f"{kld:.5f}" for kld in klds], ""
+    else:
+        before, sizes, after = "", [f"{times(kld / least)} times" for kld in klds], " the KLD"
     if ends is rows:
-        one = [f"{m.marked_label} loses {size} as much" for m, size in zip(ends, sizes, strict=True)]
-        return " and ".join(one)
+        return f"{named(rows)} {verb} {before}{' and '.join(sizes)}{after}"
     words = [f"{size} ({m.marked_label})" for m, size in zip(ends, sizes, strict=True)]
-    return f"the {len(rows)} others lose {' to '.join(words)} as much"
+    return f"the {len(rows)} others {verb} {before}{' to '.join(words)}{after}"
 
 
 def ppl_beside(reference: ModelResult, rows: Sequence[ModelResult]) -> list[str]:

@@ -51,7 +51,7 @@ KEPT = "FP8 keeps 98.9 % of the most probable tokens of bf16 (KLD 0.0080 ± 0.00
 
 def test_two_rows_and_a_reference() -> None:
     assert said(REF, FP8, Q4) == (
-        f"{KEPT}; Q4_K_M loses 4.1 times as much for certain. "
+        f"{KEPT}; Q4_K_M loses more for certain: 4.1 times the KLD. "
         "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's for certain: Q4_K_M."
     )
 
@@ -66,13 +66,20 @@ def test_one_row_and_a_reference() -> None:
 
 
 def test_a_reference_without_a_row_says_nothing_of_ppl() -> None:
-    assert said(FP8, Q4) == f"{KEPT}; Q4_K_M loses 4.1 times as much for certain."
+    assert said(FP8, Q4) == f"{KEPT}; Q4_K_M loses more for certain: 4.1 times the KLD."
 
 
 def test_many_rows_are_a_range_and_failures_are_named() -> None:
     others = [row(f"Q{bits}", kld) for bits, kld in ((6, 0.01), (5, 0.016), (4, 0.04), (3, 0.8))]
     assert said(REF, *others, FP8, FAILED) == (
-        f"{KEPT}; the 4 others lose 1.2 times (Q6) to 100 times (Q3) as much for certain. Failed: broken."
+        f"{KEPT}; the 4 others lose more for certain: 1.2 times (Q6) to 100 times (Q3) the KLD. Failed: broken."
+    )
+
+
+def test_two_rows_that_lose_more_are_named_each() -> None:
+    assert (
+        said(FP8, Q4, row("Q3", 0.08))
+        == f"{KEPT}; Q4_K_M and Q3 lose more for certain: 4.1 times and 10 times the KLD."
     )
 
 
@@ -90,7 +97,7 @@ def test_rows_within_the_noise_floor_are_not_ranked() -> None:
     near = row("Q8_0", 0.01)
     assert said(REF, NOISE, FP8, near, row("Q4_K_M", 0.08)) == (
         f"{KEPT}, near what other roundings of the same weights lose; KLD cannot rank it beside Q8_0; "
-        "Q4_K_M loses 10 times as much for certain. "
+        "Q4_K_M loses more for certain: 10 times the KLD. "
         "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's for certain: Q8_0 and Q4_K_M."
     )
     assert said(REF, NOISE, row("Q4_K_M", 0.08)).startswith(
@@ -108,11 +115,11 @@ def test_unquantized_rows_are_compared_where_there_are_no_others() -> None:
 
 def test_nothing_is_certain_on_a_short_text() -> None:
     assert said(*short(8191, REF, FP8, Q4)) == (
-        f"{KEPT}; Q4_K_M loses 4.1 times as much. PPL cannot be told apart from bf16's: FP8. "
+        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. PPL cannot be told apart from bf16's: FP8. "
         "PPL is higher than bf16's: Q4_K_M. On a text of 8,191 tokens nothing of this is certain."
     )
     assert said(*short(1999, REF, FP8, Q4)) == (
-        f"{KEPT}; Q4_K_M loses 4.1 times as much. "
+        f"{KEPT}; Q4_K_M has 4.1 times the KLD. "
         "Whether that is more than FP8 loses is not known: the text is too short. "
         "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's: Q4_K_M. "
         "On a text of 1,999 tokens nothing of this is certain."
@@ -122,7 +129,7 @@ def test_nothing_is_certain_on_a_short_text() -> None:
 def test_nothing_is_certain_without_errors() -> None:
     one = {"tokens": (10,), "nll": (5.0,), "kld": (0.08,), "same_top": (9.0,)}
     assert said(*(with_sums(model, **one) for model in (REF, FP8, Q4))) == (
-        f"{KEPT}; Q4_K_M loses 4.1 times as much. "
+        f"{KEPT}; Q4_K_M has 4.1 times the KLD. "
         "Whether that is more than FP8 loses is not known: the text is too short. "
         "Nothing of this is certain: no errors are known."
     )
@@ -133,11 +140,11 @@ def test_scores_that_are_missing_are_no_verdict() -> None:
     holes = {"blocks": {"whole": ("nll", "same_top")}}
     best, other = row("FP8", 0.008, 0.989, nll=SWAYING, **holes), row("Q3", 0.08, **holes)
     assert said(REF, best, Q4).startswith(
-        f"{KEPT}; Q4_K_M loses 4.1 times as much. "
+        f"{KEPT}; Q4_K_M has 4.1 times the KLD. "
         "Whether that is more than FP8 loses is not known: FP8 has no KL divergence at some tokens. PPL"
     )
     assert said(REF, FP8, Q4, other).startswith(
-        f"{KEPT}; Q4_K_M loses 4.1 times as much for certain; Q3 loses 10 times as much. "
+        f"{KEPT}; Q4_K_M loses more for certain: 4.1 times the KLD; Q3 has 10 times the KLD. "
         "Whether that is more than FP8 loses is not known: they cannot be compared token by token. PPL"
     )
     silent = replace(made.BASE, label="server")
@@ -147,7 +154,7 @@ def test_scores_that_are_missing_are_no_verdict() -> None:
 def test_references_of_several_machines() -> None:
     models = [replace(model, reference_key=key) for model, key in ((FP8, "a"), (Q4, "b"))]
     assert said(*models) == (
-        f"{KEPT}; Q4_K_M loses 4.1 times as much. "
+        f"{KEPT}; Q4_K_M has 4.1 times the KLD. "
         "Whether that is more than FP8 loses is not known: their runs had references of their own."
     )
 
@@ -156,7 +163,7 @@ def test_beside_a_row_that_loses_nothing_klds_are_said_themselves() -> None:
     exact = row("copy", 0.0, 1.0)
     assert said(exact, Q4) == (
         "copy keeps 100.0 % of the most probable tokens of bf16 (KLD 0.0000 ± 0.0010); "
-        "Q4_K_M loses more (KLD 0.03280) for certain."
+        "Q4_K_M loses more for certain: a KLD of 0.03280."
     )
 
 
