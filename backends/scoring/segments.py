@@ -177,7 +177,7 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
     used in part its share of the seconds counts.
     """
     wanted = {window.index: window for window in windows}
-    records, damaged = read_records(folder)
+    damaged: list[Path] = []
     segments: list[Segment] = []
     for file in files_for(folder, tag):
         segment = segment_in(file)
@@ -203,7 +203,8 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
         if new:
             share = sum(len(each.logprob) for each in new.values()) / segment.n_scored
             sessions[segment.session] = sessions.get(segment.session, 0.0) + segment.seconds * share
-    return Loaded(scores, sessions, records, tuple(damaged))
+    records, damaged_records = read_records(folder)  # after the segments: a session's last one comes after its record
+    return Loaded(scores, sessions, records, (*damaged_records, *damaged))
 
 
 def windows_of(

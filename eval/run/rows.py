@@ -27,7 +27,7 @@ from compare_q.backends.reference import store as reference_store
 from compare_q.backends.reference.reading import open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadJob, ScoreJob, write_windows
-from compare_q.eval.common.progress import Tell
+from compare_q.eval.common.progress import Progress, Tell
 from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.run import jobs, references, token_scores
 from compare_q.eval.run.devices import SOON_S, Hold
@@ -376,17 +376,23 @@ def scored_row(crew: Crew, text: TextRun, later: Sequence[TextRun]) -> ModelResu
     reference = text.own if job.spec.is_reference else crew.awaited(text)
     cache.use("scores", key)
     tag = references.tag_for(reference, job)
-    with session.hosts.held(cache.lock("scores", key), crew.wait_for_other_run):
-        if session.clear and key not in session.cleared:  # another text may be the beginning of this one
-            session.cleared.add(key)
-            cache.clear("scores", key)
-        load = partial(token_scores.load, cache, key, tag, data.windows, session.progress)
-        # Another run may have made the missing store while this one waited for the lock.
-        stored = None if job.spec.is_reference and text.lacks_windows else load()
-        cached = stored is not None
-        if stored is None:
-            crew.score(text, reference, keeps=any(references.is_pending(session, job, other) for other in later))
-            stored = load()
+
+    def load(progress: Progress | None = None) -> StoredScores | None:
+        lacks = job.spec.is_reference and text.lacks_windows
+        return None if lacks else token_scores.load(cache, key, tag, data.windows, progress)
+
+    stored = None if session.clear else load()  # a complete row needs no lock, which another run may hold for long
+    cached = stored is not None
+    if stored is None:
+        with session.hosts.held(cache.lock("scores", key), crew.wait_for_other_run):
+            if session.clear and key not in session.cleared:  # another text may be the beginning of this one
+                session.cleared.add(key)
+                cache.clear("scores", key)
+            stored = load(session.progress)  # another run may have made them while this one waited for the lock
+            cached = stored is not None
+            if stored is None:
+                crew.score(text, reference, keeps=any(references.is_pending(session, job, other) for other in later))
+                stored = load(session.progress)
     if stored is None:
         raise ModelError(f"{cache.path('scores', key, '')}: vanished while the run went on")
     row, notes = filled_row(job, stored, data), notes_of(job, stored, text, reference)

@@ -58,15 +58,16 @@ def load(
 ) -> StoredScores | None:
     """The scores of these windows; None if one is missing, as a window is whose file is damaged.
 
-    Damaged files are removed, which is said.  ModelError if some windows have a score that others do not have.
+    With ``progress``, which whoever has the lock gives, damaged files are removed, which is said.  ModelError if some
+    windows have a score that others do not have.
     """
     folder = cache.path("scores", key, "")
     loaded = segments.load(folder, tag, windows)
     records, sessions = loaded.records, loaded.sessions
-    for file in loaded.damaged:
-        if progress is not None:
+    if progress is not None:
+        for file in loaded.damaged:
             progress.say(f"{file}: damaged; what it held is made again")
-    storage.delete(loaded.damaged)
+        storage.delete(loaded.damaged)
     if not records or len(loaded.scores) < len(windows):
         return None
     scores = [loaded.scores[window.index] for window in windows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,23 @@ def test_a_model_that_waits_for_a_lock_keeps_no_other_from_a_gpu(
     run.join(TOGETHER_S)
     assert [line for line in said if "another run" in line] == ["a: another run is scoring it; this one waits for that"]
     assert run.of("a")[0].ppl == before.of("a")[0].ppl
+
+
+def test_complete_rows_wait_for_no_lock(make: Callable[..., Run], told: Told, own_cache: Path) -> None:
+    """Another run may hold them for long, to compare the same models with another reference."""
+    models = (fake("ref", boost=3.0, reference=True), fake("a"))
+    before = make(["prose"], *models)
+    together(before)
+    cache, told.steps[:] = Cache(own_cache), []
+    run = make(["prose"], *models)
+    with ExitStack() as held:
+        for label in ("ref", "a"):
+            key = before.of(label)[0].scores_key.partition("/")[0]
+            held.enter_context(cache.lock("scores", key))
+        together(run)
+    assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]
+    assert [row.cached for row in (*run.of("ref"), *run.of("a"))] == [True, True]
+    assert told.steps == []
 
 
 def test_two_caches_and_one_place_of_the_reference(make: Callable[..., Run], told: Told, tmp_path: Path) -> None:
