@@ -247,7 +247,7 @@ def compare(
         verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None,
         hosts=hosts.of_this_machine()[0], divergences=divergences,
     )  # fmt: skip
-    named = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"))
+    named = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), session.progress.say)
     chosen, said = spec_files.one_reference(named)
     for line in said:
         if line != spec_files.NO_REFERENCE or session.logits_file is None:

@@ -150,7 +150,8 @@ def complain(problems: str) -> int:
 
 def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
     """The models of the spec files that the mask leaves; prints which one is the reference, or how to mark one."""
-    found, said = reading.one_reference(reading.load_model_specs(reading.expand(args.modelspec), NO_MODEL_SPEC))
+    specs = reading.load_model_specs(reading.expand(args.modelspec), NO_MODEL_SPEC, remark)
+    found, said = reading.one_reference(specs)
     chosen = reading.apply_mask(found, args.mask)
     if not (args.logits_file and said == [reading.NO_REFERENCE]):
         remark(*said)

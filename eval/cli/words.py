@@ -83,7 +83,7 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
             problems += [f"{printable(word)}: {line.removeprefix(f'{word}: ')}" for line in str(error).splitlines()]
     if problems:
         raise InputError("\n".join(problems))
-    specs = reading.with_own_labels([each.spec for each in named])
+    specs = reading.with_own_labels([each.spec for each in named], progress.say)
     return [replace(each, spec=spec) for spec, each in zip(specs, named, strict=True)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,6 +20,7 @@ from compare_q.backends.common.options import describe
 from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec, SweptSpec, placed
 
 S = TypeVar("S", bound=Spec)
+Say = Callable[[str], object]
 NAMES = {DataSpec: "text", ModelSpec: "model"}
 """What errors call one of a list."""
 KEYS = {DataSpec: {"dataset", "eval_len"}, ModelSpec: {"load_fn", "model_dir"}}
@@ -145,14 +146,18 @@ def expand(patterns: Iterable[str]) -> list[Path]:
     return list(files)
 
 
-def load_model_specs(files: Iterable[Path], instead: str = "") -> list[ModelSpec]:
+def load_model_specs(files: Iterable[Path], instead: str = "", say: Say = lambda _: None) -> list[ModelSpec]:
     """The model specs of all files in order; a file holds a list of models, or one model.  No two have one label."""
-    return with_own_labels(load(ModelSpec, files, instead))
+    return with_own_labels(load(ModelSpec, files, instead), say)
 
 
-def with_own_labels(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
-    """The same specs, no two with one label: the second of one label is called ``Label (2)``."""
+def with_own_labels(specs: Sequence[ModelSpec], say: Say) -> list[ModelSpec]:
+    """The same specs, no two with one label: the second of one label is called ``Label (2)``, which is said."""
     names = numbered([spec.name for spec in specs])
+    for spec, name in zip(specs, names, strict=True):
+        if name != spec.name:
+            model = printable(f"{spec.load_fn} {spec.located}")
+            say(f"label: an earlier model is called {printable(spec.name)} too; this one ({model}) is called {name}")
     return [
         spec if name == spec.name else spec.model_copy(update={"label": name})
         for spec, name in zip(specs, names, strict=True)

@@ -107,6 +107,7 @@ def test_one_label_for_two_models(compare_q: Run, write_specs: Specs, tmp_path: 
     data, spec = write_specs([fake("same"), fake("same", 3.0)])
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--tokens-out", tmp_path / "t")
     assert ran.status == 0, ran.err
+    assert ran.err.count("label: an earlier model is called same too; this one (") == 1
     models = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert [model["label"] for model in models] == ["same", "same (2)"]
     assert models[0]["ppl"] == pytest.approx(500, rel=1e-6)

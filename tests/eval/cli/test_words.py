@@ -171,10 +171,11 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
         assert (named.spec.name, named.spec.load_fn) == (label, load_fn), word
 
 
-def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path) -> None:
+def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     named = words.models([f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True)
     assert [each.spec.name for each in named] == [toy_model.name, f"{toy_model.name} (2)"]
     assert [each.spec.is_reference for each in named] == [True, False]
+    assert "this one (transformers_auto " in capfd.readouterr().err
 
 
 @needs_accelerate

@@ -102,8 +102,9 @@ def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
     found = load_model_specs([one, two])
     assert [spec.name for spec in found] == ["same", "same (2)", "same (3)", "same (4)"]
     assert [spec.located for spec in found] == ["m", "m", str(tmp_path), "m"]
-    unlabelled = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}])
-    assert [spec.name for spec in load_model_specs([unlabelled])] == ["m", "m (2)"]
+    unlabelled, said = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}]), list[str]()
+    assert [spec.name for spec in load_model_specs([unlabelled], say=said.append)] == ["m", "m (2)"]
+    assert said == ["label: an earlier model is called m too; this one (exllamav3 m) is called m (2)"]
 
 
 def test_the_first_of_several_marked_models_is_the_reference() -> None:
