@@ -14,6 +14,7 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
+from compare_q.backends.common.messages import printable
 from compare_q.backends.common.options import strings_in
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import file_names, is_writable
@@ -122,6 +123,8 @@ def excerpts(finished: Finished, cache: Cache) -> list[Any]:
 def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
     """Print the table, and whatever else is to be printed; what is about one of several texts below its name."""
     table, console = columns.ordered(results, args.sort), Console()
+    if args.sort and (reason := columns.no_order(results, args.sort)):
+        print(f"--sort: {printable(reason)}", file=sys.stderr)
     with outputs.writing("standard output"):
         terminal.show(table, console, args.columns, by_text=args.by_text, notes=args.notes)
         if args.timing:

@@ -17,7 +17,7 @@ from compare_q.eval.results.flat import flat_json
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.results.timing import PARTS
 from compare_q.eval.stats.uncertainty import Value
-from compare_q.eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, OF_MODEL, Column
+from compare_q.eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, NEEDS, OF_MODEL, Column
 
 BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""
@@ -96,6 +96,24 @@ def ordered(results: Results, key: str | None) -> Results:
         replace(text, models=tuple(sorted(text.models, key=lambda model: order[model.label])))
         for text in results.texts
     ))  # fmt: skip
+
+
+def no_order(results: Results, key: str) -> str | None:
+    """Why sorting by a column orders nothing, and what would; None if a row has a value, not by definition alone."""
+    name, _, of = key.partition(":")
+    column = BY_NAME[name]
+    exact = {m.label for text in results.texts for m in text.models if m.is_reference and column.exact is not None}
+    rows = [label for label in results.labels if label not in exact]
+    known = {
+        text: any(value_over_texts(results, label, column, text) not in (None, "") for label in rows)
+        for text in (of, *(text.name for text in results.texts))
+    }
+    if known.pop(of) or not rows:
+        return None
+    if some := [text for text, is_known in known.items() if is_known and not of]:
+        return f"{key}: not every text has values of it; name one that has: {name}:{some[0]}"
+    needs = NEEDS.get(name, "a reference" if column.exact is not None else "")
+    return f"{key}: no row has a value of it" + (f"; it is measured with {needs}" if needs else "")
 
 
 def value_over_texts(results: Results, label: str, column: Column, of: str) -> Any:

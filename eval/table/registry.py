@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS
+from compare_q.eval.stats.estimates import DIVERGENCES
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ COLUMNS = (
 )  # fmt: skip
 """In the order in which a table has them, unless ``--columns`` orders them otherwise."""
 BY_NAME = {column.name: column for column in COLUMNS}
+NEEDS = dict.fromkeys(DIVERGENCES, "--divergences") | dict.fromkeys(
+    ("questions", "acc", "acc_norm", "flips", "flips_norm", "changed", "changed_norm", "mcnemar_p", "mcnemar_p_norm"),
+    "a task of questions (-d lm_eval:TASK)",
+)
+"""Columns that not every run with a reference has -> what a run needs to have them."""
 OF_MODEL = (
     "label", "engine", "kernel", "where", "phase", "kv_cache", "kv_mb", "bpw_layer", "bpw_head", "vram_gib", "size",
     "load",

@@ -68,6 +68,28 @@ def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, fin
     assert "'p99' is no column" in compare_q("show", finished, "--sort", "p99").err
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("js", "--sort: js: no row has a value of it; it is measured with --divergences"),
+        ("acc", "--sort: acc: no row has a value of it; it is measured with a task of questions (-d lm_eval:TASK)"),
+        ("kv_mb", "--sort: kv_mb: no row has a value of it"),
+        ("kld", ""), ("beside", "--sort: beside: no row has a value of it"),
+    ],
+)  # fmt: skip
+def test_a_column_without_values_orders_nothing_and_says_so(
+    compare_q: Run, finished: Path, key: str, said: str
+) -> None:
+    """The reference's value by definition is no order."""
+    results_json.write_json(results_of(run_of(QUANT, FAILED, REF)), finished, [])
+    ran = compare_q("show", finished, "--sort", key)
+    assert [line for line in ran.err.splitlines() if "--sort" in line] == ([said] if said else [])
+    results_json.write_json(results_of(run_of(BASE, reference=None)), finished, [])
+    assert "--sort: ratio: no row has a value of it; it is measured with a reference" in (
+        compare_q("show", finished, "--sort", "ratio").err
+    )
+
+
 def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     """In the table, in Markdown, in the CSV (with errors) and in the report alike; the label needs no naming."""
     names = {"--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}

@@ -109,6 +109,11 @@ def test_a_model_that_failed_on_a_text_comes_last() -> None:
     assert columns.ordered(BROKEN, "ppl:prose").labels == ("bf16", "W4A16", "NVFP4")
 
 
+def test_a_column_that_not_every_text_has_orders_nothing() -> None:
+    said = "top1: not every text has values of it; name one that has: top1:prose"
+    assert [columns.no_order(BROKEN, key) for key in ("top1", "top1:prose", "bpw_layer")] == [said, None, None]
+
+
 def test_chosen_columns() -> None:
     lines = shown(TEXTS, 60, names=("label", "same_top", "kld", "bpw_layer"))
     assert "".join(lines).count("same top %") == 2
