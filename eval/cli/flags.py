@@ -53,6 +53,7 @@ all flags of a run. `compare-q --version` says the version. A model in a folder
 called like a command is ./NAME.
 """
 """``compare-q --help``."""
+TAKES_WORDS_OF_RUN = "It takes the same words as run, whose flags are shown by: compare-q run --help"
 OLD = {"--check": "check", "--from": "show", "--doctor": "doctor", "--cache": "cache", "--list-engines": "engines",
        "--from-qbench": "convert"}  # fmt: skip
 """Flags that are subcommands now, and go with the next version."""
@@ -317,8 +318,10 @@ def parser(command: str) -> Parser:
     p = Parser(
         prog=f"compare-q {command}", usage=f"compare-q {command}{''.join(words)} [flags]",
         description=f"{COMMANDS[command].capitalize()}.",
-        epilog="In long flags - and _ are the same. docs/specs.md says more about each flag.",
+        epilog=TAKES_WORDS_OF_RUN if command == "check" else
+        "In long flags - and _ are the same. docs/specs.md says more about each flag.",
     )  # fmt: skip
+    hidden = {"help": argparse.SUPPRESS} if command == "check" else {}
     exclusive: dict[str, argparse._ActionsContainer] = {}
     for heading, flags in own.items():
         group = p.add_argument_group(heading)
@@ -326,7 +329,7 @@ def parser(command: str) -> Parser:
             place: argparse._ActionsContainer = group
             if sharing[each.dest] > 1:
                 place = exclusive[each.dest] = exclusive.get(each.dest) or group.add_mutually_exclusive_group()
-            place.add_argument(*each.names, **each.keys)
+            place.add_argument(*each.names, **{**each.keys, **hidden})
     absent = (each for flags in FLAGS.values() for each in flags if each.dest not in sharing)
     p.set_defaults(**{each.dest: each.keys.get("default") for each in absent} | {"cache_dir": default_root()})
     return p
@@ -414,13 +417,15 @@ def check_run(args: argparse.Namespace) -> None:
     if not args.models and not args.modelspec:
         texts = [str(each) for each in args.dataspec or []]
         cure = f"; -d has taken all of {printable(' '.join(texts))}: put models before it" if len(texts) > 1 else ""
-        raise InputError(f"name models, or give -d and -m{cure}; see compare-q --help")
+        raise InputError(f"name models, or give -d and -m{cure}; see compare-q {args.command} --help")
     if args.models and args.modelspec:
         raise InputError(
             f"{printable(args.models[0])}: is named beside -m, whose specs stand for all models; leave one of them out"
         )
     if not args.models and not args.dataspec:
-        raise InputError("-d: is missing: specs of models go with a spec of a text; see compare-q --help")
+        raise InputError(
+            f"-d: is missing: specs of models go with a spec of a text; see compare-q {args.command} --help"
+        )
     if args.until and args.rows is not None:
         raise InputError("--until: finds out how many windows it takes; leave -r out")
     named_only = {"--save-specs": args.save_specs, "--tokenizer": args.tokenizer, "--no-reference": args.no_reference}

@@ -35,6 +35,13 @@ def test_each_command_has_a_page_with_its_own_flags_alone(compare_q: Run, comman
     assert not named & (others - {*parser(command)._option_string_actions})
 
 
+def test_the_page_of_check_points_to_the_flags_of_run(compare_q: Run) -> None:
+    page = compare_q("check", "--help").out
+    assert COMMANDS["check"].capitalize() in page
+    assert "compare-q run --help" in page
+    assert len(page.splitlines()) < 10
+
+
 def test_what_was_a_flag_is_the_command_and_a_line_names_it(
     compare_q: Run, write_specs: Specs, finished: Path, tmp_path: Path
 ) -> None:

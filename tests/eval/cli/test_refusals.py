@@ -28,7 +28,9 @@ KLD = '--kld: no model is the reference: mark one with "reference": true (or out
     [
         ("-d {data} -m {models} -kld", KLD),
         ("check -d {data} -m {models} -kld", KLD),
-        ("-d {data}", "name models, or give -d and -m; see compare-q --help"),
+        ("-d {data}", "name models, or give -d and -m; see compare-q run --help"),
+        ("check", "name models, or give -d and -m; see compare-q check --help"),
+        ("doctor", "the following arguments are required: MODEL; see compare-q doctor --help"),
         *((f"-d x -m y --rows={given}",
            f"-r/--rows: {given!r} is no number of windows, nor 'all'; see compare-q run --help")
           for given in ("ten", "-1", "1.5")),
