@@ -15,11 +15,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import nearest
 from compare_q.eval.results import sampled
 from compare_q.eval.results.differences import Difference, difference_or_reason
 from compare_q.eval.results.run_result import TextResult
@@ -84,7 +86,8 @@ def target(given: str) -> Target:
     except ValueError:
         relative = 0.0
     if kind != "kld" or not colon or not percent.endswith("%") or not 0 < relative < 1:
-        raise argparse.ArgumentTypeError(f"{given!r} is neither kld:PERCENT%, such as kld:2%, nor ranked")
+        near = nearest(given, {"ranked", re.sub(r"\D*([\d.]+).*", r"kld:\1%", given)} - {given})
+        raise argparse.ArgumentTypeError(f"{given!r} is neither kld:PERCENT%, such as kld:2%, nor ranked{near}")
     return Target("kld", relative)
 
 

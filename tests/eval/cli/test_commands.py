@@ -85,6 +85,8 @@ def test_a_model_that_is_called_like_a_command(
         ("show r.json --columns KLD", "--columns: 'KLD' is no column (did you mean 'kld'?); there are: label,"),
         ("show r.json --sort kdl", "--sort: 'kdl' is no column (did you mean 'kld'?)"),
         ("show r.json --kld-value mena", "'mena' is none of mean, median, p99, p99.9 (did you mean 'mean'?)"),
+        ("a b --until kdl:2%", "nor ranked (did you mean 'kld:2%'?)"), ("a b --until rank", "(did you mean 'ranked'?)"),
+        ("a b --until kld:0.5", "(did you mean 'kld:0.5%'?)"), ("a b --until kld:200%", "nor ranked; see compare"),
         ("show r.json --x-axis vrm", "(did you mean 'vram'?); see compare-q show --help"),
         ("show r.json -kdl", "-kdl: compare-q show has no such flag (did you mean '-kld'?)"),
         ("m -c 512", "-c: in its place compare-q has eval_len in a data spec; see compare-q run --help"),
