@@ -49,7 +49,7 @@ def check(
                 lines.append(f"{title}: {windows.in_words(spec, found.get(key))}")
             lines += [f"{title}: {line}" for line in missing]
         except InputError as error:
-            problems.append(f"{title}: {error}")
+            problems.append(spec.blamed(error) if len(texts) == 1 else f"{title}: {error}")
     reference = next((job for job in planned if job.spec.is_reference), None)
     for job in planned:
         label, folder = job.request.label, job.request.model_dir

@@ -156,7 +156,8 @@ def texts(
         if word.endswith(".json"):
             specs += reading.load_data_specs(reading.expand([word]))
         else:
-            specs.append(reading.parse_data_spec({**text(word), **common(named, word, tokenizer)}, COMMAND_LINE))
+            keys = {**text(word), **common(named, word, tokenizer)}
+            specs.append(reading.parse_data_spec(keys, COMMAND_LINE, f"-d {word}: "))
     reading.check_labels(specs)
     return specs, said
 

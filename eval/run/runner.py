@@ -88,7 +88,7 @@ def build_all(
             built[name] = windows.build(spec, n_windows, session.cache, session.progress, clear=session.clear)
         except (CompareQError, OSError) as error:
             if len(data_specs) == 1:
-                raise
+                raise InputError(spec.blamed(error)) from None
             failed[name] = one_line(error)
             session.progress.say(f"{name}: failed")
     return built

@@ -55,7 +55,7 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
         if reason.removesuffix(": unknown key") in other.model_fields:
             reason += f"; it is a key of {'model' if other is ModelSpec else 'data'} specs"
         raise InputError(f"{place}{placed(reason, places or {})}") from None
-    spec._folder = file.parent
+    spec._folder, spec._place = file.parent, place
     return spec
 
 

@@ -79,6 +79,7 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     _folder: Path = PrivateAttr(default_factory=Path)
+    _place: str = PrivateAttr("")
     _digest_exempt: ClassVar[dict[str, Any]] = DIGEST_EXEMPT_DEFAULTS
 
     @model_validator(mode="after")
@@ -94,6 +95,10 @@ class Spec(BaseModel):
         keys, exempt = self.model_dump(mode="json").items(), self._digest_exempt.items()
         canonical = json.dumps({key: value for key, value in keys if (key, value) not in exempt}, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def blamed(self, reason: object) -> str:
+        """A line that says what is wrong, after where the spec stands."""
+        return f"{self._place}{reason}"
 
     def locate(self, name: str) -> str:
         """``name`` relative to the spec's folder if it lies there; else unchanged: another path, a hub id or a URL."""

@@ -102,7 +102,7 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
         words = specs(tmp_path, models[:1], tokenizer_dir="org/never")
         assert away.run(COMMAND.format(words=words)) == 2
         text = away.said.read_text().splitlines()[-1]
-    assert text.startswith("error: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached (")
+    assert "json: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached (" in text
 
 
 @pytest.mark.engine

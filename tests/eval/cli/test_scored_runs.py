@@ -207,5 +207,5 @@ def test_check_starts_nothing(
     data, spec = write_specs([in_transformers(Path("/nowhere/model"))], path="/nowhere/text.txt")
     ran = compare_q("check", "-d", data, "-m", spec)
     assert ran.status == 2
-    assert "error: data: path: /nowhere/text.txt: no such file" in ran.err
+    assert f"error: {data}: path: /nowhere/text.txt: no such file" in ran.err
     assert "error: toy: /nowhere/model: no such folder" in ran.err

@@ -171,6 +171,15 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
         assert (named.spec.name, named.spec.load_fn) == (label, load_fn), word
 
 
+@needs_accelerate
+def test_a_text_that_cannot_be_read_is_named_as_it_was_given(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
+    for command in ("check", "run"):
+        ran = compare_q(command, f"{toy_model}@transformers_auto", "-d", tmp_path)
+        assert ran.status == 2
+        error = f"error: command line: -d {tmp_path}: path: {tmp_path}: not a regular file"
+        assert [line for line in ran.err.splitlines() if line.startswith("error")] == [error]
+
+
 def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     named = words.models([f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True)
     assert [each.spec.name for each in named] == [toy_model.name, f"{toy_model.name} (2)"]
