@@ -107,7 +107,8 @@ def inspect_tokens(text: TextResult, data: EvalData, cache: Cache) -> Inspection
         logprob, kld = zip(*(each[i] if each else (None, None) for each in columns), strict=True)
         ref_logprob = None if reference is None else token_by_token(reference[span], position[span])
         chosen = CHOSEN.format(part=part + 1, parts=PASSAGES)
-        passage = Passage(int(window[span.start]), int(position[span.start]), (), ref_logprob, logprob, kld, chosen)
+        first, at = int(window[span.start]), int(position[span.start])
+        passage = Passage(first, at, (), ref_logprob, logprob, kld, chosen, data.starts[first] + at)
         passages.append((passage, piece_of(span, window, position, data)))
     return with_texts(passages, worst, data)
 

@@ -12,7 +12,7 @@ class Passage:
     """T tokens of window number ``window`` from ``position`` on; ``tokens``: the text of each.
 
     ``logprob`` and ``kld``: by model, in the order of the run, T numbers each (nats); None for a model without them.
-    ``chosen``: why it is shown.
+    ``chosen``: why it is shown.  ``start``: the first token's index in the whole text; None in older reports.
     """
 
     window: int
@@ -22,6 +22,7 @@ class Passage:
     logprob: tuple[Numbers | None, ...]
     kld: tuple[Numbers | None, ...]
     chosen: str = ""
+    start: int | None = None
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def inspection_of(text: TextResult) -> Inspection:
     )
     logprobs = tuple(None if m.error else numbers(-0.1 * (at + 1)) for at, m in zip(places, text.models, strict=True))
     worst = (Damaged(1, 7, "before\n", " <i>", " after", math.log(0.5), math.log(0.01), 4.25),)
-    passage = Passage(2, 17, tokens, numbers(-0.1), logprobs, klds, "for its words")
+    passage = Passage(2, 17, tokens, numbers(-0.1), logprobs, klds, "for its words", 1023)
     return Inspection((passage,), tuple(None if m.error else worst for m in text.models))
 
 

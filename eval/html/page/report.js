@@ -560,7 +560,13 @@ function tokenRows(passage, id, i) {
   if (passage.ref_logprob)
     rows.push(["reference's", `${short(passage.ref_logprob[i])} (${probability(passage.ref_logprob[i])})`]);
   if (passage.kld[id]) rows.push(["KLD", short(passage.kld[id][i])]);
-  return [...rows, ["position", `${passage.position + i} of window ${passage.window + 1}`]];
+  return [...rows, ["token", placeOf(passage, i, i)]];
+}
+// Windows that are spread over the text are not scored in its order.
+function placeOf(passage, first, last) {
+  const span = (begin) => (first === last ? `${begin + first}` : `${begin + first} to ${begin + last}`),
+    inWindow = `${span(passage.position)} of window ${passage.window + 1} in scoring order`;
+  return known(passage.start) ? `${span(passage.start)} of the text, ${inWindow}` : inWindow;
 }
 function passageFigure(passage, id, paint, { steps, above }) {
   const cells = passage.tokens.map((text, i) => {
@@ -577,7 +583,7 @@ function passageFigure(passage, id, paint, { steps, above }) {
     );
     return explain(cell, () => [JSON.stringify(text), tokenRows(passage, id, i)]);
   });
-  const where = `Window ${passage.window + 1}, positions ${passage.position} to ${passage.position + passage.tokens.length - 1}`,
+  const where = `Tokens ${placeOf(passage, 0, passage.tokens.length - 1)}`,
     list = h("div", { class: "passage", role: "list", "aria-label": where }, cells);
   roving(list, cells, 10);
   return h("figure", {}, h("figcaption", {}, where + (passage.chosen ? `: ${passage.chosen}` : "")), list);

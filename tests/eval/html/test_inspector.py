@@ -94,6 +94,7 @@ def test_passages_are_where_models_differ_beyond_noise_in_each_part_of_the_text(
     broken = compared(cache, data, "broken", {800: 60.0, 2300: 5000.0}, size=10.0)
     found = inspector.inspect_tokens(text_of(fine, floor, broken), data, cache)
     places = [each.window * STRIDE + each.position for each in found.passages]
+    assert [each.start for each in found.passages] == places
     assert [(place - 1) // 640 for place in places] == [0, 1, 2, 3] == list(range(inspector.PASSAGES))
     assert [each.chosen for each in found.passages] == [inspector.CHOSEN.format(part=i, parts=4) for i in (1, 2, 3, 4)]
     covered = [range(place, place + inspector.PASSAGE) for place in places]

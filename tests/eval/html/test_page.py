@@ -214,13 +214,17 @@ def test_tokens(show: ShowPage) -> None:
     opened = show(*MODELS)
     opened.page.locator("#tokens select").select_option("2")
     shown = opened.page.locator("#tokens .token[role='listitem']")
+    assert opened.texts("#tokens figcaption") == [
+        "Tokens 1023 to 1042 of the text, 17 to 36 of window 3 in scoring order: for its words"
+    ]
     assert opened.texts("#tokens .passage .token")[:5] == ["▯", "Ü", "↵\n↵", "<b>", "</script>"]
     steps = shown.evaluate_all("all => all.map(each => Number(each.dataset.step || 0))")
     assert steps == [0] * 10 + [1] * 5 + [2] * 3 + [3] + [5]  # of 20 tokens: one half, a quarter, a tenth, ...
     shown.nth(7).hover()
     assert opened.heading() == '" t2"'
     assert opened.tip() == {
-        "logprob": "−2.1 (12.2 %)", "reference's": "−0.7 (49.7 %)", "KLD": "0.14", "position": "24 of window 3",
+        "logprob": "−2.1 (12.2 %)", "reference's": "−0.7 (49.7 %)", "KLD": "0.14",
+        "token": "1030 of the text, 24 of window 3 in scoring order",
     }  # fmt: skip
     assert opened.texts("#tokens .worst tbody td") == ["4.25", "50 %", "1 %", "before↵ <i> after"]
     opened.page.locator("#table tr[data-model='5'] input").check()
