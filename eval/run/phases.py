@@ -43,7 +43,7 @@ def with_decode(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str]]
             doubled.append(changed(spec, label=f"{spec.name} decode", phase="decode"))
         else:
             said.append(f"{spec.name}: {spec.load_fn!r} cannot be scored in decode steps; it stays in prefill")
-    doubled = reading.with_own_labels(doubled)
+    doubled = reading.with_own_labels(doubled, said.append)
     if not any(decodes_of(spec, doubled) for spec in doubled):
         raise InputError(NO_MODEL)
     return doubled, said
