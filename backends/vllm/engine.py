@@ -11,7 +11,8 @@ Everything that the spec's ``engine`` object does not set is vLLM's default, but
 - ``kv_cache_memory_bytes`` has room for the windows of two steps, where vLLM would claim 90 % of the memory, and
   measure first how much that is; unless the spec says how much, or the model keeps another kind of cache;
 - ``enforce_eager``: steps of prefill gain nothing from compiled graphs, which take most of a start;
-- ``swa_bounded_replay`` is off, where vLLM has it: it leaves out states that are scored.
+- ``swa_bounded_replay`` is off, where vLLM has it: it leaves out states that are scored;
+- ``enable_chunked_prefill`` is off in prefill with caches of ``options.LOSES_CHUNKS``.
 
 Two options are compare_q's own.  ``"emulate": true`` rounds NVFP4 and MXFP4 activations by vLLM's emulation where the
 GPU has no kernel for them and vLLM would leave them unquantized; weight-only layers run as their scheme says anywhere,

@@ -46,6 +46,10 @@ OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
 PICKLED = ("pt", "npcache")
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
 """At least what vLLM takes for max_num_batched_tokens, to size its KV cache."""
+LOSES_CHUNKS = ("turboquant", "ultraquant")
+"""Caches in whose prefill vLLM (0.26 to 0.32) forgets a window's earlier tokens, if a step holds the rest of the window
+and a whole one that is as long: the longest query is then as long as the longest sequence, which it takes for a step of
+whole windows only (``_prefill_attention`` in ``v1/attention/backends/turboquant_attn.py``)."""
 CHOOSES_CACHE = (
     "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
 )  # fmt: skip
@@ -217,6 +221,7 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         "trust_remote_code": False,
         "enforce_eager": True,
         **decode_arguments(request, cpu=cpu),
+        **unsplit_arguments(request),
         **({TRIMS: False} if TRIMS in install.arguments() else {}),
     }
     chosen = {name: value for name, value in request.options.items() if name not in OWN_OPTIONS}
@@ -233,6 +238,14 @@ def decode_arguments(request: LoadRequest, *, cpu: bool) -> dict[str, Any]:
         "enable_prefix_caching": False,
         "enforce_eager": cpu or noise.seed_of(request.options) is not None,
     }
+
+
+def unsplit_arguments(request: LoadRequest) -> dict[str, Any]:
+    """Our defaults in prefill with caches of ``LOSES_CHUNKS``: no window begins in a step that does not hold it all."""
+    if request.decode is not None or not str(request.options.get("kv_cache_dtype")).startswith(LOSES_CHUNKS):
+        return {}
+    longest = request.options.get("max_model_len", request.max_tokens + 1)
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS_GPU, longest)}
 
 
 def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:

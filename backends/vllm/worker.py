@@ -67,10 +67,13 @@ class ScoringExtension:
         that it misreads.
         """
         generation = attach(self.model_runner, self._compare_q_step)
+        from vllm.config import set_current_vllm_config
+
         leave_ranks_uncompiled()
         model = self.model_runner.get_model()
         vllm_layers.check_causal(model)
-        vllm_layers.check_caches(model, self.vllm_config.cache_config.cache_dtype)
+        with set_current_vllm_config(self.vllm_config):  # which says what FlashAttention runs, and so what it can read
+            vllm_layers.check_caches(model, self.vllm_config.cache_config.cache_dtype)
         self._compare_q_source = LogitsSource(model)
         return generation
 

@@ -69,6 +69,17 @@ def test_a_cache_that_the_spec_sizes(toy_model: Path, given: dict[str, Any]) -> 
     assert arguments(toy_model, **given) == OURS | given
 
 
+def test_windows_that_are_not_split(toy_model: Path) -> None:
+    """TurboQuant's prefill would lose their earlier tokens; a step holds the longest window whole."""
+    sized = {"kv_cache_memory_bytes": 256 << 20, "gpu_memory_utilization": 0.01}
+    given = {"kv_cache_dtype": "turboquant_k8v4"}
+    unsplit = {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384}
+    assert arguments(toy_model, **given) == OURS | sized | given | unsplit
+    assert arguments(toy_model, **given, max_model_len=20_000)["max_num_batched_tokens"] == 20_000
+    config = CheckpointConfig.read(toy_model).raw
+    assert "enable_chunked_prefill" not in engine_arguments(decoding(toy_model, **given), config, cpu=False)
+
+
 def decoding(folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **options: Any) -> LoadRequest:
     return LoadRequest("x", "vllm_score", str(folder), tokens, options, decode=Decode(step, batch))
 

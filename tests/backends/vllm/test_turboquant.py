@@ -103,3 +103,23 @@ def test_later_steps_read_the_cache(steps: list[tuple[int, int]], read_by_decode
     """So do steps of one token, as in decode, of a window's first one too."""
     computed(attention(), steps, 255)
     assert [bool((cache == 255).all()) for cache in read_by_decode] == [True]
+
+
+def test_a_whole_window_makes_vllm_forget_what_came_before(
+    read_by_decode: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why compare_q splits no window in prefill: three tokens that follow seven come out as a window of three.
+
+    Where this fails, vLLM has been mended, and ``LOSES_CHUNKS`` can go.
+    """
+    from vllm.v1.attention.backends import turboquant_attn
+
+    def whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -> torch.Tensor:
+        sizes = cu_seqlens_q.diff().tolist()
+        return torch.cat([causal(*each) for each in zip(*(x.split(sizes) for x in (q, k, v)), strict=True)]).float()
+
+    monkeypatch.setattr(turboquant_attn, "_HAS_FLASH_ATTN", True)
+    monkeypatch.setattr(turboquant_attn, "flash_attn_varlen_func", whole, raising=False)
+    out, (q, k, v) = computed(attention(), [(7, 3), (0, 10)], 255)
+    assert read_by_decode == []
+    torch.testing.assert_close(out[:3].double(), causal(q[:3], k[:3], v[:3]), atol=1e-5, rtol=0)
