@@ -152,12 +152,16 @@ def kernels(told: list[Any] | Mapping[str, str] | str) -> list[str]:
 
 
 def in_words(kernel: str, weights: str, activations: str, asked: str, count: int) -> str:
-    """One kernel: ``Marlin: 30 x nvfp4 g16, activations bfloat16 (the checkpoint asks for nvfp4 g16)``."""
+    """One kernel: ``Marlin: 30 layers in nvfp4 g16, activations bfloat16 (the checkpoint asks for nvfp4 g16)``.
+
+    Engines join matrices, as q, k and v, so that the files store more of them than there are layers.
+    """
+    layers = "1 layer" if count == 1 else f"{count:,} layers (matrices that the engine joins are one)"
     if weights in PLAIN and weights == activations:
-        return f"{kernel}: {count:,} x {weights}"
+        return f"{kernel}: {layers} in {weights}"
     ran = "known after loading" if activations == UNKNOWN else activations
     otherwise = f" (the checkpoint asks for {asked})" if asked and activations != UNKNOWN else ""
-    return f"{kernel}: {count:,} x {weights}, activations {ran}{otherwise}"
+    return f"{kernel}: {layers} in {weights}, activations {ran}{otherwise}"
 
 
 def lines(examination: Examination, here: Sequence[str]) -> list[str]:

@@ -163,10 +163,11 @@ def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
 
 
 def layers_facts(groups: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str]]:
-    """``210 x int4 g32: model.layers.*.mlp.down_proj, ...``; ``groups``: what is stored -> name -> how often."""
+    """``210 matrices in int4 g32: model.layers.*.mlp.down_proj``; ``groups``: what is stored -> name -> how often."""
     for stored, names in groups.items():
         more = f" and {len(names) - SHOWN} more kinds" if len(names) > SHOWN else ""
-        yield "layers", f"{sum(names.values()):,} x {stored}: {', '.join(shorter(list(names)[:SHOWN]))}{more}"
+        matrices = "1 matrix" if (count := sum(names.values())) == 1 else f"{count:,} matrices"
+        yield "layers", f"{matrices} in {stored}: {', '.join(shorter(list(names)[:SHOWN]))}{more}"
 
 
 def shorter(names: Sequence[str]) -> list[str]:

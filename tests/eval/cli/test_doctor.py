@@ -53,7 +53,9 @@ def test_good_and_broken_models(
     assert "  nothing wrong found" in found[str(toy_model)]
     assert "  nothing wrong found" in found[str(good_model)]
     here = [line for line in found[str(good_model)] if line.startswith("  here ")]
-    assert re.search(r"vllm_score: \w+: 8 x nvfp4 g16, activations ", here[0]), ran.out
+    assert re.search(
+        r"vllm_score: \w+: 8 layers \(matrices that the engine joins are one\) in nvfp4 g16, activations ", here[0]
+    ), ran.out
     for fault, folder in broken.items():
         severity, text = FAULTS[fault]
         assert any(line.startswith(f"  {severity}: ") and text in line for line in found[str(folder)]), fault
@@ -112,7 +114,7 @@ def test_a_check_examines_the_models(compare_q: Run, good_model: Path, tmp_path:
     )
     ran = compare_q("check", "-d", data, "-m", models)
     assert ran.status == 1, ran.err
-    assert "toy: 14 x nvfp4 g16, activations nvfp4 g16; layers 4.5" in ran.out
+    assert "toy: 14 matrices in nvfp4 g16, activations nvfp4 g16; layers 4.5" in ran.out
     assert f"toy: wrong: model.safetensors: {FAULTS[fault][1]}" in ran.out
 
 

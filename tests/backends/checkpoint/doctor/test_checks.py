@@ -40,7 +40,7 @@ def test_good_checkpoints_have_no_finding(good_model: Path, toy_model: Path) -> 
         found = examined(folder, toy_model)
         assert (found.findings, found.unchecked) == ((), ())
     facts = dict(examined(good_model, toy_model).facts)
-    assert facts["layers"].startswith("14 x nvfp4 g16, activations nvfp4 g16: model.layers.*.mlp.down_proj, ")
+    assert facts["layers"].startswith("14 matrices in nvfp4 g16, activations nvfp4 g16: model.layers.*.mlp.down_proj, ")
     assert facts["head"] == facts["embedding"].replace("model.embed_tokens", "lm_head") == "bfloat16: lm_head"
     assert facts["KV cache"] == "in the model's dtype"
 
@@ -342,7 +342,7 @@ def test_packed_weights_are_there(
     assert parameters.compared(str(folder)) == NOTHING
     layers = [text for title, text in examine(Patient("", folder)).facts if title == "layers"]
     assert len(layers) == 1
-    assert layers[0].startswith("14 x ")
+    assert layers[0].startswith("14 matrices in ")
 
 
 def test_biases_that_the_config_does_not_have(toy_model: Path, tmp_path: Path) -> None:
