@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Set
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,18 @@ def files_in(model: str) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
+def unnamed_method(model: str) -> str:
+    """The quant_method of a folder whose config.json names none, by its tensors; "" if they show none."""
+    from compare_q.backends.checkpoint import files
+
+    parts: set[str] = set()
+    with suppress(InputError):  # loading will say it
+        for file in sorted(Path(model).expanduser().glob("*.safetensors"))[:1]:
+            parts = {name.rpartition(".")[2] for name in files.read_header(file)}
+    every = [engine.capabilities for _, engine in engines()]
+    return next((each.quant_method for each in every if each.own_part in parts), "")
+
+
 def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str]) -> tuple[str, str]:
     """(load_fn, why) of the engine that runs a model whose user names none.
 
@@ -105,7 +118,7 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
     for name in (model, *files_in(model)):
         if load_fn := reader_of(name):
             return load_fn, f"a {Path(name).suffix} file"
-    quant_method = "" if config is None else str(config.quantization.get("quant_method", ""))
+    quant_method = "" if config is None else config.quant_method or unnamed_method(model)
     for _, engine in engines():
         capabilities = engine.capabilities
         if capabilities.schemes and model.startswith(capabilities.schemes):

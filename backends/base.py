@@ -272,7 +272,8 @@ class Capabilities:
     installs it.  ``override_tensors``: ``model_dir`` can be ``[dir, files]``, and the tensors in the files replace
     the model's tensors of the same name. ``reference``: its models can be references; ``compares``: its models can
     be compared with a reference; ``suffixes``: of model files that no other engine reads; ``quant_method``: of a
-    config.json that no other engine reads; ``schemes``: how the addresses of its models begin; ``here``: it runs on
+    config.json that no other engine reads, and ``own_part``: of a weight that is stored so, for folders whose
+    config.json does not name it; ``schemes``: how the addresses of its models begin; ``here``: it runs on
     this machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a
     CPU build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding
     depends on which windows a run has; ``answers``: what it answers prompts from: tokens, which the driver makes by
@@ -290,6 +291,7 @@ class Capabilities:
     compares: bool = True
     suffixes: tuple[str, ...] = ()
     quant_method: str = ""
+    own_part: str = ""
     schemes: tuple[str, ...] = ()
     here: bool = True
     torch: bool = True

@@ -49,6 +49,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
         load_fns=("exllamav2",),
         fwd_fn="exllamav2",
         quant_method="exl2",
+        own_part="q_invperm",
         packages=("exllamav2",),
         install=(
             "pip install 'exllamav2>=0.3.2,<0.4' (compiles at its first import, with nvcc; compiled wheels: "

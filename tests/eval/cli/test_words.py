@@ -65,6 +65,20 @@ def test_the_engine_follows_from_the_weights(
         assert backends.engine_for(str(tmp_path), read, {"vllm_score"})[0] == "vllm_score"
 
 
+def test_weights_that_the_config_does_not_name(tmp_path: Path) -> None:
+    """Older EXL2 files have no quantization_config; their matrices are stored as no other engine reads them."""
+    (tmp_path / "config.json").write_text("{}")
+    part = {
+        "model.layers.0.mlp.up_proj.q_invperm": torch.zeros(4, dtype=torch.int16),
+        "model.norm.weight": torch.ones(4),
+    }
+    save_file(part, tmp_path / "output-00001-of-00002.safetensors")
+    found = backends.engine_for(str(tmp_path), CheckpointConfig.read(tmp_path), set())
+    assert found == ("exllamav2", "EXL2 weights")
+    (tmp_path / "output-00001-of-00002.safetensors").write_text("no header")
+    assert backends.engine_for(str(tmp_path), CheckpointConfig.read(tmp_path), set())[0] in backends.GENERAL
+
+
 @pytest.mark.parametrize(
     ("model", "load_fn"),
     [
