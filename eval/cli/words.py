@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,7 +207,10 @@ def default_text() -> tuple[list[str], list[str]]:
 
 
 def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], finished: Finished) -> str:
-    """Write ``data.json`` and ``models.json``, which repeat a run; returns the command that does."""
+    """Write ``data.json`` and ``models.json``, which repeat a run; returns the command that does.
+
+    Environment variables that scores depend on cannot stand in specs: the command sets them again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     texts_json = [
         {**keys_of(spec, "tokenizer_dir", "path", "dataset_path"), "max_rows": found.max_rows if found else 0}
@@ -215,7 +219,10 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], fin
     models_json = [keys_of(spec, "model_dir") for spec in specs]
     for name, content in (("data.json", texts_json), ("models.json", models_json)):
         (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
-    return reading.command(folder / "data.json", folder / "models.json")
+    ran = {name: value for text in finished.results.texts for m in text.models for name, value in m.provenance.items()}
+    kept = [name for name in sorted(ran.keys() & os.environ) if str(ran[name]).startswith(os.environ[name])]
+    variables = [f"{name}={shlex.quote(printable(os.environ[name]))} " for name in kept]
+    return "".join(variables) + reading.command(folder / "data.json", folder / "models.json")
 
 
 def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -203,15 +204,20 @@ def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: 
 
 @needs_accelerate
 def test_one_line_gives_a_table_and_specs_that_repeat_it(
-    compare_q: Run, toy_model: Path, rounded: Path, long_text: Path, tmp_path: Path
+    compare_q: Run, toy_model: Path, rounded: Path, long_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Variables that are part of the scores' key are in the command, and others are not."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8 ")
     line = [f"{toy_model}@transformers_auto", f"{rounded}@transformers_auto", "-d", long_text]
     ran = compare_q(*line, "-r", "4", "--save-specs", tmp_path / "specs", "-o", tmp_path / "first.json")
     assert ran.status == 0, ran.err
     assert f"{toy_model.name}: transformers_auto (as asked)" in ran.err
     assert "spread over the text's 19" in ran.out  # windows of 256, the context of the toy
     repeat = f"compare-q -d {tmp_path / 'specs' / 'data.json'} -m {tmp_path / 'specs' / 'models.json'}"
-    assert repeat in ran.err
+    (command,) = [each for each in ran.err.splitlines() if each.endswith(repeat)]
+    variables = dict(each.partition("=")[::2] for each in shlex.split(command.removesuffix(repeat)))
+    assert variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8 "
+    assert not variables.keys() & {"PATH", "HOME", "COMPARE_Q_CACHE"}
     again = compare_q(*repeat.split()[1:], "-o", tmp_path / "again.json")
     assert again.status == 0, again.err
     assert "2 of 2 rows come from the cache" in again.out
