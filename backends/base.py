@@ -3,8 +3,8 @@
 A model is two things.  Its ``ModelFiles`` say where it lies, what it is and what it takes, before anything loads it:
 a Hugging Face folder (``backends/checkpoint/folder.py``), a GGUF file (``backends/checkpoint/gguf.py``), or what a
 server has (``backends/vllm_server/served.py``).  Its ``Engine`` loads and runs it, and is one of two kinds: a
-``LogitsEngine`` hands out the logits of one window at a time, which ``backends/worker/scoring.py`` scores; a
-``ScoringEngine`` computes the scores where its logits are.  The driver never asks an engine for its name.
+``LogitsEngine`` hands out the logits of one window, some positions at a time, which ``backends/worker/scoring.py``
+scores; a ``ScoringEngine`` computes the scores where its logits are.  The driver never asks an engine for its name.
 
 This is a whole engine, whose model has 1,000 tokens that are all equally probable.  A line in ``backends/__init__.py``
 makes it known:
@@ -20,8 +20,8 @@ makes it known:
 
             self.table = torch.zeros(1000, 1000)
 
-        def logits(self, window: Window) -> torch.Tensor:
-            return self.table[window.token_ids]
+        def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+            yield self.table[window.token_ids]
 
 What this file does not know: any engine, any file format, any statistic.  The errors are in
 ``backends/common/errors.py``.
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 
 Finish = Literal["stop", "length"]
+PIECE_ELEMENTS = 1 << 28
+"""Logits of a window that an engine makes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256 entries."""
 Spans = tuple[tuple[int, int], ...]
 """The scored positions of a window: ranges [begin, end), none of them empty, in order, and apart from one another."""
 
@@ -90,6 +92,13 @@ class Window:
     def targets(self) -> NDArray[np.int32]:
         """The scored tokens [T]."""
         return self.token_ids[self.positions]
+
+    def predicting(self, begin: int, end: int) -> Iterator[slice]:
+        """Of the positions ``begin`` to ``end``, those whose logits predict a scored token, counted from ``begin``."""
+        for first, last in self.spans:
+            low, high = max(first - 1, begin), min(last - 1, end)
+            if low < high:
+                yield slice(low - begin, high - begin)
 
     @property
     def what_is_scored(self) -> str:
@@ -505,8 +514,8 @@ class Engine(ABC):
 class LogitsEngine(Engine):
     """One model in an engine that hands out logits; ``options_type``: what its ``engine`` object may hold.
 
-    ``model`` is for what an engine loads, ``entered`` for the states [L, H] of its last window, once ``head`` has asked
-    for them.
+    ``model`` is for what an engine loads, ``entered`` for the states [n, H] of the last piece of logits, once ``head``
+    has asked for them.
     """
 
     options_type: ClassVar[type[EngineOptions]] = EngineOptions
@@ -528,38 +537,52 @@ class LogitsEngine(Engine):
         """
 
     @abstractmethod
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+        """Logits [n, V] of the next n positions of one window, until all L have come.
+
+        They are over the real vocabulary without padding, in any float dtype, on any device.  A piece has at most
+        ``PIECE_ELEMENTS`` logits where the engine can do so, and is no longer needed once the next one is asked for.
+        """
+
     def logits(self, window: Window) -> torch.Tensor:
-        """Logits [L, V] of one window over the real vocabulary without padding, in any float dtype, on any device."""
+        """Logits [L, V] of a whole window."""
+        import torch
+
+        return torch.cat(list(self.pieces(window)))
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
         """(weight [V, H], bias [V] or None, ``Head``) to compute logits again from states, or why that cannot be."""
         return "this engine does not show its head"
 
     def states(self) -> torch.Tensor:
-        """States [L, H] that entered the head in the last call of ``logits``, once ``head`` has returned a head."""
+        """States [n, H] that entered the head for the last of ``pieces``, once ``head`` has returned a head."""
         states: torch.Tensor = self.entered
         return states
 
-    def in_steps(self, length: int, step: int, forward: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-        """Logits [..., L, V] of windows of so many tokens in decode, and their states, from those of the steps.
+    def in_steps(
+        self, length: int, step: int, forward: Callable[[int, int], torch.Tensor], rows: int | None = None
+    ) -> Iterator[torch.Tensor]:
+        """Logits [..., n, V] of windows of so many tokens in decode, and their states, put together from many steps.
 
         ``forward(begin, end)``: the logits [..., end - begin, V] of these positions; those before are in the cache.
-        They are copied, since the next step may take the same memory; ``entered`` is not.
+        They are copied, since the next step may take the same memory; ``entered`` is not.  ``rows``: the positions n
+        that come together; None: as many as ``PIECE_ELEMENTS`` allows.
         """
         import torch
 
         logits: torch.Tensor | None = None
-        states = []
+        first, states = 0, []
         for begin in range(0, length, step):
             part = forward(begin, min(begin + step, length))
             if logits is None:
-                logits = part.new_empty((*part.shape[:-2], length, part.shape[-1]))
-            logits[..., begin : begin + step, :] = part
+                most = rows or max(PIECE_ELEMENTS // part[..., :1, :].numel() // step, 1) * step
+                first, logits = begin, part.new_empty((*part.shape[:-2], min(most, length - begin), part.shape[-1]))
+            logits[..., begin - first : begin - first + step, :] = part
             states.append(self.entered)
-        if self.entered is not None:
-            self.entered = torch.cat(states, -2)
-        assert logits is not None
-        return logits
+            if begin + step - first >= logits.shape[-2]:
+                self.entered = None if self.entered is None else torch.cat(states, -2)
+                yield logits
+                logits, states = None, []
 
 
 class ScoringEngine(Engine):

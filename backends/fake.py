@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -70,7 +71,7 @@ class FakeEngine(LogitsEngine):
         needs: int | None = self.options.bytes
         return needs
 
-    def logits(self, window: Window) -> torch.Tensor:
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
         if self.options.fail is not None and self.windows_done >= self.options.fail:
@@ -84,7 +85,7 @@ class FakeEngine(LogitsEngine):
         logits[torch.arange(len(targets)), targets] = self.options.boost
         if window.index in self.options.nan_windows:
             logits[window.spans[0][0] - 1] = float("nan")
-        return logits
+        yield logits
 
     def _fail(self) -> NoReturn:
         import torch

@@ -37,7 +37,8 @@ def window() -> torch.Tensor:
     ids = np.random.default_rng(1).choice(np.frombuffer(b"abcdefgh \n", np.uint8), LENGTH).astype(np.int64)
     logits = torch.zeros(LENGTH - 1, VOCABULARY)
     logits[torch.arange(LENGTH - 1), torch.from_numpy(ids[1:])] = BOOST
-    return torch.from_numpy(statistics.window_scores(0, logits, ids[1:]).logprob)
+    rows = statistics.of_rows(0, logits, ids[1:])
+    return torch.from_numpy(statistics.scores(0, ids[1:], [rows]).logprob)
 
 
 def rotary() -> torch.Tensor:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from compare_q.backends.base import LoadRequest, Task, Window  # noqa: E402
 from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
-from compare_q.backends.reference.reading import ReferenceWindows  # noqa: E402
+from compare_q.backends.reference.reading import ReferenceWindows, StoredRows  # noqa: E402
 from compare_q.backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
 from compare_q.backends.vllm.engine import VllmEngine  # noqa: E402
 from compare_q.backends.vllm.hooks import TAG  # noqa: E402
@@ -123,7 +123,9 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
             ),
             "record_seconds": recording, "comparing_heads_seconds": comparing_heads,
             "verify_seconds": seconds(opened_store.verify),
-            "read_seconds": seconds(lambda: [stored_windows.get(i).sum() for i in range(count)]),
+            "read_seconds": seconds(
+                lambda: [stored_windows.get(StoredRows(i, 2047, 0, 2047)).sum() for i in range(count)]
+            ),
             "recompute_seconds": statistics.median(prefill),
         },
     }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice, takewhile
 from pathlib import Path
@@ -135,16 +135,18 @@ class ExLlamaEngine(LogitsEngine):
     def prepare(self, windows: Sequence[Window]) -> None:
         self.ahead, self.decoded = windows, {}
 
-    def logits(self, window: Window) -> torch.Tensor:
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+        """A whole window at once: exllama makes all logits of what it forwards."""
         if self.request.decode is None:
-            return self.forward(token_ids_of([window]))[0]
+            yield self.forward(token_ids_of([window]))[0]
+            return
         if window.index not in self.decoded:
             together = self.together(window)
             logits = self.decode_windows(token_ids_of(together), self.request.decode.step)
             states = [None] * len(together) if self.entered is None else self.entered
             self.decoded = dict(zip([each.index for each in together], zip(logits, states, strict=True), strict=True))
         found, self.entered = self.decoded.pop(window.index)
-        return found.clone()  # else the last window of a batch would hold all of it while the next batch comes
+        yield found.clone()  # else the last window of a batch would hold all of it while the next batch comes
 
     def together(self, window: Window) -> list[Window]:
         """A batch: ``window`` and those that are asked for just after it and are as long."""

@@ -106,7 +106,8 @@ class ExLlamaV2Engine(ExLlamaEngine):
 
     def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
         self.cache.current_seq_len = 0
-        return self.in_steps(token_ids.shape[1], step, lambda begin, end: self.forward(token_ids[:, begin:end]))
+        length = token_ids.shape[1]
+        return next(self.in_steps(length, step, lambda begin, end: self.forward(token_ids[:, begin:end]), length))
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """In decode behind the tokens that are in the cache, which goes on by these."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compare_q.backends.base import (
+    PIECE_ELEMENTS,
     Answer,
     Capabilities,
     Layer,
@@ -36,6 +37,7 @@ from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.options import parse_options
 from compare_q.backends.common.packages import check_installed
+from compare_q.backends.hf.long_windows import BehindBase
 from compare_q.backends.hf.quantization import (
     check_complete,
     check_dtype,
@@ -112,6 +114,7 @@ class TransformersEngine(LogitsEngine):
         self.rotary: list[Any] = []
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
+        self.behind: BehindBase | None = None
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -165,6 +168,7 @@ class TransformersEngine(LogitsEngine):
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         check_resident(folder, self.model, stored)
         self.model.eval()
+        self.behind = BehindBase.of(self.model)
         self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
         if (seed := seed_of(self.request.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
@@ -186,30 +190,35 @@ class TransformersEngine(LogitsEngine):
         if self.streamer is not None:
             self.streamer.prepare(windows)
 
-    def logits(self, window: Window) -> torch.Tensor:
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        with torch.inference_mode():
-            if self.request.decode is not None:
-                logits = self._decoded(window, self.request.decode.step)
-            else:
-                logits = self._forward(window) if self.streamer is None else self.streamer.logits(window)
+        made: Iterator[torch.Tensor] = torch.inference_mode()(self._pieces)(window)  # not between the pieces
+        return made
+
+    def _pieces(self, window: Window) -> Iterator[torch.Tensor]:
+        if self.request.decode is not None:
+            yield from self._decoded(window, self.request.decode.step)
+        else:
+            yield from self._forward(window) if self.streamer is None else self.streamer.forwarded(window)
         if self.noise is not None and (missed := self.noise.missed()):
             raise ModelError(missed)
-        return logits
 
-    def _forward(self, window: Window) -> torch.Tensor:
+    def _forward(self, window: Window) -> Iterator[torch.Tensor]:
+        """The layers run here, and the head with what follows it whenever a piece is asked for."""
         import torch
 
         self._forget_lengths()
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
         if self.noise is not None:
             self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
-        logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
-        return logits
+        rows = max(PIECE_ELEMENTS // self.model.config.get_text_config().vocab_size, 1)
+        if self.behind is None or len(window.token_ids) <= rows:
+            return iter([self.model(token_ids, use_cache=False).logits[0]])
+        return self.behind.pieces(token_ids, rows)
 
-    def _decoded(self, window: Window, step: int) -> torch.Tensor:
-        """Logits [L, V] of a window that is fed ``step`` tokens at a time, with the cache that the model makes itself.
+    def _decoded(self, window: Window, step: int) -> Iterator[torch.Tensor]:
+        """``pieces`` of a window that is fed ``step`` tokens at a time, with the cache that the model makes itself.
 
         ``generate`` does the same, unless a model's generation config names another cache.
         """
@@ -322,7 +331,7 @@ class TransformersEngine(LogitsEngine):
         if self.streamer is not None:
             self.streamer.close()
         self.streamer = None
-        self.model = self.entered = self.noise = None
+        self.model = self.entered = self.noise = self.behind = None
         self.rotary = []
 
 

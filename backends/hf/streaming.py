@@ -13,7 +13,7 @@ While one layer computes, a thread copies the next, so two layers are on the dev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -35,31 +35,33 @@ MOST_WINDOWS = 1024
 class WindowForward:
     """One window's forward pass: ``layer`` is the index of the decoder layer for which it waits.
 
-    ``logits`` [L, V] are its result, None until it has ended.
+    ``found``: its logits in pieces, None until it has ended.
     """
 
     window: Window
     greenlet: Any
     layer: int = -1
-    logits: torch.Tensor | None = None
+    found: Iterator[torch.Tensor] | None = None
 
     def resume(self) -> None:
         """Run on to the next layer, or to the end."""
         reached = self.greenlet.switch()
         if self.greenlet.dead:
-            self.logits = reached
+            self.found = reached
         else:
             self.layer = reached
 
 
 class Streamer:
-    """Runs a model that was loaded into CPU memory on ``device``; ``forward`` gives a window's logits [L, V].
+    """Runs a model that was loaded into CPU memory on ``device``.
+
+    ``forward`` runs the layers for a window, and gives its logits in pieces.
 
     ``group``: the number of windows that run together; None: half of the device's free memory holds their states.
     """
 
     def __init__(
-        self, model: Any, forward: Callable[[Window], torch.Tensor], device: torch.device, group: int | None
+        self, model: Any, forward: Callable[[Window], Iterator[torch.Tensor]], device: torch.device, group: int | None
     ) -> None:
         import torch
 
@@ -86,17 +88,17 @@ class Streamer:
         """The windows whose logits will be asked for, in this order."""
         self.ahead, self.group = list(windows), self.asked
 
-    def logits(self, window: Window) -> torch.Tensor:
-        """Logits [L, V] of one window; the other windows of its group are then one layer from their end."""
-        found = next((each for each in self.forwards if each.window is window), None) or self.start(window)
-        while found.logits is None:
-            if found.layer == len(self.hosts) - 1:
-                self.hold(found.layer)
-                found.resume()  # alone: a group's logits together are larger than the model
+    def forwarded(self, window: Window) -> Iterator[torch.Tensor]:
+        """Logits of one window in pieces; the other windows of its group are then one layer from their end."""
+        run = next((each for each in self.forwards if each.window is window), None) or self.start(window)
+        while run.found is None:
+            if run.layer == len(self.hosts) - 1:
+                self.hold(run.layer)
+                run.resume()  # alone: a group's logits together are larger than the model
             else:
-                self.advance(found.layer)
-        self.forwards.remove(found)
-        return found.logits
+                self.advance(run.layer)
+        self.forwards.remove(run)
+        return run.found
 
     def start(self, window: Window) -> WindowForward:
         """Bring a group that begins with ``window`` to its first layer."""
@@ -120,7 +122,7 @@ class Streamer:
         for each in self.forwards:
             if each.layer == layer:
                 each.resume()
-                if each.logits is not None:
+                if each.found is not None:
                     raise ModelError("engine.streaming: this model's last decoder layer is not the one that runs last")
 
     def hold(self, layer: int) -> None:

@@ -174,27 +174,30 @@ class LlamacppEngine(LogitsEngine):
     def prepare(self, windows: Sequence[Window]) -> None:
         self.floored = self.excluded = 0
 
-    def logits(self, window: Window) -> torch.Tensor:
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
         library, length = self.library, len(window.token_ids)
         # llama.cpp cuts n_batch to n_ctx, and one token more would abort the process.
-        step = min(self.options.n_batch, library.llama_n_batch(self.context))
+        step = most = min(self.options.n_batch, library.llama_n_batch(self.context))
         if self.request.decode is not None:
             step = min(step, self.request.decode.step)
         vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
-        logits = torch.empty(length, vocab_size, device="cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         library.llama_memory_clear(library.llama_get_memory(self.context), True)
-        for begin in range(0, length, step):
-            part = logits[begin : begin + step]
-            rows = self._decode(window, begin, begin + len(part))
-            part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
-        for first, end in window.spans:
-            targets = torch.from_numpy(window.token_ids[first:end]).long().to(logits.device)
-            floored, excluded = raise_to_floor(logits[first - 1 : end - 1], targets)
-            self.floored += floored
-            self.excluded += excluded
-        return logits
+        for first in range(0, length, most // step * step):  # many steps of decode are one piece
+            logits = torch.empty(min(most // step * step, length - first), vocab_size, device=device)
+            for begin in range(0, len(logits), step):
+                part = logits[begin : begin + step]
+                rows = self._decode(window, first + begin, first + begin + len(part))
+                part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
+            for scored in window.predicting(first, first + len(logits)):
+                ids = window.token_ids[first + scored.start + 1 : first + scored.stop + 1]
+                floored, excluded = raise_to_floor(logits[scored], torch.from_numpy(ids).long().to(device))
+                self.floored += floored
+                self.excluded += excluded
+            yield logits
+            del logits  # the next piece would have to lie beside it
 
     def _decode(self, window: Window, begin: int, end: int) -> Any:
         """Pointer to the logits [end - begin, V] of positions begin to end; the ones before are in the KV cache."""

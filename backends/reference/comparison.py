@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import head_logits
 from compare_q.backends.reference.reading import Blocks, ReferenceWindows, StoredRows
 from compare_q.backends.reference.store import ReferenceStore
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from compare_q.backends.base import TokenScores
-
 CHUNK_ELEMENTS = 1 << 26
-"""Logits of the reference that ``window_scores`` makes at a time: 128 MiB in bfloat16."""
+"""Logits of the reference that ``Comparison.statistics`` makes at a time: 128 MiB in bfloat16."""
 COMPARED_ENTRIES = 1 << 13
 """Entries of a head that are compared at a time."""
 
@@ -102,16 +99,8 @@ class Comparison:
         self.blocks = Blocks(self.on_host, device)
 
     def on_host(self, rows: StoredRows) -> torch.Tensor:
-        """What is stored of some rows of a window: states [n, H], or logits [n, last - first] of the shard.
-
-        ModelError unless the store has all positions of the window: a warm-up would shift every position.
-        """
-        stored = self.windows.get(rows.window)
-        if len(stored) != rows.n_scored:
-            raise ModelError(
-                f"window {rows.window}: the reference has {len(stored)} positions, the window {rows.n_scored}"
-            )
-        part = stored[rows.begin : rows.end]
+        """What is stored of some rows of a window: states [n, H], or logits [n, last - first] of the shard."""
+        part = self.windows.get(rows)
         return part if self.head is not None else part[:, slice(*self.shard)]
 
     def on_device(self, parts: Sequence[StoredRows], out: torch.Tensor | None = None) -> torch.Tensor:
@@ -147,25 +136,25 @@ class Comparison:
             return stored
         return head_logits(self.store.head, stored, self.head.weight, self.head.bias)
 
-    def window_scores(self, window: int, logits: torch.Tensor, targets: NDArray[np.integer[Any]]) -> TokenScores:
-        """Scores of one window from its logits [T, V] on this device, cut to the shard (0, V') of the vocabulary.
+    def statistics(
+        self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.integer[Any]]
+    ) -> NDArray[np.float32]:
+        """Partial statistics [n, F] of a window's rows from their logits [n, V], cut to the shard (0, V').
 
-        ``targets`` integers [T].  The reference's logits are made in pieces of bounded size.
+        ``targets`` integers [n].  The reference's logits are made in pieces of bounded size.
         """
         import torch
 
         logits = logits[:, slice(*self.shard)]
-        n_scored, entries = logits.shape
-        ids = statistics.target_ids(window, logits, targets)
-        out = torch.empty(n_scored, divergences.width(True, self.with_divergences), device=logits.device)
+        n_rows, entries = logits.shape
+        ids = statistics.target_ids(rows.window, logits, targets)
+        out = torch.empty(n_rows, divergences.width(True, self.with_divergences), device=logits.device)
         step = max(CHUNK_ELEMENTS // entries, 1)
-        for begin in range(0, n_scored, step):
-            end = min(begin + step, n_scored)
-            reference = self.logits([StoredRows(window, n_scored, begin, end)])
+        for begin in range(0, n_rows, step):
+            end = min(begin + step, n_rows)
+            reference = self.logits([rows._replace(begin=rows.begin + begin, end=rows.begin + end)])
             divergences.both_passes(logits[begin:end], ids[begin:end], out[begin:end], reference)
-        found = divergences.scores(window, targets, [out.cpu().numpy()])  # waits for a GPU's copies of the window
-        self.drop(window)
-        return found
+        return out.cpu().numpy()  # waits for a GPU's copies of the window
 
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""

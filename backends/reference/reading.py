@@ -7,14 +7,16 @@ are one gather on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.store import MANIFEST, Reader, ReferenceStore
 from compare_q.backends.reference.upstream import UpstreamReader
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 AHEAD_BYTES = 512 << 20
 """Bytes of windows that are read before they are asked for: 16 windows of 2,048 tokens and H = 4,096 take 268 MB."""
+PIECE_BYTES = 64 << 20
+"""Bytes of a window that are read at a time: 8,192 states of H = 4,096 in bf16, so that most windows come whole."""
 ROWS, MOST = 2048, 64
 """Rows that are held of all windows together, 16 MiB of states of 4,096 numbers in bf16, 8 of each of 256 windows; and
 of one window at most."""
@@ -42,8 +46,22 @@ class StoredRows(NamedTuple):
     end: int
 
 
+class Piece(NamedTuple):
+    """One piece of a window, by its number in the window."""
+
+    window: int
+    number: int
+
+
+class Read(NamedTuple):
+    """What was read of a piece, and the rows of its whole window in the store."""
+
+    tensor: torch.Tensor
+    n_rows: int
+
+
 class ReferenceWindows:
-    """Windows of a store, read in their order by a thread while earlier windows are in use, from the first asked for.
+    """Windows of a store, in pieces of at most ``PIECE_BYTES``, which a thread reads ahead in their order.
 
     ``pin``: in pinned memory, from which a GPU copies without waiting.
     """
@@ -52,27 +70,61 @@ class ReferenceWindows:
         self.store = store
         self.pin = pin
         self.pool = ThreadPoolExecutor(1)
-        self.ahead = min(max(AHEAD_BYTES * store.n_windows // max(store.stored_bytes, 1), 1), 64)
-        self.futures: dict[int, Future[torch.Tensor]] = {}
-        self.asked: set[int] = set()
+        piece = max(store.stored_bytes // max(store.n_windows * self.n_pieces(0), 1), 1)
+        self.ahead = min(max(AHEAD_BYTES // piece, 1), 64)
+        self.futures: dict[Piece, Future[Read]] = {}
+        self.asked: set[Piece] = set()
 
-    def _read(self, window: int) -> torch.Tensor:
-        tensor = self.store.window(window)
-        return tensor.pin_memory() if self.pin else tensor
+    def n_pieces(self, window: int) -> int:
+        """In how many pieces a window is read."""
+        return max(-(-self.store.window_bytes(window) // PIECE_BYTES), 1)
 
-    def get(self, window: int) -> torch.Tensor:
-        """States [T, H] or logits [T, V] of a window, on the CPU."""
-        if window not in self.asked:
-            self.asked.add(window)
-            for wanted in range(window, min(window + 1 + self.ahead, self.store.n_windows)):
+    def pieces(self, window: int, number: int) -> Iterator[Piece]:
+        """All pieces from one on, in their order."""
+        for later in range(window, self.store.n_windows):
+            for each in range(number if later == window else 0, self.n_pieces(later)):
+                yield Piece(later, each)
+
+    def _read(self, piece: Piece) -> Read:
+        n_rows = self.store.n_rows(piece.window)
+        size = -(-n_rows // self.n_pieces(piece.window))
+        tensor = self.store.window(piece.window, piece.number * size, (piece.number + 1) * size)
+        return Read(tensor.pin_memory() if self.pin else tensor, n_rows)
+
+    def get(self, rows: StoredRows) -> torch.Tensor:
+        """States [n, H] or logits [n, V] of some rows of a window, on the CPU.
+
+        Pieces before these rows are forgotten.  ModelError unless the store has all rows of the window: a warm-up would
+        shift every position.
+        """
+        import torch
+
+        size = -(-rows.n_scored // self.n_pieces(rows.window))
+        first, last = rows.begin // size, (rows.end - 1) // size
+        self.forget(rows.window, first)
+        found = [self._piece(Piece(rows.window, number)) for number in range(first, last + 1)]
+        if (stored := found[0].n_rows) != rows.n_scored:
+            raise ModelError(f"window {rows.window}: the reference has {stored} positions, the window {rows.n_scored}")
+        tensor = found[0].tensor if first == last else torch.cat([each.tensor for each in found])
+        return tensor[rows.begin - first * size : rows.end - first * size]
+
+    def _piece(self, piece: Piece) -> Read:
+        if piece not in self.asked:
+            self.asked.add(piece)
+            for wanted in islice(self.pieces(*piece), 1 + self.ahead):
                 if wanted not in self.futures:
                     self.futures[wanted] = self.pool.submit(self._read, wanted)
-        return self.futures[window].result()
+        return self.futures[piece].result()
+
+    def forget(self, window: int, before: int) -> None:
+        """Forget the pieces of a window before one of them."""
+        for number in range(before):
+            self.futures.pop(Piece(window, number), None)
+            self.asked.discard(Piece(window, number))
 
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""
-        self.futures.pop(window, None)
-        self.asked.discard(window)
+        self.forget(window, self.n_pieces(window))
 
     def close(self) -> None:
         """Stop reading."""

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,16 @@ class Recorder:
 
     def write(self, window: int, kept: torch.Tensor) -> None:
         """Write what was ``chosen`` of one whole window, bit for bit; thread-safe for distinct windows."""
-        self._keep(f"row.{window:06d}", {self.contents: kept}, {"reason": self.reason})
+        self.write_pieces(window, len(kept), iter([kept]))
+
+    def write_pieces(self, window: int, n_rows: int, kept: Iterator[torch.Tensor]) -> None:
+        """Write what was ``chosen`` of a window of so many rows, of which some come at a time."""
+        first = next(kept)
+        like = first.new_empty((n_rows, first.shape[1]), device="meta")
+        metadata = storage.facts_line({"reason": self.reason})
+        storage.keep(self.folder, f"row.{window:06d}", chain(
+            [header([(self.contents, like)], metadata)], raw(first), chain.from_iterable(map(raw, kept))
+        ))  # fmt: skip
 
     def write_head(self, head: RecomputableHead | str, first: int = 0) -> None:
         """Write the head, whose entries begin at ``first``; RuntimeError if there is none."""

@@ -139,8 +139,16 @@ class ReferenceStore(ABC):
         """Check every file; calls ``advance`` after each."""
 
     @abstractmethod
-    def window(self, index: int) -> torch.Tensor:
-        """Window ``index``'s states [T, H] or logits [T, V], by ``contents``, on the CPU."""
+    def window_bytes(self, index: int) -> int:
+        """About how many bytes window ``index`` takes; 0 where that cannot be known."""
+
+    @abstractmethod
+    def n_rows(self, index: int) -> int:
+        """Scored positions of window ``index``, read from its file."""
+
+    @abstractmethod
+    def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        """States [n, H] or logits [n, V], by ``contents``, of rows ``begin`` to ``end`` of a window, on the CPU."""
 
     def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of a store of states, the head's weight [last - first, H] and bias, on a device."""
@@ -172,16 +180,27 @@ class Reader(ReferenceStore):
                     raise InputError(f"{problem}; delete {self.path}, so that it is made again")
                 advance()
 
-    def window(self, index: int) -> torch.Tensor:
+    def window_bytes(self, index: int) -> int:
+        return self.manifest.files.get(self.windows.get(index, ""), 0)
+
+    def n_rows(self, index: int) -> int:
+        rows: int = self._slice(index, lambda opened: opened.get_shape()[0])
+        return rows
+
+    def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        tensor: torch.Tensor = self._slice(index, lambda opened: opened[begin:end])
+        return tensor
+
+    def _slice(self, index: int, use: Callable[[Any], Any]) -> Any:
+        """``use`` of the opened tensor that holds a window."""
         from safetensors import safe_open
 
         file = self.path / self.windows.get(index, f"row.{index:06d}")
         try:
             with safe_open(file, "pt") as opened:
-                tensor: torch.Tensor = opened.get_tensor(self.contents)
+                return use(opened.get_slice(self.contents))
         except Exception as error:  # safetensors raises its own for missing and for damaged files
             raise InputError(f"{file}: window {index} of the reference cannot be read: {one_line(error)}") from None
-        return tensor
 
     def head_parts(self, first: int, last: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
         """(first entry, weight, bias) of the stored pieces of vocabulary entries ``first`` to ``last``, in order."""

@@ -86,9 +86,20 @@ class UpstreamReader(ReferenceStore):
     @property
     def positions(self) -> int:
         """Scored positions of the first window."""
-        return self._shape(0)[-2] - 1
+        return self.n_rows(0)
 
-    def window(self, index: int) -> torch.Tensor:
-        tensor: torch.Tensor = self._slice(index, lambda opened, part: opened[part], "pt")
-        # The last position predicts a token beyond the window.
-        return tensor.reshape(-1, tensor.shape[-1])[:-1]
+    def window_bytes(self, index: int) -> int:
+        return self.files[index].stat().st_size if self.files else self.stored_bytes // max(self.n_windows, 1)
+
+    def n_rows(self, index: int) -> int:
+        return self._shape(index)[-2] - 1  # the last position predicts a token beyond the window
+
+    def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        last = self.n_rows(index) if end is None else min(end, self.n_rows(index))
+
+        def rows(opened: Any, part: slice) -> Any:
+            found = opened[part, begin:last] if len(opened.get_shape()) == 3 else opened[begin:last]
+            return found.reshape(-1, found.shape[-1])
+
+        tensor: torch.Tensor = self._slice(index, rows, "pt")
+        return tensor

@@ -274,8 +274,8 @@ def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torc
     return torch.from_numpy(np.asarray(targets, np.int64)).to(logits.device)
 
 
-def window_scores(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> TokenScores:
-    """Scores of one window from whole logits [T, V], any float dtype, any device; ``targets`` integers [T].
+def of_rows(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> NDArray[np.float32]:
+    """Partial statistics [n, 5] from whole logits [n, V], any float dtype, any device; ``targets`` integers [n].
 
     ModelError if a target is outside the vocabulary.
     """
@@ -284,4 +284,4 @@ def window_scores(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> T
     ids = target_ids(window, logits, targets)
     out = torch.empty(len(targets), width(False), device=logits.device)
     partial(logits, ids, out)
-    return scores(window, targets, [out.cpu().numpy()])
+    return out.cpu().numpy()

@@ -8,19 +8,24 @@ positions, and leaves the same store behind (``backends/reference/recorder.py``)
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from compare_q.backends.base import Engine, LogitsEngine, ScoringEngine, Task, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.comparison import Comparison
-from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.reference.reading import StoredRows, open_reference
 from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.scoring import statistics
+from compare_q.backends.scoring import divergences, statistics
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 
 def token_scores(engine: Engine, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
@@ -36,49 +41,103 @@ def token_scores(engine: Engine, windows: Iterable[Window], task: Task) -> Itera
 def scores_of_logits(engine: LogitsEngine, windows: Sequence[Window], task: Task) -> Iterator[TokenScores]:
     """Scores of every window from the logits that an engine hands out, in the order of the windows."""
     engine.prepare(windows)
-    head = "" if task.record is None else engine.head()  # before the first logits: states are kept from here on
-    comparison: Comparison | None = None
-    recorder: Recorder | None = None
+    scorer = LogitsScorer(engine, task)
     try:
         for window in windows:
-            logits = scored_rows(engine.logits(window), window)
-            targets = window.targets
-            states = partial(scored_states, engine, window)
-            if task.record is not None:
-                recorder = recorder or Recorder.of_engine(task.record, head, logits, states)
-                recorder.write(window.index, recorder.chosen(logits, states))
-            if task.reference is not None:
-                comparison = comparison or compared(task, logits)
-                yield comparison.window_scores(window.index, logits, targets)
-            else:
-                yield statistics.window_scores(window.index, logits, targets)
-        if recorder is not None and recorder.contents == "states":
-            recorder.write_head(head)
+            yield scorer.scores(window)
+        scorer.finish()
     finally:
-        if comparison is not None:
-            comparison.close()
+        scorer.close()
+
+
+class LogitsScorer:
+    """Scores windows as their logits come: no more of a window's logits are there at a time than the engine's piece.
+
+    The comparison and the recorder are made when the first logits have come, which say of what kind they are.
+    """
+
+    def __init__(self, engine: LogitsEngine, task: Task) -> None:
+        self.engine, self.task = engine, task
+        self.head = "" if task.record is None else engine.head()  # before the first logits: states are kept from here
+        self.comparison: Comparison | None = None
+        self.recorder: Recorder | None = None
+
+    def scores(self, window: Window) -> TokenScores:
+        """The scores of one window; what is kept of it goes to its file meanwhile."""
+        shard: list[NDArray[np.float32]] = []
+        kept = self.scored(window, shard)
+        if self.task.record is None:
+            deque(kept, maxlen=0)
+        else:
+            first = next(kept)
+            assert self.recorder is not None
+            self.recorder.write_pieces(window.index, window.n_scored, chain([first], kept))
+        if self.comparison is not None:
+            self.comparison.drop(window.index)
+        return divergences.scores(window.index, window.targets, [np.concatenate(shard)])
+
+    def scored(self, window: Window, shard: list[NDArray[np.float32]]) -> Iterator[torch.Tensor]:
+        """What is to be kept of each piece, once the statistics [n, F] of its scored tokens are in ``shard``."""
+        length, begin, done = len(window.token_ids), 0, 0
+        for logits in self.engine.pieces(window):
+            if logits.ndim != 2:
+                shape = tuple(logits.shape)
+                raise ModelError(f"window {window.index}: logits of shape {shape} for a window of {length} tokens")
+            chosen = list(window.predicting(begin, begin + len(logits)))
+            begin += len(logits)
+            if chosen:
+                logits = rows_of(logits, chosen)
+                rows = StoredRows(window.index, window.n_scored, done, done := done + len(logits))
+                states = partial(scored_states, self.engine, chosen)
+                kept = self.kept(logits, states)
+                shard.append(self.statistics(rows, logits, window.targets[rows.begin : rows.end]))
+                del logits  # the next piece would have to lie beside it
+                yield kept
+                del kept
+        if begin != length:
+            raise ModelError(f"window {window.index}: logits of {begin} positions for a window of {length} tokens")
+
+    def kept(self, logits: torch.Tensor, states: partial[torch.Tensor]) -> torch.Tensor:
+        """What a record holds of scored rows; without a record the logits."""
+        if self.task.record is None:
+            return logits
+        self.recorder = self.recorder or Recorder.of_engine(self.task.record, self.head, logits, states)
+        return self.recorder.chosen(logits, states)
+
+    def statistics(self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.int32]) -> NDArray[np.float32]:
+        """The partial statistics [n, F] of scored rows, over the vocabulary that the task shares with the model."""
+        if self.task.reference is None:
+            return statistics.of_rows(rows.window, logits, targets)
+        self.comparison = self.comparison or compared(self.task, logits)
+        return self.comparison.statistics(rows, logits, targets)
+
+    def finish(self) -> None:
+        """Write the head, if states were kept."""
+        if self.recorder is not None and self.recorder.contents == "states":
+            self.recorder.write_head(self.head)
+
+    def close(self) -> None:
+        """Stop reading the reference."""
+        if self.comparison is not None:
+            self.comparison.close()
 
 
 def compared(task: Task, logits: torch.Tensor) -> Comparison:
-    """A model, of whose logits [T, V] the first are there, beside the task's store, over the entries of both."""
+    """A model, of whose logits [n, V] some are there, beside the task's store, over the entries of both."""
     assert task.reference is not None
     store = open_reference(task.reference)
     entries = min(task.vocab_size or store.head.vocab_size, logits.shape[1])
     return Comparison(store, (0, entries), logits.device, with_divergences=task.divergences)
 
 
-def scored_states(engine: LogitsEngine, window: Window) -> torch.Tensor:
-    """The states [T, H] from which the window's scored tokens were predicted, just after ``logits`` of the window."""
-    return scored_rows(engine.states(), window)
+def scored_states(engine: LogitsEngine, chosen: Sequence[slice]) -> torch.Tensor:
+    """Of the states that entered the head for the engine's last piece, the rows that predict scored tokens."""
+    return rows_of(engine.states(), chosen)
 
 
-def scored_rows(values: torch.Tensor, window: Window) -> torch.Tensor:
-    """Of logits [L, V] or states [L, H], the rows [T, ...] that predict the scored tokens; a view of one range."""
+def rows_of(values: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
+    """Some rows of logits [n, V] or states [n, H]; a view of one range."""
     import torch
 
-    length = len(window.token_ids)
-    if values.ndim != 2 or values.shape[0] != length:
-        shape = tuple(values.shape)
-        raise ModelError(f"window {window.index}: logits of shape {shape} for a window of {length} tokens")
-    rows = [values[begin - 1 : end - 1] for begin, end in window.spans]
+    rows = [values[each] for each in chosen]
     return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -29,7 +29,7 @@ WEIGHTS_SHARE = 0.7
 HASHED_BYTES = 1 << 24
 DECODE_BATCH = 32
 """Windows that are decoded at a time, where the spec does not say how many and the engine can."""
-SCORES_VERSION = 6
+SCORES_VERSION = 7
 """Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
 
 1: log-probabilities of the real tokens, in vLLM.
@@ -38,6 +38,7 @@ SCORES_VERSION = 6
 4: segments in a folder, whatever the number of windows and the reference; GPUs by their kind.
 5: vLLM runs eagerly unless the spec says otherwise.
 6: vLLM leaves out no states (DeepSeek-V4.1's were zero); the provenance says whether prefill reads the KV cache.
+7: Transformers makes the logits of windows of more than 2^28 of them in pieces, whose products may round otherwise.
 """
 
 

@@ -7,7 +7,7 @@ state is the tanh of the mean of all embeddings up to its token; the logits are 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,9 +94,9 @@ class StubEngine(LogitsEngine):
     def load(self) -> None:
         """The weights are read with every window."""
 
-    def logits(self, window: Window) -> torch.Tensor:
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         self.last, head = states_and_head(self.folder, window.token_ids.tolist(), self.dtype)
-        return self.last @ head.T
+        yield self.last @ head.T
 
     def head(self) -> Any:
         weight = states_and_head(self.folder, [0], self.dtype)[1]

@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 
 from compare_q.backends.base import Question, Sampling, Task, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
+from compare_q.backends.hf import engine as hf
+from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf.long_windows import BehindBase
 from compare_q.backends.worker import scoring
-from tests.support.toy import brute_force, toy_windows, with_gaps
+from tests.support.long_window import LOGITS, LONG, VOCAB, growth
+from tests.support.toy import TOY_VOCAB, brute_force, save_llama, toy_windows, with_gaps
 from tests.support.transformers_models import loaded
 
 pytestmark = pytest.mark.engine
@@ -135,3 +140,57 @@ def test_a_model_without_a_list_of_layers_cannot_have_noise(toy_model: Path, mon
     monkeypatch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self.lm_head)
     with pytest.raises(ModelError, match=r"^engine\.noise: LlamaForCausalLM has no list of 2 decoder layers$"):
         loaded(toy_model, noise="bf16")
+
+
+def in_pieces(engine: TransformersEngine, window: Window) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(logits, engine.states()) for logits in engine.pieces(window)]
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16", "noise": "bf16"}])
+def test_a_long_window_in_pieces(toy_model: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
+    """Its layers run once, and what follows them for 30 positions at a time; also with what accelerate hooks in."""
+    engine, (window,) = loaded(toy_model, **options), toy_windows(1, 100)
+    weight, bias, facts = engine.head()
+    whole = engine.logits(window)
+    monkeypatch.setattr(hf, "PIECE_ELEMENTS", 30 * TOY_VOCAB + 7)
+    runs: list[int] = []
+    engine.model.model.layers[0].register_forward_hook(lambda *_: runs.append(1))
+    for _ in range(2):
+        pieces = in_pieces(engine, window)
+        assert [len(logits) for logits, _ in pieces] == [30, 30, 30, 10]
+        tolerance = 1e-5 if options["dtype"] == "float32" else 2**-6
+        torch.testing.assert_close(torch.cat([logits for logits, _ in pieces]), whole, atol=tolerance, rtol=tolerance)
+        for logits, states in pieces:
+            torch.testing.assert_close(head_logits(facts, states, weight, bias), logits, atol=tolerance, rtol=tolerance)
+        add_hook_to_module(engine.model.model, ModelHook())
+    assert len(runs) == 2
+    engine.close()
+
+
+def test_a_head_that_depends_on_the_window_is_found(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that a model moves by their number would be others in pieces."""
+    engine, (window,) = loaded(toy_model, dtype="float32"), toy_windows(1, 100)
+    monkeypatch.setattr(hf, "PIECE_ELEMENTS", 30 * TOY_VOCAB)
+    engine.model.lm_head.register_forward_hook(lambda _, given, logits: logits * given[0].shape[1])
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM: the last token's logits differ by .* shorter windows"):
+        in_pieces(engine, window)
+    engine.close()
+
+
+def test_a_model_that_cannot_leave_out_logits_gives_them_whole(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, (window,) = loaded(toy_model, dtype="float32"), toy_windows(1, 100)
+    monkeypatch.setattr(hf, "PIECE_ELEMENTS", 30 * TOY_VOCAB)
+    forward = engine.model.forward
+    engine.model.forward = lambda input_ids, use_cache: forward(input_ids, use_cache=use_cache)
+    assert BehindBase.of(engine.model) is None
+    engine.behind = None
+    assert [len(logits) for logits, _ in in_pieces(engine, window)] == [100]
+    engine.close()
+
+
+def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
+    """Of the window that is scored, of its reference, and while the reference is recorded."""
+    save_llama(tmp_path, vocab_size=VOCAB, max_position_embeddings=LONG)
+    assert growth("transformers", tmp_path) < LOGITS / 2

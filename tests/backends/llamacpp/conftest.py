@@ -23,9 +23,13 @@ def toy_tensors(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 @pytest.fixture(scope="session")
 def toy_gguf(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy model as a float32 GGUF without a tokenizer."""
-    file = tmp_path_factory.mktemp("gguf") / "toy.gguf"
+    return write_gguf(toy_model, tmp_path_factory.mktemp("gguf") / "toy.gguf")
+
+
+def write_gguf(model: Path, file: Path, *, vocab_size: int = TOY_VOCAB, context: int = TOY_CONTEXT) -> Path:
+    """A model of the toy's shape as a float32 GGUF without a tokenizer."""
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(TOY_CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(64)
     writer.add_block_count(2)
     writer.add_feed_forward_length(128)
@@ -33,9 +37,9 @@ def toy_gguf(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(32)
-    writer.add_vocab_size(TOY_VOCAB)
+    writer.add_vocab_size(vocab_size)
     writer.add_tokenizer_model("none")
-    for name, weight in toy_tensors(toy_model).items():
+    for name, weight in toy_tensors(model).items():
         writer.add_tensor(name, weight)
     finish_gguf(writer)
     return file

@@ -22,8 +22,10 @@ from compare_q.backends.scoring import statistics
 from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from demo.smollm2 import find_gguf
+from tests.backends.llamacpp.conftest import write_gguf
 from tests.support.llama_cpp import EXACT, loaded, request_for, runs_llama_cpp
-from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows, with_gaps
+from tests.support.long_window import LOGITS, LONG, VOCAB, growth
+from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, save_llama, toy_windows, with_gaps
 
 
 @runs_llama_cpp
@@ -198,3 +200,11 @@ def test_floor_by_hand() -> None:
     assert not np.isfinite(scores.kld[1:]).any()
     untouched = torch.tensor([[0.0, -1e4]])
     assert raise_to_floor(untouched, torch.tensor([1])) == (0, 0)
+
+
+@runs_llama_cpp
+def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
+    """llama.cpp's references are logits: neither all of a window's own nor all of the reference's are ever there."""
+    save_llama(tmp_path / "model", vocab_size=VOCAB, max_position_embeddings=LONG)
+    file = write_gguf(tmp_path / "model", tmp_path / "toy.gguf", vocab_size=VOCAB, context=LONG)
+    assert growth("llamacpp", file) < LOGITS / 2

@@ -17,11 +17,12 @@ from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.reference import comparison, reading
 from compare_q.backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
-from compare_q.backends.reference.reading import Blocks, ReferenceWindows, StoredRows, open_reference
-from compare_q.backends.reference.store import Reader
+from compare_q.backends.reference.reading import Blocks, Piece, ReferenceWindows, StoredRows, open_reference
+from compare_q.backends.reference.recorder import Recorder
+from compare_q.backends.reference.store import Reader, seal
 from compare_q.backends.reference.upstream import UpstreamReader
 from tests.support import ROOT
-from tests.support.stores import LAYOUTS, UPSTREAM, numbers, record, state_store, store_of, upstream_store
+from tests.support.stores import IDENTITY, LAYOUTS, UPSTREAM, numbers, record, state_store, store_of, upstream_store
 from tests.support.toy import refusal
 
 
@@ -32,9 +33,13 @@ class Counting(Reader):
         super().__init__(folder)
         self.read: list[int] = []
 
-    def window(self, index: int) -> torch.Tensor:
+    def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
         self.read.append(index)
-        return super().window(index)
+        return super().window(index, begin, end)
+
+
+def whole(window: int, n_scored: int = 3) -> StoredRows:
+    return StoredRows(window, n_scored, 0, n_scored)
 
 
 def counting(folder: Path, count: int) -> Counting:
@@ -50,7 +55,7 @@ def test_windows_come_in_any_order(
     store = counting(tmp_path / "store", 6)
     windows = ReferenceWindows(store, pin=False)
     for window in order:
-        assert torch.equal(windows.get(window), numbers(3, 4, seed=window))
+        assert torch.equal(windows.get(whole(window)), numbers(3, 4, seed=window))
     windows.close()
     assert sorted(store.read) == [0, 1, 2, 3, 4, 5]  # each once
 
@@ -60,15 +65,36 @@ def test_windows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeyp
     store = counting(tmp_path / "store", 6)
     monkeypatch.setattr(reading, "AHEAD_BYTES", (store.stored_bytes + 1) // 2)
     windows = ReferenceWindows(store, pin=False)
-    windows.get(0)
-    assert set(windows.futures) == {0, 1, 2, 3}
-    windows.get(3)
-    assert set(windows.futures) == {0, 1, 2, 3, 4, 5}
+    windows.get(whole(0))
+    assert set(windows.futures) == {Piece(window, 0) for window in (0, 1, 2, 3)}
+    windows.get(whole(3))
+    assert set(windows.futures) == {Piece(window, 0) for window in range(6)}
     windows.close()
     monkeypatch.setattr(reading, "AHEAD_BYTES", 0)  # never less than one
     windows = ReferenceWindows(store, pin=False)
-    windows.get(4)  # a run that goes on there reads none before it
-    assert set(windows.futures) == {4, 5}
+    windows.get(whole(4))  # a run that goes on there reads none before it
+    assert set(windows.futures) == {Piece(4, 0), Piece(5, 0)}
+    windows.close()
+
+
+def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four pieces of 250 rows: two ahead of the one in use, none behind it, and any rows that are asked for again."""
+    record(tmp_path, [1, 2])
+    states = numbers(1000, 4, seed=9)
+    Recorder(tmp_path, "states").write(0, states)
+    seal(tmp_path, IDENTITY, 3)
+    monkeypatch.setattr(reading, "PIECE_BYTES", (16_000 + 1000) // 4)  # and a header
+    monkeypatch.setattr(reading, "AHEAD_BYTES", 4000)
+    windows = ReferenceWindows(Reader(tmp_path), pin=False)
+    for begin, end in ((0, 10), (240, 270), (100, 900), (999, 1000), (0, 1000), (3, 4)):
+        assert torch.equal(windows.get(StoredRows(0, 1000, begin, end)), states[begin:end])
+        held = {piece.number for piece in windows.futures if piece.window == 0}
+        assert min(held) == begin // 250
+    assert torch.equal(windows.get(whole(2)), numbers(3, 4, seed=2))
+    windows.drop(0)
+    assert {piece.window for piece in windows.futures} == {1, 2}
+    with pytest.raises(ModelError, match="window 0: the reference has 1000 positions, the window 999"):
+        windows.get(StoredRows(0, 999, 900, 999))
     windows.close()
 
 
@@ -76,15 +102,15 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
     store = counting(tmp_path / "store", 2)
     windows = ReferenceWindows(store, pin=False)
     for window in (0, 1):
-        windows.get(window)
+        windows.get(whole(window))
         windows.drop(window)
     assert windows.futures == {}
     windows.drop(0)  # twice is nothing
-    assert torch.equal(windows.get(0), numbers(3, 4, seed=0))
+    assert torch.equal(windows.get(whole(0)), numbers(3, 4, seed=0))
     windows.close()
     assert store.read.count(0) == 2
     with pytest.raises(RuntimeError):  # what is closed reads no more
-        windows.get(1)
+        windows.get(whole(1))
 
 
 def test_what_goes_wrong_ahead_is_raised_for_its_window(tmp_path: Path) -> None:
@@ -92,10 +118,10 @@ def test_what_goes_wrong_ahead_is_raised_for_its_window(tmp_path: Path) -> None:
     store = open_reference(path)
     (path / "row_000001.safetensors").write_bytes(b"damaged")
     windows = ReferenceWindows(store, pin=False)
-    assert torch.equal(windows.get(0), UPSTREAM[0][0, :4])
+    assert torch.equal(windows.get(whole(0, 4)), UPSTREAM[0][0, :4])
     with pytest.raises(InputError, match=r"row_000001\.safetensors: window 1 of the reference cannot be read"):
-        windows.get(1)
-    assert torch.equal(windows.get(2), UPSTREAM[2][0, :4])
+        windows.get(whole(1))
+    assert torch.equal(windows.get(whole(2, 4)), UPSTREAM[2][0, :4])
     windows.close()
 
 
@@ -288,7 +314,7 @@ def test_rows_of_several_windows_lie_one_after_the_other(tmp_path: Path) -> None
     weight = numbers(50, 4)
     compared = Comparison(store_of(tmp_path / "store", weight, windows=3), (0, 50), CPU)
     parts = [StoredRows(2, 3, 1, 3), StoredRows(0, 3, 2, 3), StoredRows(1, 3, 0, 2)]
-    states = torch.cat([compared.windows.get(part.window)[part.begin : part.end] for part in parts])
+    states = torch.cat([compared.windows.get(part) for part in parts])
     assert torch.equal(compared.on_device(parts), states)
     buffer = torch.zeros(7, 4)
     found = compared.on_device(parts, buffer)

@@ -5,7 +5,7 @@ The definitions are tested in tests/backends/scoring/test_statistics.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,14 +38,14 @@ class Neither(Engine):
 
 
 class Given(Neither, LogitsEngine):
-    """An engine whose logits are given; it shows no head."""
+    """An engine whose logits are given, so many rows at a time; it shows no head."""
 
-    def __init__(self, logits: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, logits: Mapping[int, torch.Tensor], rows: int = 1000) -> None:
         super().__init__(REQUEST)
-        self.given = logits
+        self.given, self.rows = logits, rows
 
-    def logits(self, window: Window) -> torch.Tensor:
-        return self.given[window.index]
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+        yield from self.given[window.index].split(self.rows)
 
 
 def scores_of(logits: torch.Tensor, window: Window, task: Task | None = None) -> TokenScores:
@@ -72,6 +72,23 @@ def test_against_float64(dtype: torch.dtype, window: Window) -> None:
     assert found.kld is None
 
 
+@pytest.mark.parametrize("rows", [1, 7, 39])
+@pytest.mark.parametrize("window", SCORED)
+def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, window: Window, rows: int) -> None:
+    """To the bit, also where a piece has no scored token or several ranges of them."""
+    logits, kept = random_logits(40, 300), {}
+    for name, at_a_time in (("whole", 40), ("pieces", rows)):
+        folder = tmp_path / name
+        folder.mkdir()
+        engine = Given({window.index: logits}, at_a_time)
+        (alone,) = scoring.token_scores(engine, [window], Task(record=folder))
+        reference.seal(folder, {}, 1)
+        (beside,) = scoring.token_scores(engine, [window], Task(reference=tmp_path / "whole", divergences=True))
+        kept[name] = [each for scores in (alone, beside) for each in vars(scores).values()], sorted(folder.glob("row*"))
+    np.testing.assert_equal(kept["pieces"][0], kept["whole"][0])
+    assert [file.name for file in kept["pieces"][1]] == [file.name for file in kept["whole"][1]]  # with their checksums
+
+
 def test_tails_are_not_floored() -> None:
     """log q below -23.03 is where exllamav3's log(p + 1e-10) ended, and -200 where its clamp did."""
     window = Window.scored_from(0, np.array([0, 1, 1], np.int32))
@@ -91,7 +108,8 @@ def test_masked_logits_and_nan_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"), [((3, 300), "shape"), ((1, 4, 300), "shape"), ((4, 5), "outside the 5 logits")]
+    ("shape", "message"),
+    [((3, 300), "logits of 3 positions"), ((1, 4, 300), "shape"), ((4, 5), "outside the 5 logits")],
 )
 def test_logits_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ModelError, match=f"window 7: .*{message}"):
@@ -130,9 +148,9 @@ class Masked(Given):
     def states(self) -> torch.Tensor:
         return self.kept
 
-    def logits(self, window: Window) -> torch.Tensor:
-        self.kept = super().logits(window)
-        return self.kept.index_fill(1, torch.tensor([5]), -torch.inf)
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+        for self.kept in super().pieces(window):
+            yield self.kept.index_fill(1, torch.tensor([5]), -torch.inf)
 
 
 def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,28 +78,28 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
     models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
     made: list[list[str]] = []
     asked: list[int] = []
-    logits = FakeEngine.logits
+    pieces = FakeEngine.pieces
 
-    def interrupted(self: FakeEngine, window: Any) -> torch.Tensor:
+    def interrupted(self: FakeEngine, window: Any) -> Iterator[torch.Tensor]:
         if window.index == 2:
             (building,) = left_behind(own_cache)
             made.append(sorted(file.name[:10] for file in (own_cache / "references" / building).glob("row.*")))
             raise error
-        return logits(self, window)
+        return pieces(self, window)
 
-    def counted(self: FakeEngine, window: Any) -> torch.Tensor:
+    def counted(self: FakeEngine, window: Any) -> Iterator[torch.Tensor]:
         asked.append(window.index)
-        return logits(self, window)
+        return pieces(self, window)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FakeEngine, "logits", interrupted)
+        patch.setattr(FakeEngine, "pieces", interrupted)
         ran = measured(models)
     assert made[0] == ["row.000000", "row.000001"]
     assert ran.status == (130 if error is KeyboardInterrupt else 2)
     assert len(left_behind(own_cache)) == 1
     assert list((own_cache / "scores").glob("*/record.*.json")) == []
     with monkeypatch.context() as patch:
-        patch.setattr(FakeEngine, "logits", counted)
+        patch.setattr(FakeEngine, "pieces", counted)
         again = measured(models)
     assert asked == [2, *range(3)]
     assert again.status == 0, again.err

@@ -165,14 +165,14 @@ def test_what_is_damaged_is_said_and_scored_again(
     damaged = second if what == "a segment" else record
     damaged.unlink() if what == "no record" else damaged.write_bytes(damaged.read_bytes() + b" ")
     scored: list[int] = []
-    logits = FakeEngine.logits
+    pieces = FakeEngine.pieces
 
     def counted(self: FakeEngine, window: Window) -> Any:
         scored.append(window.index)
-        return logits(self, window)
+        return pieces(self, window)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FakeEngine, "logits", counted)
+        patch.setattr(FakeEngine, "pieces", counted)
         again = measured([fake("one", boost=3.0)])
     assert again.status == 0, again.err
     assert scored == [1 if what == "a segment" else N_WINDOWS - 1]

@@ -1,0 +1,79 @@
+"""The logits of a long window in pieces, by the model's own code: its layers run once, the rest runs for each piece.
+
+131,072 positions of 128,256 logits would be 33.6 GB in bfloat16.  Transformers has its models in two parts: a base
+model, whose output are the final states [1, L, H], and around it a forward that calls it once and turns states into
+logits: head, soft cap, scale, masks.  The whole forward runs once, with the logits of the last token alone, and the
+base model's output is kept.  Then it runs again for each piece, with the base model's place taken by some rows of that
+output.  The last token's logits come twice, and must agree.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.head import head_mismatch, largest_difference, largest_finite
+from compare_q.backends.common.messages import dtype_name
+
+if TYPE_CHECKING:
+    import torch
+
+
+class BehindBase:
+    """A model's forward behind its base model."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.base = model, model.base_model
+
+    @classmethod
+    def of(cls, model: Any) -> BehindBase | None:
+        """None for a model that is not of two parts, or cannot leave out logits: its windows come whole."""
+        takes = inspect.signature(model.forward).parameters
+        return cls(model) if "logits_to_keep" in takes and model.base_model is not model else None
+
+    def pieces(self, token_ids: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
+        """Logits [n, V] of so many positions at a time of a window [1, L], whose layers have run on return."""
+        outputs: list[Any] = []
+        handle = self.base.register_forward_hook(lambda _, __, output: outputs.append(output))
+        try:
+            last = self.model(token_ids, use_cache=False, logits_to_keep=1).logits[0]
+        finally:
+            handle.remove()
+        if len(outputs) != 1 or tuple(outputs[0].last_hidden_state.shape[:2]) != tuple(token_ids.shape):
+            raise ModelError(f"{type(self.model).__name__}: its base model gives no states of a whole window")
+        return self._pieces(token_ids, outputs[0], rows, last)
+
+    def _pieces(self, token_ids: torch.Tensor, output: Any, rows: int, last: torch.Tensor) -> Iterator[torch.Tensor]:
+        length = token_ids.shape[1]
+        for begin in range(0, length, rows):
+            part = copy.copy(output)
+            part.last_hidden_state = output.last_hidden_state[:, begin : begin + rows]
+            logits = self._rest(token_ids[:, begin : begin + rows], part)
+            if begin + rows >= length:
+                self._check(last, logits[-1:])
+            yield logits
+
+    def _rest(self, token_ids: torch.Tensor, output: Any) -> torch.Tensor:
+        """Logits [n, V] of tokens [1, n] from what the base model gave of them."""
+        own = vars(self.base).get("forward")  # accelerate's hooks are there
+        self.base.forward = lambda *_, **__: output
+        try:
+            logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
+        finally:
+            if own is None:
+                del self.base.forward
+            else:
+                self.base.forward = own
+        return logits
+
+    def _check(self, whole: torch.Tensor, piece: torch.Tensor) -> None:
+        """ModelError if the last token's logits [1, V] in a piece differ by more than rounding."""
+        dtype = dtype_name(whole.dtype)
+        if head_mismatch(difference := largest_difference(whole, piece), largest_finite(whole), dtype):
+            raise ModelError(
+                f"{type(self.model).__name__}: the last token's logits differ by {difference:.3g} where the head runs "
+                "over a piece of a long window; take shorter windows"
+            )
