@@ -16,6 +16,7 @@ from compare_q.backends.base import LoadRequest, LogitsEngine, Window
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.checkpoint.rope import ROPE, rope
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import expanded
@@ -172,6 +173,10 @@ class ExLlamaEngine(LogitsEngine):
         return {
             "dtype": self.dtype,
             "batch": "one window at a time" if self.batch == 1 else f"{self.batch} windows at a time",
+            ROPE: rope(
+                CheckpointConfig.read(local_folder(self.request.model_dir)),
+                self.options.max_seq_len or self.request.max_tokens,
+            ),
             **(
                 {NO_CACHE: "windows are scored whole, without one"}
                 if self.cache is None

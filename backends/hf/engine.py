@@ -31,7 +31,9 @@ from compare_q.backends.base import (
     Storage,
     Window,
 )
+from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.checkpoint.rope import ROPE, rope
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name, one_line
@@ -317,6 +319,7 @@ class TransformersEngine(LogitsEngine):
             "device": str(parameters.device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
+            ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.request.max_tokens),
             **(
                 {NO_CACHE: "windows are scored whole, without one"}
                 if self.request.decode is None

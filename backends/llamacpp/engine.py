@@ -36,6 +36,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
 from compare_q.backends.checkpoint import gguf
 from compare_q.backends.checkpoint.gguf import GgufTensor
+from compare_q.backends.checkpoint.rope import ROPE
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import check_installed, installed_versions
@@ -247,6 +248,7 @@ class LlamacppEngine(LogitsEngine):
             "kv_cache_layers": [asdict(group) for group in caches],
             "kv_cache_rotated": sorted(set(ROTATED.findall(self.said.text))),
             "batch": "one window at a time",
+            ROPE: gguf.read_model(Path(self.request.model_dir)).rope(library.llama_n_ctx(self.context)),
             "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
             "notes": self._notes(),
             "warnings": self.said.warnings,

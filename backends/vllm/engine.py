@@ -50,6 +50,7 @@ from compare_q.backends.base import (
 from compare_q.backends.checkpoint import nvfp4_scales
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.checkpoint.rope import ROPE, rope
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.packages import computing
@@ -239,6 +240,7 @@ class VllmEngine(ScoringEngine):
         floor = noise.provenance_of(noise.seed_of(self.request.options))
         return {
             "model_class": ", ".join(config.model_config.architectures),
+            ROPE: rope(CheckpointConfig(config.model_config.hf_config.to_dict()), config.model_config.max_model_len),
             "dtype": dtype_name(config.model_config.dtype),
             "quantization": config.model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,

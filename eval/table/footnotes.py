@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compare_q.backends.checkpoint.rope import ROPE, beyond
 from compare_q.backends.layers import groups
 from compare_q.eval.results import sampled
 from compare_q.eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
@@ -42,7 +43,7 @@ def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = Tr
         letter: machine for machine, letter in sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
     }
     notes += [f"where {letter}: {machine}" for letter, machine in sorted(fullest.items()) if letters]
-    notes += [*merge_notes(parts), *window_notes(run), *phase_notes(run), *error_notes(run)]
+    notes += [*merge_notes(parts), *window_notes(run), *phase_notes(run), *rope_notes(run), *error_notes(run)]
     if run.reference is not None:
         if run.reference_ppl is not None and not any(model.is_reference for model in run.models):
             # So that a reference store of another text is noticed at once.
@@ -170,6 +171,16 @@ def phase_notes(run: TextResult) -> list[str]:
         f"{f'all rows: {min(phases)}; ' if everywhere else ''}decode SxB: S tokens of each of B windows a step, as "
         "generation computes them, with what came before in the KV cache"
     ]
+
+
+def rope_notes(run: TextResult) -> list[str]:
+    """Whose windows reach beyond the context that the model had before its positions were scaled."""
+    labels: dict[str, list[str]] = {}
+    for model in run.models:
+        scaling, tokens = model.provenance.get(ROPE), run.data.get("window_length")
+        if isinstance(scaling, dict) and isinstance(tokens, int) and (said := beyond(scaling, tokens)):
+            labels.setdefault(said, []).append(model.label)
+    return [f"{', '.join(named)}: {said}" for said, named in labels.items()]
 
 
 def answer_notes(run: TextResult) -> list[str]:

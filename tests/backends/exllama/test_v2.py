@@ -115,6 +115,7 @@ def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:
         Layer("lm_head", "float16", "float16", "torch.matmul"),
     )
     assert engine.provenance() == {
+        "rope": {},
         "architecture": "LlamaForCausalLM", "dtype": "float16", "devices": ["cuda:0", "cuda:1"],
         "attention": "matmul", "batch": "one window at a time", "options": {},
         "no_kv_cache": "windows are scored whole, without one",

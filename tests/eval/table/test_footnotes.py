@@ -148,3 +148,15 @@ def test_what_decode_is_stands_below_a_table_with_it() -> None:
     other = replace(decoded, label="other", provenance={"phase": "decode 4x32"})
     assert said in footnotes(run_of(decoded, other))
     assert not [note for note in footnotes(run_of(REF, QUANT)) if "decode" in note]
+
+
+def test_windows_beyond_the_original_context_are_told_once_for_all_rows_alike() -> None:
+    """Rows without scaling, of unknown scaling, and windows within the original context need no line."""
+    yarn = {"rope": {"type": "yarn", "factor": 4.0, "original_context": 1024}}
+    models = [replace(QUANT, label=label, provenance=yarn) for label in ("a", "b")]
+    models += [replace(QUANT, label="c", provenance={"rope": {}}), replace(QUANT, label="d")]
+    run = run_of(REF, *models)
+    said = "a, b: windows of 2,048 tokens reach beyond the original context of 1,024 (positions by yarn, factor 4)"
+    assert said in footnotes(replace(run, data={"window_length": 2048}))
+    for data in ({"window_length": 1024}, {}):
+        assert not [note for note in footnotes(replace(run, data=data)) if "original context" in note]
