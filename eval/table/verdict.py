@@ -7,7 +7,7 @@ one it is the test of the star, which holds for all rows at once, and of a row b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compare_q.eval.results.differences import (
@@ -131,45 +131,47 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     assert kld is not None
     assert kld.value is not None
     size = f"KLD {number_with_error(kld.value, kld.stderr)}"
-    clauses = [f"{best.marked_label} has a {size} to {reference}"]
+    first = f"{best.marked_label} has a {size} to {reference}"
     if top and top.value is not None:
         kept = f"keeps {percent(top.value)} of the most probable tokens of {reference}"
-        clauses = [f"{best.marked_label} {kept} ({size})"]
+        first = f"{best.marked_label} {kept} ({size})"
     if best.label in near:
-        clauses[0] += ", near what other roundings of the same weights lose"
+        first += ", near what other roundings of the same weights lose"
+    klds = {m.label: kld_of(m) or 0.0 for m in rows}
+    if kld.value <= 0 or max(klds.values()) > MOST_TIMES * kld.value:
+        sizes, frame = {label: f"{each:.5f}" for label, each in klds.items()}, "a KLD of {}"
+    else:
+        sizes, frame = {label: f"{times(each / kld.value)} times" for label, each in klds.items()}, "{} the KLD"
+    return beside_best(found, first, ("loses more", "lose more"), certainly(rows), sizes, frame, near)
+
+
+def beside_best(
+    found: Ranking, first: str, verbs: tuple[str, str], certain: str, sizes: Mapping[str, str], frame: str,
+    near: frozenset[str] = frozenset(),
+) -> list[str]:  # fmt: skip
+    """``first``, which is about the best row, and then what the others are beside it.
+
+    ``verbs``: of one row and of several ones; ``sizes``: label -> how much worse a row is, shown in the ``frame``.
+    """
+    clauses, doubts = [first], []
     if found.equal:
         is_near = {m.label for m in found.equal} <= near
         clauses.append(
             ("KLD cannot rank it beside " if is_near else "it cannot be told apart from ") + named(found.equal)
         )
-    if found.worse:
-        verb = "loses" if len(found.worse) == 1 else "lose"
-        clauses.append(sized(found.worse, f"{verb} more{certainly(rows)}:", kld.value))
-    if found.unknown:
-        clauses.append(sized(found.unknown, "has" if len(found.unknown) == 1 else "have", kld.value))
-    said = [f"{'; '.join(clauses)}."]
-    if found.unknown:
-        said.append(f"Whether that is more than {best.marked_label} loses is not known: {found.reason}.")
-    return said
-
-
-def ends_of(rows: Sequence[ModelResult]) -> Sequence[ModelResult]:
-    """These rows, if they are few enough to be named each; else the first and the last."""
-    return rows if len(rows) < NAMED else (rows[0], rows[-1])
-
-
-def sized(rows: Sequence[ModelResult], verb: str, least: float) -> str:
-    """``Q4_K_M has 4.1 times the KLD``: rows beside one with a KLD of ``least``, in the order of their KLDs."""
-    ends = ends_of(rows)
-    klds = [kld_of(m) or 0.0 for m in ends]
-    if least <= 0 or max(klds) > MOST_TIMES * least:
-        before, sizes, after = "a KLD of ", [f"{kld:.5f}" for kld in klds], ""
-    else:
-        before, sizes, after = "", [f"{times(kld / least)} times" for kld in klds], " the KLD"
-    if ends is rows:
-        return f"{named(rows)} {verb} {before}{' and '.join(sizes)}{after}"
-    words = [f"{size} ({m.marked_label})" for m, size in zip(ends, sizes, strict=True)]
-    return f"the {len(rows)} others {verb} {before}{' to '.join(words)}{after}"
+    for rows, sure in ((found.worse, certain), (found.unknown, "")):
+        if not rows:
+            continue
+        who, verb = named(rows), verbs[len(rows) > 1]
+        shown = " and ".join(sizes[m.label] for m in rows)
+        if len(rows) >= NAMED:
+            who, shown = (
+                f"the {len(rows)} others",
+                " to ".join(f"{sizes[m.label]} ({m.marked_label})" for m in (rows[0], rows[-1])),
+            )
+        clauses.append(f"{who} {verb}{sure}: {frame.format(shown)}")
+        doubts = [f"Whether {who} really {verb} is not known: {found.reason}."] if rows is found.unknown else []
+    return [f"{'; '.join(clauses)}.", *doubts]
 
 
 def ppl_beside(reference: ModelResult, rows: Sequence[ModelResult]) -> list[str]:
@@ -199,24 +201,9 @@ def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
     size = number_with_error(ppl.value, ppl.stderr)
     if len(rows) == 1:
         return [f"{best.marked_label} has a PPL of {size} on this text; there is no other to compare it with."]
-    clauses = [f"{best.marked_label} has the lowest PPL, {size}"]
-    clauses += [f"it cannot be told apart from {named(found.equal)}"] if found.equal else []
-    clauses += [above(found.worse, ppl.value) + certainly(rows)] if found.worse else []
-    clauses += [above(found.unknown, ppl.value)] if found.unknown else []
-    said = [f"{'; '.join(clauses)}."]
-    if found.unknown:
-        said.append(f"Whether that is a difference is not known: {found.reason}.")
-    return said
-
-
-def above(rows: Sequence[ModelResult], least: float) -> str:
-    """``B's is 3.4 % higher``: the perplexities of rows, in their order, beside the lowest."""
-    ends = ends_of(rows)
-    sizes = [f"{times(100 * ((ppl_of(m) or 0.0) / least - 1))} %" for m in ends]
-    if ends is rows:
-        return " and ".join(f"{m.marked_label}'s is {size} higher" for m, size in zip(ends, sizes, strict=True))
-    words = [f"{size} ({m.marked_label})" for m, size in zip(ends, sizes, strict=True)]
-    return f"the {len(rows)} others' are {' to '.join(words)} higher"
+    first = f"{best.marked_label} has the lowest PPL, {size}"
+    sizes = {m.label: f"{times(100 * ((ppl_of(m) or 0.0) / ppl.value - 1))} %" for m in rows}
+    return beside_best(found, first, ("has a higher one", "have higher ones"), certainly(rows), sizes, "by {}")
 
 
 def of_answers(measured: Sequence[ModelResult]) -> list[str]:

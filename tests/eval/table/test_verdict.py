@@ -119,8 +119,8 @@ def test_nothing_is_certain_on_a_short_text() -> None:
         "PPL is higher than bf16's: Q4_K_M. On a text of 8,191 tokens nothing of this is certain."
     )
     assert said(*short(1999, REF, FP8, Q4)) == (
-        f"{KEPT}; Q4_K_M has 4.1 times the KLD. "
-        "Whether that is more than FP8 loses is not known: the text is too short. "
+        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. "
+        "Whether Q4_K_M really loses more is not known: the text is too short. "
         "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's: Q4_K_M. "
         "On a text of 1,999 tokens nothing of this is certain."
     )
@@ -129,8 +129,8 @@ def test_nothing_is_certain_on_a_short_text() -> None:
 def test_nothing_is_certain_without_errors() -> None:
     one = {"tokens": (10,), "nll": (5.0,), "kld": (0.08,), "same_top": (9.0,)}
     assert said(*(with_sums(model, **one) for model in (REF, FP8, Q4))) == (
-        f"{KEPT}; Q4_K_M has 4.1 times the KLD. "
-        "Whether that is more than FP8 loses is not known: the text is too short. "
+        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. "
+        "Whether Q4_K_M really loses more is not known: the text is too short. "
         "Nothing of this is certain: no errors are known."
     )
 
@@ -140,12 +140,12 @@ def test_scores_that_are_missing_are_no_verdict() -> None:
     holes = {"blocks": {"whole": ("nll", "same_top")}}
     best, other = row("FP8", 0.008, 0.989, nll=SWAYING, **holes), row("Q3", 0.08, **holes)
     assert said(REF, best, Q4).startswith(
-        f"{KEPT}; Q4_K_M has 4.1 times the KLD. "
-        "Whether that is more than FP8 loses is not known: FP8 has no KL divergence at some tokens. PPL"
+        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. "
+        "Whether Q4_K_M really loses more is not known: FP8 has no KL divergence at some tokens. PPL"
     )
     assert said(REF, FP8, Q4, other).startswith(
-        f"{KEPT}; Q4_K_M loses more for certain: 4.1 times the KLD; Q3 has 10 times the KLD. "
-        "Whether that is more than FP8 loses is not known: they cannot be compared token by token. PPL"
+        f"{KEPT}; Q4_K_M loses more for certain: 4.1 times the KLD; Q3 loses more: 10 times the KLD. "
+        "Whether Q3 really loses more is not known: they cannot be compared token by token. PPL"
     )
     silent = replace(made.BASE, label="server")
     assert said(REF, Q4, silent).endswith("PPL is higher than bf16's for certain: Q4_K_M. No KLD: server.")
@@ -154,8 +154,8 @@ def test_scores_that_are_missing_are_no_verdict() -> None:
 def test_references_of_several_machines() -> None:
     models = [replace(model, reference_key=key) for model, key in ((FP8, "a"), (Q4, "b"))]
     assert said(*models) == (
-        f"{KEPT}; Q4_K_M has 4.1 times the KLD. "
-        "Whether that is more than FP8 loses is not known: their runs had references of their own."
+        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. "
+        "Whether Q4_K_M really loses more is not known: their runs had references of their own."
     )
 
 
@@ -180,15 +180,16 @@ def test_perplexity_alone() -> None:
         "a has a PPL of 7.50 ± 0.85 on this text; there is no other to compare it with."
     )
     assert said(PLAIN, same, worse, reference=None) == (
-        "a has the lowest PPL, 7.50 ± 0.85; it cannot be told apart from c; b's is 3.4 % higher for certain."
+        "a has the lowest PPL, 7.50 ± 0.85; it cannot be told apart from c; b has a higher one for certain: by 3.4 %."
     )
     many = [plain(label, ppl, HIGHER) for label, ppl in (("b", 7.755), ("d", 8.0), ("e", 15.0))]
     assert said(PLAIN, *many, reference=None) == (
-        "a has the lowest PPL, 7.50 ± 0.85; the 3 others' are 3.4 % (b) to 100 % (e) higher for certain."
+        "a has the lowest PPL, 7.50 ± 0.85; the 3 others have higher ones for certain: by 3.4 % (b) to 100 % (e)."
     )
     assert said(*short(1000, PLAIN, worse), reference=None) == (
-        "a has the lowest PPL, 7.50 ± 0.85; b's is 3.4 % higher. Whether that is a difference is not known: the text "
-        "is too short. On a text of 1,000 tokens nothing of this is certain."
+        "a has the lowest PPL, 7.50 ± 0.85; b has a higher one: by 3.4 %. "
+        "Whether b really has a higher one is not known: the text is too short. "
+        "On a text of 1,000 tokens nothing of this is certain."
     )
     assert said(replace(REF, label="bf16"), replace(PLAIN, label="server")).startswith("bf16 has the lowest PPL")
     large = made.with_ppl(PLAIN, Perplexity(None, -1e6, 40, 0))
