@@ -207,7 +207,7 @@ def phases_beside(text: TextResult) -> str:
         return ""
     heads = [tag("th", escape(each.column.title), scope="col", title=each.column.means) for each in described.columns]
     rows = [
-        tag("tr", *(tag("td", escape(markdown.plain_cell(cell)), class_="name" if cell in labels else "number")
+        tag("tr", *(tag("td", escape(words_in(cell)), class_="name" if cell in labels else "number")
                     for cell in row))
         for labels in (described.columns[0].cells,)
         for row in zip(*(each.cells for each in described.columns), strict=True)
