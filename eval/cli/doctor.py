@@ -41,10 +41,6 @@ WORST = 10
 """Matrices in the table; the picture has all."""
 HEIGHT = 6.5
 IN_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.(.+)$")
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
-MARKERS = "osD^vP*X<>"
-SPREAD = 5
-"""From this ratio of largest to smallest error on the y axis is logarithmic."""
 NUMBERED = 3
 """How many of the worst matrices have their layer's number beside them."""
 
@@ -227,7 +223,7 @@ def draw(errors: Sequence[LayerError], file: Path, title: str, *, dark: bool = F
     """Draw the errors above zero over the number of the decoder layer, kinds of layers in colours."""
     from matplotlib.ticker import MaxNLocator
 
-    from compare_q.eval.plots import style
+    from compare_q.eval.plots import looks, style
 
     shown = [(layer.name, layer.error) for layer in worst_first(errors) if layer.error and math.isfinite(layer.error)]
     points = [(match[1], match[2], error) for name, error in shown if (match := IN_LAYER.search(name))]
@@ -236,12 +232,10 @@ def draw(errors: Sequence[LayerError], file: Path, title: str, *, dark: bool = F
         kinds.setdefault(re.sub(r"\.\d+(?=\.)", ".*", rest), []).append((int(number), error))
     subtitle = "relative error of each dequantized matrix, ||W_q - W|| / ||W||"
     with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
-        for at, (kind, line) in enumerate(sorted(kinds.items())):
-            axes.plot(
-                *zip(*sorted(line), strict=True), label=kind, color=COLOURS[at % len(COLOURS)], linewidth=1,
-                marker=MARKERS[at % len(MARKERS)], markersize=5,
-            )  # fmt: skip
-        if shown and shown[0][1] > SPREAD * shown[-1][1]:
+        for kind, (colour, marker) in looks.text_styles(sorted(kinds), theme.ink).items():
+            line = zip(*sorted(kinds[kind]), strict=True)
+            axes.plot(*line, label=kind, color=colour, linewidth=1, marker=marker, markersize=5)
+        if style.is_wide(error for _, error in shown):
             axes.set_yscale("log")
             style.log_ticks(axes.yaxis)
         for number, _, error in points[:NUMBERED]:

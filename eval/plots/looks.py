@@ -134,7 +134,7 @@ def _pairs_of(group: str, owned: dict[str, tuple[int, str]]) -> list[tuple[int, 
 
 
 def text_styles(names: Sequence[str], ink: str) -> Styles:
-    """Colour and marker of each text of a run, in its order; beyond forty texts pairs repeat."""
+    """Colour and marker of each text of a run (or kind of layers), in its order; beyond forty pairs repeat."""
     looks = ((COLOURS[i % len(COLOURS)] or ink, MARKERS[i % len(MARKERS)]) for i in range(len(names)))
     return dict(zip(names, looks, strict=True))
 
