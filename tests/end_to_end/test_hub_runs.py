@@ -93,7 +93,6 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     assert "org/old: is org/new on the hub now" in drawn
     assert "kB to download" in drawn
     assert "fetching org/toy: " in drawn
-    assert "ETA" in drawn
     assert not [word for word in CLIENTS_BARS if word in drawn]
     words = specs(tmp_path, models[:1])
     with Client(server, home, COMPARE_Q_CACHE=cache, HF_ENDPOINT="http://127.0.0.1:1") as away:

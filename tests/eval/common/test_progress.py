@@ -114,6 +114,17 @@ def test_what_an_engine_says_never_stands_between_bars(tmp_path: Path) -> None:
     assert b"after it" in shown
 
 
+def test_an_eta_follows_from_the_speed() -> None:
+    """Two of ten windows within four seconds after the first: seven more take 14."""
+    now = [0.0]
+    progress = RichProgress(get_time=lambda: now[0], auto_refresh=False)
+    task = progress.add_task("scoring", total=10)
+    for at in (1.0, 3.0, 5.0):
+        now[0] = at
+        progress.advance(task)
+    assert EtaColumn().render(progress.tasks[0]).plain == "ETA 0:00:14"
+
+
 def test_no_eta_is_said_where_the_duration_is_not_known() -> None:
     times = iter([0.0])
     progress = RichProgress(get_time=lambda: next(times, 30.0), auto_refresh=False)
