@@ -24,18 +24,23 @@ LARGEST, PITCH = 10.5, 0.62
 """Largest font of the names (points), and the share of a name's height that its font takes."""
 NAME_WIDTH = 3.5
 """Inches that the names take at most; longer ones have a smaller font."""
+BAND_ALPHA = 0.18
+LONG = 20_000
+"""Tokens of a window from which positions have numbers at powers of ten alone, since others would touch."""
 X_LABEL = "Position in the window (tokens before it)"
 
 
 @dataclass(frozen=True)
 class Line:
     """One model's line, of which bin i is the mean over positions ``edges[i]`` to ``edges[i + 1] - 1``; None: no score
-    is there.  ``number``: of the model in its run, which the artists' ids have.  Its ``look`` is None if it is grey."""
+    is there.  ``errors``: standard errors, None where they are not known; empty: nowhere.  ``number``: of the model in
+    its run, which the artists' ids have.  Its ``look`` is None if it is grey."""
 
     number: int
     model: ModelResult
     edges: tuple[int, ...]
     values: tuple[float | None, ...]
+    errors: tuple[float | None, ...]
     look: LineStyle | None
 
     def path(self, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -43,6 +48,19 @@ class Line:
         first, last = np.array(self.edges[:-1]), np.array(self.edges[1:]) - 1
         y = [np.nan if value is None or (log_y and value <= 0) else value for value in self.values]
         return np.sqrt(first * last), np.array(y, dtype=np.float64)
+
+    def band(self, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """One standard error below and above the bins, nan where it is not known; None if no two neighbours have one.
+
+        On a logarithmic axis the error is that of the logarithm; on a linear one nothing goes below 0.
+        """
+        y = self.path(log_y)[1]
+        error = np.array([np.nan if each is None else each for each in self.errors or self.values], dtype=np.float64)
+        if not self.errors or not np.isfinite(y + error)[1:][np.isfinite(y + error)[:-1]].any():
+            return None
+        if log_y:
+            return y * np.exp(-error / y), y * np.exp(error / y)
+        return np.maximum(y - error, np.minimum(y, 0.0)), y + error
 
 
 def lines_of(text: TextResult, theme: Theme, *, kld: bool) -> list[Line]:
@@ -59,7 +77,14 @@ def lines_of(text: TextResult, theme: Theme, *, kld: bool) -> list[Line]:
     styles = line_styles([schemes[i] for i in coloured], [models[i].storage.bpw_layer for i in coloured], theme)
     looks = dict(zip(coloured, styles, strict=True))
     lines = [
-        Line(number, model, curve.edges, (curve.kld if kld else curve.nll) or (), looks.get(i))
+        Line(
+            number,
+            model,
+            curve.edges,
+            (curve.kld if kld else curve.nll) or (),
+            (curve.kld_stderr if kld else curve.nll_stderr) or (),
+            looks.get(i),
+        )
         for i, (number, model, curve) in enumerate(curves)
     ]
     return [line for line in lines if line.values]
@@ -80,6 +105,16 @@ def by_position(text: TextResult, *, kld: bool = False, title: str = "", dark: b
         subtitle += (
             f"\nin colour: the reference, the noise floor, and rows that no other row beats; grey: the {grey} others"
         )
+    banded = sorted(
+        (line for line in lines if line.look and line.band(log_y)), key=lambda line: not line.model.is_reference
+    )
+    if banded and not kld:
+        banded = banded[:1]  # the other rows have about the same, from the same text
+        subtitle += (
+            f"\nband: ± one standard error of {banded[0].model.marked_label}, most of it the text, which all rows share"
+        )
+    elif banded:
+        subtitle += "\nbands: ± one standard error"
     title = title or f"{'KL divergence' if kld else 'Loss'} by position in the window"
     height = HEIGHT + NAME * max(len(lines) - MOST_NAMES, 0)
     with style.canvas(height, title, subtitle, dark=dark) as (figure, axes, theme):
@@ -96,6 +131,10 @@ def by_position(text: TextResult, *, kld: bool = False, title: str = "", dark: b
             width, order = (3.0, 2.5) if is_reference else (1.9, 2.0) if line.look else (1.0, 1.8)
             drawn = axes.plot(x, y, lw=width, zorder=order, color=look.colour, gid=f"line-{line.number}")[0]
             drawn.set_linestyle((0, look.dashes) if look.dashes else "-")
+            if line in banded:
+                low, high = line.band(log_y) or (y, y)
+                band = axes.fill_between(x, low, high, color=look.colour, alpha=BAND_ALPHA, lw=0, zorder=order - 1)
+                band.set_gid(f"band-{line.number}")
             known = np.flatnonzero(np.isfinite(y))
             if len(known):
                 ends.append((x[known[-1]], y[known[-1]]))
@@ -108,7 +147,7 @@ def by_position(text: TextResult, *, kld: bool = False, title: str = "", dark: b
         axes.autoscale_view()
         if kld and not log_y:
             axes.set_ylim(bottom=min(0.0, axes.dataLim.y0))
-        style.log_ticks(axes.xaxis)
+        style.log_ticks(axes.xaxis, sparse=max(line.edges[-1] for line in lines) > LONG)
         if log_y:
             style.log_ticks(axes.yaxis)
         _name(figure, axes, texts, ends)

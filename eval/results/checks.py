@@ -125,7 +125,10 @@ def going_together(estimates: Estimates) -> dict[str, bool]:
         and all(len(own) == len(blocks.tokens) for own in sums.values())
         and (not blocks.whole or (sum(blocks.tokens) > 0 and set(blocks.whole) <= sums.keys())),
         "curve": all(a < b for a, b in itertools.pairwise((0, *curve.edges)))
-        and all(own is None or len(own) == bins for own in (curve.nll, curve.kld)),
+        and all(
+            own is None or len(own) == bins for own in (curve.nll, curve.kld, curve.nll_stderr, curve.kld_stderr)
+        )
+        and all((error or 0) >= 0 for error in (*(curve.nll_stderr or ()), *(curve.kld_stderr or ()))),
         "against": against is None or distributions_hold(against),
         "answers": answers is None or all(
             accuracy_holds(own, answers.questions) for own in (answers.acc, answers.acc_norm)

@@ -1,6 +1,6 @@
 """How scores are spread over the tokens: percentiles, histogram, confidence of the reference, position in the window.
 
-Everything here is over single tokens, from float32 or bool columns [N]; errors of means are in
+Everything here is over single tokens, from float32 or bool columns [N]; other means have their errors in
 ``eval/stats/estimates.py``.
 """
 
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compare_q.eval.stats.uncertainty import FEWEST_WAVES, Places, clustered_error
+
 PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 """llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
 CONFIDENCES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -19,6 +21,8 @@ CONFIDENCES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 DECADES, BINS_PER_DECADE = (-8, 2), 8
 """Histogram of log10 KLD: from 1e-8, where float32 rounding begins, to 100 nats."""
 CURVE_BINS = 32
+LEAST_BLOCKS = FEWEST_WAVES + 1
+"""Blocks of the text that a bin needs for an error, which is then known to 35 % or better."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,16 @@ class Histogram:
 class Curve:
     """Means over positions in the window: bin i holds positions ``edges[i]`` to ``edges[i + 1] - 1``.
 
-    ``nll`` (nats) and ``kld`` (nats; None without a reference) are None where a bin has no finite score.
+    ``nll`` (nats) and ``kld`` (nats; None without a reference) are None where a bin has no finite score.  Their errors
+    are standard errors by the blocks of the text (``eval/stats/uncertainty.py``), None where a bin has scores in fewer
+    than ``LEAST_BLOCKS``, and None altogether in results of a compare_q that had none.
     """
 
     edges: tuple[int, ...]
     nll: tuple[float | None, ...]
     kld: tuple[float | None, ...] | None = None
+    nll_stderr: tuple[float | None, ...] | None = None
+    kld_stderr: tuple[float | None, ...] | None = None
 
 
 def percentiles_of(values: NDArray[Any]) -> dict[str, float]:
@@ -80,14 +88,35 @@ def position_bins(position: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np
     return edges, np.searchsorted(edges, position, side="right") - 1
 
 
-def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None) -> Curve:
-    """Mean loss and KLD over position [N] in the window, in the bins of ``position_bins``."""
-    edges, place = position_bins(position)
+def curve_over_position(
+    position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places | None = None
+) -> Curve:
+    """Mean loss and KLD over position [N] in the window, in bins whose widths grow with the position.
+
+    Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.  ``places``: of the
+    entries in the text, for errors; None: there are none.
+    """
+    low, high = int(position.min()), int(position.max()) + 1
+    edges = np.unique(np.geomspace(low + 1, high + 1, CURVE_BINS + 1).round().astype(np.int64)) - 1
+    place, bins = np.searchsorted(edges, position, side="right") - 1, len(edges) - 1
 
     def means(values: NDArray[Any]) -> tuple[float | None, ...]:
         finite = np.isfinite(values)
-        count = np.bincount(place[finite], minlength=len(edges) - 1)
-        total = np.bincount(place[finite], values[finite].astype(np.float64), minlength=len(edges) - 1)
+        count = np.bincount(place[finite], minlength=bins)
+        total = np.bincount(place[finite], values[finite].astype(np.float64), minlength=bins)
         return tuple(float(t / n) if n else None for t, n in zip(total, count, strict=True))
 
-    return Curve(tuple(edges.tolist()), means(nll), None if kld is None else means(kld))
+    def errors(values: NDArray[Any]) -> tuple[float | None, ...] | None:
+        if places is None:
+            return None
+        finite, blocks = np.isfinite(values), int(places.block.max()) + 1
+        cell = place[finite] * blocks + places.block[finite]
+        tokens = np.bincount(cell, minlength=bins * blocks).reshape(bins, blocks)
+        total = np.bincount(cell, values[finite].astype(np.float64), minlength=bins * blocks).reshape(bins, blocks)
+        return tuple(
+            clustered_error(sums, counts, places.length) if np.count_nonzero(counts) >= LEAST_BLOCKS else None
+            for sums, counts in zip(total, tokens, strict=True)
+        )
+
+    of_kld = (None, None) if kld is None else (means(kld), errors(kld))
+    return Curve(tuple(edges.tolist()), means(nll), of_kld[0], errors(nll), of_kld[1])

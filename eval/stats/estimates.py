@@ -199,7 +199,7 @@ def summarize(
         entropy=mean_with_errors(columns["entropy"], None, places) if "entropy" in columns else None,
         rates=None if text is None or ppl.non_finite else text_rates(mean_logprob, *text),
         blocks=block_sums(columns, places),
-        curve=curve_over_position(position, -logprob, columns.get("kld")),
+        curve=curve_over_position(position, -logprob, columns.get("kld"), places),
     )
 
 

@@ -80,6 +80,30 @@ def test_klds_begin_at_zero_where_they_are_within_a_decade_and_a_half(widest: fl
     assert (axes.get_yscale(), axes.get_ylim()[0] == 0) == (scale, scale == "linear")
 
 
+def test_standard_errors_are_bands() -> None:
+    """Of all rows in KLD, of the reference in loss; on a logarithmic axis of the logarithm; a gap where one is not
+    known, and nothing at all in results without errors."""
+    text = text_with((1, 2, 3, 4), a=(1.0, 2.0, 40.0), bf16=(1.0, 1.5, 2.0))
+    curve = Curve((1, 2, 3, 4), (1.0, 2.0, 40.0), (1.0, 2.0, 40.0), (0.5, 1.0, None), (0.5, 1.0, None))
+    models = [
+        replace(model, estimates=replace(model.estimates, curve=curve)) for model in text.models if model.estimates
+    ]
+    log, linear = (
+        curves.by_position(replace(text, models=tuple(models)), kld=True),
+        curves.by_position(replace(text, models=tuple(models))),
+    )
+    assert [len(artists_of_kind(figure, "band")) for figure in (log, linear)] == [2, 1]
+    assert artists_of_kind(linear, "band")[0].get_gid() == "band-1"
+    for figure, factor in ((log, True), (linear, False)):
+        assert figure.axes[0].get_yscale() == ("log" if factor else "linear")
+        corners = artists_of_kind(figure, "band")[0].get_paths()[0].vertices
+        ends = sorted({float(y) for x, y in corners if x == 1})
+        assert ends == pytest.approx([np.exp(-0.5), np.exp(0.5)] if factor else [0.5, 1.5])
+        assert corners[:, 0].max() < 3
+    assert "± one standard error" in log.axes[0].texts[0].get_text()
+    assert artists_of_kind(curves.by_position(text), "band") == []
+
+
 def test_nothing_to_draw_is_an_error() -> None:
     with pytest.raises(ValueError, match="no model has scores by position"):
         curves.by_position(run_of())

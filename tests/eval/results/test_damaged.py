@@ -62,6 +62,8 @@ def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
         ((*ESTIMATES, "ppl", "stderr"), -0.1, f"W4A16.estimates.ppl.stderr: -0.1 {BOUNDS}"),
         ((*ESTIMATES, "ppl", "value"), 0.0, f"W4A16: estimates: ppl: {TOGETHER}"),
         ((*ESTIMATES, "curve", "edges"), [3, 1], f"W4A16: estimates: curve: {TOGETHER}"),
+        ((*ESTIMATES, "curve", "nll_stderr"), [0.1] * 9, f"W4A16: estimates: curve: {TOGETHER}"),
+        ((*ESTIMATES, "curve", "nll_stderr"), [-0.1], f"W4A16: estimates: curve: {TOGETHER}"),
         ((*ESTIMATES, "curve", "edges"), [1, 2, 3], f"W4A16: estimates: curve: {TOGETHER}"),
         ((*AGAINST, "kld_percentiles"), {"50": 0.5}, f"W4A16: estimates: against: {TOGETHER}"),
         ((*AGAINST, "kld", "value"), None, f"W4A16: estimates: against: {TOGETHER}"),

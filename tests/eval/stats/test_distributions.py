@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from compare_q.eval.stats import distributions
 from compare_q.eval.stats.distributions import Curve, bucket_of, curve_over_position, histogram_of, percentiles_of
+from compare_q.eval.stats.uncertainty import mean_with_errors, places_of
 
 
 def test_percentiles() -> None:
@@ -66,6 +68,25 @@ def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     kld = np.array([np.nan, np.nan, np.inf, 1, 2, 3], np.float32)
     assert curve_over_position(position, nll, kld) == Curve((1, 3, 8), (6.0, 1.0), (None, 2.0))
     assert curve_over_position(position, nll, None).kld is None
+
+
+def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six windows of 100 tokens, of which the last two have no KLD: a bin needs five blocks of the text."""
+    monkeypatch.setattr(distributions, "CURVE_BINS", 3)
+    position, index = np.tile(np.arange(1, 101), 6), np.arange(600)
+    nll = np.random.default_rng(0).normal(size=600).astype(np.float32) + index // 150
+    kld = np.where(index < 400, np.abs(nll), np.nan).astype(np.float32)
+    places = places_of(index)
+    assert places.block.max() == 5
+    found = curve_over_position(position, nll, kld, places)
+    assert found.nll_stderr is not None
+    for low, high, mean, error in zip(found.edges[:-1], found.edges[1:], found.nll, found.nll_stderr, strict=True):
+        inside = (low <= position) & (position < high)
+        expected = mean_with_errors(nll[inside], None, places[inside])
+        assert (mean, error) == (pytest.approx(expected.value), pytest.approx(expected.stderr))
+        assert (error or 0) > 0.1
+    assert found.kld_stderr == (None, None, None)
+    assert replace(found, nll_stderr=None, kld_stderr=None) == curve_over_position(position, nll, kld)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 2047), (256, 511), (0, 99), (1, 1), (0, 0), (5, 6), (1, 100_000)])
