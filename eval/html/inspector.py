@@ -8,7 +8,7 @@ is None.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,8 @@ SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
 """Of the tokens shown, which have at least the first, second, ... colour."""
 NOISE = 0.99
 """Share of the noise floor's own tokens that have no colour."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Tokens to be decoded together, and where their texts are cut: where the tokens before each of ``ends`` end."""
-
-    ids: list[int]
-    ends: list[int]
+Piece = tuple[list[int], list[int]]
+"""(ids of tokens to be decoded together, ends): their text is cut where the tokens before each of ``ends`` end."""
 
 
 class Disagreement:
@@ -120,7 +114,7 @@ def with_texts(
     pieces = [piece for _, piece in chain(passages, *(each or () for each in worst))]
     found = processes.apart(
         texts_of, "decoding tokens for the report", tokenizer=str(data.tokenizer),
-        trust_remote_code=data.spec.trust_remote_code, pieces=[[piece.ids, piece.ends] for piece in pieces],
+        trust_remote_code=data.spec.trust_remote_code, pieces=pieces,
     )  # fmt: skip
     texts = iter(found)
     shown = tuple(replace(passage, tokens=tuple(next(texts)[1:])) for passage, _ in passages)
@@ -134,8 +128,8 @@ def told(damaged: Sequence[tuple[Damaged, Piece]], texts: Iterator[Sequence[str]
         yield replace(each, before=before, token=token, after=after)
 
 
-def texts_of(tokenizer: str, trust_remote_code: bool, pieces: Sequence[tuple[list[int], list[int]]]) -> list[list[str]]:
-    """The texts of pieces, [ids, ends] each, by the tokenizer in a folder.  Imports Transformers."""
+def texts_of(tokenizer: str, trust_remote_code: bool, pieces: Sequence[Piece]) -> list[list[str]]:
+    """The texts of pieces, by the tokenizer in a folder.  Imports Transformers."""
     loaded = vocabulary.load_tokenizer(Path(tokenizer), trust_remote_code=trust_remote_code)
     return [token_texts(loaded, ids, ends) for ids, ends in pieces]
 
@@ -220,8 +214,8 @@ def damaged_token(entry: int, stored: StoredScores, data: EvalData) -> tuple[Dam
         three_digits(stored.columns[name][entry : entry + 1])[0] if name in stored.columns else None
         for name in ("ref_logprob", "logprob", "kld")
     )
-    piece = Piece(ids, [position - begin, position - begin + 1, len(ids)])
-    return Damaged(window, position, "", "", "", ref_logprob, logprob, kld), piece
+    ends = [position - begin, position - begin + 1, len(ids)]
+    return Damaged(window, position, "", "", "", ref_logprob, logprob, kld), (ids, ends)
 
 
 def piece_of(span: slice, window: NDArray[Any], position: NDArray[Any], data: EvalData) -> Piece:
@@ -231,7 +225,7 @@ def piece_of(span: slice, window: NDArray[Any], position: NDArray[Any], data: Ev
     """
     first, last = int(position[span.start]), int(position[span.stop - 1])
     ids = data.windows[int(window[span.start])].token_ids[first - 1 : last + 1].tolist()
-    return Piece(ids, list(range(1, len(ids) + 1)))
+    return ids, list(range(1, len(ids) + 1))
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list[str]:
