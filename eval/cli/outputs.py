@@ -17,7 +17,7 @@ from compare_q.backends.common.json_files import exists, is_file, is_folder
 from compare_q.backends.common.messages import printable
 from compare_q.backends.common.options import strings_in
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.files import file_names, is_writable
+from compare_q.eval.common.files import file_names, is_writable, write_text
 from compare_q.eval.common.outputs import Outputs
 from compare_q.eval.plots import measures
 from compare_q.eval.results import flat, results_json
@@ -148,10 +148,10 @@ def write(args: argparse.Namespace, results: Results, inspect: Callable[[], Sequ
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     table = columns.ordered(results, args.sort)
 
-    def write_report(file: Path) -> None:
+    def report_text() -> str:
         from compare_q.eval.html import report
 
-        report.write(results, inspect(), file, command, args.columns)
+        return report.page_of(results, inspect(), command, args.columns)
 
     def draw(file: Path) -> None:
         from compare_q.eval.plots import pictures  # a package that is missing is this output's failure alone
@@ -167,20 +167,22 @@ def write(args: argparse.Namespace, results: Results, inspect: Callable[[], Sequ
 
         pictures.write_all(results, folder, outputs, dark=args.dark)
 
-    wanted: tuple[tuple[Path | None, str, Callable[[Path], None]], ...] = (
-        (args.output, "results", lambda file: results_json.write_json(results, file, command)),
-        (args.csv, "CSV", lambda file: flat.write_csv(table, file, columns.fields_of(args.columns))),
+    texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
+        (args.output, "results", lambda: results_json.json_text(results, command)),
+        (args.csv, "CSV", lambda: flat.csv_text(table, columns.fields_of(args.columns))),
         (args.markdown, "Markdown",
-         lambda file: markdown.write(table, file, args.columns, by_text=args.by_text, timing=args.timing)),
-        (args.html, "report", write_report),
-        (args.plot_file, "", draw), (args.card, "", draw), (args.plots, "", draw_all),
+         lambda: markdown.markdown_text(table, args.columns, by_text=args.by_text, timing=args.timing)),
+        (args.html, "report", report_text),
     )  # fmt: skip
-    for file, name, write_file in wanted:
+    for file, name, text_of in texts:
         if file:
             with outputs.writing(file):
-                write_file(file)
-                if name:  # pictures say themselves what they have drawn
-                    print(f"{name}: {file}")
+                write_text(file, text_of())
+                print(f"{name}: {file}")
+    for path, draw_it in ((args.plot_file, draw), (args.card, draw), (args.plots, draw_all)):
+        if path:
+            with outputs.writing(path):
+                draw_it(path)
 
 
 def conclude(results: Results, outputs: Outputs) -> None:

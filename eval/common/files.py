@@ -41,6 +41,12 @@ def replacing(target: Path) -> Iterator[Path]:
         target.write_bytes(temporary.read_bytes())
 
 
+def write_text(target: Path, text: str) -> None:
+    """Let a text, line ends as they are, replace what a file holds; bytes that are not UTF-8 are written as escapes."""
+    with replacing(target) as part:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+
+
 def is_writable(target: Path) -> bool:
     """Whether ``replacing`` may write the target, as far as that can be told before."""
     if json_files.exists(target) and (json_files.is_folder(target) or not os.access(target, os.W_OK)):

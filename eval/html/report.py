@@ -20,7 +20,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from compare_q.eval.common.files import replacing
 from compare_q.eval.html import inspector, sections
 from compare_q.eval.html.drawings import colour_rules, marker_symbols
 from compare_q.eval.html.inspector import PASSAGES, WORST
@@ -42,30 +41,17 @@ CUT = (
 NONE_LEFT = "no excerpts of the texts, so that this file stays below 2 MB"
 
 
-def write(
-    results: Results,
-    inspections: Sequence[Inspection | None],
-    file: Path,
-    command: Sequence[str],
-    names: Sequence[str] | None = None,
-) -> None:
-    """Write the report atomically.
-
-    ``inspections``: one for each text, or None; ``names``: of the tables' columns, None for those of a wide table.
-    ValueError if every text failed.
-    """
-    page = page_of(results, inspections, command, names)
-    with replacing(file) as part:
-        part.write_text(page, encoding="utf-8", errors="backslashreplace")
-
-
 def page_of(
     results: Results,
     inspections: Sequence[Inspection | None],
     command: Sequence[str],
     names: Sequence[str] | None = None,
 ) -> str:
-    """The page, with as many excerpts as keep it below ``LARGEST``, and a note where some are left out."""
+    """The page, with as many excerpts as keep it below ``LARGEST``, and a note where some are left out.
+
+    ``inspections``: one for each text, or None; ``names``: of the tables' columns, None for those of a wide table.
+    ValueError if every text failed.
+    """
     if not results.scored:
         raise ValueError("every text failed")
     stored = results_json.results_json(results, command)

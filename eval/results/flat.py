@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from compare_q.backends.common.messages import printable
 from compare_q.backends.layers import groups
-from compare_q.eval.common.files import replacing
 from compare_q.eval.results.run_result import ModelResult, Results
 from compare_q.eval.results.timing import shared_seconds
 from compare_q.eval.stats.estimates import DIVERGENCES
@@ -167,9 +165,3 @@ def csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return f"'{printable(value)}" if value.startswith(FORMULAS) else printable(value)
-
-
-def write_csv(results: Results, file: Path, fields: Sequence[str] | None = None) -> None:
-    """Write ``csv_text`` atomically."""
-    with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(csv_text(results, fields))

@@ -27,7 +27,7 @@ from compare_q.backends.common import json_files, machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line, printable, shortened, unicode
 from compare_q.backends.common.options import describe
-from compare_q.eval.common.files import replacing
+from compare_q.eval.common.files import write_text
 from compare_q.eval.results import checks
 from compare_q.eval.results.excerpts import Inspection
 from compare_q.eval.results.flat import flat_json
@@ -107,10 +107,14 @@ def means_json(results: Results, label: str) -> dict[str, Any]:
     }
 
 
+def json_text(results: Results, command: Sequence[str]) -> str:
+    """The content of results.json."""
+    return json.dumps(results_json(results, command), indent=2, allow_nan=False) + "\n"
+
+
 def write_json(results: Results, file: Path, command: Sequence[str]) -> None:
     """Write results.json atomically."""
-    with replacing(file) as part:
-        part.write_text(json.dumps(results_json(results, command), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(file, json_text(results, command))
 
 
 def load(file: Path) -> tuple[Results, list[Inspection | None]]:

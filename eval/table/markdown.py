@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.common.files import replacing
 from compare_q.eval.results.run_result import Results
 from compare_q.eval.table.columns import Cell, Filled, timing_columns
 from compare_q.eval.table.registry import WORDS
@@ -67,11 +65,3 @@ def plain_cell(cell: Cell) -> str:
 def escaped(words: str) -> str:
     """The words on one line, so that they render unchanged."""
     return SPECIAL.sub(r"\\\1", printable(" ".join(words.split())))
-
-
-def write(
-    results: Results, file: Path, names: Sequence[str] | None = None, *, by_text: bool = False, timing: bool = False
-) -> None:
-    """Write the table atomically."""
-    with replacing(file) as part:
-        part.write_text(markdown_text(results, names, by_text=by_text, timing=timing), encoding="utf-8")

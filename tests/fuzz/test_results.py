@@ -75,7 +75,7 @@ def show(results: Results, excerpts: list[Any], folder: Path) -> None:
         lines += pairs.pair_lines(pairs.neighbours(text), text.data.get("text_tokens"))
     lines += markdown.markdown_text(table, tuple(BY_NAME), timing=True).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
-    flat.write_csv(table, folder / "out.csv")
+    (folder / "out.csv").write_text(flat.csv_text(table))
     results_json.write_json(results, folder / "out.json", ["x"])
     assert results_json.load(folder / "out.json")[0] == results
     if len(results.texts) == 1:

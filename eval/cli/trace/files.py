@@ -24,7 +24,7 @@ from typing import IO, Any
 from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable, shortened
-from compare_q.eval.common.files import replacing
+from compare_q.eval.common.files import write_text
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.text import conversations, vocabulary
 from compare_q.eval.text.conversations import LARGEST_TRACE, Conversation, Template
@@ -233,8 +233,7 @@ class Partial:
         records = [{"prompt": key, **self.records[key]} for key in dict.fromkeys(order)]
         as_text = self.output.suffix.lower() == ".jsonl"
         text = as_messages(self.made, records) if as_text else as_qbench(self.made, records, vocab_size)
-        with replacing(self.output) as file:
-            file.write_text(text, encoding="utf-8")
+        write_text(self.output, text)
         partial_of(self.output).unlink(missing_ok=True)
         return records
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compare_q.eval.common.files import write_text
 from compare_q.eval.html import inspector, report, sections
 from compare_q.eval.html.inspector import Damaged, Inspection, Passage
 from compare_q.eval.results import results_json
@@ -33,7 +34,7 @@ def test_the_file_is_closed_and_reads_back(tmp_path: Path, several: bool) -> Non
     results = with_failed_text(three(), "c4", "no </script> file") if several else results_of(*MODELS, FAILED)
     excerpts = [None, None, None] if several else [inspection_of(results.texts[0])]
     file, again = tmp_path / "report.html", tmp_path / "again.html"
-    report.write(results, excerpts, file, ["compare_q.py"])
+    write_text(file, report.page_of(results, excerpts, ["compare_q.py"]))
     text = file.read_text()
     found = re.findall(r'\bsrc=|\bhref="(?!#)|url\((?!#)|@import|https?://(?!www\.w3\.org/2000/svg)', text)
     assert (found, text.count("<script"), text.count("</script>")) == ([], 2, 2)
@@ -46,14 +47,14 @@ def test_the_file_is_closed_and_reads_back(tmp_path: Path, several: bool) -> Non
     stored, inspections = results_json.load(file)
     before, after = (json.loads(json.dumps(results_json.results_json(each, [])["texts"])) for each in (results, stored))
     assert before == after
-    report.write(stored, inspections, again, ["other"])
+    write_text(again, report.page_of(stored, inspections, ["other"]))
     assert again.read_text() == text
 
 
 def test_every_text_failed(tmp_path: Path) -> None:
     nothing = Results(tuple(TextResult(name, error="no such file") for name in "ab"))
     with pytest.raises(ValueError, match="every text failed"):
-        report.write(nothing, [None, None], tmp_path / "report.html", [])
+        report.page_of(nothing, [None, None], [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,7 +90,7 @@ def test_excerpts_are_left_out_until_the_file_is_below_two_megabytes(tmp_path: P
     text, excerpts = big(20)
     file = tmp_path / "report.html"
     texts = tuple(replace(text, name=f"text {i}") for i in range(3))
-    report.write(Results(texts), [excerpts] * 3, file, [])
+    write_text(file, report.page_of(Results(texts), [excerpts] * 3, []))
     assert file.stat().st_size < report.LARGEST
     _, kept = results_json.load(file)
     (passages,) = {len(each.passages) for each in kept}
@@ -97,7 +98,7 @@ def test_excerpts_are_left_out_until_the_file_is_below_two_megabytes(tmp_path: P
     assert (passages, worst) in report.EXCERPTS[1:-1]
     assert f"{passages} of 4 passages, and {worst} of 30 damaged tokens a model" in file.read_text()
     assert kept[0].passages[0] == excerpts.passages[0]
-    report.write(Results(texts[:1]), [excerpts], file, [])
+    write_text(file, report.page_of(Results(texts[:1]), [excerpts], []))
     assert results_json.load(file)[1] == [excerpts]
     assert "of 4 passages" not in file.read_text()
 
