@@ -15,7 +15,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from compare_q.backends.common.messages import unicode
 from compare_q.eval.plots import looks, measures, spread, style
-from compare_q.eval.plots.measures import BPW, CACHE, FILES, VRAM, Measure, Size
+from compare_q.eval.plots.measures import BPW, FILES, Measure, Size
 from compare_q.eval.plots.points import MARKED
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results.run_result import MARK, ModelResult, Results, macro_mean
@@ -46,7 +46,6 @@ BARS, MEANS = "bar: from the least to the largest of the texts", "line across it
 MOST_NOTES = 6
 """Values that are named as missing; of more their number is told."""
 NORMAL = statistics.NormalDist().inv_cdf(0.975)
-UNITS = {BPW: "bpw", VRAM: "GiB", FILES: "GB", CACHE: "MB"}
 
 
 @dataclass(frozen=True)
@@ -295,7 +294,7 @@ def size_words(model: ModelResult, size: Size | None) -> str:
     """The size as it stands beside the label; empty if it is not known."""
     for each in (BPW, FILES) if size is None else (size,):
         if (value := each.of(model)) is not None:
-            return f"{value:.2f} {UNITS[each]}"
+            return f"{value:.2f} {each.unit}"
     return ""
 
 

@@ -15,9 +15,10 @@ from compare_q.eval.stats.uncertainty import Mean, Value
 
 @dataclass(frozen=True)
 class Size:
-    """What an x axis shows: its ``name`` in messages, its ``axis`` (short without what is in parentheses)."""
+    """What an x axis shows: its ``name`` in messages, its ``unit``, its ``axis`` (short without the parentheses)."""
 
     name: str
+    unit: str
     axis: str
     of: Callable[[ModelResult], float | None]
 
@@ -71,13 +72,12 @@ class Measure:
 
 
 SIZES = {
-    "bpw": Size(
-        "bits per weight", "Bits per weight (without embedding and output head)", lambda model: model.storage.bpw_layer
-    ),
-    "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)",
+    "bpw": Size("bits per weight", "bpw", "Bits per weight (without embedding and output head)",
+                lambda model: model.storage.bpw_layer),
+    "vram": Size("VRAM", "GiB", "Stored weights / GiB (without embedding, with output head)",
                  lambda model: model.storage.vram_gib),
-    "size": Size("file size", "Weight files on disk / GB", lambda model: model.storage.file_gb),
-    "kv": Size("KV cache", "KV cache / MB (of 1,000 tokens)", lambda model: model.kv_mb),
+    "size": Size("file size", "GB", "Weight files on disk / GB", lambda model: model.storage.file_gb),
+    "kv": Size("KV cache", "MB", "KV cache / MB (of 1,000 tokens)", lambda model: model.kv_mb),
 }  # fmt: skip
 """``--x-axis``."""
 PPL = Measure("Perplexity", "PPL", "Perplexity", "ppl")
@@ -96,7 +96,7 @@ KLD_VALUES = {
                      percentile="99.9", digits=2),
 }  # fmt: skip
 """``--kld-value``."""
-BPW, VRAM, FILES, CACHE = SIZES["bpw"], SIZES["vram"], SIZES["size"], SIZES["kv"]
+BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
 KLD = KLD_VALUES["mean"]
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Formats that can be written, each with the metadata that would change with the time of day.  They stand here, where

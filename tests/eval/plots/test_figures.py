@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.plots import labels, measures, pictures, points, scatter, style
-from compare_q.eval.plots.measures import BPW, CACHE, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
+from compare_q.eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM, Measure, Size
 from compare_q.eval.plots.points import Point
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
@@ -259,7 +259,7 @@ def test_points_of_file_sizes_and_percentiles() -> None:
     drawn, _ = points.points_of(run_of(*files), FILES, KLD_VALUES["median"])
     assert [point.shown for point in drawn] == ["reference: 0", "0.500"]
     cache = {"kv_cache_layers": [asdict(KVCache("*", 32, "fp8", prefill="", named=True, token_bytes=2048.0))]}
-    drawn, left_out = points.points_of(run_of(replace(QUANT, provenance=cache), BASE), CACHE, PPL)
+    drawn, left_out = points.points_of(run_of(replace(QUANT, provenance=cache), BASE), SIZES["kv"], PPL)
     assert [(p.label, p.x) for p in drawn] == [(f"{QUANT.label}", 65.536)]
     assert left_out == ["base: not in the plot: KV cache unknown"]
     assert points.points_of(run_of(QUANT), FILES, KLD) == ([], ["W4A16: not in the plot: file size unknown"])
