@@ -87,7 +87,7 @@ def spread_plot(text: TextResult, *, title: str = "", dark: bool = False) -> Fig
             axes.plot([at["50"]] * 2, [i - 0.28, i + 0.28], color=theme.ink, lw=1.8, zorder=4, gid=f"median-{number}")
             axes.plot(at["max"], i, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max-{number}")
             _draw_mean(axes, i, spread, colour, marker, theme)
-            write_numbers(axes, i, [_short(x) for x in (p["50"], spread.mean, p["99"], p["max"])], theme, number)
+            write_numbers(axes, i, [short(x) for x in (p["50"], spread.mean, p["99"], p["max"])], theme, number)
         write_numbers(axes, -1, ("median", "mean", "p99", "max"), theme)
     return axes.figure.get_figure(root=True)
 
@@ -106,7 +106,7 @@ def ridge_plot(text: TextResult, *, title: str = "", dark: bool = False) -> Figu
             steps.set_gid(f"ridge-{number}")
             if limits[0] <= spread.mean <= limits[1]:
                 _draw_mean(axes, i, spread, colour, marker, theme)
-            write_numbers(axes, i, [_short(spread.mean)], theme, number)
+            write_numbers(axes, i, [short(spread.mean)], theme, number)
         write_numbers(axes, -1, ["mean"], theme)
     return axes.figure.get_figure(root=True)
 
@@ -193,7 +193,7 @@ def draw_floor(axes: Axes, label: str, mean: float, theme: Theme, rows: Sequence
     for words, (flush, shift) in itertools.product(
         (f"noise floor ({looks.short_labels([label, *rows])[0]})", "noise floor"), (("left", 6), ("right", -6))
     ):
-        name.set(text=f"{words} {_short(mean)}", ha=flush, position=(shift, -8))
+        name.set(text=f"{words} {short(mean)}", ha=flush, position=(shift, -8))
         box = name.get_window_extent()
         if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1:
             return
@@ -207,12 +207,12 @@ def write_numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme, numb
         place.set(color=theme.muted if row < 0 else theme.ink, gid=f"head-{column}" if row < 0 else f"number-{number}")
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Two or three significant digits, for which a column has room: 0.00154, 12.3, -0.0200; 0 for rounding."""
     if abs(value) < SMALLEST:
         return "0"
     if value < 0:
-        return f"-{_short(-value)}"
+        return f"-{short(-value)}"
     if value < 1e-4:
         return f"{value:.1e}".replace("e-0", "e-")
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"

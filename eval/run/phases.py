@@ -114,7 +114,7 @@ def own_specs(
     noisy = changed(spec, label=f"{spec.name} with noise", noise_floor=True, engine={**spec.engine, "noise": "bf16"})
     problems = jobs.plan([noisy], longest, session.hosts)[1]
     own = [changed(spec, reference=True), *decodes, *([] if problems else [noisy])]
-    return own, problems[0] if problems else ""
+    return own, problems[0].removeprefix(f"{noisy.name}: ") if problems else ""
 
 
 def of_text(session: Session, text: TextResult, data: EvalData | None, no_noise: str) -> dict[str, OwnPrefill]:

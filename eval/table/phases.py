@@ -7,7 +7,6 @@ from dataclasses import replace
 from compare_q.eval.results.digits import number_with_error, two_digits
 from compare_q.eval.results.phases import prefill_of
 from compare_q.eval.results.run_result import ModelResult, TextResult
-from compare_q.eval.stats.phases import OwnPrefill
 from compare_q.eval.table import columns
 from compare_q.eval.table.columns import Cell, Filled, filled
 from compare_q.eval.table.registry import LABEL
@@ -23,9 +22,11 @@ SPARE = ("kld_stderr", "ppl_stderr", "own_noise_stderr", "speed")
 
 
 def compared(text: TextResult) -> list[tuple[ModelResult, ModelResult]]:
-    """(the row in prefill, the row of the same model in decode) of those whose decode was compared with its prefill."""
-    found = [(prefill_of(row, text.models), row) for row in text.models if row.own_prefill]
-    return [(prefill, decode) for prefill, decode in found if prefill is not None]
+    """(the row in prefill, the row of the same model in decode) of every model that has both, if the decode of any of
+    them was compared with its prefill."""
+    pairs = [(prefill_of(row, text.models), row) for row in text.models if not row.error]
+    found = [(prefill, decode) for prefill, decode in pairs if prefill is not None and not prefill.error]
+    return found if any(decode.own_prefill for _, decode in found) else []
 
 
 def columns_of(text: TextResult) -> list[Filled]:
@@ -34,7 +35,8 @@ def columns_of(text: TextResult) -> list[Filled]:
     if not pairs:
         return []
     prefills, decodes = (replace(text, models=models) for models in zip(*pairs, strict=True))
-    marked = (Cell(columns.label_of(row) + f" {DIFFERS}" * own_of(row).differs) for _, row in pairs)
+    differs = (row.own_prefill is not None and row.own_prefill.differs for _, row in pairs)
+    marked = (Cell(columns.label_of(row) + f" {DIFFERS}" * off) for (_, row), off in zip(pairs, differs, strict=True))
     shown = [replace(each, cells=tuple(marked)) for each in filled(decodes, [LABEL])]
     for name in IN_BOTH:
         for rows, phase in ((prefills, "prefill"), (decodes, "decode")):
@@ -44,23 +46,19 @@ def columns_of(text: TextResult) -> list[Filled]:
                 cells = tuple(replace(cell, is_best=False) for cell in each.cells)
                 shown.append(Filled(replace(each.column, header=header), cells))
     *own, begins = filled(decodes, OWN)
-    known = zip(begins.cells, (own_of(row) for _, row in pairs), strict=True)
-    nowhere = tuple(Cell("nowhere") if each.noise and each.begins is None else cell for cell, each in known)
+    known = zip(begins.cells, (row.own_prefill for _, row in pairs), strict=True)
+    nowhere = tuple(Cell("nowhere") if own and own.noise and own.begins is None else cell for cell, own in known)
     return [*shown, *own, replace(begins, cells=nowhere)]
-
-
-def own_of(row: ModelResult) -> OwnPrefill:
-    """The comparison of a row that has one."""
-    assert row.own_prefill is not None
-    return row.own_prefill
 
 
 def notes_of(text: TextResult) -> list[str]:
     """Which models decode otherwise than they prefill, and of which it is not known."""
     found = []
     for prefill, row in compared(text):
-        own = own_of(row)
-        if own.noise is None:
+        own = row.own_prefill
+        if own is None:
+            found.append(f"{row.label}: KLD from prefill n/a: not measured to the end; run again with --phases")
+        elif own.noise is None:
             found.append(f"{row.label}: noise n/a: {own.no_noise}")
         elif own.differs and own.kld.value is not None and own.noise.value:
             size, times = number_with_error(own.kld.value, own.kld.stderr, "nats"), own.kld.value / own.noise.value
