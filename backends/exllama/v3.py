@@ -9,7 +9,7 @@ What that measures: unquantized weights are float16, bf16 ones too; so are logit
 products of more than 144 rows, as of any usual window, reconstruct the weights in float16 and multiply these.  The head
 is padded to a multiple of 128 entries, and a quantized head has noise there: logits are cut to the config's vocabulary.
 
-Decode (written from the source of 1.6.5, never run) feeds windows of one length as the rectangular batch of
+Decode feeds windows of one length as the rectangular batch of
 ``examples/generation_loop.py``.  Products of up to 144 rows read the trellis itself; a step of up to 8 windows runs
 each attention block as one CUDA graph, and one of up to 8 tokens each MLP.  The cache is in float16, or in 2 to 8 bits
 a key and a value.
