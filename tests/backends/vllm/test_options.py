@@ -80,6 +80,23 @@ def test_windows_that_are_not_split(toy_model: Path) -> None:
     assert "enable_chunked_prefill" not in engine_arguments(decoding(toy_model, **given), config, cpu=False)
 
 
+@pytest.mark.parametrize("chunked", [True, None])  # null leaves it to vLLM, which splits windows
+@pytest.mark.parametrize("cache", ["turboquant_k8v4", "ultraquant_4bit"])
+def test_windows_that_the_spec_has_split(
+    toy_model: Path, cache: str, chunked: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where vLLM forgets their first part."""
+    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS | {"enable_chunked_prefill"})
+    monkeypatch.setattr(install, "words", lambda _: None)
+    given = {"kv_cache_dtype": cache, "enable_chunked_prefill": chunked}
+    assert refusal(VllmEngine.check, request_for(toy_model, **given)) == (
+        f"engine.enable_chunked_prefill: with a cache in {cache} vLLM forgets the first part of a window that it "
+        "splits over two steps of prefill; compare_q sets it to false; leave it out"
+    )
+    for other in (given | {"kv_cache_dtype": "fp8"}, given | {"enable_chunked_prefill": False}):
+        VllmEngine.check(request_for(toy_model, **other))
+
+
 def decoding(folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **options: Any) -> LoadRequest:
     return LoadRequest("x", "vllm_score", str(folder), tokens, options, decode=Decode(step, batch))
 
