@@ -29,13 +29,13 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
+from compare_q.eval import phases as in_phases
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.results import flat, merging, results_json
 from compare_q.eval.results.differences import Difference, difference_or_reason
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.run import hosts, runner, token_scores
-from compare_q.eval.run import phases as in_phases
 from compare_q.eval.run.hosts import Session
 from compare_q.eval.specs import reading as spec_files
 from compare_q.eval.specs.reading import S

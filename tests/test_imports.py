@@ -13,8 +13,8 @@ from tests.support import ROOT
 
 ORDER = {
     "eval": (
-        "common", "specs", "text", "stats", "results", "run", "cluster", "table", "plots", "html", "api", "cli",
-        "compare_q",
+        "common", "specs", "text", "stats", "results", "run", "phases", "cluster", "table", "plots", "html", "api",
+        "cli", "compare_q",
     ),
     "backends": (
         "common", "hub", "base", "fake", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",

@@ -82,7 +82,7 @@ def measure(args: argparse.Namespace) -> int:
     else:
         data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)), NO_DATA_SPEC)
         model_specs = chosen_models(args)
-    from compare_q.eval.run import phases
+    from compare_q.eval import phases
     from compare_q.eval.text import corpus
 
     if args.phases:
@@ -222,7 +222,8 @@ def session_of(args: argparse.Namespace) -> Session:
 
 def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot; ``texts``: by their names.  Returns the exit status."""
-    from compare_q.eval.run import phases, runner
+    from compare_q.eval import phases
+    from compare_q.eval.run import runner
     from compare_q.eval.run.hosts import signals_interrupt
 
     tokens = writes(args, texts, model_specs)

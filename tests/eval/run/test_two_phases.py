@@ -11,7 +11,8 @@ import pytest
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.eval.run.phases import NO_MODEL, with_decode
+from compare_q.eval.phases import NO_MODEL, with_decode
+from compare_q.eval.run import runner
 from compare_q.eval.specs.reading import parse_model_spec
 from tests.support.command_line import in_transformers
 from tests.support.comparisons import Compare, fake, store_of
@@ -100,6 +101,32 @@ def test_an_engine_without_noise_has_no_noise_floor(measured: Compare, own_cache
     assert "uniform decode: noise n/a: " in ran.out
     assert "Decode" not in ran.out.splitlines()[-1]
     assert store_of(own_cache).name == ran.results["reference"]["key"]  # no other model's store is left
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [(InputError("/cache: cannot be written"), 0,
+      "ref: its decode is not compared with its own prefill: /cache: cannot"),
+     (KeyboardInterrupt(), 130, "interrupted; run again to go on")],
+)  # fmt: skip
+def test_what_ends_the_comparison_loses_no_row(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
+) -> None:
+    run, calls = runner.run, iter([None, error, error])
+
+    def ending(*given: Any) -> Any:
+        if (stop := next(calls)) is not None:
+            raise stop
+        return run(*given)
+
+    monkeypatch.setattr(runner, "run", ending)
+    ran = measured([fake("ref", boost=3.0, reference=True), fake("uniform")], "--phases")
+    assert ran.status == status
+    assert said in ran.err
+    assert {label: row["own_prefill"] for label, row in ran.models.items()} == dict.fromkeys(
+        ["ref", "ref decode", "uniform", "uniform decode"]
+    )
+    assert "uniform decode" in ran.out
 
 
 def spec(label: str, **keys: Any) -> Any:

@@ -8,11 +8,13 @@ floor of its own.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from compare_q import backends
-from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.errors import CompareQError, InputError
+from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store as reference_store
 from compare_q.eval.results.differences import TIMES_FLOOR, near_lossless
 from compare_q.eval.results.phases import is_decode, model_keys
@@ -76,7 +78,7 @@ def beside_own_prefill(
 ) -> Finished:
     """A run of these specs (``with_decode``) and texts, in whose rows of decode ``own_prefill`` is known.
 
-    What could not be scored stays None.  An interrupt ends it early.
+    What could not be scored stays None, and is said.  An interrupt ends it early; no row is lost by either.
     """
     sized = {
         name: spec.model_copy(update={"max_rows": data.max_rows})
@@ -88,23 +90,31 @@ def beside_own_prefill(
         if not decodes or not rows or finished.signal:
             continue
         session.progress.say(f"{spec.name}: decode beside its own prefill")
-        # What this very run has made of the marked reference is not forgotten again.
-        own_session = replace(session, logits_file=None, clear=session.clear and not spec.is_reference)
-        own, no_noise = own_specs(own_session, spec, decodes, max(data.longest for data in sized.values()))
-        found = runner.run(own_session, sized, own)
-        known = dict(zip(sized, found.data, strict=True))
-        compared = {text.name: of_text(session, text, known[text.name], no_noise) for text in found.results.scored}
-        finished = replace(
-            finished,
-            signal=found.signal,
-            results=replace(
-                finished.results,
-                texts=tuple(with_own(text, compared.get(text.name, {})) for text in finished.results.texts),
-            ),
-        )
-        if not spec.is_reference:
-            forget_stores(own_session, found)
+        try:
+            ended, found = own_run(session, sized, spec, decodes)
+        except CompareQError as error:
+            session.progress.say(f"{spec.name}: its decode is not compared with its own prefill: {one_line(error)}")
+            continue
+        except KeyboardInterrupt as interrupt:
+            return replace(finished, signal=getattr(interrupt, "signal", signal.SIGINT))
+        compared = (with_own(text, found.get(text.name, {})) for text in finished.results.texts)
+        finished = replace(finished, signal=ended, results=replace(finished.results, texts=tuple(compared)))
     return finished
+
+
+def own_run(
+    session: Session, texts: Mapping[str, DataSpec], spec: ModelSpec, decodes: Sequence[ModelSpec]
+) -> tuple[int, dict[str, dict[str, OwnPrefill]]]:
+    """(the signal that has ended one model's own run or 0, text -> label of a row in decode -> its comparison)."""
+    # What this very run has made of the marked reference is not forgotten again.
+    session = replace(session, logits_file=None, clear=session.clear and not spec.is_reference)
+    own, no_noise = own_specs(session, spec, decodes, max(data.longest for data in texts.values()))
+    ran = runner.run(session, texts, own)
+    known = dict(zip(texts, ran.data, strict=True))
+    found = {text.name: of_text(session, text, known[text.name], no_noise) for text in ran.results.scored}
+    if not spec.is_reference:
+        forget_stores(session, ran)
+    return ran.signal, found
 
 
 def own_specs(
