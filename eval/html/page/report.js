@@ -29,6 +29,9 @@ function h(tag, attributes, ...children) {
   return node;
 }
 const hint = (text) => h("p", { class: "hint" }, text);
+const grid = (kind, heads, rows) =>
+  h("table", { class: kind }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows));
+const scrolling = (table) => h("div", { class: "scroll" }, table);
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 const short = (value, digits = 3) =>
   known(value) ? String(Number(value.toPrecision(digits))).replace("-", "−") : "n/a";
@@ -428,16 +431,7 @@ function pairTable(a, b) {
   const heads = ["", "difference", "95 % interval", ""].map((text) =>
     h("th", { scope: "col", class: text ? "number" : null }, text),
   );
-  return h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      { class: "pair" },
-      h("thead", {}, h("tr", {}, heads)),
-      h("tbody", {}, Object.keys(page().pairs).map(row)),
-    ),
-  );
+  return scrolling(grid("pair", heads, Object.keys(page().pairs).map(row)));
 }
 function matrix(score, pick) {
   const ids = page().pairs[score].order.filter(visible);
@@ -469,23 +463,10 @@ function matrix(score, pick) {
   const cells = ids.map((a) => ids.map(cell(a))),
     row = (a, i) =>
       h("tr", {}, h("th", { scope: "row" }, h("span", {}, page().labels[a]), h("b", {}, i + 1)), cells[i]);
-  const table = h(
-    "table",
-    { class: "matrix" },
-    h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
-        h("td", {}),
-        ids.map((_, i) => h("th", { scope: "col" }, i + 1)),
-      ),
-    ),
-    h("tbody", {}, ids.map(row)),
-  );
+  const heads = ids.map((_, i) => h("th", { scope: "col" }, i + 1)),
+    table = grid("matrix", [h("td", {}), ...heads], ids.map(row));
   roving(table, cells.flat(), ids.length);
-  return h("div", { class: "scroll" }, table);
+  return scrolling(table);
 }
 function differences() {
   const section = article().querySelector(".differences");
@@ -634,16 +615,8 @@ function sufferers(rows) {
       ),
     );
   const heads = [byKld ? "KLD" : "loss", "reference", "model"].map(head);
-  return h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      { class: "worst" },
-      h("thead", {}, h("tr", {}, heads, h("th", { scope: "col" }, "token and what is around it"))),
-      h("tbody", {}, rows.map(row)),
-    ),
-  );
+  heads.push(h("th", { scope: "col" }, "token and what is around it"));
+  return scrolling(grid("worst", heads, rows.map(row)));
 }
 function tokens() {
   const section = article().querySelector(".tokens"),
@@ -737,24 +710,8 @@ function layerTable(groups) {
       {},
       Object.keys(names).map((name) => h("td", {}, String(group[name] ?? ""))),
     );
-  return h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      {},
-      h(
-        "thead",
-        {},
-        h(
-          "tr",
-          {},
-          Object.values(names).map((name) => h("th", { scope: "col" }, name)),
-        ),
-      ),
-      h("tbody", {}, groups.map(row)),
-    ),
-  );
+  const heads = Object.values(names).map((name) => h("th", { scope: "col" }, name));
+  return scrolling(grid(null, heads, groups.map(row)));
 }
 function details(model) {
   const { layers, warnings, notes, options, ...rest } = model.provenance || {};
