@@ -235,7 +235,7 @@ function arrange(table) {
     });
 }
 function tables() {
-  for (const table of all("table[data-fixed], #texts table, .table table")) {
+  for (const table of all("table:has(th button)")) {
     for (const head of all("thead th", table))
       head.querySelector("button").addEventListener("click", () => sortBy(table, head));
     if (table.closest("article")) {
