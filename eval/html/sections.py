@@ -205,12 +205,16 @@ def phases_beside(text: TextResult) -> str:
     described = table_of_phases(text)
     if not described.columns:
         return ""
-    heads = [tag("th", escape(each.column.title), scope="col", title=each.column.means) for each in described.columns]
+    labels, *numbers = described.columns
+    heads = [
+        tag("th", escape(each.column.title), scope="col", title=each.column.means,
+            class_=None if each is labels else "number")
+        for each in described.columns
+    ]  # fmt: skip
     rows = [
-        tag("tr", *(tag("td", escape(words_in(cell)), class_="name" if cell in labels else "number")
-                    for cell in row))
-        for labels in (described.columns[0].cells,)
-        for row in zip(*(each.cells for each in described.columns), strict=True)
+        tag("tr", tag("th", escape(label.value), scope="row"),
+            *(tag("td", escape(words_in(each.cells[i])), class_="number") for each in numbers))
+        for i, label in enumerate(labels.cells)
     ]  # fmt: skip
     whole = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
     notes = tag("ul", *(tag("li", escape(note)) for note in described.notes), class_="notes")

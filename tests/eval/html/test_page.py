@@ -244,7 +244,7 @@ def test_a_table_of_both_phases_leaves_the_rest_as_it_is(show: ShowPage) -> None
     decode = replace(decode, spec={**decode.spec, "phase": "decode"}, own_prefill=replace(own, is_above=True))
     opened = show(REFERENCE, prefill, decode)
     assert opened.page.locator("#table table").count() == 2
-    assert opened.texts("#table table:not(:has(button)) td.name") == [f"{decode.marked_label} ‼"]
+    assert opened.texts("#table table:not(:has(button)) tbody th") == [f"{decode.marked_label} ‼"]
     assert opened.page.locator("#ran details[data-model]").count() == 3
     opened.page.locator("#table th[data-column='kld'] button").click()
     assert opened.page.locator("#table th[data-column='kld']").get_attribute("aria-sort") == "ascending"
