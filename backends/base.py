@@ -101,6 +101,17 @@ class Window:
                 yield slice(low - begin, high - begin)
 
     @property
+    def stretches(self) -> Iterator[tuple[int, int, bool]]:
+        """(begin, end, whether their logits predict scored tokens) of the positions from 0 to L, in order."""
+        done = 0
+        for first, last in self.spans:
+            if done < first - 1:
+                yield done, first - 1, False
+            yield first - 1, last - 1, True
+            done = last - 1
+        yield done, len(self.token_ids), False
+
+    @property
     def what_is_scored(self) -> str:
         """The scored positions as text, for digests."""
         return ",".join(map(str, abbreviated(self.spans, len(self.token_ids))))
@@ -287,7 +298,8 @@ class Capabilities:
     CPU build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding
     depends on which windows a run has; ``answers``: what it answers prompts from: tokens, which the driver makes by
     the model's chat template, or messages, to which a server applies its own; empty if it answers none; ``decodes``:
-    how many windows at a time it can score in the steps of generation, 0 if it cannot.
+    how many windows at a time it can score in the steps of generation, 0 if it cannot; ``decodes_behind_prompts``: it
+    can do so for some tokens of a window alone.
     """
 
     load_fns: tuple[str, ...]
@@ -307,6 +319,7 @@ class Capabilities:
     batches: bool = False
     answers: Literal["", "tokens", "messages"] = ""
     decodes: int = 0
+    decodes_behind_prompts: bool = False
 
     def installed(self) -> tuple[str, str] | None:
         """(distribution, version) that provides the engine; None if it is not installed.
@@ -323,15 +336,21 @@ class Decode:
     """Windows are fed as generation computes them: ``step`` tokens of each of ``batch`` windows at a time.
 
     The keys and values of the tokens before come from the cache.  The first step of a window has nothing before it.
+    ``behind_prompts``: only tokens whose logits predict scored ones are fed so, and those between them as prompts.
     """
 
     step: int = 1
     batch: int = 1
+    behind_prompts: bool = False
 
     @property
     def words(self) -> str:
         """``decode 1x32``: one token of each of 32 windows."""
-        return f"decode {self.step}x{self.batch}"
+        return f"decode {self.step}x{self.batch}{' behind prompts' if self.behind_prompts else ''}"
+
+    def stretches(self, window: Window) -> Iterator[tuple[int, int, bool]]:
+        """(begin, end, whether they are fed in steps) of the positions of a window, in order."""
+        return window.stretches if self.behind_prompts else iter([(0, len(window.token_ids), True)])
 
 
 @dataclass(frozen=True)
@@ -540,7 +559,8 @@ class LogitsEngine(Engine):
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         """Logits [n, V] of the next n positions of one window, until all L have come.
 
-        They are over the real vocabulary without padding, in any float dtype, on any device.  A piece has at most
+        They are over the real vocabulary without padding, in any float dtype, on any device.  Where no position of a
+        piece predicts a scored token, they may be left out, [n, 0].  A piece has at most
         ``PIECE_ELEMENTS`` logits where the engine can do so, and is no longer needed once the next one is asked for.
         """
 
@@ -560,9 +580,9 @@ class LogitsEngine(Engine):
         return states
 
     def in_steps(
-        self, length: int, step: int, forward: Callable[[int, int], torch.Tensor], rows: int | None = None
+        self, start: int, length: int, step: int, forward: Callable[[int, int], torch.Tensor], rows: int | None = None
     ) -> Iterator[torch.Tensor]:
-        """Logits [..., n, V] of windows of so many tokens in decode, and their states, put together from many steps.
+        """Logits [..., n, V] of positions ``start`` to ``length`` in decode, and their states, of many steps together.
 
         ``forward(begin, end)``: the logits [..., end - begin, V] of these positions; those before are in the cache.
         They are copied, since the next step may take the same memory; ``entered`` is not.  ``rows``: the positions n
@@ -572,7 +592,7 @@ class LogitsEngine(Engine):
 
         logits: torch.Tensor | None = None
         first, states = 0, []
-        for begin in range(0, length, step):
+        for begin in range(start, length, step):
             part = forward(begin, min(begin + step, length))
             if logits is None:
                 most = rows or max(PIECE_ELEMENTS // part[..., :1, :].numel() // step, 1) * step

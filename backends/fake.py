@@ -52,6 +52,7 @@ class FakeEngine(LogitsEngine):
         install="nothing to install",
         summary="closed-form logits: PPL known in advance, for tests",
         decodes=512,
+        decodes_behind_prompts=True,
     )
 
     options_type = FakeOptions

@@ -107,7 +107,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
     def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
         self.cache.current_seq_len = 0
         length = token_ids.shape[1]
-        return next(self.in_steps(length, step, lambda begin, end: self.forward(token_ids[:, begin:end]), length))
+        return next(self.in_steps(0, length, step, lambda begin, end: self.forward(token_ids[:, begin:end]), length))
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """In decode behind the tokens that are in the cache, which goes on by these."""

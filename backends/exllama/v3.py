@@ -152,7 +152,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
             states = params.get("recurrent_states")
             return self._cut(logits)
 
-        logits = next(self.in_steps(token_ids.shape[1], step, forward, token_ids.shape[1]))
+        logits = next(self.in_steps(0, token_ids.shape[1], step, forward, token_ids.shape[1]))
         for state in states or ():
             self.cache.release_state(state)
         return logits

@@ -22,6 +22,7 @@ from compare_q.backends.base import (
     PIECE_ELEMENTS,
     Answer,
     Capabilities,
+    Decode,
     Layer,
     LoadRequest,
     LogitsEngine,
@@ -60,6 +61,8 @@ DTYPES = {
 }  # fmt: skip
 """Upstream's ways to load, and the dtype that it gives each."""
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
+PROMPT = 2048
+"""Tokens of a prompt at a time, before tokens that are decoded: as in vLLM's chunks, so that masks stay small."""
 PLACEMENT = ("device_map", "max_memory", "offload_folder")
 LONGEST_SEEN = "max_seq_len_cached"
 """Where a rotary embedding notes the longest sequence that it has seen."""
@@ -106,6 +109,7 @@ class TransformersEngine(LogitsEngine):
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         answers="tokens",
         decodes=1,
+        decodes_behind_prompts=True,
     )
     files = TransformersFolder
     options_type = TransformersOptions
@@ -200,7 +204,7 @@ class TransformersEngine(LogitsEngine):
 
     def _pieces(self, window: Window) -> Iterator[torch.Tensor]:
         if self.request.decode is not None:
-            yield from self._decoded(window, self.request.decode.step)
+            yield from self._decoded(window, self.request.decode)
         else:
             yield from self._forward(window) if self.streamer is None else self.streamer.forwarded(window)
         if self.noise is not None and (missed := self.noise.missed()):
@@ -219,7 +223,7 @@ class TransformersEngine(LogitsEngine):
             return iter([self.model(token_ids, use_cache=False).logits[0]])
         return self.behind.pieces(token_ids, rows)
 
-    def _decoded(self, window: Window, step: int) -> Iterator[torch.Tensor]:
+    def _decoded(self, window: Window, decode: Decode) -> Iterator[torch.Tensor]:
         """``pieces`` of a window that is fed ``step`` tokens at a time, with the cache that the model makes itself.
 
         ``generate`` does the same, unless a model's generation config names another cache.
@@ -230,18 +234,24 @@ class TransformersEngine(LogitsEngine):
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
         cache: Any = None
 
-        def forward(begin: int, end: int) -> torch.Tensor:
+        def forward(begin: int, end: int, **keys: Any) -> torch.Tensor:
             nonlocal cache
             if self.noise is not None:
                 self.noise.begin(token_ids[0, begin:end], torch.arange(begin, end))
-            found = self.model(token_ids[:, begin:end], past_key_values=cache, use_cache=True)
+            found = self.model(token_ids[:, begin:end], past_key_values=cache, use_cache=True, **keys)
             cache = found.get("past_key_values")
             if cache is None or cache.get_seq_length() != end:
                 raise ModelError(f"phase: {type(self.model).__name__} keeps no cache of all tokens, which decode needs")
             logits: torch.Tensor = found.logits[0]
             return logits
 
-        return self.in_steps(len(window.token_ids), step, forward)
+        for begin, end, in_steps in decode.stretches(window):
+            if in_steps:
+                yield from self.in_steps(begin, end, decode.step, forward)
+                continue
+            for at in range(begin, end, PROMPT):
+                forward(at, min(at + PROMPT, end), **({} if self.behind is None else {"logits_to_keep": 1}))
+            yield torch.empty(end - begin, 0)
 
     def _forget_lengths(self) -> None:
         """Dynamic rotary factors would stay those of a longer window or question before."""

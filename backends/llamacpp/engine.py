@@ -99,6 +99,7 @@ class LlamacppEngine(LogitsEngine):
         suffixes=(".gguf",),
         torch=False,
         decodes=1,
+        decodes_behind_prompts=True,
     )
     files = gguf.GgufFiles
     options_type = LlamacppOptions
@@ -178,27 +179,39 @@ class LlamacppEngine(LogitsEngine):
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        library, length = self.library, len(window.token_ids)
+        library, decode = self.library, self.request.decode
         # llama.cpp cuts n_batch to n_ctx, and one token more would abort the process.
-        step = most = min(self.options.n_batch, library.llama_n_batch(self.context))
-        if self.request.decode is not None:
-            step = min(step, self.request.decode.step)
-        vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        most = min(self.options.n_batch, library.llama_n_batch(self.context))
         library.llama_memory_clear(library.llama_get_memory(self.context), True)
-        for first in range(0, length, most // step * step):  # many steps of decode are one piece
-            logits = torch.empty(min(most // step * step, length - first), vocab_size, device=device)
-            for begin in range(0, len(logits), step):
-                part = logits[begin : begin + step]
-                rows = self._decode(window, first + begin, first + begin + len(part))
-                part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
-            for scored in window.predicting(first, first + len(logits)):
-                ids = window.token_ids[first + scored.start + 1 : first + scored.stop + 1]
-                floored, excluded = raise_to_floor(logits[scored], torch.from_numpy(ids).long().to(device))
-                self.floored += floored
-                self.excluded += excluded
-            yield logits
-            del logits  # the next piece would have to lie beside it
+        whole = [(0, len(window.token_ids), True)]
+        for first, last, wanted in whole if decode is None else decode.stretches(window):
+            step = most if decode is None or not wanted else min(decode.step, most)
+            rows = most // step * step  # many steps of decode are one piece
+            for begin in range(first, last, rows):
+                end = min(begin + rows, last)
+                if wanted:
+                    yield self._piece(window, begin, end, step)
+                else:
+                    self._decode(window, begin, end)
+                    yield torch.empty(end - begin, 0)
+
+    def _piece(self, window: Window, first: int, last: int, step: int) -> torch.Tensor:
+        """Logits [last - first, V], of so many positions at a time, without those below the floor."""
+        import torch
+
+        library, device = self.library, "cuda" if torch.cuda.is_available() else "cpu"
+        vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
+        logits = torch.empty(last - first, vocab_size, device=device)
+        for begin in range(0, len(logits), step):
+            part = logits[begin : begin + step]
+            rows = self._decode(window, first + begin, first + begin + len(part))
+            part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
+        for scored in window.predicting(first, last):
+            ids = window.token_ids[first + scored.start + 1 : first + scored.stop + 1]
+            floored, excluded = raise_to_floor(logits[scored], torch.from_numpy(ids).long().to(device))
+            self.floored += floored
+            self.excluded += excluded
+        return logits
 
     def _decode(self, window: Window, begin: int, end: int) -> Any:
         """Pointer to the logits [end - begin, V] of positions begin to end; the ones before are in the KV cache."""

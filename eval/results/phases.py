@@ -7,7 +7,7 @@ from typing import Any
 
 from compare_q.eval.results.run_result import ModelResult
 
-NOT_OF_THE_MODEL = {"label", "group", "phase", "step", "batch", "reference", "out_logits"}
+NOT_OF_THE_MODEL = {"label", "group", "phase", "step", "batch", "unscored", "reference", "out_logits"}
 """Keys of a model spec in which a model's two phases may differ."""
 
 

@@ -71,7 +71,10 @@ def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
     if spec.batch is not None and spec.batch > capabilities.decodes:
         most = "one window" if capabilities.decodes == 1 else f"{capabilities.decodes} windows"
         raise InputError(f"batch: {spec.load_fn!r} decodes {most} at a time; give no more")
-    return Decode(spec.step, spec.batch or min(DECODE_BATCH, capabilities.decodes))
+    if spec.unscored == "prefill" and not capabilities.decodes_behind_prompts:
+        raise InputError(f"unscored: {spec.load_fn!r} computes all tokens of a window in steps; leave it out")
+    batch = spec.batch or min(DECODE_BATCH, capabilities.decodes)
+    return Decode(spec.step, batch, spec.unscored == "prefill")
 
 
 def check(job: Job, hosts: Hosts) -> Job:

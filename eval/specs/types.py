@@ -41,7 +41,7 @@ DIGEST_EXEMPT_DEFAULTS = {
     "method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
     "replicas": 1, "resources": {}, "score_roles": ["assistant"], "score_turns": "all", "long": "truncate",
     "chat_template_kwargs": {}, "task": None, "include_path": None, "num_fewshot": None, "sample": "first",
-    "phase": "prefill", "step": 1, "batch": None,
+    "phase": "prefill", "step": 1, "batch": None, "unscored": "decode", "score_last": None, "score_every": None,
 }  # fmt: skip
 """Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
 ONLY_WITH = {
@@ -51,7 +51,7 @@ ONLY_WITH = {
 """Dataset -> the keys that no other one has."""
 NOT_WITH_CHAT = {
     "method", "sample", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows",
-    "display_eval_len",
+    "display_eval_len", "score_last", "score_every",
 }  # fmt: skip
 WITH_ANSWERS = {
     "tokenize_fn", "tokenizer_dir", "tokenizer_revision", "trust_remote_code", "dataset", "eval_len", "max_rows",
@@ -154,6 +154,8 @@ class DataSpec(Spec):
     max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
     sample: Sample = Field("first", description="which windows max_rows takes: the first, or some spread over the text")
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
+    score_last: Length | None = Field(None, description="with score_every: only so many tokens are scored, the last")
+    score_every: Length | None = Field(None, description="tokens of a window, of each of which score_last are scored")
     chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
     score_roles: list[str] = Field(
         ["assistant"], min_length=1, description='with dataset "chat": the roles whose tokens are scored'
@@ -180,7 +182,7 @@ class DataSpec(Spec):
         other = next((name for name, keys in ONLY_WITH.items() if name != self.dataset and given & keys), "")
         only = given & ONLY_WITH[other] if other else set()
         taken = RESERVED_VARIABLES & self.chat_template_kwargs.keys()
-        stride = self.eval_stride
+        stride, every = self.eval_stride, self.score_every
         rules = (
             (absent, f"{first(absent)}: cannot go with {dataset}; leave it out"),
             (only, f'{first(only)}: only with dataset "{other}"'),
@@ -199,6 +201,13 @@ class DataSpec(Spec):
             (self.method == "llamacpp" and self.eval_len < 3,
              f"eval_len: must be at least 3 {method}, which scores the second half of a window"),
             (self.method != "exllamav3" and self.warmup_tokens, f"warmup_tokens: cannot go {method}; leave it out"),
+            (every is None and self.score_last is not None, "score_every: missing; score_last needs it"),
+            (every is not None and self.score_last is None, "score_last: missing; score_every needs it"),
+            (every is not None and self.method != "exllamav3", f"score_every: cannot go {method}; leave it out"),
+            (every is not None and self.warmup_tokens, "score_every: cannot go with warmup_tokens; leave one out"),
+            (every is not None and every > self.eval_len,
+             f"score_every: {every} is more than eval_len {self.eval_len}, so that nothing would be scored"),
+            (every is not None and (self.score_last or 0) >= every, f"score_last: must be below score_every {every}"),
             (fixed and self.chat_template, f"chat_template: cannot go {method}; leave it out"),
             (self.detokenize and self.method != "lm_eval",
              'detokenize: rewrites documents, which only method "lm_eval" has; leave it out'),
@@ -252,6 +261,7 @@ class ModelSpec(Spec):
     phase: Phase = Field("prefill", description="which kernels score: those that read a prompt, or those that generate")
     step: int = Field(1, ge=1, le=MOST_STEP, description='with phase "decode": tokens of a window in a step')
     batch: Length | None = Field(None, description='with phase "decode": windows at a time. Default: up to 32')
+    unscored: Phase = Field("decode", description='with phase "decode": how tokens are computed that no score needs')
     python: str | None = Field(None, min_length=1, description="Python that runs the engine. Default: compare_q's own")
     gpus: Count | None = Field(None, description="GPUs that the model gets, 0 for all. Default: what the engine needs")
     replicas: Length = Field(1, description="workers, each with as many GPUs, among which the windows are split")
@@ -284,7 +294,7 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _steps_of_decode(self) -> ModelSpec:
-        given = self.model_fields_set & {"step", "batch"}
+        given = self.model_fields_set & {"step", "batch", "unscored"}
         if given and self.phase == "prefill":
             raise ValueError(f'{first(given)}: only with "phase": "decode"')
         return self

@@ -167,9 +167,14 @@ def phase_notes(run: TextResult) -> list[str]:
     if not phases:
         return []
     everywhere = len(phases) == 1 and all(model.error or model.phase in phases for model in run.models)
+    prompts = (
+        "; behind prompts: what no score needs was computed as a prompt"
+        if any("prompts" in phase for phase in phases)
+        else ""
+    )
     return [
         f"{f'all rows: {min(phases)}; ' if everywhere else ''}decode SxB: S tokens of each of B windows a step, as "
-        "generation computes them, with what came before in the KV cache"
+        f"generation computes them, with what came before in the KV cache{prompts}"
     ]
 
 

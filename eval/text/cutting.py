@@ -153,9 +153,18 @@ def spread(cuts: list[Cut]) -> list[Cut]:
     return [cuts[place] for place in dict.fromkeys(places)] if len(cuts) > 1 else cuts
 
 
+def tails(spans: Spans, every: int, last: int) -> Spans:
+    """What of the scored positions is among the ``last`` of each ``every`` positions of a window."""
+    ends = range(every, spans[-1][1] + 1, every)
+    found = ((max(begin, end - last), min(stop, end)) for end in ends for begin, stop in spans)
+    return tuple((begin, end) for begin, end in found if begin < end)
+
+
 def by_method(text: Tokens, spec: DataSpec) -> list[Cut]:
     """All windows of a tokenized text by the spec's method, without the chat prefix, in the order of its ``sample``."""
     cuts = in_text_order(text, spec)
+    if spec.score_every is not None and spec.score_last is not None:
+        cuts = [cut._replace(spans=tails(cut.spans, spec.score_every, spec.score_last)) for cut in cuts]
     return spread(cuts) if spec.sample == "spread" else cuts
 
 

@@ -449,6 +449,8 @@ def subtitle(data: EvalData) -> str:
     parts = [f"{corpus.display_name(spec)}, {size}"]
     if spec.warmup_tokens:
         parts.append(f"{spec.warmup_tokens} tokens warm-up")
+    if spec.score_every:
+        parts.append(f"of each {spec.score_every} the last {spec.score_last} scored")
     if spec.chat_template:
         parts.append("formatted")
     if spec.method != "exllamav3":

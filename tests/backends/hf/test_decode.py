@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from compare_q.backends.base import Decode, LoadRequest, Task, Window
 from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.hf import engine as hf
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.worker import scoring
@@ -74,6 +77,30 @@ def test_a_bug_of_decode_shows_in_decode_alone(toy_model: Path, store: Path) -> 
         engine.close()
     assert found[None] < 1e-6
     assert found[Decode()] > 0.1
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("step", "sizes"), [(1, [20, 9, *[1] * 6, 20, 2, *[1] * 3, 1]), (4, [20, 9, 4, 2, 20, 2, 3, 1])]
+)
+def test_decode_behind_prompts(
+    toy_model: Path, store: Path, monkeypatch: pytest.MonkeyPatch, step: int, sizes: list[int]
+) -> None:
+    """Of 61 tokens positions 30 to 35 and 58 to 60 are scored, so that 29 to 34 and 57 to 59 go in steps, and those
+    before as prompts of at most 20 tokens.  The windows of the store, of which all are scored, have no prompts."""
+    monkeypatch.setattr(hf, "PROMPT", 20)
+    engine = loaded(toy_model, dtype="float32", decode=Decode(step, behind_prompts=True))
+    assert kld(engine, store) < 1e-5
+    whole, seen = loaded(toy_model, dtype="float32"), []
+    engine.model.register_forward_pre_hook(
+        lambda _, given, keys: seen.append((given[0] if given else keys["input_ids"]).shape[1]), with_kwargs=True
+    )
+    window = replace(WINDOWS[0], spans=((30, 36), (58, 61)))
+    (found,), (gold,) = (list(scoring.token_scores(each, [window], Task())) for each in (engine, whole))
+    np.testing.assert_allclose(found.logprob, gold.logprob, atol=1e-4)
+    assert seen == sizes
+    engine.close()
+    whole.close()
 
 
 @pytest.mark.engine

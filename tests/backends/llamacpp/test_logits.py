@@ -4,6 +4,7 @@ excludes for good."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
     torch.testing.assert_close(run(7, 7, **EXACT), run(512, 512, **EXACT), atol=1e-3, rtol=0)
     torch.testing.assert_close(run(7, 7), run(100, 7), atol=1e-5, rtol=0)
     assert (run(7, 7) - run(512, 512)).abs().mean() < 0.02
+
+
+@runs_llama_cpp
+def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 61 tokens positions 20 to 29 and 50 to 54 are scored, so that 19 to 28 and 49 to 53 go one at a time."""
+    window = replace(toy_windows(1, 61)[0], spans=((20, 30), (50, 55)))
+    engines = loaded(toy_gguf, **EXACT), loaded(toy_gguf, decode=Decode(1, behind_prompts=True), n_batch=16, **EXACT)
+    sizes: list[int] = []
+    decode = engines[1].library.llama_decode
+
+    def counted(context: Any, batch: Any) -> int:
+        sizes.append(batch.n_tokens)
+        return int(decode(context, batch))
+
+    (whole,) = scoring.token_scores(engines[0], [window], Task())
+    monkeypatch.setattr(engines[1].library, "llama_decode", counted)
+    (found,) = scoring.token_scores(engines[1], [window], Task())
+    np.testing.assert_allclose(found.logprob, whole.logprob, atol=1e-3)
+    assert sizes == [16, 3, *[1] * 10, 16, 4, *[1] * 5, 7]
+    for engine in engines:
+        engine.close()
 
 
 @runs_llama_cpp

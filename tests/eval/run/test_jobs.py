@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,7 +196,8 @@ def test_rotary_factors_of_long_contexts_are_other_scores(
 @pytest.mark.parametrize(
     ("keys", "gold"),
     [({}, None), ({"phase": "prefill"}, None), ({"phase": "decode"}, Decode(1, 32)),
-     ({"phase": "decode", "step": 4, "batch": 512}, Decode(4, 512))],
+     ({"phase": "decode", "step": 4, "batch": 512}, Decode(4, 512)),
+     ({"phase": "decode", "unscored": "prefill"}, Decode(1, 32, behind_prompts=True))],
 )  # fmt: skip
 def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None, tmp_path: Path) -> None:
     """They are part of the key of scores, and prefill's keys are what they were before there was decode."""
@@ -205,10 +206,17 @@ def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None, tmp_path
     assert (planned.request.decode, problems) == (gold, [])
     session = Session(Cache(tmp_path), Progress(quiet=True))
     found = identity(planned, SimpleNamespace(series="s"), session)
-    assert found.get("decode") == (None if gold is None else {"step": gold.step, "batch": gold.batch})
+    assert found.get("decode") == (None if gold is None else asdict(gold))
     assert found.keys() - {"decode"} == {
         "version", "series", "model", "engine", "load_fn", "options", "versions", "hardware"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("load_fn", ["vllm_score", "exllamav3", "exllamav2"])
+def test_engines_that_compute_all_tokens_in_steps(load_fn: str) -> None:
+    keys = {"load_fn": load_fn, "label": "m", "model_dir": "none", "phase": "decode", "unscored": "prefill"}
+    reason = f"m: unscored: {load_fn!r} computes all tokens of a window in steps; leave it out"
+    assert plan([parse_model_spec(keys, Path("m.json"))], 100, Hosts()) == ([], [reason])
 
 
 @pytest.mark.parametrize(

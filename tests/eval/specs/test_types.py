@@ -30,6 +30,7 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
         "detokenize": [None], "max_rows": [0, 1, None],
         "chat_template": [True, False], "dataset_display_name": ["WikiText-2"], "display_rows": [20, "all"],
         "display_eval_len": [2048, "2k"],
+        "score_last": [None], "score_every": [None],
         "warmup_tokens": [0, 2046],  # 2,048 tokens less 2,046 less the one after the warm-up: one is scored
     }),
     ({**DATA, "eval_stride": None, "method": "once"}, {"method": ["llamacpp", "lm_eval", "gptq", "once"]}),
@@ -47,7 +48,10 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
         "reference": [True, False], "noise_floor": [True], "out_logits": ["/logits"], "override_bpw_layer": [4, 4.25],
         "override_bpw_head": [6.0], "override_vram_bits": [31e9], "phase": ["prefill", "decode"],
     }),
-    ({**MODEL, "phase": "decode"}, {"step": [1, 4, 16], "batch": [1, 8, None]}),
+    ({**MODEL, "phase": "decode"}, {
+        "step": [1, 4, 16], "batch": [1, 8, None], "unscored": ["prefill", "decode"],
+    }),
+    ({**DATA, "score_every": 512, "score_last": 16}, {"score_every": [17, 2048], "score_last": [1, 511]}),
 )  # fmt: skip
 """Keys of a spec, and values that other keys may have in it."""
 REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
@@ -60,6 +64,13 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (DATA, {"chat_template": 1}, "chat_template: "), (DATA, {"display_rows": True}, "display_rows"),
     (DATA, {"tokenize_fn": "llamacpp"}, "tokenize_fn: "), (DATA, {"max_rows": -1}, "max_rows: "),
     (DATA, {"warmup_tokens": 2047}, "warmup_tokens: 2047 leaves nothing of eval_len 2048"),
+    (DATA, {"score_last": 5}, "score_every: missing; score_last needs it"),
+    (DATA, {"score_every": 5}, "score_last: missing; score_every needs it"),
+    (DATA, {"score_every": 5, "score_last": 5}, "score_last: must be below score_every 5"),
+    (DATA, {"score_every": 2049, "score_last": 5}, "score_every: 2049 is more than eval_len 2048, so that nothing"),
+    (DATA, {"score_every": 9, "score_last": 5, "warmup_tokens": 1}, "score_every: cannot go with warmup_tokens"),
+    (DATA, {"score_every": 9, "score_last": 5, "method": "once"}, 'score_every: cannot go with method "once"'),
+    (MODEL, {"unscored": "prefill"}, 'unscored: only with "phase": "decode"'),
     (DATA, {"method": "llama.cpp"}, "method: "), (DATA, {"eval_stride": None}, "eval_stride: missing"),
     *((DATA, {"method": name}, f'eval_stride: with method "{name}" windows follow one another; leave it out')
       for name in ("llamacpp", "lm_eval", "gptq")),
@@ -162,12 +173,34 @@ def test_digests_are_those_from_before_later_keys() -> None:
     for spec, later in (
         (
             parse_data_spec(DATA, Path()),
-            dict.fromkeys(("method", "sample", "detokenize", "label", *ONLY_WITH["chat"], *ONLY_WITH["lm_eval"])),
+            dict.fromkeys(
+                (
+                    "method",
+                    "sample",
+                    "detokenize",
+                    "label",
+                    "score_last",
+                    "score_every",
+                    *ONLY_WITH["chat"],
+                    *ONLY_WITH["lm_eval"],
+                )
+            ),
         ),
         (
             parse_model_spec(MODEL, Path()),
             dict.fromkeys(
-                ("noise_floor", "group", "python", "gpus", "replicas", "resources", "phase", "step", "batch")
+                (
+                    "noise_floor",
+                    "group",
+                    "python",
+                    "gpus",
+                    "replicas",
+                    "resources",
+                    "phase",
+                    "step",
+                    "batch",
+                    "unscored",
+                )
             ),
         ),
     ):

@@ -148,6 +148,9 @@ def test_what_decode_is_stands_below_a_table_with_it() -> None:
     other = replace(decoded, label="other", provenance={"phase": "decode 4x32"})
     assert said in footnotes(run_of(decoded, other))
     assert not [note for note in footnotes(run_of(REF, QUANT)) if "decode" in note]
+    deep = replace(decoded, provenance={"phase": "decode 1x1 behind prompts"})
+    said += "; behind prompts: what no score needs was computed as a prompt"
+    assert said in footnotes(run_of(REF, decoded, deep))
 
 
 def test_windows_beyond_the_original_context_are_told_once_for_all_rows_alike() -> None:

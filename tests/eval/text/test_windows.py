@@ -203,6 +203,20 @@ def test_warm_up_is_not_scored() -> None:
     assert (window.spans, window.n_scored) == (((3, 5),), 2)
 
 
+def test_the_last_tokens_of_each_stretch_are_scored() -> None:
+    """Of windows of 9 tokens in stretches of 4: positions 3 and 7, the last one of each; of 2, also 2 and 6.  The tenth
+    token of a text is in no whole stretch of a window.  Other positions are another text to caches."""
+    text = replace(TEN, ids=np.arange(10, dtype=np.int32))
+    data = [cut(text, spec(eval_len=9, eval_stride=1, score_every=4, score_last=last), None) for last in (1, 2, 3)]
+    spans = [each.windows[0].spans for each in data]
+    assert spans == [((3, 4), (7, 8)), ((2, 4), (6, 8)), ((1, 4), (5, 8))]
+    assert [list(map(int, each.windows[0].targets)) for each in data[:2]] == [[3, 7], [2, 3, 6, 7]]
+    every = cut(text, spec(eval_len=9, eval_stride=1), None)
+    assert len({each.digest for each in (*data, every)}) == len({each.series for each in (*data, every)}) == 4
+    whole = cut(text, spec(eval_len=4, eval_stride=4, score_every=4, score_last=3), None)
+    assert [window.spans for window in whole.windows] == [((1, 4),)] * 2
+
+
 def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
     chat = Tokens(TEN.ids, np.array([70, 71, 72], np.int32), 9, "words")
     data = cut(chat, spec(warmup_tokens=1), 1)
@@ -247,6 +261,8 @@ def test_subtitle() -> None:
     assert windows.subtitle(data) == "wikitext2, 3 × 4 tokens"
     shown = spec(display_rows=7, display_eval_len="4k", chat_template=True, warmup_tokens=1)
     assert windows.subtitle(replace(data, spec=shown)) == "wikitext2, 7 × 4k tokens, 1 tokens warm-up, formatted"
+    tails = spec(eval_len=4, score_every=4, score_last=1)
+    assert windows.subtitle(replace(data, spec=tails)).endswith(" × 4 tokens, of each 4 the last 1 scored")
 
 
 METHODS = get_args(Method)
