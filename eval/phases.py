@@ -28,6 +28,7 @@ from compare_q.eval.stats.phases import OwnPrefill, begins_at
 from compare_q.eval.text.windows import EvalData
 
 NO_MODEL = "--phases: no model here can be scored in both phases"
+NO_NOISE = "the engine cannot add noise of roundings"
 
 
 def with_decode(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str]]:
@@ -124,7 +125,8 @@ def own_specs(
     noisy = changed(spec, label=f"{spec.name} with noise", noise_floor=True, engine={**spec.engine, "noise": "bf16"})
     problems = jobs.plan([noisy], longest, session.hosts)[1]
     own = [changed(spec, reference=True), *decodes, *([] if problems else [noisy])]
-    return own, problems[0].removeprefix(f"{noisy.name}: ") if problems else ""
+    reason = problems[0].removeprefix(f"{noisy.name}: ") if problems else ""
+    return own, NO_NOISE if reason == "engine.noise: unknown key" else reason
 
 
 def of_text(session: Session, text: TextResult, data: EvalData | None, no_noise: str) -> dict[str, OwnPrefill]:
