@@ -3,7 +3,7 @@
 A model is two things.  Its ``ModelFiles`` say where it lies, what it is and what it takes, before anything loads it:
 a Hugging Face folder (``backends/checkpoint/folder.py``), a GGUF file (``backends/checkpoint/gguf.py``), or what a
 server has (``backends/vllm_server/served.py``).  Its ``Engine`` loads and runs it, and is one of two kinds: a
-``LogitsEngine`` hands out the logits of one window, some positions at a time, which ``backends/worker/scoring.py``
+``LogitsEngine`` hands out the logits of one window, some positions at a time, which ``backends/window_scores.py``
 scores; a ``ScoringEngine`` computes the scores where its logits are.  The driver never asks an engine for its name.
 
 This is a whole engine, whose model has 1,000 tokens that are all equally probable.  A line in ``backends/__init__.py``

@@ -26,7 +26,7 @@ from compare_q.backends.base import Engine, LoadRequest, Task
 from compare_q.backends.common import machine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.backends.worker.scoring import token_scores
+from compare_q.backends.window_scores import token_scores
 
 
 def write_weights(folder: Path) -> None:

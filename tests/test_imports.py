@@ -18,7 +18,7 @@ ORDER = {
     ),
     "backends": (
         "common", "hub", "base", "fake", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
-        "llamacpp", "vllm", "vllm_server", "worker",
+        "llamacpp", "vllm", "vllm_server", "window_scores", "worker",
     ),
 }  # fmt: skip
 """Files and folders of a package from the lowest to the highest; each may import those before it."""

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from compare_q import backends
-from compare_q.backends import hub
+from compare_q.backends import hub, window_scores
 from compare_q.backends.base import Engine, LoadRequest, ModelFacts, TokenScores, Window
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError
@@ -32,7 +32,6 @@ from compare_q.backends.common.options import named_files, strings_in
 from compare_q.backends.common.process import in_worker
 from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker import scoring
 from compare_q.backends.worker.messages import (
     JOB,
     AnswerJob,
@@ -176,7 +175,7 @@ class Server:
         moments["score_began"] = time.time()
         try:
             with watched(send):
-                for scores in scoring.token_scores(self.engine, windows, job):
+                for scores in window_scores.token_scores(self.engine, windows, job):
                     moments["last_window"] = time.time()
                     moments.setdefault("first_window", moments["last_window"])
                     committer.add(scores)

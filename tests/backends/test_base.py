@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from compare_q.backends import base
+from compare_q.backends import base, window_scores
 from compare_q.backends.base import LoadRequest, Task
-from compare_q.backends.worker import scoring
 from tests.support.toy import toy_windows
 
 
@@ -24,7 +23,7 @@ def test_the_engine_in_the_docstring_is_whole() -> None:
     engine.check(request)
     engine.load()
     windows = toy_windows(2, 50)
-    for scores in scoring.token_scores(engine, windows, Task()):
+    for scores in window_scores.token_scores(engine, windows, Task()):
         np.testing.assert_allclose(scores.logprob, -np.log(1000), rtol=1e-6)
     engine.close()
     assert engine.files(request).storage().vram_bits is None

@@ -17,12 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.definitions import assert_divergences_of
 from tests.support.toy import rounds_by_place
@@ -79,7 +79,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         backend = opened(name, folder)
         if name in REFERENCES:
             (folder / name).mkdir()
-            list(scoring.token_scores(backend, windows, Task(record=folder / name)))
+            list(window_scores.token_scores(backend, windows, Task(record=folder / name)))
             reference.seal(folder / name, {}, len(windows))
         for store in (store for store in REFERENCES if (folder / store).is_dir()):
             score(backend, name, store, folder, found)
@@ -97,7 +97,7 @@ def score(backend: VllmEngine | TransformersEngine, name: str, store: str, folde
     task = Task(reference=folder / store, vocab_size=entries, divergences=True)
     if isinstance(backend, VllmEngine):
         backend.llm.collective_rpc("compare_q_keep")
-    for scores in scoring.token_scores(backend, found.windows, task):
+    for scores in window_scores.token_scores(backend, found.windows, task):
         found.scores[name, store, scores.window] = scores
     if isinstance(backend, VllmEngine):
         backend.llm.collective_rpc("compare_q_save", args=(str(folder),))

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 
 from compare_q import backends
-from compare_q.backends import base
+from compare_q.backends import base, window_scores
 from compare_q.backends.base import LoadRequest, LogitsEngine, Task, Window
 from compare_q.backends.hf import engine as hf
 from compare_q.backends.reference import comparison, reading, store
-from compare_q.backends.worker import scoring
 from tests.support import ROOT
 
 VOCAB, SHORT, LONG = 16_384, 512, 4_096
@@ -50,9 +49,9 @@ def main(load_fn: str, model: str, tokens: str) -> None:
     engine.load()
     window = Window.scored_from(0, np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32))
     with tempfile.TemporaryDirectory() as name:
-        list(scoring.token_scores(engine, [window], Task(record=Path(name))))
+        list(window_scores.token_scores(engine, [window], Task(record=Path(name))))
         store.seal(Path(name), {}, 1)
-        (scores,) = scoring.token_scores(engine, [window], Task(reference=Path(name)))
+        (scores,) = window_scores.token_scores(engine, [window], Task(reference=Path(name)))
     assert scores.kld is not None
     assert np.abs(scores.kld).max() < 1e-6
     peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())

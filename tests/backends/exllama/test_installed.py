@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Task, Window
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.worker import scoring
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
 from tests.support.stores import kept_as_reference
@@ -170,6 +170,6 @@ def test_the_real_engine_as_a_reference_of_itself(fitting_toy: Path, tmp_path: P
     backend.load()
     assert kept_as_reference(backend, tmp_path) == ("states", "")
     task = Task(tmp_path / "store", TOY_VOCAB)
-    (scores,) = scoring.token_scores(backend, toy_windows(1, 20), task)
+    (scores,) = window_scores.token_scores(backend, toy_windows(1, 20), task)
     assert np.abs(scores.kld).max() < 1e-4
     backend.close()

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import Decode, Layer, LoadRequest, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
-from compare_q.backends.worker import scoring
 from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Cache_Q4, ExLlamaV2Config
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
@@ -74,7 +74,7 @@ def test_sliding_window_without_flash_attention(
 def test_logits_are_cut_to_the_vocabulary(attn: types.ModuleType, toy_model: Path) -> None:
     engine = loaded(toy_model)
     windows = toy_windows(2, 30, 3)
-    for scores, window in zip(scoring.token_scores(engine, windows, Task()), windows, strict=True):
+    for scores, window in zip(window_scores.token_scores(engine, windows, Task()), windows, strict=True):
         gold = brute_force(engine.model.table[window.token_ids][:, :TOY_VOCAB], window)
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
     assert tuple(engine.logits(windows[0]).shape) == (30, TOY_VOCAB)

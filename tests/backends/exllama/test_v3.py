@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import Decode, Layer, LoadRequest, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
-from compare_q.backends.worker import scoring
 from tests.support import exllamav3_stub
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model, SafetensorsCollection
 from tests.support.stores import kept_as_reference
@@ -54,7 +54,7 @@ def test_what_the_loader_is_told(stand_in: Any, toy_model: Path) -> None:
 def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> None:
     engine = loaded(toy_model)
     windows = toy_windows(2, 30, 3)
-    for scores, window in zip(scoring.token_scores(engine, windows, Task()), windows, strict=True):
+    for scores, window in zip(window_scores.token_scores(engine, windows, Task()), windows, strict=True):
         full = Model.last.forward(torch.from_numpy(window.token_ids).long().unsqueeze(0))[0]
         assert full.shape == (30, PADDED)
         np.testing.assert_allclose(scores.logprob, brute_force(full[:, :TOY_VOCAB], window), atol=1e-5)

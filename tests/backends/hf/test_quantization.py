@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import Layer, Task
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.hf import layers
 from compare_q.backends.layers.groups import group_layers
-from compare_q.backends.worker import scoring
 from tests.support.toy import ATOL_LOGPROB, brute_force, toy_windows
 from tests.support.transformers_models import changed, loaded
 
@@ -69,7 +69,7 @@ def test_quantized_checkpoints_score_as_what_they_store(
                 module.register_forward_pre_hook(rounded_by_token)
     (window,) = toy_windows(1, 100)
     engine = loaded(quantized(preset), dtype=dtype)
-    (scores,) = scoring.token_scores(engine, [window], Task())
+    (scores,) = window_scores.token_scores(engine, [window], Task())
     expected, unquantized = (brute_force(model.logits(window), window) for model in (gold, plain))
     np.testing.assert_allclose(scores.logprob, expected, atol=ATOL_LOGPROB)
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.layers.noise import Noise, seed_of, vllm_decoder_layers
 from compare_q.backends.reference import store
-from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from tests.support.toy import refusal
 
@@ -207,7 +207,7 @@ def scores_of(windows: list[Window], task: Task, **options: Any) -> list[TokenSc
     """SmolLM2 in bf16."""
     engine = TransformersEngine(LoadRequest("x", "transformers_auto_bf16", str(BASE), 512, options))
     engine.load()
-    found = list(scoring.token_scores(engine, windows, task))
+    found = list(window_scores.token_scores(engine, windows, task))
     engine.close()
     return found
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Task, Window
 from compare_q.backends.checkpoint import gguf as gguf_file
 from compare_q.backends.common.errors import ModelError
@@ -20,7 +21,6 @@ from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp.engine import FLOOR, LlamacppEngine, raise_to_floor
 from compare_q.backends.reference import store as reference
 from compare_q.backends.scoring import statistics
-from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from demo.smollm2 import find_gguf
 from tests.backends.llamacpp.conftest import write_gguf
@@ -38,7 +38,7 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
     for window in [toy_windows(1, 100, 3)[0], with_gaps(toy_windows(1)[0])]:
         logits = ours.logits(window).cpu()
         torch.testing.assert_close(logits, theirs.logits(window).cpu(), atol=2e-3, rtol=0)
-        (scores,) = scoring.token_scores(ours, [window], Task())
+        (scores,) = window_scores.token_scores(ours, [window], Task())
         np.testing.assert_allclose(scores.logprob, brute_force(logits, window), atol=1e-5)
     facts = ours.files(ours.request).facts()
     assert (facts.vocab_size, facts.context) == (TOY_VOCAB, TOY_CONTEXT)
@@ -75,9 +75,9 @@ def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypa
         sizes.append(batch.n_tokens)
         return int(decode(context, batch))
 
-    (whole,) = scoring.token_scores(engines[0], [window], Task())
+    (whole,) = window_scores.token_scores(engines[0], [window], Task())
     monkeypatch.setattr(engines[1].library, "llama_decode", counted)
-    (found,) = scoring.token_scores(engines[1], [window], Task())
+    (found,) = window_scores.token_scores(engines[1], [window], Task())
     np.testing.assert_allclose(found.logprob, whole.logprob, atol=1e-3)
     assert sizes == [16, 3, *[1] * 10, 16, 4, *[1] * 5, 7]
     for engine in engines:
@@ -129,12 +129,12 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     windows, store = toy_windows(2), tmp_path / "store"
     ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
     store.mkdir()
-    list(scoring.token_scores(ours, windows, Task(record=store)))
+    list(window_scores.token_scores(ours, windows, Task(record=store)))
     reference.seal(store, {}, len(windows))
     assert reference.Reader(store).window(0).dtype == torch.float32
     task = Task(reference=store, vocab_size=TOY_VOCAB)
-    assert not any(np.any(scores.kld) for scores in scoring.token_scores(ours, windows, task))
-    for window, scores in zip(windows, scoring.token_scores(other, windows, task), strict=True):
+    assert not any(np.any(scores.kld) for scores in window_scores.token_scores(ours, windows, task))
+    for window, scores in zip(windows, window_scores.token_scores(other, windows, task), strict=True):
         p, q = (engine.logits(window)[:-1].double().log_softmax(-1).cpu() for engine in (ours, other))
         exact = (p.exp() * (p - q)).sum(-1).numpy()
         assert 0 < exact.mean() < 1e-2
@@ -152,7 +152,7 @@ def opticks() -> list[Window]:
 
 def perplexity(engine: LogitsEngine, windows: list[Window]) -> float:
     engine.load()
-    scores = list(scoring.token_scores(engine, windows, Task()))
+    scores = list(window_scores.token_scores(engine, windows, Task()))
     engine.close()
     return math.exp(-float(np.concatenate([each.logprob for each in scores]).mean(dtype=np.float64)))
 
@@ -193,7 +193,7 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
     logits = engine.logits(window)
     assert (logits[:99, rare] == FLOOR).all()
     assert logits[40, target] == -math.inf
-    (scores,) = scoring.token_scores(engine, [window], Task())
+    (scores,) = window_scores.token_scores(engine, [window], Task())
     assert [i for i in range(99) if not math.isfinite(scores.logprob[i])] == [40]
     masked = logits.double().cpu()
     masked[:, rare] = -math.inf

@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import Layer, LoadRequest, Task
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.layers.groups import KVCache, groups_from_json
 from compare_q.backends.vllm import layers
-from compare_q.backends.worker import scoring
 from compare_q.eval.common import processes
 from tests.support import ROOT
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
@@ -99,7 +99,7 @@ def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
     """Log-probabilities of WINDOWS, [windows, 99], by Transformers."""
     backend = TransformersEngine(LoadRequest("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
     backend.load()
-    scores = [scores.logprob for scores in scoring.token_scores(backend, WINDOWS, Task())]
+    scores = [scores.logprob for scores in window_scores.token_scores(backend, WINDOWS, Task())]
     backend.close()
     return np.stack(scores)
 
@@ -290,7 +290,7 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     plain = LoadRequest("x", "transformers", str(folders["nvfp4-dequantized"]), TOY_CONTEXT, {"dtype": "float32"})
     reference = TransformersEngine(plain)
     reference.load()
-    gold = [scores.logprob for scores in scoring.token_scores(reference, WINDOWS[:2], Task())]
+    gold = [scores.logprob for scores in window_scores.token_scores(reference, WINDOWS[:2], Task())]
     reference.close()
     with engine(folders["nvfp4-w4a16"], tmp_path / "log", alone=True) as backend:
         found = scores_of(backend, WINDOWS[:2])

@@ -140,13 +140,13 @@ def test_vocabularies_are_cut_to_what_both_have(noisy_engine: VllmEngine, toy_st
 def test_a_reference_from_transformers_gives_the_same(
     toy_model: Path, noisy_engine: VllmEngine, toy_store: Path, tmp_path: Path
 ) -> None:
+    from compare_q.backends import window_scores
     from compare_q.backends.hf.engine import TransformersEngine
-    from compare_q.backends.worker import scoring
 
     backend = TransformersEngine(LoadRequest("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
     backend.load()
     (tmp_path / "store").mkdir()
-    list(scoring.token_scores(backend, WINDOWS, Task(record=tmp_path / "store")))
+    list(window_scores.token_scores(backend, WINDOWS, Task(record=tmp_path / "store")))
     reference.seal(tmp_path / "store", {}, len(WINDOWS))
     backend.close()
     found = scores_of(noisy_engine, WINDOWS, against(tmp_path / "store"))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import LoadRequest, Task
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.worker import scoring
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
@@ -371,7 +371,7 @@ def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: 
         LoadRequest("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
     )
     backend.load()
-    found = {scores.window: scores.logprob for scores in scoring.token_scores(backend, data.windows, Task())}
+    found = {scores.window: scores.logprob for scores in window_scores.token_scores(backend, data.windows, Task())}
     backend.close()
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
     for window in data.windows:

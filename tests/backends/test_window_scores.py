@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q.backends import window_scores
 from compare_q.backends.base import Engine, LoadRequest, LogitsEngine, Task, TokenScores, Window
 from compare_q.backends.common import head
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import comparison
 from compare_q.backends.reference import store as reference
-from compare_q.backends.worker import scoring
 from tests.support.definitions import assert_divergences_of
 from tests.support.toy import brute_force, toy_windows, with_gaps
 
@@ -49,7 +49,7 @@ class Given(Neither, LogitsEngine):
 
 
 def scores_of(logits: torch.Tensor, window: Window, task: Task | None = None) -> TokenScores:
-    (scores,) = scoring.token_scores(Given({window.index: logits}), [window], task or Task())
+    (scores,) = window_scores.token_scores(Given({window.index: logits}), [window], task or Task())
     return scores
 
 
@@ -81,9 +81,9 @@ def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, windo
         folder = tmp_path / name
         folder.mkdir()
         engine = Given({window.index: logits}, at_a_time)
-        (alone,) = scoring.token_scores(engine, [window], Task(record=folder))
+        (alone,) = window_scores.token_scores(engine, [window], Task(record=folder))
         reference.seal(folder, {}, 1)
-        (beside,) = scoring.token_scores(engine, [window], Task(reference=tmp_path / "whole", divergences=True))
+        (beside,) = window_scores.token_scores(engine, [window], Task(reference=tmp_path / "whole", divergences=True))
         kept[name] = [each for scores in (alone, beside) for each in vars(scores).values()], sorted(folder.glob("row*"))
     np.testing.assert_equal(kept["pieces"][0], kept["whole"][0])
     assert [file.name for file in kept["pieces"][1]] == [file.name for file in kept["whole"][1]]  # with their checksums
@@ -157,7 +157,9 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
     """The head alone would give the masked token its probability back."""
     (window,) = (replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40))
     (tmp_path / "store").mkdir()
-    (scores,) = scoring.token_scores(Masked({0: random_logits(40, 300)}), [window], Task(record=tmp_path / "store"))
+    (scores,) = window_scores.token_scores(
+        Masked({0: random_logits(40, 300)}), [window], Task(record=tmp_path / "store")
+    )
     reference.seal(tmp_path / "store", {}, 1)
     store = reference.Reader(tmp_path / "store")
     assert (store.contents, store.reason) == ("logits", "its head's product differs from its logits by inf")
@@ -167,4 +169,4 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
 
 def test_an_engine_must_be_of_one_kind() -> None:
     with pytest.raises(TypeError, match="neither"):
-        list(scoring.token_scores(Neither(REQUEST), [], Task()))
+        list(window_scores.token_scores(Neither(REQUEST), [], Task()))
