@@ -17,6 +17,7 @@ from compare_q.eval.plots.looks import LineStyle, line_styles, split_label, told
 from compare_q.eval.plots.measures import BPW, KLD, PPL
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.stats.distributions import Curve
 
 HEIGHT, NAME, MOST_NAMES = 7.8, 0.12, 50
 """Inches: height of the figure, and what it grows by for each line beyond so many, whose names have room."""
@@ -33,12 +34,14 @@ X_LABEL = "Position in the window (tokens before it)"
 @dataclass(frozen=True)
 class Line:
     """One model's line, of which bin i is the mean over positions ``edges[i]`` to ``edges[i + 1] - 1``; None: no score
-    is there.  ``errors``: standard errors, None where they are not known; empty: nowhere.  ``number``: of the model in
-    its run, which the artists' ids have.  Its ``look`` is None if it is grey."""
+    is there.  ``errors``: standard errors, None where they are not known; empty: nowhere.  ``scored``: whether any
+    model has a score in the bin; other bins are left out, and are no gaps.  ``number``: of the model in its run, which
+    the artists' ids have.  Its ``look`` is None if it is grey."""
 
     number: int
     model: ModelResult
     edges: tuple[int, ...]
+    scored: NDArray[np.bool_]
     values: tuple[float | None, ...]
     errors: tuple[float | None, ...]
     look: LineStyle | None
@@ -47,7 +50,7 @@ class Line:
         """(x, y) of the bins, x in the middle of each on a logarithmic axis; y nan where there is nothing to draw."""
         first, last = np.array(self.edges[:-1]), np.array(self.edges[1:]) - 1
         y = [np.nan if value is None or (log_y and value <= 0) else value for value in self.values]
-        return np.sqrt(first * last), np.array(y, dtype=np.float64)
+        return np.sqrt(first * last)[self.scored], np.array(y, dtype=np.float64)[self.scored]
 
     def band(self, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """One standard error below and above the bins, nan where it is not known; None if no two neighbours have one.
@@ -55,8 +58,9 @@ class Line:
         On a logarithmic axis the error is that of the logarithm; on a linear one nothing goes below 0.
         """
         y = self.path(log_y)[1]
-        error = np.array([np.nan if each is None else each for each in self.errors or self.values], dtype=np.float64)
-        if not self.errors or not np.isfinite(y + error)[1:][np.isfinite(y + error)[:-1]].any():
+        errors = self.errors or [None] * len(self.values)
+        error = np.array([np.nan if each is None else each for each in errors], dtype=np.float64)[self.scored]
+        if not np.isfinite(y + error)[1:][np.isfinite(y + error)[:-1]].any():
             return None
         if log_y:
             return y * np.exp(-error / y), y * np.exp(error / y)
@@ -81,6 +85,7 @@ def lines_of(text: TextResult, theme: Theme, *, kld: bool) -> list[Line]:
             number,
             model,
             curve.edges,
+            scored_bins([each for _, _, each in curves if each.edges == curve.edges]),
             (curve.kld if kld else curve.nll) or (),
             (curve.kld_stderr if kld else curve.nll_stderr) or (),
             looks.get(i),
@@ -88,6 +93,14 @@ def lines_of(text: TextResult, theme: Theme, *, kld: bool) -> list[Line]:
         for i, (number, model, curve) in enumerate(curves)
     ]
     return [line for line in lines if line.values]
+
+
+def scored_bins(curves: Sequence[Curve]) -> NDArray[np.bool_]:
+    """Which bins [n] of curves with the same edges hold a score: a text may have only the last of each 8,192 tokens."""
+    return np.array(
+        [any(each is not None for each in found) for found in zip(*(curve.nll for curve in curves), strict=True)],
+        np.bool_,
+    )
 
 
 def by_position(text: TextResult, *, kld: bool = False, title: str = "", dark: bool = False) -> Figure:
