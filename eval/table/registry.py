@@ -125,7 +125,7 @@ OF_MODEL = (
     "load",
 )  # fmt: skip
 """Columns of what a model is, whatever text it scores; a run of several texts has the others once a text."""
-LABEL, KERNEL, WORDS = "label", "kernel", ("label", "text", "kernel", "engine", "beside")
+LABEL, KERNEL, WORDS = "label", "kernel", ("label", "text", "kernel", "engine", "beside", "phase")
 """``WORDS``: columns of words, which wrap where a terminal is narrow."""
 
 
