@@ -210,7 +210,10 @@ class Run:
         status, said = self.process.returncode, self.said
         begun = "\nscoring " in before
         seen.endings[f"{'a row' if begun else 'no row' if before else 'starting'}, exit status {status}"] += 1
-        ends_well = status in (0, int(self.disturbed), *(128 + number for number in pair)) and "Traceback" not in said
+        good = {0, int(self.disturbed), *(128 + number for number in pair)}
+        if "\nresults: " in said:  # a signal may come while Python ends, when all is shown: then it ends as any program
+            good |= {-number for number in pair}
+        ends_well = status in good and "Traceback" not in said
         nothing_yet = NOTHING_YET.search(said)
         is_shown = SHOWN.search(said) or (nothing_yet and not begun)
         if before and not (ends_well and is_shown and (nothing_yet or self.results.exists())):
