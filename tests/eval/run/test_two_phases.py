@@ -80,7 +80,7 @@ def test_a_bug_of_decode_is_found_and_a_right_decode_is_not(
         "show", tmp_path / "results.json", "--markdown", tmp_path / "table.md", "--html", tmp_path / "r.html"
     )
     for text in (shown.out, (tmp_path / "table.md").read_text(), (tmp_path / "r.html").read_text()):
-        assert "toy decode ‼" in text
+        assert "‼" in text
         assert "Decode beside prefill" in text
     assert kept.is_dir()
 
