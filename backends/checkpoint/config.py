@@ -7,6 +7,7 @@ Whoever needs any of it asks a ``CheckpointConfig``, so that no two parts of the
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +48,10 @@ FEATURE_PAIRS = (
 )  # fmt: skip
 """Pairs of config keys whose product is a number of features."""
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+ROPE = "rope"
+"""Where a row's provenance has how its rotary positions were scaled, and from which context on."""
+BY_CONTEXT = ("longrope", "su")
+"""Scalings that have other factors for contexts above the original one."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +255,51 @@ def has_longrope(found: Any) -> bool:
     """Whether any part of a config has longrope scaling ("su" in older ones), whose factors follow the context."""
     parts = list(found.values() if isinstance(found, dict) else found if isinstance(found, list) else ())
     stated = [found.get("rope_type"), found.get("type")] if isinstance(found, dict) else []
-    return any(each in ("longrope", "su") for each in stated) or any(map(has_longrope, parts))
+    return any(each in BY_CONTEXT for each in stated) or any(map(has_longrope, parts))
+
+
+def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
+    """The rope scaling of a config, in JSON types; empty without one.
+
+    ``context``: the tokens that the engine chooses rotary factors by, where it has a choice.
+    """
+    stated = [each for each in (config.rope_scaling, *objects_in(config.rope_scaling)) if scaling_type(each)]
+    if not stated:  # configs have one for all layers, or one for each kind of layers
+        return {}
+    scaling, text = stated[0], config.text
+    original = scaling.get("original_max_position_embeddings", text.get("original_max_position_embeddings"))
+    if original is None and scaling_type(scaling) in ("yarn", "dynamic"):
+        original = config.stated_context
+    return scaling_json(scaling_type(scaling), scaling.get("factor"), original, context)
+
+
+def scaling_type(scaling: Mapping[str, Any]) -> str:
+    """What a rope scaling is called; empty if it scales nothing."""
+    name = str(scaling.get("rope_type", scaling.get("type", "")))
+    return "" if name in ("default", "none", "") else name
+
+
+def scaling_json(name: str, factor: Any, original: Any, context: int) -> dict[str, Any]:
+    """``type``, ``factor``, ``original_context`` and, where factors follow it, ``context``; without what is unknown."""
+    found = {
+        "type": name,
+        "factor": factor if isinstance(factor, int | float) else None,
+        "original_context": original if isinstance(original, int) else None,
+        "context": context if name in BY_CONTEXT else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def beyond(scaling: dict[str, Any], tokens: int) -> str:
+    """What a reader must know of a scaling in windows of so many tokens; empty if nothing."""
+    original, context = scaling.get("original_context"), scaling.get("context", 0)
+    if original is None or max(tokens, context) <= original:
+        return ""
+    factor = f", factor {scaling['factor']:g}" if "factor" in scaling else ""
+    name = f"{scaling['type']}{factor}"
+    if context and tokens <= original:
+        return f"positions by {name} as in a context of {context:,} tokens; the original context is {original:,}"
+    return f"windows of {tokens:,} tokens reach beyond the original context of {original:,} (positions by {name})"
 
 
 def extended_by_yarn(length: int, factor: float, original: int | None) -> int:

@@ -25,9 +25,8 @@ from typing import Any
 
 from compare_q.backends import hub
 from compare_q.backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
-from compare_q.backends.checkpoint.config import extended_by_yarn
+from compare_q.backends.checkpoint.config import extended_by_yarn, scaling_json
 from compare_q.backends.checkpoint.files import sampled
-from compare_q.backends.checkpoint.rope import described
 from compare_q.backends.checkpoint.stored_bits import UNEXPLAINED
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, is_file, open_regular
@@ -270,13 +269,13 @@ class GgufModel:
         """The rope scaling that llama.cpp reads from the file, with a context of so many tokens."""
         original, name = self.field("rope.scaling.original_context_length"), self.field("rope.scaling.type")
         if any(tensor.name.startswith("rope_factors_long") for tensor in self.tensors):
-            return described("longrope", None, original, context)
+            return scaling_json("longrope", None, original, context)
         if any(tensor.name.startswith("rope_freqs") for tensor in self.tensors):  # llama3's factors, made beforehand
-            return described("rope_freqs", None, original, context)
+            return scaling_json("rope_freqs", None, original, context)
         if name in (None, "none"):
             return {}
-        factor = self.field("rope.scaling.factor")
-        return described(name, factor, original or (self.field("context_length") if name == "yarn" else None), context)
+        stated = self.field("context_length") if name == "yarn" else None
+        return scaling_json(name, self.field("rope.scaling.factor"), original or stated, context)
 
     def vocabulary(self) -> dict[int, str]:
         """Id -> token of ordinary tokens; empty where the file's strings are not an HF vocabulary's."""

@@ -14,9 +14,8 @@ from pydantic import Field
 
 from compare_q.backends.base import LoadRequest, LogitsEngine, Window
 from compare_q.backends.checkpoint import files as checkpoint
-from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
+from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, has_longrope, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.checkpoint.rope import ROPE, rope
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import expanded

@@ -32,9 +32,8 @@ from compare_q.backends.base import (
     Storage,
     Window,
 )
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.checkpoint.rope import ROPE, rope
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name, one_line

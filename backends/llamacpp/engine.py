@@ -35,8 +35,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
 from compare_q.backends.checkpoint import gguf
+from compare_q.backends.checkpoint.config import ROPE
 from compare_q.backends.checkpoint.gguf import GgufTensor
-from compare_q.backends.checkpoint.rope import ROPE
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import check_installed, installed_versions

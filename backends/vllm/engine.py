@@ -48,9 +48,8 @@ from compare_q.backends.base import (
     Window,
 )
 from compare_q.backends.checkpoint import nvfp4_scales
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.checkpoint.rope import ROPE, rope
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.packages import computing

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.checkpoint import gguf
-from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.checkpoint.rope import beyond, rope
+from compare_q.backends.checkpoint.config import CheckpointConfig, beyond, rope
 from tests.support.checkpoints import finish_gguf
 
 QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
