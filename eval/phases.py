@@ -17,8 +17,7 @@ from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store as reference_store
 from compare_q.eval.results.differences import TIMES_FLOOR, near_lossless
-from compare_q.eval.results.phases import is_decode, model_keys
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.run_result import ModelResult, TextResult, is_decode, model_keys
 from compare_q.eval.run import jobs, runner, token_scores
 from compare_q.eval.run.hosts import Session
 from compare_q.eval.run.runner import Finished

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from compare_q.eval.plots import looks, measures
 from compare_q.eval.plots.measures import Measure, Size
-from compare_q.eval.results.phases import prefill_of
-from compare_q.eval.results.run_result import MARK, TextResult
+from compare_q.eval.results.run_result import MARK, TextResult, prefill_of
 
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """The explanation of marked labels in a subtitle."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compare_q.eval.results.phases import models_once
-from compare_q.eval.results.run_result import ModelResult, floor_of, several_references
+from compare_q.eval.results.run_result import ModelResult, floor_of, models_once, several_references
 from compare_q.eval.stats import estimates
 from compare_q.eval.stats.estimates import BlockSums, n_blocks
 from compare_q.eval.stats.uncertainty import interval_95, n_waves, student_t

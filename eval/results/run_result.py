@@ -4,12 +4,14 @@ One text is a list of one.  A macro mean weighs all texts alike, whatever their 
 of the texts' means; of perplexity it is the exponential of the mean of the texts' ln PPL, the geometric mean, so that a
 text with a large perplexity does not drown the others.  The texts' errors are independent: stderr = sqrt(sum of
 stderr ** 2) / number of texts.
+
+Two rows can be one model in its two phases, prefill and decode (``prefill_of``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +31,8 @@ ORIGIN = ("created", "command", "commit", "versions", "hardware")
 """Keys of results.json that say when, how and where the run was made."""
 SAME_AS = "same_as"
 """Key of a reference's description in a merged run: the key of an earlier run's reference with the same scores."""
+NOT_OF_THE_MODEL = {"label", "group", "phase", "step", "batch", "unscored", "reference", "out_logits"}
+"""Keys of a model spec in which a model's two phases may differ."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,32 @@ def floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
     floors = ((model.kld, model) for model in models if model.is_noise_floor)
     known = [(kld.value, model) for kld, model in floors if kld is not None and kld.value is not None]
     return max(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def model_keys(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a spec that say which model runs how, in whatever phase."""
+    return {key: value for key, value in spec.items() if key not in NOT_OF_THE_MODEL}
+
+
+def is_decode(spec: Mapping[str, Any]) -> bool:
+    """Whether a spec's model is scored in decode."""
+    return spec.get("phase") == "decode"
+
+
+def prefill_of(row: ModelResult, rows: Sequence[ModelResult]) -> ModelResult | None:
+    """The row of the same model in prefill, of a row in decode; None for a row in prefill, and without such a row."""
+    if not is_decode(row.spec):
+        return None
+    keys = model_keys(row.spec)
+    for other in rows:
+        if not is_decode(other.spec) and other.part == row.part and model_keys(other.spec) == keys:
+            return other
+    return None
+
+
+def models_once(rows: Sequence[ModelResult]) -> list[ModelResult]:
+    """The rows without those that are another row's model in decode: what ranks models, and not their phases."""
+    return [row for row in rows if prefill_of(row, rows) is None]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import math
 from typing import NamedTuple
 
 from compare_q.eval.results.differences import ROUNDINGS, kld_limit
-from compare_q.eval.results.phases import models_once
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.run_result import ModelResult, TextResult, models_once
 
 
 class Worst(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compare_q.eval.results.digits import number_with_error, two_digits
-from compare_q.eval.results.phases import prefill_of
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.run_result import ModelResult, TextResult, prefill_of
 from compare_q.eval.table import columns
 from compare_q.eval.table.columns import Cell, Filled, filled
 from compare_q.eval.table.registry import LABEL

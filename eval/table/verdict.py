@@ -19,8 +19,7 @@ from compare_q.eval.results.differences import (
     near_lossless,
 )
 from compare_q.eval.results.digits import number_with_error, two_digits
-from compare_q.eval.results.phases import models_once
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult, several_references
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult, models_once, several_references
 from compare_q.eval.stats.answers import discordant, mcnemar_p
 from compare_q.eval.stats.estimates import n_blocks
 from compare_q.eval.stats.uncertainty import SHORT
