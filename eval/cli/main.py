@@ -26,7 +26,7 @@ from compare_q.backends.common.messages import one_line, printable
 from compare_q.eval.cli import cache_listing, flags, outputs, until
 from compare_q.eval.common import streams
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.outputs import CURE, Outputs
+from compare_q.eval.common.files import CURE, Outputs
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.plots.measures import ACCURACIES
 from compare_q.eval.results import merging

@@ -17,8 +17,7 @@ from compare_q.backends.common.json_files import exists, is_file, is_folder
 from compare_q.backends.common.messages import printable
 from compare_q.backends.common.options import strings_in
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.files import file_names, is_writable, write_text
-from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.plots import measures
 from compare_q.eval.results import flat, results_json
 from compare_q.eval.results.differences import near_lossless

@@ -9,8 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from compare_q.eval.common.files import file_names
-from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.common.files import Outputs, file_names
 from compare_q.eval.plots import curves, measures, phases, scatter, spread, style
 from compare_q.eval.plots.dumbbell import dumbbell_plot
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size

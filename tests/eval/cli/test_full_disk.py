@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import outputs
-from compare_q.eval.common.outputs import CURE, INSTALL, Outputs
+from compare_q.eval.common.files import CURE, INSTALL, Outputs
 from compare_q.eval.results import results_json
 from tests.support import ROOT
 from tests.support.command_line import FAKE, Run, Specs

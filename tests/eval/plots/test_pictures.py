@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.common.files import Outputs
 from compare_q.eval.plots import measures, pictures, style
 from compare_q.eval.results.run_result import TextResult
 from tests.support import real_table

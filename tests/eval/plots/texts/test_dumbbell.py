@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.common.files import Outputs
 from compare_q.eval.plots import dumbbell, pictures, style
 from compare_q.eval.plots.measures import KLD, PPL
 from compare_q.eval.results.run_result import Results, TextResult
