@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.results.excerpts import Damaged, Inspection, Numbers, Passage
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.results.run_result import Damaged, Inspection, Numbers, Passage, TextResult
 from compare_q.eval.run import token_scores
 from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.text import vocabulary

@@ -25,8 +25,7 @@ from compare_q.eval.html.drawings import colour_rules, marker_symbols
 from compare_q.eval.html.inspector import PASSAGES, WORST
 from compare_q.eval.html.sections import tag
 from compare_q.eval.results import results_json, run_result
-from compare_q.eval.results.excerpts import Inspection
-from compare_q.eval.results.run_result import Results
+from compare_q.eval.results.run_result import Inspection, Results
 
 FOLDER = Path(__file__).parent / "page"
 TITLE = "Quantized models compared"

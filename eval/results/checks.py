@@ -17,8 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from compare_q.backends.layers import groups
-from compare_q.eval.results.excerpts import Inspection
-from compare_q.eval.results.run_result import ModelResult, Results
+from compare_q.eval.results.run_result import Inspection, ModelResult, Results
 from compare_q.eval.stats.answers import Accuracy
 from compare_q.eval.stats.distributions import PERCENTS
 from compare_q.eval.stats.estimates import DIVERGENCES, AgainstReference, Estimates

@@ -21,8 +21,16 @@ from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.results import results_json
 from compare_q.eval.results.digits import PPL_DIGITS, number_text
-from compare_q.eval.results.excerpts import Inspection, Passage
-from compare_q.eval.results.run_result import SAME_AS, ModelResult, Part, Results, TextResult, with_parts
+from compare_q.eval.results.run_result import (
+    SAME_AS,
+    Inspection,
+    ModelResult,
+    Part,
+    Passage,
+    Results,
+    TextResult,
+    with_parts,
+)
 from compare_q.eval.specs import reading
 from compare_q.eval.stats.estimates import Estimates
 

@@ -29,9 +29,8 @@ from compare_q.backends.common.messages import one_line, printable, shortened, u
 from compare_q.backends.common.options import describe
 from compare_q.eval.common.files import write_text
 from compare_q.eval.results import checks
-from compare_q.eval.results.excerpts import Inspection
 from compare_q.eval.results.flat import flat_json
-from compare_q.eval.results.run_result import ORIGIN, ModelResult, Results, TextResult, with_parts
+from compare_q.eval.results.run_result import ORIGIN, Inspection, ModelResult, Results, TextResult, with_parts
 
 FORMAT = 7
 """Version of the layout of results.json: no other one is read."""

@@ -5,7 +5,8 @@ of the texts' means; of perplexity it is the exponential of the mean of the text
 text with a large perplexity does not drown the others.  The texts' errors are independent: stderr = sqrt(sum of
 stderr ** 2) / number of texts.
 
-Two rows can be one model in its two phases, prefill and decode (``prefill_of``).
+Two rows can be one model in its two phases, prefill and decode (``prefill_of``).  A report has excerpts of the texts
+beside the results (``Inspection``): passages with every model's scores, and each model's most damaged tokens.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SAME_AS = "same_as"
 """Key of a reference's description in a merged run: the key of an earlier run's reference with the same scores."""
 NOT_OF_THE_MODEL = {"label", "group", "phase", "step", "batch", "unscored", "reference", "out_logits"}
 """Keys of a model spec in which a model's two phases may differ."""
+Numbers = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -334,3 +336,43 @@ def with_parts(models: Sequence[ModelResult], parts: Sequence[Part]) -> tuple[Mo
     """The models of a merged run, each with the number of the part that it comes from."""
     numbers = {label: number for number, part in enumerate(parts) for label in part.labels}
     return tuple(replace(model, part=numbers.get(model.label)) for model in models)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """T tokens of window number ``window`` from ``position`` on; ``tokens``: the text of each.
+
+    ``logprob`` and ``kld``: by model, in the order of the run, T numbers each (nats); None for a model without them.
+    ``chosen``: why it is shown.  ``start``: the first token's index in the whole text; None in older reports.
+    """
+
+    window: int
+    position: int
+    tokens: tuple[str, ...]
+    ref_logprob: Numbers | None
+    logprob: tuple[Numbers | None, ...]
+    kld: tuple[Numbers | None, ...]
+    chosen: str = ""
+    start: int | None = None
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """One token, its text between the texts ``before`` and ``after`` it, and its scores (nats)."""
+
+    window: int
+    position: int
+    before: str
+    token: str
+    after: str
+    ref_logprob: float | None
+    logprob: float | None
+    kld: float | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """``worst``: by model, in the order of the run, the largest first; None for a model without scores."""
+
+    passages: tuple[Passage, ...]
+    worst: tuple[tuple[Damaged, ...] | None, ...]

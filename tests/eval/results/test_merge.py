@@ -13,8 +13,7 @@ import pytest
 
 from compare_q.eval.results import merging, results_json
 from compare_q.eval.results.differences import best_labels, difference_or_reason
-from compare_q.eval.results.excerpts import Damaged, Inspection, Passage
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results.run_result import Damaged, Inspection, ModelResult, Passage
 from compare_q.eval.table.columns import filled, machine_letters
 from compare_q.eval.table.footnotes import footnotes
 from tests.support.command_line import Run, Specs
