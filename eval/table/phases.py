@@ -16,6 +16,7 @@ DIFFERS = "\N{DOUBLE EXCLAMATION MARK}"
 IN_BOTH = ("ppl", "kld", "speed")
 """What is shown of both phases."""
 OWN = ("own_kld", "own_noise", "own_begins")
+NOT_MEASURED = "KLD from prefill n/a: not measured to the end; run again with --phases"
 SPARE = ("kld_stderr", "ppl_stderr", "own_noise_stderr", "speed")
 """What a narrow terminal leaves out, the last one first."""
 
@@ -52,13 +53,13 @@ def columns_of(text: TextResult) -> list[Filled]:
 
 def notes_of(text: TextResult) -> list[str]:
     """Which models decode otherwise than they prefill, and of which it is not known."""
-    found = []
+    found, missing = [], dict[str, list[str]]()
     for prefill, row in compared(text):
         own = row.own_prefill
         if own is None:
-            found.append(f"{row.label}: KLD from prefill n/a: not measured to the end; run again with --phases")
+            missing.setdefault(NOT_MEASURED, []).append(row.label)
         elif own.noise is None:
-            found.append(f"{row.label}: noise n/a: {own.no_noise}")
+            missing.setdefault(f"KLD of noise n/a: {own.no_noise}", []).append(row.label)
         elif own.differs and own.kld.value is not None and own.noise.value:
             size, times = number_with_error(own.kld.value, own.kld.stderr, "nats"), own.kld.value / own.noise.value
             begins = "" if own.begins is None else f"; it shows from about token {own.begins:,} of a window on"
@@ -66,4 +67,4 @@ def notes_of(text: TextResult) -> list[str]:
                 f"{DIFFERS} {row.label}: KLD from {prefill.label} {size}, {two_digits(times):g} times what rounding "
                 f"noise makes{begins}; generation is not what prefill measures"
             )
-    return found
+    return [*found, *(f"{', '.join(labels)}: {what}" for what, labels in missing.items())]
