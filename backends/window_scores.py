@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -88,8 +87,7 @@ class LogitsScorer:
             if chosen:
                 logits = rows_of(logits, chosen)
                 rows = StoredRows(window.index, window.n_scored, done, done := done + len(logits))
-                states = partial(scored_states, self.engine, chosen)
-                kept = self.kept(logits, states)
+                kept = self.kept(logits, chosen)
                 shard.append(self.statistics(rows, logits, window.targets[rows.begin : rows.end]))
                 del logits  # the next piece would have to lie beside it
                 yield kept
@@ -97,10 +95,14 @@ class LogitsScorer:
         if begin != length:
             raise ModelError(f"window {window.index}: logits of {begin} positions for a window of {length} tokens")
 
-    def kept(self, logits: torch.Tensor, states: partial[torch.Tensor]) -> torch.Tensor:
-        """What a record holds of scored rows; without a record the logits."""
+    def kept(self, logits: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
+        """What a record holds of scored rows, ``chosen`` of the engine's last piece; without a record the logits."""
         if self.task.record is None:
             return logits
+
+        def states() -> torch.Tensor:
+            return rows_of(self.engine.states(), chosen)
+
         self.recorder = self.recorder or Recorder.of_engine(self.task.record, self.head, logits, states)
         return self.recorder.chosen(logits, states)
 
@@ -128,11 +130,6 @@ def compared(task: Task, logits: torch.Tensor) -> Comparison:
     store = open_reference(task.reference)
     entries = min(task.vocab_size or store.head.vocab_size, logits.shape[1])
     return Comparison(store, (0, entries), logits.device, with_divergences=task.divergences)
-
-
-def scored_states(engine: LogitsEngine, chosen: Sequence[slice]) -> torch.Tensor:
-    """Of the states that entered the head for the engine's last piece, the rows that predict scored tokens."""
-    return rows_of(engine.states(), chosen)
 
 
 def rows_of(values: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:

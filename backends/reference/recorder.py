@@ -74,10 +74,8 @@ class Recorder:
             raise RuntimeError(head)
         weight, bias, what_it_does = head
         tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        self._keep(f"head.{first:06d}", tensors, {"head": asdict(what_it_does)})
-
-    def _keep(self, what: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-        storage.keep(self.folder, what, pieces(tensors, storage.facts_line(facts)))
+        metadata = storage.facts_line({"head": asdict(what_it_does)})
+        storage.keep(self.folder, f"head.{first:06d}", pieces(tensors, metadata))
 
 
 def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Iterator[Any]:
