@@ -6,7 +6,7 @@ Scales, ends, left-over files, dtypes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -87,7 +87,7 @@ def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Scales of the activations that are missing, zero, or no numbers."""
-    scale_names = {module: scale_among(parts, INPUT_SCALES) for module, parts in checkpoint.quantized.items()}
+    scale_names = {module: input_scale_of(parts) for module, parts in checkpoint.quantized.items()}
     asked = asks_for_input_scales(checkpoint.config.quantization)
     # A mixture of schemes: layers of one kind of which only some have a scale were meant to have one, unless the config
     # says of each what it takes (ModelOpt's MIXED_PRECISION).
@@ -105,7 +105,7 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
         "no scale of its activations (input_scale), for which engines take uninitialized memory or 1", CALIBRATE,
     )  # fmt: skip
     named = {f"{module}.{name}": checkpoint.modules[module][name] for module, name in scale_names.items() if name}
-    for fault, places in faulty(checkpoint, named).items():
+    for fault, places in faulty(named).items():
         yield from one_finding("wrong", places, f"the scale of its activations is {fault}", CALIBRATE)
 
 
@@ -117,7 +117,7 @@ def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
         for name, tensor in parts.items()
         if name in KV_SCALES and tensor.numel <= LARGEST
     }
-    bad = faulty(checkpoint, scales)
+    bad = faulty(scales)
     for fault, places in bad.items():
         yield from one_finding("wrong", places, f"the scale of the KV cache is {fault}", "calibrate the KV cache again")
     if scales and not bad and all((values(tensor) == 1).all() for tensor in scales.values()):
@@ -215,9 +215,9 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def scale_among(parts: Parts, names: Collection[str]) -> str:
-    """The name of a module's scale among ``names``; "" if it has none."""
-    return next((name for name in names if name in parts and parts[name].numel <= LARGEST), "")
+def input_scale_of(parts: Parts) -> str:
+    """The name of a module's scale of its activations; "" if it has none."""
+    return next((name for name in INPUT_SCALES if name in parts and parts[name].numel <= LARGEST), "")
 
 
 def kind(module: str, parts: Parts) -> tuple[str, ...]:
@@ -225,7 +225,7 @@ def kind(module: str, parts: Parts) -> tuple[str, ...]:
     return (NUMBER.sub("*", module), *sorted(f"{name} {parts[name].dtype}" for name in parts.keys() - INPUT_SCALES))
 
 
-def faulty(checkpoint: Checkpoint, scales: Mapping[str, Tensor]) -> dict[str, list[str]]:
+def faulty(scales: Mapping[str, Tensor]) -> dict[str, list[str]]:
     """What is wrong with scales -> the places of those with that fault; ``scales``: by the names of their tensors."""
     bad: dict[str, list[str]] = {}
     for name, tensor in scales.items():
