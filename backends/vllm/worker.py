@@ -28,7 +28,7 @@ from compare_q.backends.vllm.hooks import RequestRows, Tokens, attach, before_fo
 from compare_q.backends.vllm.logits import LogitsSource
 from compare_q.backends.vllm.plugin import register
 from compare_q.backends.vllm.scorer import Plan, Scorer
-from compare_q.backends.vllm.steps import UNKNOWN, Graphs, Steps, check_decodes
+from compare_q.backends.vllm.steps import Graphs, Steps, check_decodes
 
 RANKS = "batched_count_greater_than"
 """The function of vLLM's sampler that counts them."""
@@ -53,9 +53,9 @@ class ScoringExtension:
     device: Any
     get_kv_cache_spec: Any
     _compare_q_source: LogitsSource
+    _compare_q_graphs: Graphs
     _compare_q_scorer: Scorer | None = None
     _compare_q_noise: Noise | None = None
-    _compare_q_graphs: Graphs | None = None
     _compare_q_steps: Steps | None = None
     _compare_q_logits: list[Any] | None = None
     _compare_q_chunk: int = 1024
@@ -137,10 +137,9 @@ class ScoringExtension:
             if self._compare_q_logits is not None:
                 self._compare_q_keep(hidden_states, requests)
             elif self._compare_q_scorer is not None:
-                if self._compare_q_steps is not None:
-                    graph = UNKNOWN if self._compare_q_graphs is None else self._compare_q_graphs.last
-                    if wrong := self._compare_q_steps.count(requests, graph):
-                        self._compare_q_scorer.fail(ModelError(wrong))
+                steps = self._compare_q_steps
+                if steps is not None and (wrong := steps.count(requests, self._compare_q_graphs.last)):
+                    self._compare_q_scorer.fail(ModelError(wrong))
                 self._compare_q_scorer.step(hidden_states, requests, tokens)
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
