@@ -83,11 +83,6 @@ class UpstreamReader(ReferenceStore):
             self._shape(index)
             advance()
 
-    @property
-    def positions(self) -> int:
-        """Scored positions of the first window."""
-        return self.n_rows(0)
-
     def window_bytes(self, index: int) -> int:
         return self.files[index].stat().st_size if self.files else self.stored_bytes // max(self.n_windows, 1)
 

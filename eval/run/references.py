@@ -228,9 +228,9 @@ def of_store(path: Path, data: EvalData, session: Session) -> Reference:
             f"{path}: has {store.n_windows} windows, window {store.n_windows} of {len(data.windows)} is missing; "
             f"use -r {store.n_windows if data.answers is None else data.answers.requests.question[store.n_windows]}"
         )
-    if isinstance(store, UpstreamReader) and store.positions != data.windows[0].n_scored:
+    if isinstance(store, UpstreamReader) and (rows := store.n_rows(0)) != data.windows[0].n_scored:
         raise InputError(
-            f"{path}: scores {store.positions} positions a window, these windows {data.windows[0].n_scored}: "
+            f"{path}: scores {rows} positions a window, these windows {data.windows[0].n_scored}: "
             "it was made with another eval_len or warm-up"
         )
     if store.head.vocab_size <= data.top_id:
