@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -436,7 +436,7 @@ def transformers() -> Iterator[Case]:
 
 def vllm() -> Iterator[Case]:
     """What differs from Transformers: its files, options, packages and variables."""
-    yield from (replaced_apart(case) for case in of_folders(in_vllm, shards_in_vllm))
+    yield from (replace(case, apart=True) for case in of_folders(in_vllm, shards_in_vllm))
     options: dict[str, Change] = {
         "dtype": option(dtype="bfloat16"),
         "max_model_len": option(max_model_len=128),
@@ -449,11 +449,6 @@ def vllm() -> Iterator[Case]:
     for name in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "NOTHING"):
         yield Case("variable", name, variable(name, VARIABLES[name]), in_vllm, apart=True)
     yield Case("variable", "VLLM_CPU_SGL_KERNEL", variable("VLLM_CPU_SGL_KERNEL", "1"), in_vllm, apart=True)
-
-
-def replaced_apart(case: Case) -> Case:
-    """The case in a process of its own."""
-    return Case(case.kind, case.name, case.change, case.base, apart=True)
 
 
 def llama_cpp() -> Iterator[Case]:
