@@ -97,7 +97,7 @@ def test_an_engine_without_noise_has_no_noise_floor(measured: Compare, own_cache
     own = ran.models["uniform decode"]["own_prefill"]
     assert own["kld"]["value"] == pytest.approx(0, abs=1e-6)
     assert own["noise"] is None
-    assert "uniform decode: noise n/a: the engine cannot add noise of roundings" in ran.out
+    assert "ref decode, uniform decode: KLD of noise n/a: the engine cannot add noise of roundings" in ran.out
     assert "Decode" not in ran.out.splitlines()[-1]
     assert store_of(own_cache).name == ran.results["reference"]["key"]  # no other model's store is left
 
