@@ -23,7 +23,7 @@ import torch
 import triton
 
 from compare_q.backends.common import machine
-from compare_q.backends.scoring import divergences, triton_kernel
+from compare_q.backends.scoring import divergences, triton_kernels
 from compare_q.backends.scoring.statistics import torch_partial
 
 VOCAB = 128_256
@@ -63,7 +63,7 @@ def measured(rows: int, compares: bool, more: bool = False) -> dict[str, Any]:
     if more:
         calls = [partial(divergences.both_passes, z, t, out, r) for z, r, t in cases]
     else:
-        calls = [partial(triton_kernel.partial, z, t, out, 0, r if compares else None) for z, r, t in cases]
+        calls = [partial(triton_kernels.partial_statistics, z, t, out, 0, r if compares else None) for z, r, t in cases]
     taken = milliseconds(calls)
     logits, reference, targets = cases[-1]
     first = gold[:, : divergences.FIRST]
@@ -100,7 +100,7 @@ def main() -> None:
     if options.sweep:
         for lanes, group, warps in itertools.product((128, 256, 512, 1024), (16,), (4, 8, 16)):
             if lanes >= 32 * warps:
-                triton_kernel.LANES, triton_kernel.GROUP, triton_kernel.WARPS = lanes, group, warps
+                triton_kernels.LANES, triton_kernels.GROUP, triton_kernels.WARPS = lanes, group, warps
                 found = [measured(rows, rows == 384)["share_of_copy_bandwidth"] for rows in (384, 768)]
                 print(lanes, group, warps, "against a reference, alone:", *found, flush=True)
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,18 +80,8 @@ def partial(
     shapes = [tuple(each.shape) for each in (reference, whole, out)]
     if shapes != [(rows, columns), (rows, 4), (rows, WIDTH)]:
         raise ValueError(f"reference, normalizers and out of shapes {shapes} for logits {(rows, columns)}")
-    fused = _fused() if logits.is_cuda and columns > 0 else None
-    (fused or torch_partial)(logits, reference, whole, out, first)
-
-
-@cache
-def _fused() -> Callable[..., None] | None:
-    """The Triton kernel, or None where Triton is not installed."""
-    try:
-        from compare_q.backends.scoring import triton_divergences
-    except ImportError:
-        return None
-    return triton_divergences.partial
+    fused = statistics.triton_kernels() if logits.is_cuda and columns > 0 else None
+    (fused.partial_divergences if fused else torch_partial)(logits, reference, whole, out, first)
 
 
 def both_passes(

@@ -26,7 +26,7 @@ reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf; a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
@@ -105,18 +105,18 @@ def partial(
         raise ValueError(f"out is {out.dtype} {tuple(out.shape)} for {rows} rows")
     if tuple(targets.shape) != (rows,) or targets.dtype != torch.int64:
         raise ValueError(f"targets are {targets.dtype} {tuple(targets.shape)} for {rows} rows")
-    fused = _fused() if logits.is_cuda and columns > 0 else None
-    (fused or torch_partial)(logits, targets, out, first, reference)
+    fused = triton_kernels() if logits.is_cuda and columns > 0 else None
+    (fused.partial_statistics if fused else torch_partial)(logits, targets, out, first, reference)
 
 
 @cache
-def _fused() -> Callable[..., None] | None:
-    """The Triton kernel, or None where Triton is not installed."""
+def triton_kernels() -> Any:
+    """The module with both passes in Triton, or None where Triton is not installed."""
     try:
-        from compare_q.backends.scoring import triton_kernel
+        from compare_q.backends.scoring import triton_kernels
     except ImportError:
         return None
-    return triton_kernel.partial
+    return triton_kernels
 
 
 def torch_partial(

@@ -29,11 +29,11 @@ TRITON = (
 )
 
 
-def in_interpreter(module: str, saved: bytes) -> np.ndarray:
+def in_interpreter(kernel: str, saved: bytes) -> np.ndarray:
     """Runs a kernel in the interpreter's process; ``saved`` keeps the strides of its tensors."""
     given = torch.load(io.BytesIO(saved))
     with np.errstate(all="ignore"):
-        importlib.import_module(f"compare_q.backends.scoring.{module}").partial(**given)
+        getattr(importlib.import_module("compare_q.backends.scoring.triton_kernels"), kernel)(**given)
     out: np.ndarray = given["out"].numpy()
     return out
 
@@ -61,7 +61,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
             return pool.submit(in_interpreter, kernel, buffer.getvalue()).result()
         used = {name: on_gpu(value) if CUDA and name in before and implementation != "torch" else value
                 for name, value in given.items()}  # fmt: skip
-        assert implementation != "triton" or not CUDA or module._fused() is not None
+        assert implementation != "triton" or not CUDA or statistics.triton_kernels() is not None
         (module.torch_partial if implementation == "torch-cuda" else module.partial)(**used)
         for name in before.keys() - {"out"}:
             assert torch.equal(given[name].nan_to_num(7.5), before[name].nan_to_num(7.5))
@@ -81,7 +81,7 @@ def partial(run: Callable[..., np.ndarray]) -> Partial:
         ids = torch.as_tensor(targets, dtype=torch.int64)
         out = torch.full((len(ids), statistics.width(reference is not None)), math.nan)
         given = {"logits": logits, "targets": ids, "out": out, "first": first, "reference": reference}
-        return run(statistics, "triton_kernel", **given)
+        return run(statistics, "partial_statistics", **given)
 
     return first_pass
 
@@ -93,7 +93,7 @@ def second(run: Callable[..., np.ndarray]) -> Partial:
     def second_pass(logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, first: int) -> np.ndarray:
         out = torch.full((len(logits), divergences.WIDTH), math.nan)
         given = {"logits": logits, "reference": reference, "whole": whole, "out": out, "first": first}
-        return run(divergences, "triton_divergences", **given)
+        return run(divergences, "partial_divergences", **given)
 
     return second_pass
 
