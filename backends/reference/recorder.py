@@ -93,7 +93,7 @@ def header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str]) ->
     end = 0
     for name, tensor in tensors:
         begin, end = end, end + tensor.nbytes
-        dtype = names[str(tensor.dtype).removeprefix("torch.")]
+        dtype = names[dtype_name(tensor.dtype)]
         fields[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
