@@ -91,14 +91,12 @@ def position_bins(position: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np
 def curve_over_position(
     position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places | None = None
 ) -> Curve:
-    """Mean loss and KLD over position [N] in the window, in bins whose widths grow with the position.
+    """Mean loss and KLD over position [N] in the window, in ``position_bins``.
 
-    Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.  ``places``: of the
-    entries in the text, for errors; None: there are none.
+    ``places``: of the entries in the text, for errors; None: there are none.
     """
-    low, high = int(position.min()), int(position.max()) + 1
-    edges = np.unique(np.geomspace(low + 1, high + 1, CURVE_BINS + 1).round().astype(np.int64)) - 1
-    place, bins = np.searchsorted(edges, position, side="right") - 1, len(edges) - 1
+    edges, place = position_bins(position)
+    bins = len(edges) - 1
 
     def means(values: NDArray[Any]) -> tuple[float | None, ...]:
         finite = np.isfinite(values)

@@ -1,9 +1,9 @@
 """What decode changes of one model: KL(prefill || decode), beside what added rounding noise changes of the prefill.
 
 Where in the window a change begins: a bug of decode may show from the second token on, or only behind the tokens that
-one block of a kernel holds.  Positions are taken in the bins of ``curve_over_position``; the first bin counts whose
-mean exceeds ``times`` the noise's by what a one-sided t-test over windows allows (5 % for all bins together,
-Bonferroni: of 64 windows and 32 bins a mean 3.1 standard errors above).
+one block of a kernel holds.  Positions are taken in ``position_bins``; the first bin counts whose mean exceeds
+``times`` the noise's by what a one-sided t-test over windows allows (5 % for all bins together, Bonferroni: of 64
+windows and 32 bins a mean 3.1 standard errors above).
 """
 
 from __future__ import annotations
