@@ -183,7 +183,7 @@ class Blocks:
             begin = block.place + part.begin - block.begin
             self.used[part.window] = part.end
             index.extend(range(begin, begin + part.end - part.begin))
-        torch.index_select(self.rows, 0, self.sent(np.array(index, np.int64)), out=out)
+        torch.index_select(self.rows, 0, sent(np.array(index, np.int64), self.device), out=out)
         return True
 
     def plan(self, count: int, like: torch.Tensor) -> None:
@@ -216,12 +216,13 @@ class Blocks:
         host = torch.cat(stored, out=torch.empty(
             sum(map(len, stored)), self.rows.shape[1], dtype=stored[0].dtype, pin_memory=self.device.type == "cuda"
         ))  # fmt: skip
-        sent = host.to(self.device, non_blocking=True).to(self.rows.dtype)
-        self.rows.index_copy_(0, self.sent(np.concatenate(places)), sent)
+        rows = host.to(self.device, non_blocking=True).to(self.rows.dtype)
+        self.rows.index_copy_(0, sent(np.concatenate(places), self.device), rows)
 
-    def sent(self, index: NDArray[np.int64]) -> torch.Tensor:
-        """Places on the device; pinned on their way, because a pageable copy would wait for the GPU."""
-        import torch
 
-        tensor = torch.from_numpy(index)
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+def sent(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """An array on a device; pinned on its way, because a pageable copy would wait for the GPU."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

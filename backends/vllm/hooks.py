@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.reference.reading import StoredRows
+from compare_q.backends.reference.reading import StoredRows, sent
 from compare_q.backends.vllm.install import NEWEST, OLDEST
 
 if TYPE_CHECKING:
@@ -131,17 +131,9 @@ def listed_tokens(device: Any) -> Tokens:
     """Tokens of prompts that are lists on the host, in one copy."""
 
     def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
-        return on_device(np.concatenate([np.asarray(prompt[a:b], np.int64) for prompt, a, b in parts]), device)
+        return sent(np.concatenate([np.asarray(prompt[a:b], np.int64) for prompt, a, b in parts]), device)
 
     return tokens
-
-
-def on_device(array: NDArray[np.int64], device: Any) -> torch.Tensor:
-    """An array on a device; pinned on its way, because a pageable copy would wait for the GPU."""
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def attach_v2(worker: Any, on_step: Step) -> None:
@@ -193,7 +185,7 @@ def tokens_of(all_token_ids: Any) -> Tokens:
 
     def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
         states, begins, ends = np.array(parts, np.int64).T
-        index = on_device(np.stack([np.repeat(states, ends - begins), ranges(begins, ends)]), all_token_ids.device)
+        index = sent(np.stack([np.repeat(states, ends - begins), ranges(begins, ends)]), all_token_ids.device)
         gathered: torch.Tensor = all_token_ids[index[0], index[1]].long()
         return gathered
 
@@ -294,4 +286,4 @@ def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch
     counts = np.array([part.n_rows for part in parts], np.int64)
     if last - first == counts.sum():
         return hidden_states[first:last]
-    return hidden_states.index_select(0, on_device(ranges(begins, begins + counts), hidden_states.device))
+    return hidden_states.index_select(0, sent(ranges(begins, begins + counts), hidden_states.device))
