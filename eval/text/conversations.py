@@ -125,7 +125,8 @@ def objects(value: Any, where: str, is_table: bool = False) -> Iterator[tuple[st
 def checked(value: Any, kind: type, where: str, what: str) -> Any:
     """The value, if it is of its type; InputError that says ``what`` it must be."""
     if not isinstance(value, kind):
-        raise InputError(f"{where}: must be {what}, is {json_type(value)}")
+        found = JSON_TYPES.get(type(value).__name__, "a number")
+        raise InputError(f"{where}: must be {what}, is {found}")
     return value
 
 
@@ -134,11 +135,6 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def json_type(value: Any) -> str:
-    """A JSON value's type in words."""
-    return JSON_TYPES.get(type(value).__name__, "a number")
 
 
 def message_of(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
