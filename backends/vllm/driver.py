@@ -10,7 +10,7 @@ may leave out states that nobody seems to read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -81,9 +81,8 @@ class VllmDriver:
         answers: list[Any] = self.llm.collective_rpc(method, args=args)
         return answers
 
-    def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
+    def score(self, windows: Sequence[Window], task: Task) -> Iterator[TokenScores]:
         """Scores of every window, as they finish; every position, or ModelError."""
-        windows = list(windows)
         self.route = route = self.probed or self.probe(windows)
         self.probed = None
         limit = None if task.vocab_size is None else min(task.vocab_size, self.vocab_size)
