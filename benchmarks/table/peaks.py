@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from compare_q.backends.common import machine
 
 EVERY_S = 0.2
 
@@ -30,14 +31,12 @@ class Peaks:
             self.host_mib = max(self.host_mib, sum(map(own_kib, descendants(pid))) // 1024)
 
     def watch_devices(self) -> None:
-        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         while not self.ended.is_set():
             began = time.monotonic()
-            try:
-                output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-                used = [int(line) for line in output.split()]
-            except (OSError, ValueError, subprocess.SubprocessError):
+            told = [row[0] for row in machine.nvidia_smi("--query-gpu=memory.used")]
+            if not told or not all(map(str.isdecimal, told)):
                 return
+            used = list(map(int, told))
             self.device_mib = [*map(max, used, self.device_mib or used)]
             self.ended.wait(max(0.0, EVERY_S - (time.monotonic() - began)))
 
