@@ -101,17 +101,6 @@ class Window:
                 yield slice(low - begin, high - begin)
 
     @property
-    def stretches(self) -> Iterator[tuple[int, int, bool]]:
-        """(begin, end, whether their logits predict scored tokens) of the positions from 0 to L, in order."""
-        done = 0
-        for first, last in self.spans:
-            if done < first - 1:
-                yield done, first - 1, False
-            yield first - 1, last - 1, True
-            done = last - 1
-        yield done, len(self.token_ids), False
-
-    @property
     def what_is_scored(self) -> str:
         """The scored positions as text, for digests."""
         return ",".join(map(str, abbreviated(self.spans, len(self.token_ids))))
@@ -350,7 +339,14 @@ class Decode:
 
     def stretches(self, window: Window) -> Iterator[tuple[int, int, bool]]:
         """(begin, end, whether they are fed in steps) of the positions of a window, in order."""
-        return window.stretches if self.behind_prompts else iter([(0, len(window.token_ids), True)])
+        done, everything = 0, ((1, len(window.token_ids) + 1),)
+        for first, last in window.spans if self.behind_prompts else everything:
+            if done < first - 1:
+                yield done, first - 1, False
+            yield first - 1, last - 1, True
+            done = last - 1
+        if done < len(window.token_ids):
+            yield done, len(window.token_ids), False
 
 
 @dataclass(frozen=True)
