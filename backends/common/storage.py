@@ -110,10 +110,7 @@ def is_abandoned(path: Path) -> bool:
 
 def sweep(folder: Path) -> None:
     """Remove the temporary files in a folder whose processes are gone; what cannot be removed stays."""
-    for file in files_in(folder):
-        if is_abandoned(file):
-            with suppress(OSError):
-                file.unlink()
+    delete(filter(is_abandoned, files_in(folder)))
 
 
 def files_in(folder: Path) -> list[Path]:
