@@ -23,7 +23,7 @@ from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import computing
 from compare_q.backends.hub import local_folder
-from compare_q.backends.layers.groups import NO_CACHE, KVCache, group_kv_caches, kv_formats
+from compare_q.backends.layers.groups import WITHOUT_CACHE, KVCache, group_kv_caches, kv_formats
 
 if TYPE_CHECKING:
     import torch
@@ -169,6 +169,7 @@ class ExLlamaEngine(LogitsEngine):
 
     def provenance(self) -> dict[str, Any]:
         caches = group_kv_caches(self.kv_caches())
+        kept = {"kv_cache": kv_formats(caches), "kv_cache_layers": [asdict(group) for group in caches]}
         return {
             "dtype": self.dtype,
             "batch": "one window at a time" if self.batch == 1 else f"{self.batch} windows at a time",
@@ -176,11 +177,7 @@ class ExLlamaEngine(LogitsEngine):
                 CheckpointConfig.read(local_folder(self.request.model_dir)),
                 self.options.max_seq_len or self.request.max_tokens,
             ),
-            **(
-                {NO_CACHE: "windows are scored whole, without one"}
-                if self.cache is None
-                else {"kv_cache": kv_formats(caches), "kv_cache_layers": [asdict(group) for group in caches]}
-            ),
+            **(WITHOUT_CACHE if self.cache is None else kept),
             "options": self.options.model_dump(exclude_none=True),
         }
 

@@ -48,7 +48,7 @@ from compare_q.backends.hf.quantization import (
     transformers_config,
 )
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
-from compare_q.backends.layers.groups import NO_CACHE, group_layers
+from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
 
 if TYPE_CHECKING:
@@ -329,11 +329,7 @@ class TransformersEngine(LogitsEngine):
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
             ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.request.max_tokens),
-            **(
-                {NO_CACHE: "windows are scored whole, without one"}
-                if self.request.decode is None
-                else {"kv_cache": dtype_name(self.model.dtype)}
-            ),
+            **(WITHOUT_CACHE if self.request.decode is None else {"kv_cache": dtype_name(self.model.dtype)}),
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
             **provenance_of(seed_of(self.request.options)),
             "options": self.options.model_dump(exclude_none=True),

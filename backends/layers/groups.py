@@ -34,6 +34,7 @@ LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
 """Where the scales of a quantized cache come from: the checkpoint, nowhere, or the keys and values themselves."""
 NO_CACHE = "no_kv_cache"
 """The key under which the provenance of a model says why it has no KV cache."""
+WITHOUT_CACHE = {NO_CACHE: "windows are scored whole, without one"}
 FIRST_STEP, SPARSE = "not in the first step", "sparse"
 """When prefill does not read a quantized cache: for the tokens of its own step, which are all of a window that one step
 computes; or likewise, but only in windows no longer than what sparse attention selects."""
