@@ -73,7 +73,7 @@ class ReferenceWindows:
         piece = max(store.stored_bytes // max(store.n_windows * self.n_pieces(0), 1), 1)
         self.ahead = min(max(AHEAD_BYTES // piece, 1), 64)
         self.futures: dict[Piece, Future[Read]] = {}
-        self.asked: set[Piece] = set()
+        self.asked: set[Piece] = set()  # those that were forgotten, too: nothing reads them ahead once more
 
     def n_pieces(self, window: int) -> int:
         """In how many pieces a window is read."""
@@ -109,9 +109,10 @@ class ReferenceWindows:
         return tensor[rows.begin - first * size : rows.end - first * size]
 
     def _piece(self, piece: Piece) -> Read:
-        if piece not in self.asked:
+        if piece not in self.asked or piece not in self.futures:  # a window may go back, and start again
             self.asked.add(piece)
-            for wanted in islice(self.pieces(*piece), 1 + self.ahead):
+            ahead = islice(self.pieces(*piece), 1, 1 + self.ahead)
+            for wanted in (piece, *(each for each in ahead if each not in self.asked)):
                 if wanted not in self.futures:
                     self.futures[wanted] = self.pool.submit(self._read, wanted)
         return self.futures[piece].result()
@@ -120,7 +121,7 @@ class ReferenceWindows:
         """Forget the pieces of a window before one of them."""
         for number in range(before):
             self.futures.pop(Piece(window, number), None)
-            self.asked.discard(Piece(window, number))
+            self.asked.add(Piece(window, number))
 
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""

@@ -98,6 +98,30 @@ def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     windows.close()
 
 
+def test_windows_that_go_on_together_read_every_piece_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in decode: windows of four pieces and of one, a row of each at a time.  Nothing is held at the end."""
+    lengths = (400, 100, 400, 100)
+    record(tmp_path, [])
+    for window, length in enumerate(lengths):
+        Recorder(tmp_path, "states").write(window, numbers(length, 4, seed=window))
+    seal(tmp_path, IDENTITY, len(lengths))
+    monkeypatch.setattr(reading, "PIECE_BYTES", 2000)
+    store = Counting(tmp_path)
+    windows = ReferenceWindows(store, pin=False)
+    assert [windows.n_pieces(window) for window in range(4)] == [4, 1, 4, 1]
+    for row in range(400):
+        for window, length in enumerate(lengths):
+            if row < length:
+                found = windows.get(StoredRows(window, length, row, row + 1))
+                assert torch.equal(found, numbers(length, 4, seed=window)[row : row + 1])
+            if row == length - 1:
+                windows.drop(window)
+    assert windows.futures == {}
+    assert torch.equal(windows.get(StoredRows(0, 400, 0, 400)), numbers(400, 4, seed=0))  # one that goes back
+    windows.close()
+    assert sorted(store.read) == [0] * 8 + [1] + [2] * 4 + [3]
+
+
 def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> None:
     store = counting(tmp_path / "store", 2)
     windows = ReferenceWindows(store, pin=False)
