@@ -9,7 +9,7 @@ floor of its own.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from compare_q import backends
@@ -109,11 +109,12 @@ def own_run(
     # What this very run has made of the marked reference is not forgotten again.
     session = replace(session, logits_file=None, clear=session.clear and not spec.is_reference)
     own, no_noise = own_specs(session, spec, decodes, max(data.longest for data in texts.values()))
+    before = {store.name for store in session.cache.path("references", "", "").glob("*")}
     ran = runner.run(session, texts, own)
     known = dict(zip(texts, ran.data, strict=True))
     found = {text.name: of_text(session, text, known[text.name], no_noise) for text in ran.results.scored}
     if not spec.is_reference:
-        forget_stores(session, ran)
+        forget_stores(session, ran, before)
     return ran.signal, found
 
 
@@ -131,7 +132,7 @@ def own_specs(
 def of_text(session: Session, text: TextResult, data: EvalData | None, no_noise: str) -> dict[str, OwnPrefill]:
     """Label of a row in decode -> its comparison with the reference, which is the same model's prefill."""
     floor = next((model for model in text.models if model.is_noise_floor), None)
-    if floor is not None and (floor.error or floor.kld is None):
+    if floor is not None and (floor.error or floor.kld is None or floor.kld.value is None):
         no_noise, floor = floor.error or "it has no KLD", None
     near = near_lossless(text.models)
     return {
@@ -158,9 +159,13 @@ def with_own(text: TextResult, found: Mapping[str, OwnPrefill]) -> TextResult:
     return replace(text, models=tuple(models))
 
 
-def forget_stores(session: Session, found: Finished) -> None:
-    """Delete the stores of a run's references: its scores are kept, and a store takes gigabytes for each model."""
+def forget_stores(session: Session, found: Finished, before: Set[str]) -> None:
+    """Delete the stores of a run's references: its scores are kept, and a store takes gigabytes for each model.
+
+    Stores that were there ``before``, by their keys, stay, and so do those that another run uses now.
+    """
+    kept = before | session.cache.used_by_runs(others=True)
     for text in found.results.scored:
-        if text.reference is not None:
-            with session.hosts.held(session.cache.lock("references", text.reference["key"])):
-                reference_store.discard(session.cache.path("references", text.reference["key"], ""))
+        if text.reference is not None and (key := text.reference["key"]) not in kept:
+            with session.hosts.held(session.cache.lock("references", key)):
+                reference_store.discard(session.cache.path("references", key, ""))
