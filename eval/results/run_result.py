@@ -192,14 +192,16 @@ def is_decode(spec: Mapping[str, Any]) -> bool:
 
 
 def prefill_of(row: ModelResult, rows: Sequence[ModelResult]) -> ModelResult | None:
-    """The row of the same model in prefill, of a row in decode; None for a row in prefill, and without such a row."""
+    """The row of the same model in prefill, of a row in decode; None for a row in prefill, and without such a row.
+
+    A failed row does not count.  In a merged run a row of the same part comes first; what two parts have is once there,
+    as a row of the first.
+    """
     if not is_decode(row.spec):
         return None
     keys = model_keys(row.spec)
-    for other in rows:
-        if not is_decode(other.spec) and other.part == row.part and model_keys(other.spec) == keys:
-            return other
-    return None
+    found = [other for other in rows if not (other.error or is_decode(other.spec)) and model_keys(other.spec) == keys]
+    return next((other for other in found if other.part == row.part), found[0] if found else None)
 
 
 def models_once(rows: Sequence[ModelResult]) -> list[ModelResult]:

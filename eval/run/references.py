@@ -40,7 +40,7 @@ RECORDING_VERSION = 4
 """
 MEANING = {
     "vocabulary": "was made with another tokenizer",
-    "series": "was made of other windows: another text, method, eval_len, eval_stride or warm-up",
+    "series": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or score_every",
     "model": "was made by another model",
     "engine": "was made by another engine",
     "options": "was made with other engine options",

@@ -40,8 +40,14 @@ class OwnPrefill:
 
     @property
     def differs(self) -> bool:
-        """Whether decode differs from prefill by more than noise does, over all or from some position on."""
-        return self.is_above or self.begins is not None
+        """Whether decode differs from prefill by more than noise does, over all, at some tokens or from some position
+        on."""
+        return self.is_above or self.not_finite > 0 or self.begins is not None
+
+    @property
+    def not_finite(self) -> int:
+        """How many more tokens have no finite KLD, which means leave out, in decode than with noise."""
+        return 0 if self.noise is None else max(self.kld.non_finite - self.noise.non_finite, 0)
 
 
 def begins_at(

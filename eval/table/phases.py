@@ -25,7 +25,7 @@ def compared(text: TextResult) -> list[tuple[ModelResult, ModelResult]]:
     """(the row in prefill, the row of the same model in decode) of every model that has both, if the decode of any of
     them was compared with its prefill."""
     pairs = [(prefill_of(row, text.models), row) for row in text.models if not row.error]
-    found = [(prefill, decode) for prefill, decode in pairs if prefill is not None and not prefill.error]
+    found = [(prefill, decode) for prefill, decode in pairs if prefill is not None]
     return found if any(decode.own_prefill for _, decode in found) else []
 
 
@@ -46,9 +46,18 @@ def columns_of(text: TextResult) -> list[Filled]:
                 cells = tuple(replace(cell, is_best=False) for cell in each.cells)
                 shown.append(Filled(replace(each.column, header=header), cells))
     *own, begins = filled(decodes, OWN)
-    known = zip(begins.cells, (row.own_prefill for _, row in pairs), strict=True)
-    nowhere = tuple(Cell("nowhere") if own and own.noise and own.begins is None else cell for cell, own in known)
-    return [*shown, *own, replace(begins, cells=nowhere)]
+    places = tuple(
+        Cell("nowhere") if is_nowhere(row) else cell for cell, (_, row) in zip(begins.cells, pairs, strict=True)
+    )
+    return [*shown, *own, replace(begins, cells=places)]
+
+
+def is_nowhere(decode: ModelResult) -> bool:
+    """Whether it is known that decode differs from some position on nowhere; one window alone does not tell."""
+    own = decode.own_prefill
+    return (
+        own is not None and own.noise is not None and own.begins is None and not own.not_finite and decode.windows > 1
+    )
 
 
 def notes_of(text: TextResult) -> list[str]:
@@ -60,6 +69,11 @@ def notes_of(text: TextResult) -> list[str]:
             missing.setdefault(NOT_MEASURED, []).append(row.label)
         elif own.noise is None:
             missing.setdefault(f"KLD of noise n/a: {own.no_noise}", []).append(row.label)
+        elif own.not_finite:
+            found.append(
+                f"{DIFFERS} {row.label}: {own.not_finite:,} more tokens than with rounding noise have no finite KLD "
+                f"from {prefill.label}, and no part in the mean; generation is not what prefill measures"
+            )
         elif own.differs and own.kld.value is not None and own.noise.value:
             size, times = number_with_error(own.kld.value, own.kld.stderr, "nats"), own.kld.value / own.noise.value
             begins = "" if own.begins is None else f"; it shows from about token {own.begins:,} of a window on"

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from compare_q.backends.common.errors import InputError
+from compare_q.backends.base import Window
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.fake import FakeEngine
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.eval.phases import NO_MODEL, with_decode
+from compare_q.backends.reference.store import MANIFEST
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.phases import NO_MODEL, of_text, with_decode
 from compare_q.eval.run import runner
+from compare_q.eval.run.hosts import Session
 from compare_q.eval.specs.reading import parse_model_spec
+from compare_q.eval.stats.phases import OwnPrefill
+from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.table import phases
+from compare_q.eval.table.verdict import verdict
 from tests.support.command_line import in_transformers
 from tests.support.comparisons import Compare, fake, store_of
+from tests.support.made import QUANT, REF, results_of, run_of, with_against
 from tests.support.toy import Ran
 
 BROKEN_FROM = 40
@@ -100,6 +113,101 @@ def test_an_engine_without_noise_has_no_noise_floor(measured: Compare, own_cache
     assert "ref decode, uniform decode: KLD of noise n/a: the engine cannot add noise of roundings" in ran.out
     assert "Decode" not in ran.out.splitlines()[-1]
     assert store_of(own_cache).name == ran.results["reference"]["key"]  # no other model's store is left
+
+
+def test_a_store_that_was_there_or_that_another_run_uses_stays(measured: Compare, own_cache: Path) -> None:
+    models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
+    earlier = measured([fake("uniform", reference=True), fake("ref", boost=3.0)]).results["reference"]["key"]
+    there = {store_of(own_cache).name}
+    assert there == {earlier}
+    ran = measured(models, "--phases")
+    assert {each.parent.name for each in own_cache.glob(f"references/*/{MANIFEST}")} == {
+        earlier, ran.results["reference"]["key"]
+    }  # fmt: skip
+
+    for folder in own_cache.glob("references/*"):
+        Cache.remove("references", folder)
+    other = Cache(own_cache)
+    other.use("references", earlier)
+    ran = measured([fake("ref", boost=2.5, reference=True), models[1]], "--phases", "-cc")
+    assert {each.parent.name for each in own_cache.glob(f"references/*/{MANIFEST}")} == {
+        earlier, ran.results["reference"]["key"]
+    }  # fmt: skip
+
+
+def test_a_merged_run_shows_decode_beside_the_prefill_that_another_run_has_too(
+    measured: Compare, compare_q: Callable[..., Ran], tmp_path: Path
+) -> None:
+    models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
+    for file, flags in (("a.json", ()), ("b.json", ("--phases",))):
+        assert measured(models, *flags).status == 0
+        (tmp_path / "results.json").rename(tmp_path / file)
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for order in (files, files[::-1]):
+        shown = compare_q("show", *order)
+        assert "Decode beside prefill" in shown.out
+        assert "uniform keeps" in shown.out.splitlines()[-1]  # and does not stand beside itself in decode
+
+
+def test_a_model_whose_prefill_failed_is_ranked_by_its_decode(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = FakeEngine.pieces
+
+    def in_decode_alone(engine: FakeEngine, window: Window) -> Iterator[torch.Tensor]:
+        if engine.request.decode is None and engine.request.label == "b":
+            raise ModelError("no prefill today")
+        return pieces(engine, window)
+
+    monkeypatch.setattr(FakeEngine, "pieces", in_decode_alone)
+    ran = measured([fake("a", boost=2.0), fake("b", boost=3.0)], "--phases")
+    assert ran.models["b"]["error"] == "no prefill today"
+    said = ran.out.splitlines()[-1]
+    assert said.startswith("b decode has the lowest PPL")
+    assert "a decode" not in said
+
+
+def compared_with(kld: Mean, noise: Mean) -> OwnPrefill:
+    """What a model in decode and its prefill with noise, of these KLDs from the prefill, say of each other."""
+    spec = {"load_fn": "fake", "label": "decode", "phase": "decode"}
+    floor = replace(with_against(QUANT, kld=noise), label="noise", spec={"noise_floor": True})
+    decode = replace(with_against(QUANT, kld=kld), label="decode", spec=spec)
+    return of_text(Session(Cache(Path("nowhere")), Progress()), run_of(REF, decode, floor), None, "")["decode"]
+
+
+def test_noise_without_a_finite_kld_is_no_noise_floor() -> None:
+    """A limit that is not known is exceeded by nothing."""
+    own = compared_with(Mean(0.1, 4.0, 40, 0), Mean(None, 0.0, 0, 40))
+    assert (own.noise, own.no_noise, own.differs) == (None, "it has no KLD", False)
+
+
+def test_a_decode_that_is_not_finite_where_the_noise_is_differs() -> None:
+    """Means leave out what is not finite, so that the mean alone would show the best of decodes."""
+    alike, broken = (compared_with(Mean(0.001, 0.037, 37, 3), Mean(0.001, 0.04, 40 - off, off)) for off in (3, 0))
+    assert (alike.differs, broken.differs, broken.is_above) == (False, True, False)
+    prefill = replace(QUANT, spec={"load_fn": "fake"})
+    text = run_of(
+        REF, prefill, replace(QUANT, label="decode", spec={"load_fn": "fake", "phase": "decode"}, own_prefill=broken)
+    )
+    assert phases.notes_of(text) == [
+        "\N{DOUBLE EXCLAMATION MARK} decode: 3 more tokens than with rounding noise have no finite KLD from W4A16, and "
+        "no part in the mean; generation is not what prefill measures"
+    ]
+    assert "Decode differs from the same model's prefill by more than rounding noise: decode." in verdict(
+        results_of(text)
+    )
+
+
+def test_one_window_does_not_tell_where_decode_differs() -> None:
+    own, spec = OwnPrefill(Mean(0.1, 4.0, 40, 0), Mean(0.9, 36, 40, 0), Mean(0.2, 8.0, 40, 0)), {"load_fn": "fake"}
+    shown = []
+    for windows in (1, 2):
+        rows = (
+            replace(QUANT, spec={**spec, **keys}, label=label, own_prefill=own if keys else None, windows=windows)
+            for label, keys in (("a", {}), ("a decode", {"phase": "decode"}))
+        )
+        shown.append(phases.columns_of(run_of(*rows))[-1].cells[0].value)
+    assert shown == ["n/a", "nowhere"]
 
 
 @pytest.mark.parametrize(
