@@ -18,7 +18,7 @@ a key and a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.exllama.family import NOT_GPUS, OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
 from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers
+from compare_q.backends.layers.names import by_module
 
 if TYPE_CHECKING:
     import torch
@@ -256,19 +257,10 @@ def check_overrides(request: LoadRequest) -> None:
             raise InputError(f"model_dir: override tensors {file}: must be a .safetensors file")
     if not all(file.is_file() for file in request.override_tensors) or not Path(request.model_dir).is_dir():
         return
-    stored = _parts(checkpoint.weight_files(Path(request.model_dir)))
-    for module, given in _parts(request.override_tensors).items():
+    stored = by_module(checkpoint.read_headers(checkpoint.weight_files(Path(request.model_dir))))
+    for module, given in by_module(checkpoint.read_headers(request.override_tensors)).items():
         if module not in stored:
             raise InputError(f"model_dir: override tensors hold {module}, which the model does not have")
-        mixed = stored[module] & EXL3_PARTS - given
-        if mixed and given & {"weight", *EXL3_PARTS}:
+        mixed = stored[module].keys() & EXL3_PARTS - given.keys()
+        if mixed and given.keys() & {"weight", *EXL3_PARTS}:
             raise InputError(f"model_dir: override tensors replace {module}, but not its {', '.join(sorted(mixed))}")
-
-
-def _parts(files: Collection[Path]) -> dict[str, set[str]]:
-    """Module -> the last part of the names of its tensors."""
-    parts: dict[str, set[str]] = {}
-    for name in checkpoint.read_headers(files):
-        module, _, part = name.rpartition(".")
-        parts.setdefault(module, set()).add(part)
-    return parts
