@@ -73,7 +73,8 @@ class ScoringExtension:
         model = self.model_runner.get_model()
         vllm_layers.check_causal(model)
         with set_current_vllm_config(self.vllm_config):  # which says what FlashAttention runs, and so what it can read
-            vllm_layers.check_caches(model, self.vllm_config.cache_config.cache_dtype)
+            told, dtype = self.vllm_config.cache_config.cache_dtype, self.vllm_config.model_config.dtype
+            vllm_layers.check_caches(model, told, dtype_name(dtype))
         self._compare_q_source = LogitsSource(model)
         return generation
 

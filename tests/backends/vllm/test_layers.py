@@ -246,6 +246,8 @@ def test_models_whose_prompt_is_not_causal(kind: str) -> None:
          r"^1: CPUAttentionBackendImpl cannot read a KV cache in int8_per_token_head$"),
         (("auto", "auto"), "turboquant_k8v4",
          "^no layer keeps its KV cache in turboquant_k8v4: vLLM leaves that of all 2 unquantized$"),
+        (("bfloat16", "bfloat16"), "bfloat16", ""),  # what "auto" is
+        (("float16", "float16"), "float16", "^0: CPUAttentionBackendImpl cannot read a KV cache in float16$"),
         ((), "fp8", ""),  # no layer tells
     ],
 )  # fmt: skip
@@ -255,7 +257,7 @@ def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str
     modules = [(str(number), SimpleNamespace(kv_cache_dtype=word, **attention)) for number, word in enumerate(words)]
     model = SimpleNamespace(named_modules=lambda: modules)
     with pytest.raises(RuntimeError, match=said) if said else nullcontext():
-        layers.check_caches(model, told)
+        layers.check_caches(model, told, "bfloat16")
 
 
 @pytest.mark.engine
