@@ -64,11 +64,11 @@ def begins_at(
     cell = (place * len(windows) + number)[finite]
     count = np.bincount(cell, minlength=bins * len(windows)).reshape(bins, -1)
     total = np.bincount(cell, above[finite], bins * len(windows)).reshape(bins, -1)
-    for first, tokens, sums in zip(edges, count, total, strict=False):
+    for each, (tokens, sums) in enumerate(zip(count, total, strict=True)):
         means = sums[tokens > 0] / tokens[tokens > 0]
         if len(means) < 2:
             continue
         error = means.std(ddof=1) / np.sqrt(len(means))
         if means.mean() > student_t(len(means) - 1, LEVEL / bins) * error:
-            return int(first)
+            return int(position[place == each].min())  # a window may be scored in some stretches alone
     return None

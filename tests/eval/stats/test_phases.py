@@ -59,6 +59,16 @@ def test_a_difference_begins_where_it_does(begin: int | None) -> None:
         assert found in edges[bin_of_begin : bin_of_begin + 2]
 
 
+def test_a_difference_begins_at_a_scored_position() -> None:
+    """Of each 64 tokens the last four are scored; the bins between them begin at tokens that are not."""
+    kld, noise, window, position = scores(12, 512)
+    kept = position % 64 >= 60
+    kld[position >= 100] += 0.02
+    found = begins_at(kld[kept], noise[kept], window[kept], position[kept], 2.0)
+    assert found in position[kept]
+    assert found == 124
+
+
 def test_one_window_says_nothing_of_others() -> None:
     kld, noise, window, position = scores(1, 200)
     assert begins_at(kld + 1, noise, window, position, 2.0) is None
