@@ -169,3 +169,4 @@ def forget_stores(session: Session, found: Finished, before: Set[str]) -> None:
         if text.reference is not None and (key := text.reference["key"]) not in kept:
             with session.hosts.held(session.cache.lock("references", key)):
                 reference_store.discard(session.cache.path("references", key, ""))
+            session.progress.say(f"{text.reference['label']}: the store of its own prefill is deleted again")

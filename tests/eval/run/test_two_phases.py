@@ -113,6 +113,11 @@ def test_an_engine_without_noise_has_no_noise_floor(measured: Compare, own_cache
     assert "ref decode, uniform decode: KLD of noise n/a: the engine cannot add noise of roundings" in ran.out
     assert "Decode" not in ran.out.splitlines()[-1]
     assert store_of(own_cache).name == ran.results["reference"]["key"]  # no other model's store is left
+    assert (
+        ran.err.count("is deleted again")
+        == ran.err.count("uniform: the store of its own prefill is deleted again")
+        == 1
+    )
 
 
 def test_a_store_that_was_there_or_that_another_run_uses_stays(measured: Compare, own_cache: Path) -> None:
