@@ -88,6 +88,20 @@ def position_bins(position: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np
     return edges, np.searchsorted(edges, position, side="right") - 1
 
 
+def sums_by_bin(
+    place: NDArray[Any], group: NDArray[Any], values: NDArray[Any], bins: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(counts, sums) [bins, groups] of the finite ``values`` [N], by their bin and their group, integers from 0 on [N].
+
+    A group is what varies as a whole: a block of the text, or a window.
+    """
+    finite, groups = np.isfinite(values), int(group.max()) + 1
+    cell = place[finite] * groups + group[finite]
+    counts = np.bincount(cell, minlength=bins * groups)
+    sums = np.bincount(cell, values[finite].astype(np.float64), minlength=bins * groups)
+    return counts.reshape(bins, groups), sums.reshape(bins, groups)
+
+
 def curve_over_position(
     position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places | None = None
 ) -> Curve:
@@ -107,13 +121,9 @@ def curve_over_position(
     def errors(values: NDArray[Any]) -> tuple[float | None, ...] | None:
         if places is None:
             return None
-        finite, blocks = np.isfinite(values), int(places.block.max()) + 1
-        cell = place[finite] * blocks + places.block[finite]
-        tokens = np.bincount(cell, minlength=bins * blocks).reshape(bins, blocks)
-        total = np.bincount(cell, values[finite].astype(np.float64), minlength=bins * blocks).reshape(bins, blocks)
         return tuple(
             clustered_error(sums, counts, places.length) if np.count_nonzero(counts) >= LEAST_BLOCKS else None
-            for sums, counts in zip(total, tokens, strict=True)
+            for counts, sums in zip(*sums_by_bin(place, places.block, values, bins), strict=True)
         )
 
     of_kld = (None, None) if kld is None else (means(kld), errors(kld))

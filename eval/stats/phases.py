@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.eval.stats.distributions import position_bins
+from compare_q.eval.stats.distributions import position_bins, sums_by_bin
 from compare_q.eval.stats.uncertainty import Mean, student_t
 
 LEVEL = 0.05
@@ -57,14 +57,9 @@ def begins_at(
     [N] there; None if no bin has, or with fewer than two windows.
     """
     above = kld.astype(np.float64) - times * noise.astype(np.float64)
-    finite = np.isfinite(above)
     edges, place = position_bins(position)
-    windows, number = np.unique(window, return_inverse=True)
     bins = len(edges) - 1
-    cell = (place * len(windows) + number)[finite]
-    count = np.bincount(cell, minlength=bins * len(windows)).reshape(bins, -1)
-    total = np.bincount(cell, above[finite], bins * len(windows)).reshape(bins, -1)
-    for each, (tokens, sums) in enumerate(zip(count, total, strict=True)):
+    for each, (tokens, sums) in enumerate(zip(*sums_by_bin(place, window, above, bins), strict=True)):
         means = sums[tokens > 0] / tokens[tokens > 0]
         if len(means) < 2:
             continue
