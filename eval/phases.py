@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from compare_q import backends
+from compare_q.backends.base import Window
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store as reference_store
@@ -21,10 +22,10 @@ from compare_q.eval.results.run_result import ModelResult, TextResult, is_decode
 from compare_q.eval.run import jobs, runner, token_scores
 from compare_q.eval.run.hosts import Session
 from compare_q.eval.run.runner import Finished
+from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.stats.phases import OwnPrefill, begins_at
-from compare_q.eval.text.windows import EvalData
 
 NO_MODEL = "--phases: no model here can be scored in both phases"
 NO_NOISE = "the engine cannot add noise of roundings"
@@ -35,11 +36,10 @@ def with_decode(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str]]
 
     InputError if no model can be scored in both phases.
     """
-    given, doubled, said = [keys_of(spec) for spec in specs if is_decode(keys_of(spec))], [], []
+    doubled, said = list[ModelSpec](), list[str]()
     for spec in specs:
         doubled.append(spec)
-        keys = keys_of(spec)
-        if is_decode(keys) or spec.noise_floor or any(model_keys(keys) == model_keys(other) for other in given):
+        if is_decode(keys_of(spec)) or spec.noise_floor or decodes_of(spec, specs):
             continue
         if backends.resolve(spec.load_fn, spec.fwd_fn)[1].capabilities.decodes:
             doubled.append(changed(spec, label=f"{spec.name} decode", phase="decode"))
@@ -111,8 +111,10 @@ def own_run(
     own, no_noise = own_specs(session, spec, decodes, max(data.longest for data in texts.values()))
     before = {store.name for store in session.cache.path("references", "", "").glob("*")}
     ran = runner.run(session, texts, own)
-    known = dict(zip(texts, ran.data, strict=True))
-    found = {text.name: of_text(session, text, known[text.name], no_noise) for text in ran.results.scored}
+    found = {
+        text.name: of_text(session, text, data.windows, no_noise)
+        for text, data in zip(ran.results.texts, ran.data, strict=True) if data is not None
+    }  # fmt: skip
     if not spec.is_reference:
         forget_stores(session, ran, before)
     return ran.signal, found
@@ -129,26 +131,27 @@ def own_specs(
     return own, NO_NOISE if reason == "engine.noise: unknown key" else reason
 
 
-def of_text(session: Session, text: TextResult, data: EvalData | None, no_noise: str) -> dict[str, OwnPrefill]:
+def of_text(session: Session, text: TextResult, windows: Sequence[Window], no_noise: str) -> dict[str, OwnPrefill]:
     """Label of a row in decode -> its comparison with the reference, which is the same model's prefill."""
     floor = next((model for model in text.models if model.is_noise_floor), None)
     if floor is not None and (floor.error or floor.kld is None or floor.kld.value is None):
         no_noise, floor = floor.error or "it has no KLD", None
     near = near_lossless(text.models)
+    noise = None if floor is None else token_scores.of_row(session.cache, floor.scores_key, windows)
     return {
         model.label: OwnPrefill(
             model.kld, model.same_top, None if floor is None else floor.kld, no_noise,
             is_above=floor is not None and model.label not in near,
-            begins=None if floor is None or data is None else first_above(session, model, floor, data),
+            begins=None if noise is None else first_above(session, model, noise, windows),
         )
         for model in text.models if is_decode(model.spec) and model.kld is not None and model.same_top is not None
     }  # fmt: skip
 
 
-def first_above(session: Session, model: ModelResult, floor: ModelResult, data: EvalData) -> int | None:
+def first_above(session: Session, model: ModelResult, noise: StoredScores, windows: Sequence[Window]) -> int | None:
     """Where in the window a row's KLD begins to be above the noise floor's."""
-    scores, noise = (token_scores.of_row(session.cache, each.scores_key, data.windows) for each in (model, floor))
-    if scores is None or noise is None:
+    scores = token_scores.of_row(session.cache, model.scores_key, windows)
+    if scores is None:
         return None
     return begins_at(scores.columns["kld"], noise.columns["kld"], scores.window, scores.position, TIMES_FLOOR)
 
