@@ -82,10 +82,11 @@ def measure(args: argparse.Namespace) -> int:
     else:
         data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)), NO_DATA_SPEC)
         model_specs = chosen_models(args)
-    from compare_q.eval import phases
     from compare_q.eval.text import corpus
 
     if args.phases:
+        from compare_q.eval import phases
+
         model_specs, said = phases.with_decode(model_specs)
         remark(*said)
 
@@ -222,7 +223,6 @@ def session_of(args: argparse.Namespace) -> Session:
 
 def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot; ``texts``: by their names.  Returns the exit status."""
-    from compare_q.eval import phases
     from compare_q.eval.run import runner
     from compare_q.eval.run.hosts import signals_interrupt
 
@@ -237,6 +237,8 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         else:
             finished = runner.run(shown, texts, model_specs, args.rows)
         if args.phases:
+            from compare_q.eval import phases
+
             finished = phases.beside_own_prefill(session, texts, model_specs, finished)
         interrupted = 128 + finished.signal if finished.signal else 0
         results = replace(finished.results, title=args.title)
