@@ -491,19 +491,6 @@ class Engine(ABC):
     def load(self) -> None:
         """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
 
-    def get_ready(self, sample: Sequence[Window]) -> None:
-        """After ``load``, perhaps before the model's turn: do what the first windows would wait for.
-
-        ``sample``: the beginnings of some windows that will be scored.  ModelError as in scoring.
-        """
-
-    def device_bytes(self) -> int | None:
-        """Memory that the loaded model will take of its GPUs (on a CPU: of RAM), so that another may load beside it.
-
-        None if that is not known: then nothing is beside it while it loads.
-        """
-        return None
-
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
         """Answers as they finish, where ``Capabilities.answers`` says that there are some; ModelError as in scoring."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
 
 ``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``nan_windows`` (windows whose first
-scored position is NaN), ``seconds`` (that each window takes), ``bytes`` (of memory that it claims to need), ``meet``
+scored position is NaN), ``seconds`` (that each window takes), ``meet``
 (a folder: nothing is scored before two models are there at the same time), and ``fail`` (after this many windows) by
 ``failure``: an error, too little memory, an abort of the process, or silence.
 The logits are ``boost`` for the target and 0 elsewhere, so that log p = boost - ln(exp(boost) + V - 1) at every
@@ -37,7 +37,6 @@ class FakeOptions(EngineOptions, strict=True):
     fail: int | None = None
     failure: Literal["error", "memory", "abort", "silence"] = "error"
     seconds: float = Field(0.0, ge=0)
-    bytes: int | None = None
     meet: str | None = None
     nan_windows: list[int] = Field(default_factory=list)
 
@@ -67,10 +66,6 @@ class FakeEngine(LogitsEngine):
 
     def load(self) -> None:
         """Nothing to load."""
-
-    def device_bytes(self) -> int | None:
-        needs: int | None = self.options.bytes
-        return needs
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch

@@ -50,7 +50,6 @@ def measured(load_fn: str, folder: Path, count: int, length: int) -> dict[str, A
     )
     engine.load()
     windows, store = windows_of(count, length), folder / "store"
-    engine.get_ready(windows)
     loaded = torch.cuda.memory_allocated()
     store.mkdir()
     recording = seconds(lambda: list(token_scores(engine, windows, Task(record=store))))

@@ -94,9 +94,8 @@ class Comparison:
         ``kld``: mean KL(reference || model) in nats a token, 0 for the reference; ``kld_median``, ``kld_p99``,
         ``kld_max``: of single tokens.  ``same_top``, ``top1``: shares from 0 to 1 of positions with the reference's
         most probable token, and with the text's.  ``entropy``: nats.  ``..._stderr``: one standard error.
-        ``tokens``: scored tokens with a finite log-probability, ``non_finite``: without.  ``beside``: which rows loaded
-        or were scored meanwhile.  ``deviations``: in which way layers ran otherwise than the checkpoint asks.
-        ``error``: why a model failed.
+        ``tokens``: scored tokens with a finite log-probability, ``non_finite``: without.  ``deviations``: in which
+        way layers ran otherwise than the checkpoint asks.  ``error``: why a model failed.
         """
         import pandas as pd
 
@@ -202,8 +201,7 @@ def rows_of(text: TextResult) -> list[dict[str, Any]]:
     if text.error:
         return [{"text": text.name, "reference": False, "noise_floor": False, "from_cache": False, "error": text.error}]
     return [
-        {"text": text.name, **flat.flat_json(model, text.models)}
-        | {"notes": "; ".join(footnotes.model_notes(model, text)) or None}
+        {"text": text.name, **flat.flat_json(model)} | {"notes": "; ".join(footnotes.model_notes(model, text)) or None}
         for model in text.models
     ]
 

@@ -27,10 +27,6 @@ class LostWorkerError(ModelError):
     """The machine of a worker is gone: another one may go on."""
 
 
-class NoMemoryError(ModelError):
-    """The memory did not suffice for a model."""
-
-
 class StoppedError(CompareQError):
     """The run was interrupted while a model was in work; what was committed is kept."""
 

@@ -133,12 +133,6 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(chosen)
 
 
-def free_gpu_memory(devices: Sequence[str]) -> int | None:
-    """Bytes that are free now on the fullest of these GPUs; None if nvidia-smi does not say."""
-    rows = nvidia_smi(f"--id={','.join(devices)}", "--query-gpu=memory.free")
-    return min((int(mebibytes(row[0])) for row in rows), default=0) << 20 or None
-
-
 CPUINFO = Path("/proc/cpuinfo")
 
 

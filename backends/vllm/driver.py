@@ -58,8 +58,7 @@ class Route:
 class VllmDriver:
     """Drives one loaded vLLM: its ``LLM`` object, what the last pass was like.
 
-    ``probed``: the route that a probe has found ahead of the next pass; ``runner`` is the generation of vLLM's model
-    runner.  With ``noise_seed`` the layers get noise
+    ``runner`` is the generation of vLLM's model runner.  With ``noise_seed`` the layers get noise
     (``backends/layers/noise.py``) while windows are scored, but none in the probe, whose check and route are the
     model's own.  ``step``: in decode, the tokens of a window in a step.  ``pass_report``: what the ranks
     said at the end of the last pass.
@@ -73,7 +72,6 @@ class VllmDriver:
     on_cpu: bool = False
     step: int | None = None
     route: Route | None = None
-    probed: Route | None = None
     pass_report: dict[str, Any] = field(default_factory=dict)
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -83,8 +81,7 @@ class VllmDriver:
 
     def score(self, windows: Sequence[Window], task: Task) -> Iterator[TokenScores]:
         """Scores of every window, as they finish; every position, or ModelError."""
-        self.route = route = self.probed or self.probe(windows)
-        self.probed = None
+        self.route = route = self.probe(windows)
         limit = None if task.vocab_size is None else min(task.vocab_size, self.vocab_size)
         plan = Plan(
             gathered=route.gathered or (task.record is not None and not route.states and self.tp_size > 1),

@@ -71,8 +71,6 @@ from compare_q.backends.vllm.options import (
 )
 from compare_q.backends.vllm.plugin import register
 
-WORKSPACE = 3 << 30
-"""Bytes that a rank takes beside weights and KV cache, counted generously: CUDA's context, activations, the scorer."""
 EXTENSION = "compare_q.backends.vllm.worker.ScoringExtension"
 """The class whose methods vLLM adds to its workers, by its name: the workers import it."""
 IMPORTED_ON_LOAD = (
@@ -187,10 +185,6 @@ class VllmEngine(ScoringEngine):
             noise.seed_of(self.request.options), on_cpu=cpu, step=None if decode is None else decode.step,
         )  # fmt: skip
 
-    def get_ready(self, sample: Sequence[Window]) -> None:
-        with self.refusals():
-            self.driver.probed = self.driver.probe(sample) if sample else None
-
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores in the order in which windows finish; all are queued at once, so that vLLM's batches are full."""
         with self.refusals():
@@ -214,14 +208,6 @@ class VllmEngine(ScoringEngine):
             raise
         except Exception as error:
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
-
-    def device_bytes(self) -> int | None:
-        arguments = engine_arguments(self.request, CheckpointConfig.read(self.folder).raw, cpu=install.is_cpu_build())
-        cache = arguments.get("kv_cache_memory_bytes")
-        if cache is None or "gpu_memory_utilization" in self.request.options:  # vLLM takes a share of the GPU
-            return None
-        files = sum(file.stat().st_size for file in self.files(self.request).weight_files())
-        return files + ranks(self.request.options) * (int(cache) + WORKSPACE)
 
     @classmethod
     def predictor(cls) -> Callable[[Sequence[str]], list[Any]] | str:

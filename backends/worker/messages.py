@@ -25,14 +25,13 @@ class LoadJob:
     """Load a model by ``request`` in the engine of that name.
 
     ``devices``: what CUDA_VISIBLE_DEVICES is to be, None: as it is; ``share``: which of how many replicas it is, that
-    share the processors; ``sample``: the first tokens of some windows that it will score, to get ready with.
+    share the processors.
     """
 
     engine: str
     request: LoadRequest
     devices: tuple[str, ...] | None = None
     share: tuple[int, int] | None = None
-    sample: tuple[tuple[int, ...], ...] = ()
     type: Literal["load"] = "load"
 
 
@@ -111,10 +110,9 @@ class Returned:
 
 @dataclass(frozen=True)
 class Failed:
-    """The job failed, for a reason that a user can understand, in one line a problem; ``memory``: too little of it."""
+    """The job failed, for a reason that a user can understand, in one line a problem."""
 
     reason: str
-    memory: bool = False
     type: Literal["failed"] = "failed"
 
 

@@ -20,8 +20,6 @@ from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
 from compare_q import backends
 from compare_q.backends import hub, window_scores
 from compare_q.backends.base import Engine, LoadRequest, ModelFacts, TokenScores, Window
@@ -130,7 +128,7 @@ class Server:
             if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
                 os.write(2, traceback.format_exc().encode())
             advice = memory_advice(self.request, error) if self.request else ""
-            outcome = Failed(advice or reason, memory=bool(advice))
+            outcome = Failed(advice or reason)
         send(outcome)
 
     def _do(self, job: Any, send: Send) -> Any:
@@ -158,9 +156,6 @@ class Server:
         machine.choose_mkl_kernels()
         self.engine = engine_class(job.request)
         self.engine.load()
-        self.engine.get_ready(
-            [Window.scored_from(i, np.array(tokens, np.int32)) for i, tokens in enumerate(job.sample)]
-        )
         self.moments = {"started": self.asked, "loaded": time.time()}
         self.load_seconds = self.moments["loaded"] - self.asked
 

@@ -8,7 +8,7 @@ from typing import Any
 
 Timing = dict[str, float | None]
 """Seconds of one row's parts, and the unix times of its first and last scored window; None: the results do not say."""
-PARTS = ("load", "waiting", "first_step", "scoring", "close")
+PARTS = ("load", "first_step", "scoring", "close")
 
 
 def timing_of(model: Mapping[str, Any]) -> Timing:

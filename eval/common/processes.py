@@ -30,7 +30,7 @@ from typing import IO, Any
 import compare_q
 from compare_q import backends
 from compare_q.backends.common import machine
-from compare_q.backends.common.errors import CompareQError, InputError, ModelError, NoMemoryError, StoppedError
+from compare_q.backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.process import root_cause
 from compare_q.backends.worker.engine_process import LEAVE, end_group
@@ -282,7 +282,7 @@ def outcome(messages: Iterator[Any], show: Tell, failure: type[CompareQError] = 
         if isinstance(message, Returned):
             return message.value
         if isinstance(message, Failed):
-            raise (NoMemoryError if message.memory else failure)(message.reason)
+            raise failure(message.reason)
         show(message.kind, message.content)
     raise ModelError("its worker ended before its work was done")
 

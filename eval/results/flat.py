@@ -10,11 +10,8 @@ from typing import Any
 from compare_q.backends.common.messages import printable
 from compare_q.backends.layers import groups
 from compare_q.eval.results.run_result import ModelResult, Results
-from compare_q.eval.results.timing import shared_seconds
 from compare_q.eval.stats.estimates import DIVERGENCES
 
-LEAST = 0.01
-"""Share of a row's seconds from which something counts as beside it: less than a hundredth slows by less."""
 FORMULAS = tuple("=+-@\t\r＝＋－＠")
 """How text begins that spreadsheets run; the last four are the signs as Japanese writes them."""
 
@@ -68,8 +65,8 @@ ESTIMATES = {
 ``eval.stats.uncertainty.clustered_error``, but for ``ppl_stderr_independent``."""
 
 
-def flat_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, Any]:
-    """What results.json has of a model in one value each; ``models``: all rows of its text."""
+def flat_json(model: ModelResult) -> dict[str, Any]:
+    """What results.json has of a model in one value each."""
     return {
         "label": model.label,
         "engine": model.engine,
@@ -92,7 +89,6 @@ def flat_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, An
         "load_seconds": model.load_seconds,
         "score_seconds": model.score_seconds,
         "tokens_per_second": model.tokens_per_second,
-        "beside": concurrent_rows_text(model, models) or None,
         "from_cache": model.cached,
         "error": model.error or None,
         "spec_sha256": model.spec_sha256,
@@ -110,34 +106,6 @@ def value_at(found: Any, path: str) -> Any:
     return found
 
 
-def concurrent_rows_text(model: ModelResult, models: Sequence[ModelResult]) -> str:
-    """Which of ``models`` loaded, or were scored, on the model's machine while it was scored, each with the share of
-    the model's seconds; empty if none did, or if it is not known when the rows ran.
-
-    A row from the cache is compared with the others at the time at which it was scored.
-    """
-    if model.timing is None:
-        return ""
-    mine, seconds, beside = model.timing.scored, model.timing.scoring_seconds, []
-    for other in models:
-        if other is model or other.timing is None:
-            continue
-        for what, span in (("scored", other.timing.scored), ("loading", other.timing.load)):
-            share = shared_seconds(mine, span) / seconds
-            if share >= LEAST and on_one_machine(model, other):
-                beside.append(f"{other.label} {what} {100 * share:.0f} %")
-    return ", ".join(beside)
-
-
-def on_one_machine(one: ModelResult, other: ModelResult) -> bool:
-    """Whether two rows ran on one machine, by its name, and in one run where several were merged.
-
-    llama.cpp names the CPU behind the GPUs, where other engines name GPUs alone.
-    """
-    fewer, more = sorted((set(model.where.split(", ")) for model in (one, other)), key=len)
-    return fewer <= more and one.part == other.part
-
-
 def csv_text(results: Results, fields: Sequence[str] | None = None) -> str:
     """These fields of every model as CSV, a line of names and a line a model; None: all flat fields, and the notes.
 
@@ -147,7 +115,7 @@ def csv_text(results: Results, fields: Sequence[str] | None = None) -> str:
     rows = []
     for text in results.texts:
         for model in text.models:
-            cells = {**flat_json(model, text.models), "notes": "; ".join(model.notes)}
+            cells = {**flat_json(model), "notes": "; ".join(model.notes)}
             rows.append({"text": text.name, **cells})
         if text.error:
             rows.append({"text": text.name, "error": text.error})

@@ -76,14 +76,14 @@ def text_json(text: TextResult) -> dict[str, Any]:
         "data": text.data,
         "subtitle": text.subtitle,
         "reference": text.reference,
-        "models": [model_json(model, text.models) for model in text.models],
+        "models": [model_json(model) for model in text.models],
     }
 
 
-def model_json(model: ModelResult, models: Sequence[ModelResult]) -> dict[str, Any]:
-    """One model of a text for results.json; ``models``: all of them."""
+def model_json(model: ModelResult) -> dict[str, Any]:
+    """One model of a text for results.json."""
     return {
-        **flat_json(model, models),
+        **flat_json(model),
         "seconds": model.timing.seconds if model.timing else None,
         "timing": dataclasses.asdict(model.timing) if model.timing else None,
         "notes": list(model.notes),

@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-PARTS = ("load", "waiting", "first_step", "scoring", "close")
-"""The parts of a worker's life in their order.  Together they are all of it, until its engine is closed.
+PARTS = ("load", "first_step", "scoring", "close")
+"""The parts of a worker's life in their order.
 
 ``load``: from the moment at which the driver asked for the worker; if nothing had imported the engine before, with the
-import; ``waiting``: until it could score; ``first_step``: from the start of scoring to the first scored window;
-``scoring``: from then on to the last window.
+import; ``first_step``: from the start of scoring to the first scored window; ``scoring``: from then on to the last
+window.
 """
 
 FIRST = ("started", "first_window")
 LAST = ("loaded", "score_began", "last_window")
 """Moments that every run has: of its replicas the first one's, and the last one's."""
-Span = tuple[float, float]
-"""From when to when, seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -42,35 +40,19 @@ class Timing:
         return [each for field in fields(self) if (each := getattr(self, field.name)) is not None]
 
     @property
-    def scored(self) -> Span:
-        """When it was scored, the first step included."""
-        return self.score_began, self.last_window
-
-    @property
     def scoring_seconds(self) -> float:
         """Seconds of scoring, above 0."""
         return max(self.last_window - self.score_began, 1e-9)
-
-    @property
-    def load(self) -> Span:
-        """When it loaded."""
-        return self.started, self.loaded
 
     @property
     def seconds(self) -> dict[str, float | None]:
         """The seconds of each of the ``PARTS``."""
         return {
             "load": self.loaded - self.started,
-            "waiting": self.score_began - self.loaded,
             "first_step": self.first_window - self.score_began,
             "scoring": self.last_window - self.first_window,
             "close": None if self.closed is None else self.closed - self.last_window,
         }
-
-
-def shared_seconds(one: Span, other: Span) -> float:
-    """Seconds that two spans have in common."""
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 def of_records(found: Sequence[Mapping[str, Any]]) -> Timing | None:

@@ -1,8 +1,4 @@
-"""The GPUs of a run, handed out to its models, and when one model may load beside another.
-
-A model may load on the GPUs of one that scores, if that will have scored within ``SOON_S`` and there is memory for
-both.  It hides a load: 8B models on one H200 were scored one after the other with gaps of 1.6 s, where a load took 6 s.
-"""
+"""The GPUs of a run, handed out to its models: each model has its own alone, from loading to closing."""
 
 from __future__ import annotations
 
@@ -10,36 +6,30 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.machine import Gpu
-
-SOON_S = 60.0
-"""Seconds before its end at which a model lets the next one load beside it, which cannot move to other GPUs then."""
 
 
 @dataclass(eq=False)
 class Hold:
     """What one model has of the GPUs: their ``names`` in CUDA_VISIBLE_DEVICES, None without GPUs.
 
-    ``place``: who is lower is served first; ``needs``: bytes that the model takes of each GPU, None if not known.
+    ``place``: who is lower is served first.
     """
 
     count: int
     place: int
-    needs: int | None = None
     indices: tuple[int, ...] = ()
     names: tuple[str, ...] | None = None
-    stage: Literal["loading", "scoring", "ending", "closing"] = "loading"
 
 
 class Devices:
     """GPUs of one kind.  Each is given to one worker at a time; a machine without GPUs works on one model at a time.
 
-    Only the next model may get GPUs while its predecessor still has them, to load.  ``slots``: how many models can be
-    in work at the same time; given for a cluster, whose GPUs are counted here, and handed out by Ray.
+    ``slots``: how many models can be in work at the same time; given for a cluster, whose GPUs are counted here, and
+    handed out by Ray.
     """
 
     def __init__(self, gpus: Sequence[Gpu] = (), slots: int | None = None) -> None:
@@ -57,9 +47,9 @@ class Devices:
         return self.gpus[: wanted or len(self.gpus)]
 
     @contextmanager
-    def taken(self, wanted: int, place: int = 0, needs: int | None = None) -> Iterator[Hold]:
+    def taken(self, wanted: int, place: int = 0) -> Iterator[Hold]:
         """Wait for that many GPUs and hold them; who is first in the run is served first, and so never overtaken."""
-        hold = Hold(max(wanted, 1), place, needs)
+        hold = Hold(max(wanted, 1), place)
         with self.changed:
             self.waiting.append(hold)
             try:
@@ -85,28 +75,6 @@ class Devices:
             self.begun.add(place)
             self.changed.notify_all()
 
-    def await_turn(self, hold: Hold) -> None:
-        """Wait until those that had the same GPUs before have scored; from then on this one scores."""
-        with self.changed:
-            self.changed.wait_for(lambda: all(other.stage == "closing" for other in self.beside(hold)))
-            self.reach(hold, "scoring")
-
-    def reach(self, hold: Hold, stage: Literal["scoring", "ending", "closing"]) -> None:
-        """Say how far a model is: "ending" will have scored soon, "closing" only has to close its engine yet."""
-        with self.changed:
-            hold.stage = stage
-            self.changed.notify_all()
-
-    def beside(self, hold: Hold) -> list[Hold]:
-        """Who else has GPUs of this one, or had them before."""
-        return [other for other in self.holds if other is not hold and set(other.indices) & set(hold.indices)]
-
-    @property
-    def reference_scores(self) -> bool:
-        """Whether the reference, which has place 0, has GPUs and its turn on them: nothing keeps it from its end."""
-        with self.changed:
-            return any(hold.place == 0 and hold.stage != "loading" for hold in self.holds)
-
     def _offered(self, hold: Hold) -> tuple[int, ...]:
         """The GPUs that a waiting model gets now, none if it has to wait.
 
@@ -117,22 +85,7 @@ class Devices:
             return ()
         held = {index for each in self.holds for index in each.indices}
         free = [index for index in range(self.slots) if index not in held]
-        if len(free) >= hold.count:
-            return tuple(free[: hold.count])
-        for before in self.holds:
-            ends = before.stage in ("ending", "closing") and before.count == hold.count and not self.beside(before)
-            if ends and fits(hold.needs, [self.gpus[index] for index in before.indices] if self.gpus else []):
-                return before.indices
-        return ()
-
-
-def fits(needs: int | None, gpus: Sequence[Gpu]) -> bool:
-    """Whether so many bytes are free on each of these GPUs; False if that is not known.
-
-    Without GPUs both would want the same cores: a toy's first windows took 27 s beside a load, and 7 s alone.
-    """
-    free = machine.free_gpu_memory([gpu.device for gpu in gpus]) if gpus else None
-    return needs is not None and free is not None and free >= needs
+        return tuple(free[: hold.count]) if len(free) >= hold.count else ()
 
 
 @dataclass(frozen=True)

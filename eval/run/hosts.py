@@ -186,12 +186,9 @@ class Hosts:
         ``let_go`` gives back the GPUs that the thread holds, if the lock is not free soon.  No two runs wait for each
         other for ever, whatever the order of their models and texts, since all wait in one order:
 
-        1. for the reference of a text, which another thread of the run makes, with no lock, and with GPUs only while
-           the reference itself scores on others, and so waits for nothing (``Crew.awaited``);
-        2. for the lock of a model's scores, with no other lock and no GPU;
-        3. for the lock of a reference's store, with no other lock but that one, and no GPU;
-        4. for GPUs, with these locks or without, but for no model of the run that waits for a lock: who has the GPUs
-           scores, or waits for 1.
+        1. for the lock of a model's scores, with no other lock and no GPU;
+        2. for the lock of a reference's store, with no other lock but that one, and no GPU;
+        3. for GPUs, with these locks or without, but for no model of the run that waits for a lock.
         """
         while True:
             self.check()

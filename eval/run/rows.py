@@ -9,19 +9,18 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import time
 import traceback
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import LoadRequest, Window
-from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, NoMemoryError, StoppedError
+from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store as reference_store
 from compare_q.backends.reference.reading import open_reference
@@ -30,16 +29,12 @@ from compare_q.backends.worker.messages import LoadJob, ScoreJob, write_windows
 from compare_q.eval.common.progress import Progress, Tell
 from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.run import jobs, references, token_scores
-from compare_q.eval.run.devices import SOON_S, Hold
 from compare_q.eval.run.hosts import Job, Session, Worker
 from compare_q.eval.run.references import Reference, TextRun
 from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.stats import answers, estimates
 from compare_q.eval.text.windows import EvalData
 
-SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048
-POLL_S = 0.5
-"""Seconds between two looks at what the reference does."""
 MOST_LOST = 3
 """Workers of one model that may be lost with their machines; what ends a fourth is more likely the model."""
 
@@ -48,24 +43,22 @@ class Crew:
     """The workers of one model, none as long as it is not loaded; ``release`` comes last.
 
     ``key``: of its first scores, which names its log; ``place``: its place among the models of the run, from 0;
-    ``windows``: those of all texts that they may score; ``failure``: why the model could not be loaded, None if it
-    could, or was not tried; ``n_lost``: workers that were lost with their machines.
+    ``failure``: why the model could not be loaded, None if it could, or was not tried; ``n_lost``: workers that were
+    lost with their machines.
     """
 
-    def __init__(self, session: Session, job: Job, key: str, place: int, windows: Sequence[Window]) -> None:
+    def __init__(self, session: Session, job: Job, key: str, place: int) -> None:
         self.session, self.job, self.key, self.place = session, job, key, place
-        self.sample = sample_of(windows)
         self.failure: CompareQError | None = None
-        self.n_lost, self.was_beside, self.is_waiting = 0, False, False
+        self.n_lost, self.is_waiting = 0, False
         self.workers: list[Worker] = []
-        self.hold: Hold | None = None
         self.held = ExitStack()
 
     def release(self, *, at_once: bool = False) -> None:
         """End the workers, at once or as they like, give the GPUs back, and let later models go first."""
         for worker in self.workers if at_once else ():
             worker.kill()
-        self.workers, self.hold = [], None
+        self.workers = []
         self.held.close()
         self.session.hosts.devices.pass_by(self.place)
 
@@ -104,35 +97,12 @@ class Crew:
         if self.workers:
             return
         try:
-            try:
-                self._load(share_of_a_gpu(self.job))
-            except NoMemoryError:
-                if not self.was_beside:
-                    raise
-                self.release(at_once=True)
-                self._load(None)  # once the model before has gone
+            self._load()
         except (StoppedError, LostWorkerError):
             raise
         except CompareQError as error:
             self.failure = error
             raise
-
-    def awaited(self, text: TextRun) -> Reference | None:
-        """The reference of a text, which another thread makes; StoppedError if the run is stopped meanwhile.
-
-        While the reference scores, the model is loaded, to be ready then.  While it does not, it may need GPUs of this
-        one, or wait for another run that waits for a model of this one (``Hosts.held``).
-        """
-        hosts = self.session.hosts
-        while True:
-            hosts.check()
-            with suppress(TimeoutError):
-                return text.reference.result(POLL_S)
-            if not hosts.devices.reference_scores:
-                if self.hold is not None:
-                    self.release()
-            elif hosts.devices.gpus and not references.is_stored(self.session, self.job, text, text.own):
-                self.get_ready()
 
     def score(self, text: TextRun, reference: Reference | None, *, keeps: bool) -> None:
         """Score the windows of a text that have no scores yet, again each time that a worker's machine is lost.
@@ -175,11 +145,9 @@ class Crew:
                 file = held.enter_context(session.cache.scratch())
                 write_windows(file, share)
                 score_jobs.append(replace(task, windows=file, session=f"{run}-{replica}", facts=facts))
-            self._watch_scoring(score_jobs, text.of(job), len(wanted), keeps=keeps)
+            self._watch_scoring(score_jobs, text.of(job), len(wanted))
             if task.record is not None and reference is not None:
                 keep_store(session, reference, len(windows))
-            if job.spec.is_reference:
-                text.set_reference(reference)
             if not keeps:
                 self.release()
 
@@ -196,16 +164,10 @@ class Crew:
             finally:
                 reference_store.tidy(reference.path)
 
-    def _watch_scoring(self, jobs: Sequence[ScoreJob], name: str, n_windows: int, *, keeps: bool) -> None:
-        """Have the workers score so many windows when it is the model's turn, and show it under this ``name``.
-
-        A model that the workers keep does not offer its GPUs to the next one yet.
-        """
+    def _watch_scoring(self, jobs: Sequence[ScoreJob], name: str, n_windows: int) -> None:
+        """Have the workers score so many windows, and show it under this ``name``."""
         self.get_ready()
-        assert self.hold is not None
-        hold, devices, lock = self.hold, self.session.hosts.devices, threading.Lock()
-        devices.await_turn(hold)
-        began, title = time.monotonic(), self.session.progress.numbered(f"scoring {name}", self.place)
+        lock, title = threading.Lock(), self.session.progress.numbered(f"scoring {name}", self.place)
         with self.session.progress.phase(title, unit="windows", total=n_windows) as phase:
 
             def show(kind: str, content: Any) -> None:
@@ -214,29 +176,20 @@ class Crew:
                     return
                 with lock:  # replicas tell from threads of their own
                     phase.advance(content)
-                seconds_left = (time.monotonic() - began) * (n_windows / phase.done - 1)
-                if not keeps and hold.stage == "scoring" and seconds_left < SOON_S:
-                    devices.reach(hold, "ending")
 
             self._perform(jobs, self.session.hosts.window_s, show)
-        if not keeps:
-            devices.reach(hold, "closing")
 
-    def _load(self, needs: int | None) -> None:
-        """Wait for GPUs, start the workers, and have them load the model, each with its share of GPUs or processors.
-
-        They load beside another model only if so many bytes of each GPU are free.
-        """
+    def _load(self) -> None:
+        """Wait for GPUs, start the workers, and have them load the model, each with its share of GPUs or processors."""
         hosts, jobs, slots, count = self.session.hosts, [], self.slots, self.replicas
         if hosts.devices.gpus:  # elsewhere that would take the cores from the model that scores
             hosts.import_engine(self.job, verbose=self.session.verbose)
-        self.hold = hold = self.held.enter_context(hosts.devices.taken(slots * count, self.place, needs))
-        self.was_beside = bool(hosts.devices.beside(hold))
+        hold = self.held.enter_context(hosts.devices.taken(slots * count, self.place))
         make = partial(hosts.worker, replace(self.job, request=self.request))
         for number in range(count):
             names = hold.names and hold.names[number * slots : (number + 1) * slots]
             share = None if self.job.gpus else (number, count)
-            jobs.append(LoadJob(self.job.engine, self.request, names, share, self.sample))
+            jobs.append(LoadJob(self.job.engine, self.request, names, share))
             self.workers.append(self.held.enter_context(hosts.started(make)))
         title = self.session.progress.numbered(f"loading {self.request.label}", self.place)
         with self.session.progress.phase(title) as phase:
@@ -257,20 +210,6 @@ class Crew:
                 for worker in self.workers:
                     worker.kill()
                 raise
-
-
-def sample_of(windows: Sequence[Window]) -> tuple[tuple[int, ...], ...]:
-    """The first tokens of the longest windows: of windows of one length, of the first."""
-    longest = sorted(windows, key=lambda window: -len(window.token_ids))[:SAMPLED_WINDOWS]
-    return tuple(tuple(window.token_ids[:SAMPLED_TOKENS].tolist()) for window in longest)
-
-
-def share_of_a_gpu(job: Job) -> int | None:
-    """Bytes that a model will take of each of its GPUs (on a CPU: of RAM); None if that is not known."""
-    with suppress(CompareQError):  # loading will say it
-        needs = job.engine_class(job.request).device_bytes()
-        return None if needs is None else needs // max(len(job.gpus), 1)
-    return None
 
 
 def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
@@ -340,8 +279,7 @@ def make_rows(session: Session, job: Job, texts: Sequence[TextRun], place: int) 
     if not texts:
         return
     label = job.request.label
-    windows = [window for text in texts for window in text.data.windows]
-    crew = Crew(session, job, texts[0].scores_keys[label], place, windows)
+    crew = Crew(session, job, texts[0].scores_keys[label], place)
     try:
         for number, text in enumerate(texts):
             try:
@@ -373,7 +311,7 @@ def scored_row(crew: Crew, text: TextRun, later: Sequence[TextRun]) -> ModelResu
     """
     session, job, data, cache = crew.session, crew.job, text.data, crew.session.cache
     key = text.scores_keys[job.request.label]
-    reference = text.own if job.spec.is_reference else crew.awaited(text)
+    reference = text.own if job.spec.is_reference else text.reference.result()
     cache.use("scores", key)
     tag = references.tag_for(reference, job)
 

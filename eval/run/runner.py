@@ -131,7 +131,8 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
         for text in texts if not marked else ():
             given = session.logits_file
             text.set_reference(None if given is None else references.given_store(session, given, others, text))
-        concurrently(session.hosts, work)
+        concurrently(session.hosts, work[: len(marked)])  # the reference is there before any other model loads
+        concurrently(session.hosts, work[len(marked) :], len(marked))
     except KeyboardInterrupt as interrupt:  # it goes no further: the rows so far are shown
         session.hosts.stop()
         ended = getattr(interrupt, "signal", signal.SIGINT)
@@ -140,22 +141,22 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
     return ended
 
 
-def concurrently(hosts: Hosts, work: Sequence[Callable[[int], None]]) -> None:
-    """Call every function with its place, in their order, twice as many at a time as there are GPUs: some score, and as
-    many load beside them, or wait with what they could do before.
+def concurrently(hosts: Hosts, work: Sequence[Callable[[int], None]], first: int = 0) -> None:
+    """Call every function with its place, from ``first`` on, in their order, twice as many at a time as there are GPUs:
+    some score, and others wait with what they could do before.
 
     They run in threads, so that an interrupt, which comes to the main thread, ends all workers first, and what they
     were doing yields rows that say so.
     """
     if hosts.in_process:
-        for place, each in enumerate(work):
+        for place, each in enumerate(work, first):
             each(place)
             hosts.devices.pass_by(place)
         return
     with ThreadPoolExecutor(2 * hosts.devices.slots) as pool:
         try:
-            futures = [pool.submit(each, place) for place, each in enumerate(work)]
-            for place, future in enumerate(futures):
+            futures = [pool.submit(each, place) for place, each in enumerate(work, first)]
+            for place, future in enumerate(futures, first):
                 future.add_done_callback(partial(hosts.devices.pass_by, place))
             for future in as_completed(futures):
                 future.result()

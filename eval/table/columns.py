@@ -23,8 +23,8 @@ BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""
 FLOOR = "\N{ALMOST EQUAL TO}"
 """Beside the label of a noise floor."""
-EARLIER, BESIDE = "*", "\N{DOUBLE DAGGER}"
-"""Beside seconds of an earlier run, and beside a speed while other rows loaded or were scored."""
+EARLIER = "*"
+"""Beside seconds of an earlier run."""
 ALWAYS = ("where", "phase", "bpw_layer", "size", "ppl", "kld", "same_top", "non_finite")
 TOP_ERROR = "same_top_stderr"
 EXTRAS = (
@@ -134,7 +134,7 @@ def value_of(column: Column, model: ModelResult, text: TextResult) -> Any:
     """A measured model's value: a number, words ("" if there are none), or None."""
     if column.exact is not None and model.is_reference:
         return column.exact
-    value = flat_json(model, text.models).get(column.source)
+    value = flat_json(model).get(column.source)
     return value or "" if column.digits is None else value
 
 
@@ -164,7 +164,7 @@ def always_shown(run: TextResult) -> tuple[str, ...]:
 
 def possible_extras(run: TextResult) -> tuple[str, ...]:
     """The ``EXTRAS`` that tell something of a run: what some row has, and of ``IF_DIFFERENT`` what differs."""
-    flats, shown = [flat_json(model, run.models) for model in run.models], always_shown(run)
+    flats, shown = [flat_json(model) for model in run.models], always_shown(run)
 
     def tells(extra: str) -> bool:
         if extra == TOP_ERROR:
@@ -198,7 +198,7 @@ def filled(run: TextResult, names: Sequence[str]) -> list[Filled]:
     numbers = [column.name for column in chosen if column.digits is not None]
     failed = "ppl" if "ppl" in numbers else next(iter(numbers), "")
     letters = machine_letters(run)
-    flats = [flat_json(model, run.models) for model in run.models]
+    flats = [flat_json(model) for model in run.models]
     found = []
     for column in chosen:
         best = best_labels(run.models, column.best) if column.best else frozenset()
@@ -211,7 +211,7 @@ def filled(run: TextResult, names: Sequence[str]) -> list[Filled]:
             elif column.name == "where" and letters:
                 cells.append(Cell(letters.get(model.where, "n/a")))
             elif column.digits is None:
-                cells.append(Cell(flat[column.source] or ("" if column.name == "beside" else "n/a")))
+                cells.append(Cell(flat[column.source] or "n/a"))
             else:
                 cells.append(number_cell(column, model, flat, is_best=model.label in best))
         found.append(Filled(column, tuple(cells)))
@@ -228,7 +228,6 @@ def number_cell(column: Column, model: ModelResult, flat: dict[str, Any], *, is_
     shown = column.times * value + column.plus
     number = f"{shown:+,.{column.digits}f}" if column.signed else number_text(shown, column.digits or 0)
     marks = (EARLIER if model.cached else "") if column.name in ("seconds", "speed", "load") else ""
-    marks += BESIDE if column.name == "speed" and flat["beside"] else ""
     error = error_text(column.times * stderr) if column.error and stderr is not None else ""
     return Cell(number, error, is_best, marks)
 

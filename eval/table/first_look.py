@@ -56,6 +56,6 @@ def cells(row: ModelResult | None) -> list[Text]:
     """What is known of a row: numbers with their errors, or one word."""
     if row is None or row.error or row.ppl is None:
         return [Text(""), Text("waits", "dim") if row is None else Text("failed", "red"), Text(""), Text("")]
-    flat = flat_json(row, (row,))
+    flat = flat_json(row)
     found = [number_cell(BY_NAME[name], row, flat, is_best=False) for name in SHOWN]
     return [Text(f"{cell.value}±{cell.error}" if cell.error else cell.value) for cell in found]

@@ -12,11 +12,10 @@ from compare_q.backends.layers import groups
 from compare_q.eval.results import sampled
 from compare_q.eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
-from compare_q.eval.results.flat import concurrent_rows_text
 from compare_q.eval.results.run_result import MARK, ModelResult, Part, Results, TextResult
 from compare_q.eval.stats.estimates import n_blocks, short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
-from compare_q.eval.table.columns import BESIDE, BEST, FLOOR, machine_letters
+from compare_q.eval.table.columns import BEST, FLOOR, machine_letters
 
 COMMON_ERROR = (
     "the ± of PPL says how far another text of this kind would move all rows together: differences between rows are "
@@ -120,15 +119,11 @@ def kv_size_notes(run: TextResult) -> list[str]:
 
 
 def speed_note(run: TextResult) -> str:
-    """What the speeds are, and what ran beside the rows."""
+    """What the speeds are."""
     timed = [model.timing for model in run.models if model.timing]
     first = max(((each.first_window - each.score_began) / each.scoring_seconds for each in timed), default=0.0)
     about = "tok/s: scored tokens per second, the first step included"
     about += f" (up to {100 * first:.0f} % of a row's seconds)" if first >= WORTH_SAYING else ""
-    if any(concurrent_rows_text(model, run.models) for model in run.models):
-        about += f"; {BESIDE}: other rows loaded or were scored on the machine meanwhile (--columns speed,beside)"
-    if any(model.tokens_per_second and model.timing is None for model in run.models):
-        about += "; what ran beside rows of compare_q 0.2 is not known"
     return about
 
 

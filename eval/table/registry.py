@@ -111,7 +111,6 @@ COLUMNS = (
     Column("load", "load\ns", "seconds of loading", "load_seconds", 1),
     Column("seconds", "seconds", "seconds of scoring", "score_seconds", 1),
     Column("speed", "tok/s", "scored tokens a second of scoring", "tokens_per_second", 0, more=True),
-    Column("beside", "beside", "rows that loaded or were scored at the same time, and for which share of the seconds"),
 )  # fmt: skip
 """In the order in which a table has them, unless ``--columns`` orders them otherwise."""
 BY_NAME = {column.name: column for column in COLUMNS}
@@ -125,7 +124,7 @@ OF_MODEL = (
     "load",
 )  # fmt: skip
 """Columns of what a model is, whatever text it scores; a run of several texts has the others once a text."""
-LABEL, KERNEL, WORDS = "label", "kernel", ("label", "text", "kernel", "engine", "beside", "phase")
+LABEL, KERNEL, WORDS = "label", "kernel", ("label", "text", "kernel", "engine", "phase")
 """``WORDS``: columns of words, which wrap where a terminal is narrow."""
 
 

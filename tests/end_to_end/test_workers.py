@@ -55,7 +55,7 @@ def finished(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, 
     return status, (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
 
 
-TIMES = ("load_seconds", "score_seconds", "tokens_per_second", "beside", "seconds", "timing")
+TIMES = ("load_seconds", "score_seconds", "tokens_per_second", "seconds", "timing")
 
 
 def results(file: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tests.support.toy import Ran
 
 LENGTHS = {"prose": 100, "code": 60, "logs": 100}
 """Three texts of 1,000 letters each, and the tokens of their windows, of which there are 9, 15 and 9."""
-RUN = ("score_seconds", "load_seconds", "tokens_per_second", "beside", "seconds", "timing", "from_cache")
+RUN = ("score_seconds", "load_seconds", "tokens_per_second", "seconds", "timing", "from_cache")
 """What of a model in results.json is another run's in another run."""
 
 

@@ -14,7 +14,6 @@ import pytest
 from compare_q.backends.common.errors import LostWorkerError, ModelError
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker import serving
-from compare_q.backends.worker.messages import Failed
 from compare_q.eval.common.processes import outcome
 from compare_q.eval.common.progress import Tell
 from compare_q.eval.run import hosts
@@ -28,7 +27,7 @@ Step = tuple[str, str]
 
 @dataclass
 class Told:
-    """What the workers of a run were told, in order.  ``fails``: steps that fail once, "dies" or "memory", or
+    """What the workers of a run were told, in order.  ``fails``: steps that fail once, "dies", or
     as often as "lost " stands there.
 
     ``first``: what must have come before a step is done, so that a test knows what happens at the same time;
@@ -87,8 +86,6 @@ class ThreadedWorker:
             case "lost", more:
                 self.told.fails[step] = more
                 raise LostWorkerError("its machine was lost")
-            case "memory", _:
-                return outcome(iter([Failed("out of memory: says a test", memory=True)]), show)
         messages: list[Any] = []
         # Transformers sets torch's default dtype while it loads, for the whole process.
         with LOADING if job.type == "load" else nullcontext():

@@ -353,7 +353,7 @@ def test_the_probe_runs_what_scoring_runs(
 ) -> None:
     spoil_requests_that_want_nothing(toy_engine, monkeypatch, spoil)
     with pytest.raises(ModelError, match=message):
-        toy_engine.get_ready(toy_windows(2, 100))
+        scores_of(toy_engine, toy_windows(2, 100))
 
 
 @pytest.mark.engine
@@ -362,7 +362,8 @@ def test_windows_without_states_are_never_scored(
     toy_engine: VllmEngine, toy_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against a reference whose states are zero as well, they would have a KL divergence of 0."""
-    toy_engine.get_ready(WINDOWS)
+    route = toy_engine.driver.probe(WINDOWS)
+    monkeypatch.setattr(toy_engine.driver, "probe", lambda windows: route)
     spoil_requests_that_want_nothing(toy_engine, monkeypatch, trimmed)
     with pytest.raises(ModelError, match=NO_STATES):
         next(iter(toy_engine.score(WINDOWS, against(toy_store))))

@@ -315,15 +315,6 @@ def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: 
     assert "other.safetensors: vLLM would load it as well" in refusal(VllmEngine.check, request_for(folder))
 
 
-def test_memory_of_a_loaded_model(toy_model: Path) -> None:
-    """Its files, and for each rank 256 MiB of KV cache and 3 GiB; not known where it takes a share of the GPU."""
-    size = sum(file.stat().st_size for file in toy_model.glob("*.safetensors"))
-    assert VllmEngine(request_for(toy_model)).device_bytes() == size + (256 << 20) + (3 << 30)
-    two = VllmEngine(request_for(toy_model, tensor_parallel_size=2))
-    assert two.device_bytes() == size + 2 * ((256 << 20) + (3 << 30))
-    assert VllmEngine(request_for(toy_model, gpu_memory_utilization=0.5)).device_bytes() is None
-
-
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 WEIGHT_ONLY = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 128}
 

@@ -110,7 +110,8 @@ def test_a_window_that_is_alone_is_decoded_too(decoding: VllmEngine) -> None:
 
 @pytest.mark.engine
 def test_steps_of_another_size_stop_the_model(decoding: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoding.get_ready(WINDOWS)
+    route = decoding.driver.probe(WINDOWS)
+    monkeypatch.setattr(decoding.driver, "probe", lambda windows: route)
     monkeypatch.setattr(decoding.driver, "step", 2)
     with pytest.raises(ModelError, match=r"vLLM computed 1 tokens of window \d at position \d in one step, and not 2"):
         scores_of(decoding, WINDOWS)

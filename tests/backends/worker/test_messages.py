@@ -64,7 +64,7 @@ def test_jobs_come_back(job: Any) -> None:
         Told("say", "a\nb \u2028"),
         Told("answer", {"number": 1, "token_ids": [2, 3]}),
         Returned(["\ud800", None]),
-        Failed("out of memory\nof two lines", memory=True),
+        Failed("out of memory\nof two lines"),
         Ended(-11),
     ],
     ids=lambda message: type(message).__name__,

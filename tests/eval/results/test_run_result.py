@@ -14,8 +14,8 @@ from rich.console import Console
 
 from compare_q.backends.base import Storage
 from compare_q.backends.common.errors import InputError
-from compare_q.eval.results import digits, flat, results_json
-from compare_q.eval.results.run_result import MARK, ModelResult, Part, TextResult, with_parts
+from compare_q.eval.results import digits, results_json
+from compare_q.eval.results.run_result import MARK, ModelResult, TextResult
 from compare_q.eval.results.timing import Timing, of_records
 from compare_q.eval.stats.estimates import Estimates, summarize
 from compare_q.eval.stats.uncertainty import Perplexity
@@ -91,12 +91,11 @@ def test_what_is_quantized(bpw: float | None, weights: list[str], quantized: boo
 
 
 TIMED = Timing(110.0, 115.0, 116.0, 117.5, 127.5, 129.0)
-PARTS = {"load": 5.0, "waiting": 1.0, "first_step": 1.5, "scoring": 10.0, "close": 1.5}
+PARTS = {"load": 5.0, "first_step": 1.5, "scoring": 10.0, "close": 1.5}
 
 
-def test_the_parts_are_all_of_a_workers_life() -> None:
+def test_the_parts_of_a_workers_life() -> None:
     assert TIMED.seconds == PARTS
-    assert sum(PARTS.values()) == 129.0 - 110.0
     assert replace(TIMED, closed=None).seconds == {**PARTS, "close": None}
 
 
@@ -129,23 +128,6 @@ def test_results_there_and_back(tmp_path: Path) -> None:
         results_json.from_json(raw)
 
 
-def test_what_ran_beside_a_row() -> None:
-    """Scored from 116 to 127.5: half of it beside another row's scoring, some beside a load."""
-    other = Timing(92.0, 93.0, 94.0, 95.0, 121.75, 122.0)
-    late = Timing(124.05, 140.0, 141.0, 142.0, 143.0, 144.0)
-    models = [replace(BASE, label=label, timing=timing) for label, timing in
-              (("mine", TIMED), ("other", other), ("late", late), ("untimed", None))]  # fmt: skip
-    run = run_of(*models, FAILED)
-    words = [flat.concurrent_rows_text(model, run.models) for model in run.models]
-    assert words[0] == "other scored 50 %, late loading 30 %"
-    assert words[1:] == ["mine scored 21 %, mine loading 18 %", "", "", ""]
-    there = replace(models[1], provenance={**models[1].provenance, "cpu": "another"})
-    assert flat.concurrent_rows_text(models[0], [models[0], there]) == ""
-    parts = tuple(Part(f"{label}.json", (label,), {}) for label in ("mine", "other"))
-    first, second = with_parts(models[:2], parts)
-    assert flat.concurrent_rows_text(first, [first, second]) == ""
-
-
 def test_tables() -> None:
     run = results_of(
         run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=replace(TIMED, started=100.0), cached=True), FAILED)
@@ -153,13 +135,13 @@ def test_tables() -> None:
     console = Console(width=100, file=io.StringIO(), record=True)
     terminal.show_timing(run, console)
     lines = [line.split() for line in console.export_text().splitlines()]
-    assert ["base", "5.0", "1.0", "1.5", "10.0", "1.5"] in lines
-    assert ["W4A16*", "15.0", "1.0", "1.5", "10.0", "1.5"] in lines
+    assert ["base", "5.0", "1.5", "10.0", "1.5"] in lines
+    assert ["W4A16*", "15.0", "1.5", "10.0", "1.5"] in lines
     assert markdown.markdown_text(run, timing=True).splitlines()[-4:] == [
-        "| label | load s | waiting s | first step s | scoring s | close s |",
-        "| :-- | --: | --: | --: | --: | --: |",
-        "| base | 5.0 | 1.0 | 1.5 | 10.0 | 1.5 |",
-        "| W4A16\\* | 15.0 | 1.0 | 1.5 | 10.0 | 1.5 |",
+        "| label | load s | first step s | scoring s | close s |",
+        "| :-- | --: | --: | --: | --: |",
+        "| base | 5.0 | 1.5 | 10.0 | 1.5 |",
+        "| W4A16\\* | 15.0 | 1.5 | 10.0 | 1.5 |",
     ]
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import pytest
 
-from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.machine import Gpu
 from compare_q.eval.run.devices import Devices, Hold, chosen
 from tests.support.toy import refusal
 
-GIB = 1 << 30
 H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
 H100 = Gpu("4", "NVIDIA H100", "580.1", 81559.0)
 
@@ -82,88 +79,6 @@ def test_of_several_kinds_the_first_is_used() -> None:
 def test_a_name_that_is_no_gpu(found: list[Gpu], there: str) -> None:
     with pytest.raises(InputError, match=f"^--gpus: there is no GPU 7; there are: {there}$"):
         chosen(found, ["7"])
-
-
-@pytest.mark.parametrize(
-    ("stage", "needs", "gold"),
-    [
-        ("ending", 20 * GIB, True),
-        ("closing", 20 * GIB, True),
-        ("loading", 20 * GIB, False),  # one at a time
-        ("scoring", 20 * GIB, False),  # another GPU may become free earlier
-        ("ending", 21 * GIB, False),
-        ("closing", 21 * GIB, False),  # as soon as it fits, and not before
-        ("ending", None, False),
-        ("closing", None, False),
-    ],
-)
-def test_who_may_load_beside_the_model_before(
-    stage: Any, needs: int | None, gold: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the GPU that both get, with 20 GiB free beside the first one."""
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: {("0",): 20 * GIB}[tuple(names)])
-    devices = Devices(H200[:1])
-    with devices.taken(1) as first:
-        first.stage = stage
-        assert offered(devices, 1, needs) == ((0,) if gold else ())
-    assert offered(devices, 1, needs) == (0,)
-
-
-def offered(devices: Devices, wanted: int, needs: int | None) -> tuple[int, ...]:
-    """The GPUs that a model would get now."""
-    hold = Hold(max(wanted, 1), 0, needs)
-    devices.waiting.append(hold)
-    try:
-        return devices._offered(hold)
-    finally:
-        devices.waiting.remove(hold)
-
-
-def test_on_several_gpus_a_model_loads_beside_one_that_has_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: GIB)
-    devices = Devices(H200[:2])
-    with devices.taken(2) as first:
-        first.stage = "ending"
-        assert (offered(devices, 2, 1), offered(devices, 1, 1)) == ((0, 1), ())
-        with devices.taken(2, needs=1) as second:  # and no third one beside these two
-            assert second.names == first.names == ("0", "1")
-            second.stage = "ending"
-            assert not offered(devices, 2, 1)
-    with devices.taken(1) as first:
-        first.stage = "ending"
-        assert (offered(devices, 2, 1), offered(devices, 1, 1)) == ((), (1,))
-
-
-@pytest.mark.parametrize(
-    ("stages", "room", "gold"),
-    [
-        (("ending", "scoring"), (True, True), (0,)),
-        (("scoring", "ending"), (True, True), (1,)),
-        (("ending", "ending"), (False, True), (1,)),
-        (("scoring", "ending"), (True, False), ()),
-        (("scoring", "scoring"), (True, True), ()),  # either may become free first
-    ],
-)
-def test_on_several_gpus_a_model_loads_where_another_ends_soon(
-    stages: tuple[Any, Any], room: tuple[bool, bool], gold: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: GIB if all(room[int(name)] for name in names) else 0)
-    devices = Devices(H200[:2])
-    with devices.taken(1) as first, devices.taken(1) as second:
-        first.stage, second.stage = stages
-        assert offered(devices, 1, GIB) == gold
-        assert offered(devices, 1, 2 * GIB) == offered(devices, 2, GIB) == ()
-
-
-def test_without_gpus_no_model_loads_beside_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both would want the same cores."""
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: 20 * GIB)
-    devices = Devices()
-    with devices.taken(0) as first:
-        assert first.names is None
-        first.stage = "closing"
-        assert not offered(devices, 0, GIB)
-    assert offered(devices, 0, GIB) == (0,)
 
 
 def test_a_model_that_comes_early_waits_for_those_before_it() -> None:

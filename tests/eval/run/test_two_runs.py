@@ -102,10 +102,8 @@ def test_models_and_texts_in_another_order(make: Callable[..., Run], told: Told)
     assert len([step for _, step in told.steps if step == "score done"]) == 4  # each model on each text, once
 
 
-def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_a_lock(
-    make: Callable[..., Run], told: Told, own_cache: Path
-) -> None:
-    """Another run that has the lock may wait for what a model of this run does, once that has a GPU."""
+def test_a_reference_that_waits_for_a_lock_has_no_gpu(make: Callable[..., Run], told: Told, own_cache: Path) -> None:
+    """And no other model of its run loads meanwhile."""
     models = (fake("ref", boost=3.0, reference=True), fake("a"))
     before = make(["prose", "code"], *models)
     together(before)
@@ -116,7 +114,9 @@ def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_
     told.steps.clear()
     with cache.lock("scores", keys[1]):
         run.start()
-        wait_until(lambda: ("a", "score done") in told.steps and not run.session.hosts.devices.holds, TOGETHER_S)
+        devices = run.session.hosts.devices
+        wait_until(lambda: ("ref", "score done") in told.steps and not devices.holds, TOGETHER_S)
+        assert told.of("a") == []
     run.join(TOGETHER_S)
     assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]
 
