@@ -22,7 +22,7 @@ from compare_q.backends.common import machine
 from compare_q.eval.api import compare
 from compare_q.eval.results import results_json
 
-TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
+TEXT = Path(__file__).resolve().parent.parent / "eval" / "spec" / "opticks.txt"
 EAGER = {"enforce_eager": True}
 ROWS: dict[str, dict[str, Any]] = {
     "again": {**EAGER, "seed": 1},

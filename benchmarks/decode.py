@@ -25,7 +25,7 @@ from compare_q.backends.common import machine
 from compare_q.eval.api import compare
 from compare_q.eval.results import results_json
 
-TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
+TEXT = Path(__file__).resolve().parent.parent / "eval" / "spec" / "opticks.txt"
 SHAPE = Shape(2048, 16, 16, 8, 8192, 128_256, 131_072)
 TOY = Shape(256, 2, 4, 2, 512, 4096, 4096)
 ROWS: dict[str, tuple[str, str]] = {

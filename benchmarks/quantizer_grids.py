@@ -77,7 +77,7 @@ def logprobs(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
 
 def agreement(models: dict[str, LlamaForCausalLM], tokenizer: Path) -> dict[str, float]:
     """Mean KLD of each rounded model against the float32 model, of the equalized one before it is rounded, too."""
-    text = (HERE / "opticks.txt").read_text(encoding="utf-8")[20_000:40_000]
+    text = (HERE.parent / "eval" / "spec" / "opticks.txt").read_text(encoding="utf-8")[20_000:40_000]
     tokens = torch.tensor(AutoTokenizer.from_pretrained(tokenizer)(text)["input_ids"][:TOKENS])
     exact = logprobs(models["float32"], tokens)
     unrounded = base_model(hidden=HIDDEN)

@@ -1,273 +1,198 @@
-"""Whether two checkouts of compare_q show and write the same numbers: the proof that a change of the code changed none.
+"""Check that a change of the code changes no number: run the same command lines in two checkouts and compare.
 
-    python -m benchmarks.same_numbers BEFORE AFTER
-    python -m benchmarks.same_numbers BEFORE AFTER --engine transformers
+    python -m benchmarks.same_numbers save CHECKOUT FOLDER --models demo/models
+    python -m benchmarks.same_numbers compare BEFORE AFTER
 
-BEFORE and AFTER are folders of checkouts.  Both show every published table (in the format of results.json that the
-table has in this checkout), and both score small models of a closed-form engine, or of a random Llama in Transformers,
-on one text, on three texts of which one is questions (where lm-eval is installed), and twice to be merged.
-Compared are the terminal's table at two widths and with all columns, the statistics, the pairs, CSV and Markdown as
-text, and results.json number by number.  Prints what differs; exit status 1 if anything does.
+``save`` runs every case of ``cases`` with the code of CHECKOUT on the models of the demo (``python -m demo --all``
+makes them) and keeps the results.json of each case in FOLDER.  ``compare`` reads two such folders, prints every value
+that differs, and ends with exit status 1 if there is one.  Fields that only one side has are listed by name.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import difflib
-import io
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PUBLISHED = (
-    "results/cpu/results.json", "results/cpu/report.html", "results/cpu/demo_amx.json", "results/cpu/demo_avx2.json",
-    "results/cpu/demo_avx512.json", "results/h200/table/results.json", "results/h200/table/report.html",
-    "results/h200/two_engines.json", "results/h200/repeated.json",
-)  # fmt: skip
-MERGED = (("results/cpu/results.json", "results/cpu/report.html"),
-          ("results/h200/table/report.html", "results/h200/table/results.json"))  # fmt: skip
-EVERY_COLUMN = "every column"
-"""Stands for the names of all columns, which differ between checkouts."""
-ASKED = {
-    "wide": ("260", ["--statistics", "--pairs", "--timing", "-o", "results.json", "--csv", "wide.csv",
-                     "--markdown", "wide.md"]),
-    "narrow": ("100", ["--sort", "ppl", "--csv", "narrow.csv"]),
-    "all columns": ("100", ["--columns", EVERY_COLUMN, "--csv", "all.csv", "--markdown", "all.md"]),
+ROOT = Path(__file__).resolve().parents[1]
+NOT_COMPARED = {
+    "created", "command", "commit", "format", "title", "versions", "load_seconds", "score_seconds", "seconds",
+    "tokens_per_second", "timing", "from_cache", "worst", "path", "spec_sha256",
 }  # fmt: skip
-"""Name -> width of the terminal, and flags."""
-RENAMED = {"layer_bpw": "bpw_layer", "head_bpw": "bpw_head", "vram_gb": "vram_gib"}
-"""Fields of results.json and CSV -> what later versions call them."""
-TIMES: dict[str, Any] = {
-    "created": "2026-11-24T00:00:00+00:00", "load_seconds": 1.0, "score_seconds": 2.0, "timing": None,
-    "commit": None, "command": [], "from_cache": False,
-}  # fmt: skip
-"""Keys whose values are another run's in another run -> what is written instead before a scored run is shown."""
-NOT_COMPARED = {*TIMES, "format", "tokens_per_second", "beside", "seconds", "scores_key", "spec_sha256"}
-"""Keys of a scored run that may differ.  Keys of token scores may change with the code, scores may not."""
-SEVERAL = ("prose", "code", "endings")
+"""Keys whose values depend on the time or the version of the code."""
+EAGER = {"enforce_eager": True}
 
 
 @dataclass(frozen=True)
-class Checkout:
-    """One version of the code, and the folder into which it writes."""
+class Case:
+    """One command line: data specs by name, model specs, and flags."""
 
-    root: Path
-    out: Path
-
-    @cached_property
-    def columns(self) -> str:
-        """The names of all columns, with commas between."""
-        refused = self.run(["--columns", "?"])
-        return re.search(r"there are: (.*)", refused)[1].replace(" ", "").partition(";")[0]  # type: ignore[index]
-
-    def run(self, words: Sequence[str], width: str = "200", folder: str = "") -> str:
-        """What the command line prints, on both streams; its files lie in ``folder`` of ``out``."""
-        where = self.out / folder
-        where.mkdir(parents=True, exist_ok=True)
-        words = [self.columns if word == EVERY_COLUMN else word for word in words]
-        environment = {**os.environ, "COLUMNS": width, "PYTHONPATH": str(self.root), "NO_COLOR": "1"}
-        ran = subprocess.run(
-            [sys.executable, str(self.root / "eval" / "compare_q.py"), *words],
-            cwd=where, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return f"{ran.stdout}\nexit status {ran.returncode}\n{ran.stderr}"
+    texts: dict[str, dict[str, Any]]
+    models: list[dict[str, Any]]
+    flags: list[str] = field(default_factory=list)
 
 
-def main(words: Sequence[str]) -> int:
-    """``python -m benchmarks.same_numbers``; exit status 1 if a number differs."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.same_numbers", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("before", type=Path, help="a checkout")
-    parser.add_argument("after", type=Path, help="another one")
-    parser.add_argument("--engine", choices=("fake", "transformers"), default="fake", help="what scores small models")
-    parser.add_argument("--published", action="store_true", help="only show the published tables, and score nothing")
-    arguments = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="same_numbers.") as folder:
-        pair = [
-            Checkout(root.resolve(), Path(folder) / name)
-            for name, root in (("before", arguments.before), ("after", arguments.after))
-        ]
-        compared = shown_published(pair)
-        if not arguments.published:
-            compared += scored(pair, Path(folder), arguments.engine)
+def cases(models: Path) -> dict[str, Case]:
+    """Name -> case, for the models of the demo in the folder ``models``."""
+    base = str(models / "smollm2-135m")
+    opticks: dict[str, Any] = {"dataset": "text", "path": str(ROOT / "eval/spec/opticks.txt"), "tokenizer_dir": base}
+    text = {**opticks, "eval_len": 1024, "eval_stride": 512, "max_rows": 16}
+    short = {**opticks, "eval_len": 256, "eval_stride": 256, "max_rows": 4}
+    chat = {"dataset": "chat", "path": str(ROOT / "demo/conversations.jsonl"), "tokenizer_dir": base, "eval_len": 1024}
+    task = {"dataset": "lm_eval", "task": "demo/questions/opticks_endings.yaml", "tokenizer_dir": base,
+            "eval_len": 256, "max_rows": 24}  # fmt: skip
+
+    def vllm(name: str, suffix: str = "", **keys: Any) -> dict[str, Any]:
+        engine = {**EAGER, **keys.pop("engine", {})}
+        return {"load_fn": "vllm_score", "label": name, "model_dir": base + suffix, "engine": engine, **keys}
+
+    def transformers(name: str, suffix: str = "", **keys: Any) -> dict[str, Any]:
+        return {"load_fn": "transformers_auto_bf16", "label": name, "model_dir": base + suffix, **keys}
+
+    def llamacpp(kind: str, **keys: Any) -> dict[str, Any]:
+        return {"load_fn": "llamacpp", "label": f"GGUF {kind}", "model_dir": f"{base}-{kind.lower()}.gguf", **keys}
+
+    reference = vllm("vLLM bf16", reference=True)
+    hf_reference = transformers("HF bf16", reference=True)
+    quantized = [vllm("W8A8", "-w8a8"), vllm("W4A16", "-w4a16-g32"), vllm("NVFP4A16", "-nvfp4a16"),
+                 vllm("NVFP4", "-nvfp4")]  # fmt: skip
+    decode: dict[str, Any] = {"phase": "decode", "batch": 4}
+    one_line = [base, f"{base}-w8a8"]
+    found = {
+        "demo": Case({"text": text}, [transformers("HF bf16", noise_floor=True), reference, *quantized,
+                                      llamacpp("Q8_0"), llamacpp("Q4_1")]),
+        "chat": Case({"chat": chat}, [hf_reference, transformers("HF W8A8", "-w8a8")]),
+        "texts": Case({"one": short, "chat": chat}, [hf_reference,
+                                                           transformers("HF fp32", engine={"dtype": "float32"})]),
+        "divergences": Case({"short": short}, [reference, vllm("W8A8", "-w8a8"), transformers("HF bf16")],
+                            ["--divergences"]),
+        "decode": Case({"short": {**short, "max_rows": 2}}, [reference, vllm("vLLM decode", **decode),
+                                                             transformers("HF decode", phase="decode")]),
+        "sweep": Case({"short": short}, [reference, vllm("W8A8", "-w8a8",
+                                         sweep={"engine.max_num_batched_tokens": [256, 1024]})]),
+        "streaming": Case({"short": short}, [hf_reference, transformers("HF streaming", engine={"streaming": True})]),
+        "until": Case({}, [], [*one_line, "--until", "kld:20%", "-d", opticks["path"]]),
+        "one_line": Case({}, [], [*one_line, "-r", "4", "-d", opticks["path"]]),
+    }  # fmt: skip
+    if find_spec("lm_eval"):
+        found["task"] = Case({"task": task}, [hf_reference, transformers("HF W8A8", "-w8a8")])
+    return found
+
+
+def save(checkout: Path, folder: Path, models: Path, only: Sequence[str], cache: Path | None) -> int:
+    """Run the cases in ``checkout`` and keep each results.json in ``folder``; exit status 1 if one fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name, case in cases(models.resolve()).items():
+        if only and name not in only:
+            continue
+        specs = folder.resolve() / f"{name}.specs"
+        specs.mkdir(exist_ok=True)
+        words = [*case.flags, "-o", str(folder.resolve() / f"{name}.json")]
+        for what, given in case.texts.items():
+            (specs / f"{what}.json").write_text(json.dumps(with_full_paths(given, checkout)), encoding="utf-8")
+        if case.models:
+            (specs / "models.json").write_text(json.dumps(case.models), encoding="utf-8")
+            words += ["-d", *(str(specs / f"{what}.json") for what in case.texts), "-m", str(specs / "models.json")]
+        began = time.monotonic()
+        status = run(checkout.resolve(), [str(checkout.resolve() / "eval/compare_q.py"), *words], specs, cache)
+        print(f"{name}: exit status {status}, {time.monotonic() - began:.1f} s", flush=True)
+        failed += status != 0
+    if not only or "drop_in" in only:
+        words = ["--model", str(models.resolve() / "smollm2-135m-w8a8"), "--text", str(ROOT / "eval/spec/opticks.txt")]
+        words = [str(checkout.resolve() / "compare_q_vllm.py"), *words, "--context-length", "2048", "--stride", "2048"]
+        shown = folder.resolve() / "drop_in.txt"
+        failed += run(checkout.resolve(), words, folder.resolve(), cache, shown) != 0
+    return int(failed > 0)
+
+
+def with_full_paths(spec: dict[str, Any], checkout: Path) -> dict[str, Any]:
+    """The data spec with the task's file named from the root of the checkout, where its own paths start."""
+    return {**spec, "task": str(checkout.resolve() / spec["task"])} if "task" in spec else spec
+
+
+def run(checkout: Path, words: Sequence[str], folder: Path, cache: Path | None, shown: Path | None = None) -> int:
+    """Run a script of a checkout with its log in ``folder``; returns the exit status."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "NO_COLOR": "1", "COLUMNS": "160"}
+    environment["COMPARE_Q_CACHE"] = str(cache.resolve() if cache else folder / "cache")
+    with open(shown or folder / "out.txt", "w") as out, open(folder / "err.txt", "w") as err:
+        return subprocess.run(
+            [sys.executable, *words], cwd=checkout, env=environment, stdout=out, stderr=err, check=False
+        ).returncode
+
+
+def compare(before: Path, after: Path) -> int:
+    """Print the values that differ between the results in two folders; exit status 1 if there are any."""
     differing = 0
-    for name, differences in compared:
-        differing += bool(differences)
-        print(f"{name}: {'the same' if not differences else 'DIFFERS'}")
-        for line in differences[:40]:
-            print(f"    {line}")
-    print(f"{len(compared)} outputs compared, {differing} differ")
+    for file in sorted(before.glob("*.json")):
+        if not (after / file.name).exists():
+            print(f"{file.stem}: missing in {after}")
+            differing += 1
+            continue
+        one, other = (dict(values_of(json.loads((each / file.name).read_text("utf-8")))) for each in (before, after))
+        lines = [f"{at}: {one[at]!r} before, {other[at]!r} after" for at in one if at in other and one[at] != other[at]]
+        differing += bool(lines)
+        print(f"{file.stem}: {len(one.keys() & other.keys()):,} values compared, {len(lines)} differ")
+        print(*(f"    {line}" for line in lines[:60]), sep="\n", end="\n" if lines else "")
+        for side, mine, theirs in (("before", one, other), ("after", other, one)):
+            if names := sorted({at.split("//", 1)[1] for at in mine.keys() - theirs.keys()}):
+                print(f"    only {side}: {', '.join(names)}")
     return int(differing > 0)
 
 
-Compared = list[tuple[str, list[str]]]
+def values_of(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(``text / model // path``, value) of every value of a results.json, but those of ``NOT_COMPARED``."""
+    for text in found["texts"]:
+        several = len(found["texts"]) > 1
+        for part in ("data", "reference"):
+            yield from leaves(text[part], f"{text['name'] if several else ''}//{part}")
+        for model in text["models"]:
+            yield from leaves(model, f"{text['name'] if several else ''} / {model['label']}//")
+    for mean in found.get("means") or []:
+        yield from leaves(mean, f"means / {mean['label']}//")
 
 
-def shown_published(pair: Sequence[Checkout]) -> Compared:
-    """Every published table, and merged ones, in the format of each checkout."""
-    compared: Compared = []
-    for files in [*((file,) for file in PUBLISHED), *MERGED]:
-        compared += shown(pair, " + ".join(files), [[str(each.root / file) for file in files] for each in pair])
-    return compared
-
-
-def shown(pair: Sequence[Checkout], name: str, files: Sequence[Sequence[str]]) -> Compared:
-    """Everything that ``--from`` shows and writes of finished runs, in both checkouts."""
-    compared: Compared = []
-    for what, (width, flags) in ASKED.items():
-        words = [each.run(["--from", *given, *flags], width, name) for each, given in zip(pair, files, strict=True)]
-        compared.append((f"{name}: {what}", text_differences(*words)))
-        for file in (flag for flag in flags if flag.endswith((".csv", ".md"))):
-            texts = [(each.out / name / file).read_text(encoding="utf-8") for each in pair]
-            texts = list(map(with_new_names, texts)) if file.endswith(".csv") else texts
-            compared.append((f"{name}: {file}", text_differences(*texts)))
-    raw = [json.loads((each.out / name / "results.json").read_text(encoding="utf-8")) for each in pair]
-    return [*compared, (f"{name}: results.json", json_differences(raw[0], raw[1], without={"format"}))]
-
-
-def scored(pair: Sequence[Checkout], folder: Path, engine: str) -> Compared:
-    """Small models scored in both checkouts, on one text and on three, and two merged runs."""
-    texts, models = write_texts(folder), write_models(folder, engine)
-    several = [texts[name] for name in SEVERAL if name in texts]
-    compared: Compared = []
-    for name, data, chosen in (("one", several[:1], "ab"), ("other", several[:1], "ac"), ("three", several, "abc")):
-        specs = [models[each] for each in chosen]
-        for each in pair:
-            output = f"{name}.json"
-            words = ["-d", *data, "-m", *specs, "-o", output, "--divergences", "--cache-dir", str(each.out / "cache")]
-            said = each.run(words)
-            if not (each.out / output).exists():
-                raise SystemExit(f"{each.root}: {name}: no results:\n{said}")
-        raw = [json.loads((each.out / f"{name}.json").read_text(encoding="utf-8")) for each in pair]
-        compared.append((f"scored {engine}, {name}", json_differences(raw[0], raw[1], without=NOT_COMPARED)))
-        for each, found in zip(pair, raw, strict=True):
-            (each.out / f"{name}.json").write_text(json.dumps(at_one_time(found)), encoding="utf-8")
-        compared += shown(pair, f"shown {name}", [[str(each.out / f"{name}.json")] for each in pair])
-    merged = [[str(each.out / "one.json"), str(each.out / "other.json")] for each in pair]
-    return compared + shown(pair, "merged", merged)
-
-
-def write_texts(folder: Path) -> dict[str, str]:
-    """Name -> data spec of a text."""
-    from benchmarks.shapes import write_tokenizer
-
-    (folder / "tokenizer").mkdir()
-    write_tokenizer(folder / "tokenizer")
-    root = Path(__file__).resolve().parents[1]
-    text = (root / "demo" / "opticks.txt").read_text(encoding="utf-8")
-    code = (root / "demo" / "quantize.py").read_text(encoding="utf-8")
-    specs: dict[str, dict[str, Any]] = {}
-    for name, content, length in (("prose", text[5000:13000], 200), ("code", code[:4000], 100)):
-        (folder / f"{name}.txt").write_text(content, encoding="utf-8")
-        specs[name] = {
-            "label": name,
-            "dataset": "text",
-            "path": f"{name}.txt",
-            "eval_len": length,
-            "eval_stride": length // 2,
-        }
-    if find_spec("lm_eval"):
-        task = (root / "demo" / "questions" / "opticks_endings.yaml").read_text(encoding="utf-8")
-        (folder / "endings.yaml").write_text(task.replace("demo/questions/", f"{root}/demo/questions/"), "utf-8")
-        specs["endings"] = {"dataset": "lm_eval", "task": "endings.yaml", "eval_len": 256, "max_rows": 12}
-    for name, spec in specs.items():
-        spec |= {"tokenizer_dir": "tokenizer"}
-        (folder / f"{name}.json").write_text(json.dumps(spec), encoding="utf-8")
-    return {name: str(folder / f"{name}.json") for name in specs}
-
-
-def write_models(folder: Path, engine: str) -> dict[str, str]:
-    """Letter -> model spec: a reference, a model that is compared with it, and one that lacks scores or is noisier."""
-    if engine == "fake":
-        (folder / "model").mkdir()
-        common = {"vocab_size": 300}
-        specs: dict[str, dict[str, Any]] = {
-            "a": {"engine": {**common, "boost": 4.0}, "reference": True},
-            "b": {"engine": {**common, "boost": 3.0}},
-            "c": {"engine": {**common, "boost": 2.0, "nan_windows": [1]}},
-        }
-        specs = {letter: {"load_fn": "fake", "model_dir": "model", **spec} for letter, spec in specs.items()}
-    else:
-        from benchmarks.kills import make_model
-
-        make_model(folder / "model")
-        specs = {
-            "a": {"load_fn": "transformers_auto_bf16", "reference": True},
-            "b": {"load_fn": "transformers", "noise_floor": True},
-            "c": {"load_fn": "transformers", "engine": {"dtype": "float16"}},
-        }
-        specs = {letter: {"model_dir": "model", **spec} for letter, spec in specs.items()}
-    for letter, spec in specs.items():
-        (folder / f"model_{letter}.json").write_text(json.dumps({"label": letter, **spec}), encoding="utf-8")
-    return {letter: str(folder / f"model_{letter}.json") for letter in specs}
-
-
-def at_one_time(found: Any) -> Any:
-    """Results as if they had been made at one moment, so that no table shows when they were."""
-    if isinstance(found, dict):
-        return {key: TIMES[key] if key in TIMES else at_one_time(value) for key, value in found.items()}
-    return [at_one_time(each) for each in found] if isinstance(found, list) else found
-
-
-def text_differences(before: str, after: str) -> list[str]:
-    """The lines in which two texts differ, each with a sign of the one that has it."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=0)
-    return [line for line in lines if not line.startswith("@@")]
-
-
-def with_new_names(text: str) -> str:
-    """CSV whose first line has the fields' new names, wherever they stand in it."""
-    header, *rows = csv.reader(io.StringIO(text))
-    stream = io.StringIO()
-    csv.writer(stream).writerows([[RENAMED.get(name, name) for name in header], *rows])
-    return stream.getvalue()
-
-
-def json_differences(before: Any, after: Any, *, without: set[str]) -> list[str]:
-    """The places at which the values of two results.json differ; ``without``: keys that are not compared."""
-    one, other = (dict(values_in(in_texts(found), without)) for found in (before, after))
-    places = sorted(one.keys() | other.keys())
-    return [
-        f"{place}: {one.get(place, 'missing')!r} before, {other.get(place, 'missing')!r} after"
-        for place in places if place not in one or place not in other or one[place] != other[place]
-    ]  # fmt: skip
-
-
-def in_texts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A results.json of any format as a list of texts, without what is made from the texts, or the only text's name."""
-    of_text = ("data", "subtitle", "reference", "models")
-    texts = found["texts"] if "texts" in found else [{key: found[key] for key in of_text}]
-    rest = {key: value for key, value in found.items() if key not in (*of_text, "texts", "means")}
-    rest = {**rest, "parts": rest.get("parts") or []}
-    texts = [{key: value for key, value in text.items() if key != "error" or value} for text in texts]
-    if len(texts) == 1:
-        texts = [{key: value for key, value in texts[0].items() if key != "name"}]
-    return {**rest, "texts": texts, "means": found.get("means", []) if len(texts) > 1 else []}
-
-
-def values_in(found: Any, without: set[str], place: str = "") -> Iterator[tuple[str, Any]]:
-    """(place, value) of every number, text and null."""
-    if isinstance(found, dict):
+def leaves(found: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """(place, value) of every number, string and null inside ``found``; empty lists and objects have a place too."""
+    if isinstance(found, dict) and found:
         for key, value in found.items():
-            if key not in without and place.endswith("/provenance") <= (key != "kv_cache"):  # which a field has too
-                yield from values_in(value, without, f"{place}/{RENAMED.get(key, key)}")
-    elif isinstance(found, list):
+            if key not in NOT_COMPARED:
+                yield from leaves(value, f"{place}/{key}")
+    elif isinstance(found, list) and found:
         for number, value in enumerate(found):
-            yield from values_in(value, without, f"{place}/{number}")
+            yield from leaves(value, f"{place}/{number}")
     else:
         yield place, found
 
 
+def main(words: Sequence[str] | None = None) -> int:
+    """``python -m benchmarks.same_numbers``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.same_numbers", description=(__doc__ or "").split("\n")[0]
+    )
+    commands = parser.add_subparsers(required=True, dest="command")
+    saving = commands.add_parser("save", help="run the cases in a checkout and keep their results")
+    saving.add_argument("checkout", type=Path)
+    saving.add_argument("folder", type=Path)
+    saving.add_argument("--models", type=Path, default=ROOT / "demo/models", help="the demo's models")
+    saving.add_argument("--only", nargs="+", default=[], help="names of cases")
+    saving.add_argument("--cache", type=Path, help="one cache for all cases, such as that of an earlier `save`")
+    comparing = commands.add_parser("compare", help="compare two folders of results")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    args = parser.parse_args(words)
+    if args.command == "save":
+        return save(args.checkout, args.folder, args.models, args.only, args.cache)
+    return compare(args.before, args.after)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -26,7 +26,7 @@ from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.api import Comparison, compare
 
-TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
+TEXT = Path(__file__).resolve().parent.parent / "eval" / "spec" / "opticks.txt"
 TOKENS = 512
 NO_FLOAT32 = ("nvfp4-modelopt", "fp8")
 """Checkpoints that vLLM refuses to run in float32."""

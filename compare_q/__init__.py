@@ -4,16 +4,22 @@
 
     result = compare_q.compare("data.json", ["bf16.json", "nvfp4.json"])
 
-``compare``, ``load`` and ``show`` are in ``eval/api.py``, which is read when one of them is first used.  In a checkout
-this folder has links to ``eval`` and ``backends``, so that a module has the same name wherever it is installed.
+``compare``, ``load`` and ``show`` are in ``eval/api.py``, which is imported when one of them is first used.  An
+installation has ``eval`` and ``backends`` in this folder.  In a checkout they are next to it, and are found there under
+the same names.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compare_q.eval.api import Comparison, compare, load, show
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+if (CHECKOUT / "pyproject.toml").is_file():
+    __path__.append(str(CHECKOUT))
 
 __version__ = "0.2.0"
 __all__ = ["Comparison", "compare", "load", "show"]

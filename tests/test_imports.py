@@ -24,7 +24,7 @@ ORDER = {
 """Files and folders of a package from the lowest to the highest; each may import those before it."""
 
 PRODUCT = "compare_q"
-"""The package that holds both, by links."""
+"""The package that holds both."""
 NO_PRODUCT = ("benchmarks", "demo")
 """Packages beside the product, which may import it and are never imported by it."""
 DYNAMIC = ("import_module", "__import__")
@@ -35,9 +35,12 @@ Graph = dict[str, set[str]]
 
 def modules() -> dict[str, Path]:
     """Dotted name -> file, of all packages."""
-    product = [file for package in ORDER for file in (ROOT / PRODUCT / package).rglob("*.py")]
-    found = [*product, *(file for package in NO_PRODUCT for file in (ROOT / package).rglob("*.py"))]
-    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in found}
+    found = {}
+    for package in (*ORDER, *NO_PRODUCT):
+        for file in (ROOT / package).rglob("*.py"):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found[f"{PRODUCT}.{name}" if package in ORDER else name] = file
+    return found
 
 
 def inside(name: str) -> list[str]:

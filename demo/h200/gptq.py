@@ -24,7 +24,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Quantize a model to W4A16 by llm-compressor's GPTQ.")
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--text", type=Path, default=Path(__file__).resolve().parents[1] / "opticks.txt")
+    parser.add_argument(
+        "--text", type=Path, default=Path(__file__).resolve().parents[2] / "eval" / "spec" / "opticks.txt"
+    )
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(arguments.source)
     model = AutoModelForCausalLM.from_pretrained(arguments.source, dtype="bfloat16")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-TEXT = HERE.parent / "opticks.txt"
+TEXT = HERE.parents[1] / "eval" / "spec" / "opticks.txt"
 N_ENDINGS, N_SUMS, N_EXAMPLES = 240, 90, 4
 LENGTHS = range(14, 31)
 """Words of a sentence that becomes a question."""

@@ -96,7 +96,7 @@ def test_padded_smollm2(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     recipes.make_once(recipes.BASE, recipes.make_bf16_base)
-    text = (recipes.HERE / "opticks.txt").read_text()[20_000:21_000]
+    text = (recipes.ROOT / "eval" / "spec" / "opticks.txt").read_text()[20_000:21_000]
     tokens = torch.tensor(AutoTokenizer.from_pretrained(recipes.BASE)(text)["input_ids"])
     AutoModelForCausalLM.from_pretrained(recipes.BASE, dtype=torch.float32).save_pretrained(tmp_path / "f32")
     moved = {}

@@ -68,7 +68,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     patch = pytest.MonkeyPatch()
     patch.setenv("VLLM_CPU_INT4_W4A8", "0")  # or a CPU with AMX would quantize the activations of W4A16
     folder = tmp_path_factory.mktemp("divergence")
-    ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "demo" / "opticks.txt").read_text()[:20000])["input_ids"]
+    ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "eval" / "spec" / "opticks.txt").read_text()[:20000])["input_ids"]
     windows = [
         Window.scored_from(index, np.array(ids[begin : begin + LENGTH], np.int32))
         for index, begin in enumerate((1000, 2000))

@@ -32,7 +32,7 @@ from tests.support.llama_cpp import needs_llama_cpp
 
 pytestmark = pytest.mark.engine
 PEERS = DATA / "peers"
-OPTICKS = ROOT / "demo" / "opticks.txt"
+OPTICKS = ROOT / "eval" / "spec" / "opticks.txt"
 CHUNKS = 8
 DOCUMENTS = ((600, 640), (700, 780), (1000, 1090))
 """Lines of the text that are the documents of lm_eval_three.json."""

@@ -29,8 +29,9 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """
     make_models()
     folder = tmp_path_factory.mktemp("run")
-    data = {"tokenizer_dir": str(BASE), "dataset": "text", "path": str(ROOT / "demo" / "opticks.txt"), "eval_len": 512,
-            "eval_stride": 256, "max_rows": 3}  # fmt: skip
+    text = str(ROOT / "eval" / "spec" / "opticks.txt")
+    data = {"tokenizer_dir": str(BASE), "dataset": "text", "path": text, "eval_len": 512, "eval_stride": 256,
+            "max_rows": 3}  # fmt: skip
     (folder / "data.json").write_text(json.dumps(data))
     specs = ["eval/spec/demo_transformers.json", "eval/spec/demo_vllm.json"]
     command = [

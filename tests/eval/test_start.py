@@ -33,7 +33,7 @@ def copy_checkout(folder: Path) -> Path:
     """A copy of what a checkout runs, without an environment."""
     for name in ("compare_q", "eval", "backends"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile", "compare_q_vllm.py"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "Makefile", "compare_q_vllm.py"):
         shutil.copy(ROOT / name, folder)
     return folder
 
@@ -157,6 +157,6 @@ print(extension.__name__, callable(extension.compare_q_install))
 def test_vllm_finds_the_plugin_and_the_worker_extension(installed: dict[str, Path], kind: str, tmp_path: Path) -> None:
     """The entry point of `vllm serve`, and the name that vllm_score gives vLLM's workers, outside the checkout."""
     ran = run("-c", WHAT_VLLM_IMPORTS, installed[kind], cwd=tmp_path)
-    source = installed["wheel"] if kind == "wheel" else installed["wheel"].parent / "copy"
-    plugin = source / "compare_q" / "backends" / "vllm" / "plugin.py"
+    source = installed["wheel"] / "compare_q" if kind == "wheel" else installed["wheel"].parent / "copy"
+    plugin = source / "backends" / "vllm" / "plugin.py"
     assert ran.stdout.splitlines() == [f"register {plugin}", "ScoringExtension True"], ran.stderr

@@ -147,7 +147,8 @@ def nodes(file: Path) -> tuple[ast.AST, ...]:
 @cache
 def name_exists(dotted: str) -> bool:
     """Whether a dotted name is a package, a module, or something that a module binds."""
-    place, names = ROOT, dotted.split(".")
+    names = dotted.removeprefix("compare_q.").split(".")
+    place, names = (ROOT, names) if (ROOT / names[0]).is_dir() else (ROOT / "compare_q", names)
     while names and (place / names[0]).is_dir():
         place, names = place / names[0], names[1:]
     file = place / f"{names[0]}.py" if names else place

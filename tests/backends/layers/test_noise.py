@@ -218,7 +218,7 @@ def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     make_models()
-    text = (ROOT / "demo" / "opticks.txt").read_text(encoding="utf-8")[:8000]
+    text = (ROOT / "eval" / "spec" / "opticks.txt").read_text(encoding="utf-8")[:8000]
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text).input_ids, np.int32)
     windows = [Window.scored_from(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
     assert len(windows[1].token_ids) == 512

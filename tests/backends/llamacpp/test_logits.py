@@ -145,7 +145,7 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
 def opticks() -> list[Window]:
     """The first two windows of 1,024 tokens of the demo's text."""
     make_models()
-    text = (ROOT / "demo" / "opticks.txt").read_text(encoding="utf-8")[:20_000]
+    text = (ROOT / "eval" / "spec" / "opticks.txt").read_text(encoding="utf-8")[:20_000]
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text)["input_ids"], np.int32)
     return [Window.scored_from(index, ids[index * 1024 : (index + 1) * 1024]) for index in range(2)]
 

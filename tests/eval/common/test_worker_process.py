@@ -31,7 +31,11 @@ QUESTION = DescribeJob("fake", LoadRequest("a", "fake", "none", 1))
 def copy_of_the_code(folder: Path, added: str = "") -> Path:
     """A copy of ``compare_q`` as an installation has it, with one line more in a file."""
     copied = folder / "compare_q"
-    shutil.copytree(ROOT / "compare_q", copied, ignore=shutil.ignore_patterns("__pycache__"))
+    for source, target in (
+        (ROOT / "compare_q", copied),
+        *((ROOT / name, copied / name) for name in ("eval", "backends")),
+    ):
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     with (copied / "backends" / "scoring" / "statistics.py").open("a") as file:
         file.write(added)
     return copied / "backends"
