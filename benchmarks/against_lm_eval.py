@@ -4,7 +4,7 @@
         --output table.json
 
 ``--text``: JSON lines with a document in ``text`` each, or a plain text file, which is one document.  With
-``--wikitext`` each has a page of WikiText in ``page`` (``benchmarks/wikitext_rows.py`` makes the pages of WikiText-2),
+``--wikitext`` each has a page of WikiText in ``page`` (for example of WikiText-2),
 and lm-eval scores and counts it by the functions of its task ``wikitext``; its rewritten pages, which it logs, have to
 be ours, character for character.  lm-eval may live in another environment than compare_q.
 Both run the model in float32 through Transformers, one window at a time.

@@ -1,6 +1,6 @@
 """What scoring in vLLM's workers costs, as ratios to prefill alone in the same engine; and whether it is right there.
 
-    python benchmarks/vllm_scoring.py --output results/h200/scoring.json
+    python benchmarks/vllm_scoring.py --output scoring.json
 
 The shape is Llama 3.1 8B's with dummy weights, 64 windows of 2,048 random tokens.  Each round runs every path once, so
 that a drift of the clock moves all of them; ratios are medians over rounds.  Correctness is checked on two small models

@@ -1,34 +1,121 @@
-"""What the documentation says is there: paths, names, links, keys and flags; the README's length.
-
-``tests/support/doc_names.py`` finds what pages, docstrings and comments name, and looks for it on disk and in the
-syntax trees.  No engine starts and nothing but the specs and the command line's flags is imported.
-"""
+"""Documentation is true of the repository: paths, links, commands, keys, flags and columns exist."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from compare_q.eval.cli.flags import COMMANDS, parser
+from compare_q.eval.cli import flags
 from compare_q.eval.specs.types import DataSpec, SweptSpec
 from compare_q.eval.table.registry import BY_NAME
-from tests.support import ROOT, doc_names
+from tests.support import ROOT
 from tests.test_imports import ORDER
 
 DOCS = ROOT / "docs"
+PACKAGES = ("backends", "benchmarks", "compare_q", "demo", "eval", "tests")
+FOLDERS = (*PACKAGES, "docs", "requirements", "results")
+MADE = ("demo/models", "demo/results")
+"""Written by ``make demo``."""
+FOREIGN = {"compare_q_logits.py", "eval/qbench.py", "qbench_prompts.py", "eval/__disk_lru_cache__", "llama.py",
+           "convert_hf_to_gguf.py", "ptb_text_only.py", "both.md", "core.py", "nvfp4.py"}  # fmt: skip
+"""Files of other projects, or written by a command of a page."""
+
+PATH = re.compile(rf"(?<![\w/.$~-])(?:{'|'.join(FOLDERS)})/[\w./*{{}},-]*")
+BARE = re.compile(r"(?<![\w/.*<>-])[\w.-]+\.(?:py|js|md)\b(?!\w*://)")
+DOTTED = re.compile(rf"(?<![\w/.-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+(?!\w*\()")
+LINK = re.compile(r"\[[^][]*\]\(([^()\s]+)\)")
+FENCED = re.compile(r"^```.*?^```|^ {4}.*?$", re.MULTILINE | re.DOTALL)
 
 
-def test_every_file_and_name_in_pages_docstrings_and_comments_exists() -> None:
-    files = [*doc_names.markdown_files(), *doc_names.python_files(), *doc_names.other_files()]
-    absent = {
-        f"{file.relative_to(ROOT)}:{line}": names
-        for file in files
-        for line, text in doc_names.prose(file)
-        if (names := doc_names.missing(text, file.parent))
-    }
-    assert absent == {}
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Files of the repository, without what git ignores where this is a checkout."""
+    try:
+        words = ["git", "ls-files", "-co", "--exclude-standard"]
+        listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        listed = ""
+    files = [ROOT / line for line in listed.splitlines()] or list(ROOT.rglob("*"))
+    return tuple(file for file in files if file.is_file())
+
+
+def pages() -> list[Path]:
+    """Every Markdown page except the changelog, which names what is gone."""
+    return [file for file in tracked() if file.suffix == ".md" and file.name != "CHANGELOG.md"]
+
+
+def missing(text: str, folder: Path = ROOT) -> list[str]:
+    """Paths, file names and dotted names in a text that do not exist; ``folder``: where the text is."""
+    names = {file.name for file in tracked()}
+    found = {path for path in (each.rstrip(".,-") for each in PATH.findall(text)) if not path_exists(path, folder)}
+    found |= {name for name in BARE.findall(text) if name not in names}
+    suffixes = ("html", "json", "parquet", "png", "py", "raw", "safetensors", "txt")
+    dotted = [name for name in DOTTED.findall(text) if not name.endswith(suffixes)]
+    return sorted((found | {name for name in dotted if not name_exists(name)}) - FOREIGN)
+
+
+def path_exists(path: str, folder: Path) -> bool:
+    """True if a path exists below the root or ``folder``; ``*`` and ``{a,b}`` as in a shell."""
+    if path.startswith(MADE):
+        return True
+    if group := re.search(r"\{([^{}]*)\}", path):
+        each = (path[: group.start()] + part + path[group.end() :] for part in group[1].split(","))
+        return all(path_exists(one, folder) for one in each)
+    return any(any(base.glob(path)) if "*" in path else (base / path).exists() for base in (ROOT, folder))
+
+
+def name_exists(dotted: str) -> bool:
+    """True if a dotted name is a package, a module, or a name that this module contains."""
+    place, names = ROOT, dotted.removeprefix("compare_q.").split(".")
+    while names and (place / names[0]).is_dir():
+        place, names = place / names[0], names[1:]
+    file = place / f"{names[0]}.py" if names else place
+    file, names = (file, names[1:]) if file.is_file() else (place / "__init__.py", names)
+    if not names:
+        return True
+    return file.is_file() and all(re.search(rf"\b{name}\b", file.read_text("utf-8")) for name in names)
+
+
+def broken_links(text: str, file: Path) -> list[str]:
+    """Relative links of a page to missing files or headings."""
+    found = []
+    for target in LINK.findall(FENCED.sub("", text)):
+        path, _, anchor = target.partition("#")
+        page = (file.parent / path).resolve() if path else file
+        if "://" not in target and not (
+            (page == file or page.exists())
+            and (not anchor or anchor in anchors(text if page == file else page.read_text("utf-8")))
+        ):
+            found.append(target)
+    return found
+
+
+def anchors(page: str) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    unfenced = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+?) *$", unfenced, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_files_and_names_in_pages_and_code_exist() -> None:
+    files = [*pages(), ROOT / "Makefile"]
+    files += [file for file in tracked() if file.suffix == ".py" and file != Path(__file__)]
+    absent = {str(file.relative_to(ROOT)): missing(prose(file), file.parent) for file in files}
+    assert {name: names for name, names in absent.items() if names} == {}
+
+
+def prose(file: Path) -> str:
+    """A page, or the docstrings and comments of a Python file."""
+    text = file.read_text("utf-8")
+    if file.suffix != ".py":
+        return text
+    spoken = re.findall(r'^ *r?"""(.*?)"""$|(?:^|  )(# [^\n]*)$', text, re.MULTILINE | re.DOTALL)
+    return "\n".join("".join(each) for each in spoken)
 
 
 @pytest.mark.parametrize(
@@ -36,40 +123,20 @@ def test_every_file_and_name_in_pages_docstrings_and_comments_exists() -> None:
     [
         ("see `eval/stats/uncertainties.py`.", ["eval/stats/uncertainties.py"]),
         ("see eval/stats/uncertainty.py, and backends/vllm/*.py", []),
-        ("backends/vllm/*.pyx", ["backends/vllm/*.pyx"]),
         ("backends/vllm/{driver,worker}.py", []),
         ("backends/vllm/{driver,walker}.py", ["backends/vllm/{driver,walker}.py"]),
-        ("a page of its own, docs/statistic.md", ["docs/statistic.md"]),
         ("definitions are in test_logit_statistics.py", ["test_logit_statistics.py"]),
-        ("what it must keep is in test_plot", ["test_plot"]),
-        ("python -m compare_q.eval.specs.types", []),
         ("python -m compare_q.eval.spec.types", ["compare_q.eval.spec.types"]),
-        ("raises backends.common.errors.InputError", []),
-        ("raises compare_q.backends.base.InputError", ["compare_q.backends.base.InputError"]),
-        ("compare_q.backends.vllm.driver.VllmDriver.probe", []),
-        ("compare_q.backends.vllm.driver.VllmDriver.probes", ["compare_q.backends.vllm.driver.VllmDriver.probes"]),
-        ("    from compare_q.eval.api import compare, loads", ["compare_q.eval.api.loads"]),
-        ("``report.ORIGIN`` of a merged run", ["report.ORIGIN"]),
-        ("``results_json.ORIGIN`` of a merged run", []),
-        ("``Window.scored``", ["Window.scored"]),
-        ("``logit_statistics.partial``", ["logit_statistics.partial"]),
-        ("``datasets.load_dataset`` reads ``results.json``", []),
+        ("compare_q.backends.base.Window", []),
+        ("raises compare_q.backends.base.InputErrors", ["compare_q.backends.base.InputErrors"]),
     ],
 )
-def test_what_does_not_exist_is_found(text: str, absent: list[str]) -> None:
-    assert doc_names.missing(text) == absent
+def test_missing_names_are_found(text: str, absent: list[str]) -> None:
+    assert missing(text) == absent
 
 
-def test_docstrings_and_comments_are_read_where_they_stand(tmp_path: Path) -> None:
-    file = tmp_path / "module.py"
-    file.write_text(
-        '"""Head."""\n\nX = "eval/gone.py"\n"""Of X."""\n\n\ndef f():\n    """Body."""\n    return 1  # why\n'
-    )
-    assert sorted(doc_names.prose(file)) == [(1, "Head."), (4, "Of X."), (8, "Body."), (9, "# why")]
-
-
-def test_every_relative_link_leads_somewhere() -> None:
-    broken = {file.name: doc_names.broken_links(file.read_text("utf-8"), file) for file in doc_names.markdown_files()}
+def test_relative_links_lead_somewhere() -> None:
+    broken = {file.name: broken_links(file.read_text("utf-8"), file) for file in pages()}
     assert {name: links for name, links in broken.items() if links} == {}
 
 
@@ -82,57 +149,65 @@ def test_every_relative_link_leads_somewhere() -> None:
         ("[gone](statistics.md#mistakes)", ["statistics.md#mistakes"]),
         ("# One, two\n\n[here](#one-two) and [not](#one)", ["#one"]),
         ("[far](https://example.org/x.md)\n\n```\n[code](gone.md)\n```", []),
-        ("![picture](../results/h200/table/kld.png)", ["../results/h200/table/kld.png"]),
     ],
 )
 def test_broken_links_are_found(text: str, broken: list[str]) -> None:
-    assert doc_names.broken_links(text, DOCS / "page.md") == broken
+    assert broken_links(text, DOCS / "page.md") == broken
 
 
-def test_readme_is_read_in_five_minutes() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+def commands() -> list[tuple[str, str]]:
+    """(page, command line of compare_q) of every code block."""
+    found = []
+    for page in pages():
+        for block in re.findall(r"^(?:    |```\w*\n)(.*?)(?=^```|\n\n|\Z)", page.read_text("utf-8"), re.M | re.S):
+            lines = re.sub(r"\\\n\s*", " ", block)
+            found += [(page.name, each) for each in re.findall(r"^ *\$? *compare-q +(.+)$", lines, re.MULTILINE)]
+    return found
 
 
-def test_make_has_what_the_pages_tell_to_make() -> None:
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_commands_of_the_pages_parse(page: str, line: str) -> None:
+    words = shlex.split(re.sub(r" {2,}\S.*$|#.*$", "", line).replace("...", ""))
+    if words and not {"COMMAND", "--help", "--version"} & set(words):
+        flags.parse(words)
+
+
+def test_make_targets_of_the_pages_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    pages = "\n".join(file.read_text("utf-8") for file in doc_names.markdown_files())
-    told = set(re.findall(r"(?:`|^ {4}|^|&& )make ([a-z-]+)(?=`| |$)", pages, re.MULTILINE))
-    assert {"demo", "install", "test"} <= told <= targets
+    named = set(
+        re.findall(r"(?:`|^ {4}|^|&& )make ([a-z-]+)(?=`| |$)", "\n".join(p.read_text() for p in pages()), re.M)
+    )
+    assert {"demo", "install", "test"} <= named <= targets
 
 
 @pytest.mark.parametrize(("spec", "heading"), [(DataSpec, "## Data spec"), (SweptSpec, "## Model spec")])
-def test_page_of_the_specs_has_every_key_and_no_other(spec: type, heading: str) -> None:
+def test_page_of_the_specs_has_every_key(spec: type, heading: str) -> None:
     page = (DOCS / "specs.md").read_text("utf-8")
     section = page[page.index(heading) :].split("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
     assert sorted(key for cell in cells for key in re.findall(r"`(\w+)`", cell)) == sorted(spec.model_fields)
 
 
-def test_page_of_the_specs_has_every_flag_and_no_other() -> None:
-    page = (DOCS / "specs.md").read_text("utf-8")
-    cells = re.findall(r"^\| (`-[^|]*) \|", page, re.MULTILINE)
-    of_commands = [parser(command) for command in COMMANDS if command != "trace"]  # docs/chat.md has its flags
-    there = {flag for each in of_commands for flag in each._option_string_actions}
-    assert {flag for cell in cells for flag in re.findall(r"`(-[\w-]+)`", cell)} == there
+def test_page_of_the_specs_has_every_flag() -> None:
+    cells = re.findall(r"^\| (`-[^|]*) \|", (DOCS / "specs.md").read_text("utf-8"), re.MULTILINE)
+    known = {
+        flag
+        for command in flags.COMMANDS
+        if command != "trace"
+        for flag in flags.parser(command)._option_string_actions
+    }
+    assert {flag for cell in cells for flag in re.findall(r"`(-[\w-]+)`", cell)} == known
 
 
-def test_page_of_the_outputs_has_every_column_and_no_other() -> None:
+def test_page_of_the_outputs_has_every_column() -> None:
     section = (DOCS / "outputs.md").read_text("utf-8").split("### Columns")[1].split("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
     assert {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)} == BY_NAME.keys()
 
 
 @pytest.mark.parametrize("package", ORDER)
-def test_order_of_imports_is_the_one_that_is_tested(package: str) -> None:
+def test_page_of_the_architecture_has_the_order_of_imports(package: str) -> None:
     page = (DOCS / "architecture.md").read_text("utf-8")
     printed = re.search(rf"^{package} +(\w[^`]*?)(?=^\w|^```)", page, re.MULTILINE)
     assert printed is not None
     assert tuple(re.findall(r"\w+", printed[1])) == ORDER[package]
-
-
-def test_page_of_one_line_counts_the_keystrokes_of_its_blocks() -> None:
-    """Each key is a character, Enter is one; the blocks stand in the order of the table's rows."""
-    section = (DOCS / "one_line.md").read_text("utf-8").split("## What the same question takes elsewhere")[1]
-    counts = [int(number) for number in re.findall(r"^\| [^|]+ \| (\d+) \|", section, re.MULTILINE)]
-    blocks = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
-    assert counts == [len(re.sub(r"^    ", "", block, flags=re.MULTILINE)) for block in blocks]

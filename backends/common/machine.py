@@ -257,10 +257,9 @@ def choose_mkl_kernels() -> None:
     """Have MKL find out which CPU this is while one thread asks; without torch there is nothing to do.
 
     torch computes exp, log, sin, cos, sqrt and others on a CPU by MKL, which looks for the CPU at the process's first
-    such call.  On Intel's, MKL 2024.2 (torch 2.10 to 2.13) lets other threads read the answer half-made: where several
-    threads share the first call, some may compute their share by a kernel of low precision (pytorch/pytorch#188792;
-    ``benchmarks/first_call.py``).  With AVX-512, exp and cos of float32 are up to 1.5e-4 off then, and with AVX2 a unit
-    in the last place.
+    such call. On Intel's, MKL 2024.2 (torch 2.10 to 2.13) lets other threads read the answer half-made: where several
+    threads share the first call, some may compute their share by a kernel of low precision (pytorch/pytorch#188792).
+    With AVX-512, exp and cos of float32 are up to 1.5e-4 off then, and with AVX2 a unit in the last place.
     """
     if torch := sys.modules.get("torch"):
         torch.zeros(1, dtype=torch.float32, device="cpu").exp()

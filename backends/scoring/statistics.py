@@ -45,7 +45,7 @@ CPU_ELEMENTS = 1 << 19
 """Logits at a time on a CPU: 10 rows of a vocabulary of 49,152, 4 of 128,256.
 
 Two cores of an AMD EPYC, bf16 logits against a bf16 reference: time of the statistics over the time of the bf16 head
-product (H = 576) of the same 256 rows (``benchmarks/cpu_statistics.py``).  With more rows than the best number the
+product (H = 576) of the same 256 rows.  With more rows than the best number the
 float32 temporaries no longer fit the processor's cache:
 
     rows at a time    1     2     4     8    16    32    64   256

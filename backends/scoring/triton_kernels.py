@@ -24,7 +24,7 @@ import triton.language as tl
 LANES, GROUP, WARPS = 256, 16, 8
 """Of 7 triples the best or next to it for 768 rows alone and for 384 rows against a reference, the most that vLLM's
 scorer hands over at once.  On an H200 (driver 580.159.04, Triton 3.6) rows of 128,256 bf16 logits take 0.91 and 0.75 of
-the bandwidth of a copy of as many bytes, 512 rows against a reference 0.84 (``benchmarks/cuda_statistics.py``)."""
+the bandwidth of a copy of as many bytes, 512 rows against a reference 0.84."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 

@@ -79,10 +79,9 @@ def measure_prefill(plan: run.Plan, count: int, gpu: bool) -> dict[str, Any]:
 
 
 def measure_peers(plan: run.Plan, count: int, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """(name, what it measured, or why not) of each peer, over ``count`` windows with the first row's model."""
+    """Yield each peer's name and measurement, or why it cannot run: ``count`` windows of the first row's model."""
     job = next(iter(run.prefill_jobs(plan, gpu).values()))
-    vocabulary = json.loads((Path(job["model"]) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    for name, peer in peers.jobs_of(job, count, vocabulary, gpu):
+    for name, peer in peers.jobs_of(job, count):
         yield name, peer if isinstance(peer, str) else jobs.measured({name: peer}, plan.folder)[name]
 
 

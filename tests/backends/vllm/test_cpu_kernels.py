@@ -283,7 +283,7 @@ def test_experts_against_the_definition(name: str) -> None:
 def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     """Weight-only in float32: as Transformers has it with the dequantized weights."""
     pytest.importorskip("compressed_tensors", reason="compressed_tensors is not installed")
-    from benchmarks.toy_moe_files import MoeShape, make
+    from tests.support.toy_moe_files import MoeShape, make
 
     shape = MoeShape(hidden=128, heads=2, experts=4, intermediate=128)
     folders = make(tmp_path, shape, ("nvfp4-w4a16",))

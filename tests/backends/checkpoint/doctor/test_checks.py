@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.toy_moe_files import MoeShape, make
 from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import checks, parameters
 from compare_q.backends.checkpoint.doctor.checks import Finding
@@ -21,6 +20,7 @@ from compare_q.backends.checkpoint.doctor.examining import Examination, Patient,
 from compare_q.backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
 from tests.support.broken import FAULTS, good
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
+from tests.support.toy_moe_files import MoeShape, make
 from tests.support.transformers_models import changed
 
 EXPERTS = "model.layers.3.mlp.experts"

@@ -17,7 +17,6 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from benchmarks.toy_moe_files import MoeShape, make
 from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import comparison
 from compare_q.backends.checkpoint.doctor.comparison import LayerError, layer_errors
@@ -26,6 +25,7 @@ from compare_q.backends.checkpoint.gguf import read_model
 from compare_q.eval.cli import doctor
 from tests.support.checkpoints import finish_gguf, gguf_tokenizer
 from tests.support.toy import TOY_VOCAB, refusal
+from tests.support.toy_moe_files import MoeShape, make
 from tests.support.transformers_models import changed
 
 ROWS, COLUMNS = 48, 64

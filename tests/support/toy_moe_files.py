@@ -1,4 +1,4 @@
-"""The checkpoints of ``benchmarks/toy_moe.py``: random weights of a small Qwen3-MoE in the layouts that are published.
+"""Checkpoints of a toy mixture of experts: random weights of a small Qwen3-MoE in the published layouts.
 
 compressed-tensors (NVFP4, MXFP4) by its own library; ModelOpt's NVFP4 has the same bytes under other names, its global
 scales inverted, and FP8 scales of the KV cache; DeepSeek's FP8 has a float32 scale for 128 x 128 weights.  Attention
