@@ -29,7 +29,6 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
-from compare_q.eval import phases as in_phases
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.results import flat, merging, results_json
@@ -223,7 +222,6 @@ def compare(
     cache_dir: str | Path | None = None,
     clear_cache: bool = False,
     divergences: bool = False,
-    phases: bool = False,
     verbose: bool = False,
     quiet: bool = False,
 ) -> Comparison:
@@ -232,7 +230,7 @@ def compare(
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
     With several texts each model loads once.
     ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``,
-    ``clear_cache``, ``divergences``, ``phases``, ``verbose``: as on the command line; ``quiet``: no progress on
+    ``clear_cache``, ``divergences``, ``verbose``: as on the command line; ``quiet``: no progress on
     standard error.
 
     InputError (``compare_q.backends.common.errors``): bad input, one line for each problem, before any engine starts.
@@ -253,13 +251,7 @@ def compare(
     specs = specs_of(DataSpec, data, "data")
     spec_files.check_labels(specs)
     texts = dict(zip(corpus.names_of(specs), specs, strict=True))
-    if phases:
-        chosen, said = in_phases.with_decode(chosen)
-        for line in said:
-            session.progress.say(line)
     finished = runner.run(session, texts, chosen, rows)
-    if phases:
-        finished = in_phases.beside_own_prefill(session, texts, chosen, finished)
     if finished.signal:
         raise KeyboardInterrupt
     return Comparison(finished.results, finished.data, session.cache)

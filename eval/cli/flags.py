@@ -226,7 +226,6 @@ FLAGS = {
         flag("-r --rows", RUN, "number of windows, or all (also 0), in place of max_rows", type=window_count),
         flag("--until", RUN, "score until every row's KLD is known (kld:2%%), or the rows' order (ranked)",
              type=until.target, metavar="ANSWER"),
-        on("--phases", RUN, "score each model in decode too, beside its own prefill: is generation what was measured?"),
         on("--divergences", RUN, "measure reverse KLD, Jensen-Shannon, total variation and top-5 agreement too"),
         file("-lf --logits_file", RUN, "reference store for KL divergence: read, or made there"),
         on("-cc --clear_cache", RUN, "forget what is stored of this text and these models first"),

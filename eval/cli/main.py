@@ -84,12 +84,6 @@ def measure(args: argparse.Namespace) -> int:
         model_specs = chosen_models(args)
     from compare_q.eval.text import corpus
 
-    if args.phases:
-        from compare_q.eval import phases
-
-        model_specs, said = phases.with_decode(model_specs)
-        remark(*said)
-
     texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
     reference = bool(args.logits_file) or any(spec.is_reference for spec in model_specs)
     if args.until or (args.models and args.rows is None):
@@ -236,10 +230,6 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
             finished = until.run(args.until, texts, partial(one_stage, shown, model_specs), remark)
         else:
             finished = runner.run(shown, texts, model_specs, args.rows)
-        if args.phases:
-            from compare_q.eval import phases
-
-            finished = phases.beside_own_prefill(session, texts, model_specs, finished)
         interrupted = 128 + finished.signal if finished.signal else 0
         results = replace(finished.results, title=args.title)
         if failures := outputs.nothing_scored(results):
@@ -251,8 +241,7 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
             from compare_q.eval.cli import words
 
             with written.writing(args.save_specs):
-                command = words.save(args.save_specs, list(texts.values()), model_specs, finished)
-                remark(f"{command} --phases" if args.phases else command)
+                remark(words.save(args.save_specs, list(texts.values()), model_specs, finished))
         if tokens:
             outputs.copy_scores(cache, finished, tokens, written)
         outputs.write(args, results, lambda: outputs.excerpts(finished, cache), written)

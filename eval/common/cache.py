@@ -164,9 +164,8 @@ class Cache:
             with suppress(OSError):
                 os.utime(entry)
 
-    def used_by_runs(self, *, others: bool = False) -> set[str]:
-        """Keys of the entries that runs use, this run included unless only ``others`` count; the marks of runs that
-        were killed are removed."""
+    def used_by_runs(self) -> set[str]:
+        """Keys of the entries that runs use, this run included; the marks of runs that were killed are removed."""
         keys: set[str] = set()
         for file in (self.root / "runs").glob("*.keys"):
             lock = file.with_suffix(".lock")
@@ -174,8 +173,6 @@ class Cache:
                 with suppress(Timeout, OSError), FileLock(str(lock), timeout=0):
                     file.unlink(missing_ok=True)
                     lock.unlink(missing_ok=True)
-            elif others:
-                continue
             with suppress(InputError):  # gone, or no file of ours
                 keys.update(json_files.read_bytes(file).decode(errors="replace").split())
         return keys

@@ -32,7 +32,7 @@ from compare_q.eval.table.columns import Cell, Filled
 from compare_q.eval.table.footnotes import COMMON_ERROR, MEANS
 from compare_q.eval.table.pairs import interval_text, percent_above
 from compare_q.eval.table.registry import COLUMNS, LABEL
-from compare_q.eval.table.tables import table_of_phases, table_of_text
+from compare_q.eval.table.tables import table_of_text
 from compare_q.eval.table.verdict import verdict
 
 MEASURES = {**KLD_VALUES, "ppl": PPL, **ACCURACIES}
@@ -196,29 +196,7 @@ def table_of_models(results: Results, text: TextResult, names: Sequence[str] | N
         + below_table(
             [FOREIGN.sub("", note) for note in (*described.notes, *described.legend_of(described.columns))], about_text
         )
-        + phases_beside(text)
     )
-
-
-def phases_beside(text: TextResult) -> str:
-    """The table of decode beside prefill; empty without one."""
-    described = table_of_phases(text)
-    if not described.columns:
-        return ""
-    labels, *numbers = described.columns
-    heads = [
-        tag("th", escape(each.column.title), scope="col", title=each.column.means,
-            class_=None if each is labels else "number")
-        for each in described.columns
-    ]  # fmt: skip
-    rows = [
-        tag("tr", tag("th", escape(label.value), scope="row"),
-            *(tag("td", escape(words_in(each.cells[i])), class_="number") for each in numbers))
-        for i, label in enumerate(labels.cells)
-    ]  # fmt: skip
-    whole = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
-    notes = tag("ul", *(tag("li", escape(note)) for note in described.notes), class_="notes")
-    return tag("h3", escape(described.title)) + tag("div", whole, class_="scroll") + notes
 
 
 def below_table(notes: Sequence[str], before: str = "") -> str:

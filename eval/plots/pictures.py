@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from compare_q.eval.common.files import Outputs, file_names
-from compare_q.eval.plots import curves, measures, phases, scatter, spread, style
+from compare_q.eval.plots import curves, measures, scatter, spread, style
 from compare_q.eval.plots.dumbbell import dumbbell_plot
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import points_of
@@ -105,8 +105,6 @@ def all_pictures(text: TextResult, *, dark: bool = False, title: str = "") -> di
         name: partial(scatter.scatter_figure, text, size=size, measure=measure, title=title or None, dark=dark)
         for name, (size, measure) in scatter_of(text).items()
     }
-    if any(model.own_prefill for model in text.models):
-        pictures["decode_from_prefill"] = partial(phases.phases_plot, text, title=title, dark=dark)
     return pictures | {
         "kld_spread": partial(spread.spread_plot, text, title=title, dark=dark),
         "kld_histograms": partial(spread.ridge_plot, text, title=title, dark=dark),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from compare_q.eval.plots import looks, measures
 from compare_q.eval.plots.measures import Measure, Size
-from compare_q.eval.results.run_result import MARK, TextResult, prefill_of
+from compare_q.eval.results.run_result import MARK, TextResult
 
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """The explanation of marked labels in a subtitle."""
@@ -33,7 +33,6 @@ class Point:
 
     ``shown``: how the plot writes y (empty: with three decimals); ``error``: half the length of the error bar (None:
     there is no bar); ``more``: a larger y is better; ``number``: of the model in its run, which the artists' ids have.
-    ``again``: the model stands there in prefill, too, and this is its decode.
     """
 
     label: str
@@ -45,7 +44,6 @@ class Point:
     unquantized: bool = False
     more: bool = False
     number: int = 0
-    again: bool = False
 
     @property
     def cost(self) -> float:
@@ -80,8 +78,7 @@ def points_of(text: TextResult, size: Size, measure: Measure) -> tuple[list[Poin
             shown = "reference: 0" if measure.kld and model.is_reference else measures.value_text(y, error, measure)
             bits = model.storage.bpw_layer
             unquantized = bits is not None and bits >= UNQUANTIZED_BITS
-            again = prefill_of(model, text.models) is not None
-            own = model.marked_label, x, y, shown, error, model.group, unquantized, measure.more, number, again
+            own = model.marked_label, x, y, shown, error, model.group, unquantized, measure.more, number
             drawn.append(Point(*own))
     return drawn, left_out
 
@@ -159,9 +156,9 @@ def scheme_of(group: str, name: str) -> tuple[str, str]:
 def pareto_front(points: Sequence[Point]) -> list[Point]:
     """The quantized points that no other quantized point beats: none is as small and better, or as good and smaller.
 
-    In order of size; equal points are all on it.  A model that is there in two phases counts in prefill.
+    In order of size; equal points are all on it.
     """
-    quantized = sorted((p for p in points if not (p.unquantized or p.again)), key=lambda p: (p.x, p.cost))
+    quantized = sorted((p for p in points if not p.unquantized), key=lambda p: (p.x, p.cost))
 
     def beats(other: Point, one: Point) -> bool:
         if other.cost < one.cost:

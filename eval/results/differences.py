@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compare_q.eval.results.run_result import ModelResult, floor_of, models_once, several_references
+from compare_q.eval.results.run_result import ModelResult, floor_of, several_references
 from compare_q.eval.stats import estimates
 from compare_q.eval.stats.estimates import BlockSums, n_blocks
 from compare_q.eval.stats.uncertainty import interval_95, n_waves, student_t
@@ -79,11 +79,11 @@ def candidates_for_best(models: Sequence[ModelResult], name: str) -> dict[str, B
     """Label -> sums of the models that may have the best ``name`` (of ``SCORES``): measured and quantized ones.
 
     The reference and noise floors are no candidates, nor are other unquantized models: these show what roundings
-    alone lose; nor are rows in decode beside the same model in prefill.
+    alone lose.
     """
     return {
         model.label: model.estimates.blocks
-        for model in models_once(models)
+        for model in models
         if model.estimates and getattr(model.estimates.blocks, name) is not None
         and model.is_quantized and not (model.is_reference or model.is_noise_floor)
     }  # fmt: skip

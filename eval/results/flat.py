@@ -53,11 +53,6 @@ ESTIMATES = {
     **{f"{name}{end}": f"estimates/against/{name}/{field}"
        for name in DIVERGENCES for end, field in (("", "value"), ("_stderr", "stderr"))},
     "questions": "estimates/answers/questions",
-    "own_kld": "own_prefill/kld/value",
-    "own_kld_stderr": "own_prefill/kld/stderr",
-    "own_noise": "own_prefill/noise/value",
-    "own_noise_stderr": "own_prefill/noise/stderr",
-    "own_begins": "own_prefill/begins",
     **{f"{name.removesuffix('_stderr')}{rule}{'_stderr' * name.endswith('_stderr')}":
        f"estimates/answers/acc{rule}/{path}" for rule in ("", "_norm") for name, path in OF_ANSWERS.items()},
 }  # fmt: skip

@@ -366,8 +366,7 @@ class MergedRows:
         has_reference = kept.kld is None and again.kld is not None
         has_more = again.scores_key.endswith(DIVERGENCES_SUFFIX) and not kept.scores_key.endswith(DIVERGENCES_SUFFIX)
         if has_reference or has_more:  # the further source alone has it
-            own = again.own_prefill or kept.own_prefill
-            self.put(place, replace(row, notes=again.notes, own_prefill=own), source)
+            self.put(place, replace(row, notes=again.notes), source)
             return
         notes = list(kept.notes)
         if again.label != kept.label:
@@ -377,8 +376,7 @@ class MergedRows:
             notes.append(f"{source.name} measured it as well, with PPL {number_text(other, PPL_DIGITS)}")
         elif kept.scores_key.removesuffix(DIVERGENCES_SUFFIX) != again.scores_key.removesuffix(DIVERGENCES_SUFFIX):
             notes.append(f"{source.name} measured it as well, with the same scores to the last bit")
-        own = kept.own_prefill or again.own_prefill
-        self.models[place] = replace(kept, notes=tuple(dict.fromkeys(notes)), own_prefill=own)
+        self.models[place] = replace(kept, notes=tuple(dict.fromkeys(notes)))
 
     def labels(self, source: Source, part: Part) -> tuple[str, ...]:
         """The rows here that come from a part of a source."""

@@ -90,7 +90,6 @@ def model_json(model: ModelResult) -> dict[str, Any]:
         "spec": model.spec,
         "provenance": model.provenance,
         "estimates": dataclasses.asdict(model.estimates) if model.estimates else None,
-        "own_prefill": dataclasses.asdict(model.own_prefill) if model.own_prefill else None,
     }
 
 
@@ -182,7 +181,6 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "is_reference": raw["reference"],
         "cached": raw["from_cache"],
         "reference_key": raw["reference_key"] or "",
-        "own_prefill": raw.get("own_prefill"),  # which results made before --phases do not have
         "error": raw["error"] or "",
     }
 

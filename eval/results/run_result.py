@@ -5,14 +5,14 @@ of the texts' means; of perplexity it is the exponential of the mean of the text
 text with a large perplexity does not drown the others.  The texts' errors are independent: stderr = sqrt(sum of
 stderr ** 2) / number of texts.
 
-Two rows can be one model in its two phases, prefill and decode (``prefill_of``).  A report has excerpts of the texts
-beside the results (``Inspection``): passages with every model's scores, and each model's most damaged tokens.
+A report has excerpts of the texts beside the results (``Inspection``): passages with every model's scores, and each
+model's most damaged tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from compare_q.backends.common import machine
 from compare_q.backends.layers import groups
 from compare_q.eval.results.timing import Timing
 from compare_q.eval.stats.estimates import Estimates
-from compare_q.eval.stats.phases import OwnPrefill
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 MARK = "\N{DAGGER}"
@@ -32,8 +31,6 @@ ORIGIN = ("created", "command", "commit", "versions", "hardware")
 """Keys of results.json that say when, how and where the run was made."""
 SAME_AS = "same_as"
 """Key of a reference's description in a merged run: the key of an earlier run's reference with the same scores."""
-NOT_OF_THE_MODEL = {"label", "group", "phase", "step", "batch", "unscored", "reference", "out_logits"}
-"""Keys of a model spec in which a model's two phases may differ."""
 Numbers = tuple[float | None, ...]
 
 
@@ -43,8 +40,7 @@ class ModelResult:
 
     ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell
     them, as ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's token
-    scores in the cache.  ``own_prefill``: of a row in decode, beside the same model's prefill, where that was asked for
-    (``--phases``).  ``reference_key``, in a merged run with several references: the key of the reference that the
+    scores in the cache.  ``reference_key``, in a merged run with several references: the key of the reference that the
     model's KLD is against.  ``part``: the number of the run that it comes from among those that were merged; None: of
     no merged run.  ``timing`` is None where a worker did not tell it.
     """
@@ -66,7 +62,6 @@ class ModelResult:
     reference_key: str = ""
     part: int | None = field(default=None, compare=False)  # which ``Results.parts`` say
     notes: tuple[str, ...] = ()
-    own_prefill: OwnPrefill | None = None
     error: str = ""
 
     @property
@@ -179,34 +174,6 @@ def floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
     floors = ((model.kld, model) for model in models if model.is_noise_floor)
     known = [(kld.value, model) for kld, model in floors if kld is not None and kld.value is not None]
     return max(known, key=lambda pair: pair[0])[1] if known else None
-
-
-def model_keys(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a spec that say which model runs how, in whatever phase."""
-    return {key: value for key, value in spec.items() if key not in NOT_OF_THE_MODEL}
-
-
-def is_decode(spec: Mapping[str, Any]) -> bool:
-    """Whether a spec's model is scored in decode."""
-    return spec.get("phase") == "decode"
-
-
-def prefill_of(row: ModelResult, rows: Sequence[ModelResult]) -> ModelResult | None:
-    """The row of the same model in prefill, of a row in decode; None for a row in prefill, and without such a row.
-
-    A failed row does not count.  In a merged run a row of the same part comes first; what two parts have is once there,
-    as a row of the first.
-    """
-    if not is_decode(row.spec):
-        return None
-    keys = model_keys(row.spec)
-    found = [other for other in rows if not (other.error or is_decode(other.spec)) and model_keys(other.spec) == keys]
-    return next((other for other in found if other.part == row.part), found[0] if found else None)
-
-
-def models_once(rows: Sequence[ModelResult]) -> list[ModelResult]:
-    """The rows without those that are another row's model in decode: what ranks models, and not their phases."""
-    return [row for row in rows if prefill_of(row, rows) is None]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from compare_q.eval.results.differences import ROUNDINGS, kld_limit
-from compare_q.eval.results.run_result import ModelResult, TextResult, models_once
+from compare_q.eval.results.run_result import ModelResult, TextResult
 
 
 class Worst(NamedTuple):
@@ -25,14 +25,14 @@ def available(text: TextResult) -> int | None:
 def compared(text: TextResult) -> list[ModelResult]:
     """The rows whose KLD is asked for, the smallest first: of the quantized models if there are any, since others show
     what roundings alone lose (the reference's weights in another engine), and else of all but the reference."""
-    rows = [model for model in models_once(text.models) if model.mean_kld is not None and not model.is_reference]
+    rows = [model for model in text.models if model.mean_kld is not None and not model.is_reference]
     quantized = [model for model in rows if model.is_quantized and not model.is_noise_floor]
     return sorted(quantized or rows, key=lambda model: model.mean_kld or 0.0)
 
 
 def kind_of_rows(text: TextResult) -> str:
     """What ``compared`` has: all rows, or those of quantized models."""
-    known = sum(model.mean_kld is not None and not model.is_reference for model in models_once(text.models))
+    known = sum(model.mean_kld is not None and not model.is_reference for model in text.models)
     return "quantized row" if len(compared(text)) < known else "row"
 
 

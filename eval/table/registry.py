@@ -88,12 +88,6 @@ COLUMNS = (
     Column("top1", "hits\n%", "tokens of the text that are the model's most probable", digits=2, times=100, more=True),
     Column("entropy", "entropy", "mean entropy of the model's predictions, nats", digits=4),
     Column("bits_per_byte", "bits /\nbyte", "bits per byte of the text", digits=4),
-    Column("own_kld", "KLD from\nprefill", "of a row in decode: mean KL(prefill || decode) of the same model, nats",
-           digits=KLD_DIGITS, error=True),
-    Column("own_noise", "KLD of\nnoise", "the same of that prefill with rounding noise: what a difference of no "
-           "importance is", digits=KLD_DIGITS, error=True),
-    Column("own_begins", "differs\nfrom token", "position in the window from which decode differs by more than twice "
-           "the noise's KLD", digits=0),
     Column("questions", "ques-\ntions", "questions whose answers were scored", digits=0),
     Column("acc", "acc\n%", "questions whose most probable answer is right", digits=2, times=100, error=True,
            more=True),

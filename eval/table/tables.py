@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compare_q.eval.results.run_result import Results, TextResult
-from compare_q.eval.table import phases
 from compare_q.eval.table.columns import Filled, columns_of_texts, possible_extras, table_columns
 from compare_q.eval.table.footnotes import (
     column_notes,
@@ -47,14 +46,7 @@ class Table:
 
 def tables_of(results: Results, names: Sequence[str] | None = None, *, by_text: bool = False) -> list[Table]:
     """The tables of a run with the columns of these names (None: those that tell something); ``by_text``: of several
-    texts a table each.  The tables of ``--phases`` come last."""
-    several = len(results.texts) > 1
-    beside = [table_of_phases(text, heading=text.name if several else "") for text in results.scored]
-    return [*main_tables(results, names, by_text=by_text), *(table for table in beside if table.columns)]
-
-
-def main_tables(results: Results, names: Sequence[str] | None, *, by_text: bool) -> list[Table]:
-    """The tables that have all rows."""
+    texts a table each."""
     if len(results.texts) == 1:
         return [table_of_text(results, results.texts[0], names)]
     if by_text:
@@ -75,11 +67,6 @@ def table_of_text(
     columns = table_columns(text, names)
     notes = [*footnotes(text, results.parts, letters=letters), *notes_of_columns([text], columns)]
     return Table(heading, text.subtitle, columns, notes, legend(text), column_notes(text), spare)
-
-
-def table_of_phases(text: TextResult, *, heading: str = "") -> Table:
-    """The table of ``--phases``, without columns where nothing was compared."""
-    return Table(heading, phases.TITLE, phases.columns_of(text), phases.notes_of(text), spare=phases.SPARE)
 
 
 def notes_of_columns(texts: Sequence[TextResult], columns: Sequence[Filled]) -> list[str]:

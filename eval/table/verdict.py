@@ -19,7 +19,7 @@ from compare_q.eval.results.differences import (
     near_lossless,
 )
 from compare_q.eval.results.digits import number_with_error, two_digits
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult, models_once, several_references
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult, several_references
 from compare_q.eval.stats.answers import discordant, mcnemar_p
 from compare_q.eval.stats.estimates import n_blocks
 from compare_q.eval.stats.uncertainty import SHORT
@@ -51,30 +51,14 @@ def verdict(results: Results) -> str:
     said = ["No text was scored."]
     if results.scored:
         said = of_text(results.scored[0]) if len(results.texts) == 1 else of_texts(results)
-    said += of_phases(results)
     failed = [label for label in results.labels if any(m and m.error for m in results.of_label(label))]
     failed += [f"the text {text.name}" for text in results.texts if text.error]
     return " ".join([*said, *([f"Failed: {listed(failed)}."] if failed else [])])
 
 
-def of_phases(results: Results) -> list[str]:
-    """Which rows in decode are their own model's prefill with other roundings, and which are not, on some text."""
-    rows = [(m.label, m.own_prefill) for text in results.scored for m in text.models if m.own_prefill]
-    off = dict.fromkeys(label for label, own in rows if own.differs)
-    unknown = {label for label, own in rows if own.noise is None}
-    same = dict.fromkeys(label for label, _ in rows if label not in unknown | off.keys())
-    return [
-        f"{what}: {listed(list(labels))}."
-        for what, labels in (
-            ("Decode differs from the same model's prefill by more than rounding noise", off),
-            ("Decode is the same model's prefill within rounding noise", same),
-        ) if labels
-    ]  # fmt: skip
-
-
 def of_text(text: TextResult) -> list[str]:
     """The sentences on one text."""
-    measured = [model for model in models_once(text.models) if model.estimates]
+    measured = [model for model in text.models if model.estimates]
     if not measured:
         return ["No model was scored."]
     if text.is_answers:
@@ -230,7 +214,7 @@ def of_answers(measured: Sequence[ModelResult]) -> list[str]:
 
 def of_texts(results: Results) -> list[str]:
     """The rows by their means over the texts; a difference is certain that is so on every text, in one direction."""
-    candidates = dict.fromkeys(m.label for text in results.scored for m in models_once(text.models))
+    candidates = dict.fromkeys(m.label for text in results.scored for m in text.models)
     for score, mean, word in (("kld", results.mean_kld, "KLD"), ("nll", results.mean_ppl, "PPL")):
         known = {label: value for label in candidates if (value := mean(label)).value is not None}
         rows = [label for label in known if score == "nll" or is_candidate(results, label)]

@@ -20,8 +20,6 @@ from compare_q.eval.plots.points import points_of
 from compare_q.eval.results import differences, flat
 from compare_q.eval.results.run_result import ModelResult, Part, Results
 from compare_q.eval.stats.distributions import Curve, Histogram
-from compare_q.eval.stats.phases import OwnPrefill
-from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table import columns, markdown
 from compare_q.eval.table.verdict import verdict
 from tests.support.report_page import (
@@ -233,21 +231,6 @@ def test_tokens(show: ShowPage) -> None:
     assert opened.page.locator("#tokens select").input_value() == "5"
     opened.page.locator("#tokens select").select_option("0")
     assert opened.texts("#tokens .choice label") == ["loss"]
-
-
-def test_a_table_of_both_phases_leaves_the_rest_as_it_is(show: ShowPage) -> None:
-    """It does not sort, and so its heads are no buttons."""
-    own = OwnPrefill(
-        Mean(0.05, 200.0, 4000, 0, 0.01), Mean(0.9, 3600.0, 4000, 0, 0.01), Mean(0.001, 4.0, 4000, 0, 1e-4)
-    )
-    prefill, decode = (replace(model, spec={"model_dir": "a"}) for model in MODELS[2:4])
-    decode = replace(decode, spec={**decode.spec, "phase": "decode"}, own_prefill=replace(own, is_above=True))
-    opened = show(REFERENCE, prefill, decode)
-    assert opened.page.locator("#table table").count() == 2
-    assert opened.texts("#table table:not(:has(button)) tbody th") == [f"{decode.marked_label} ‼"]
-    assert opened.page.locator("#ran details[data-model]").count() == 3
-    opened.page.locator("#table th[data-column='kld'] button").click()
-    assert opened.page.locator("#table th[data-column='kld']").get_attribute("aria-sort") == "ascending"
 
 
 def test_what_ran(show: ShowPage) -> None:
