@@ -1,12 +1,12 @@
 """The registry: the name in a spec -> the class that runs it.  No engine is imported here.
 
-A class stands in a file of ours, which is imported as soon as a name is looked up; the engine itself is not, until a
-model loads.
+Looking up a name imports the file of the class.  The engine itself is imported when a model loads.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import is_folder
-from compare_q.backends.common.messages import nearest
+from compare_q.backends.common.messages import nearest, one_line
 
 if TYPE_CHECKING:
     from compare_q.backends.base import Engine
@@ -27,9 +27,10 @@ ENGINES = {
     "exllamav2": "compare_q.backends.exllama.v2:ExLlamaV2Engine",
     "llamacpp": "compare_q.backends.llamacpp.engine:LlamacppEngine",
     "vllm_server": "compare_q.backends.vllm_server.engine:VllmServerEngine",
-    "fake": "compare_q.backends.fake:FakeEngine",
 }
 """Engine -> its class, whose ``files`` say what its models are before it loads them."""
+OUTSIDE = "COMPARE_Q_ENGINES"
+"""Environment variable that adds engines: ``module:Class``, with commas between several."""
 GENERAL = ("vllm_score", "transformers_auto")
 """load_fns for models that no engine has to itself: the first one whose engine is installed runs them."""
 TOKENIZING = "transformers"
@@ -47,15 +48,53 @@ ENGINE_ALIASES = {
 
 
 def engine_class(engine: str) -> type[Engine]:
-    """The class registered under ``engine``; imports our file, not the engine itself."""
-    module, _, name = ENGINES[engine].partition(":")
+    """Return the class of an engine; InputError if ``$COMPARE_Q_ENGINES`` has to be read and is wrong."""
+    return _imported(ENGINES[engine]) if engine in ENGINES else outside()[engine]
+
+
+def engines() -> list[tuple[str, type[Engine]]]:
+    """Return every (engine name, its class); InputError if ``$COMPARE_Q_ENGINES`` is wrong."""
+    return [(engine, _imported(location)) for engine, location in ENGINES.items()] + list(outside().items())
+
+
+def outside() -> dict[str, type[Engine]]:
+    """Return the engines that ``$COMPARE_Q_ENGINES`` adds, by the first of their load_fns.
+
+    Processes that the driver starts inherit the variable, and so have the same engines.  InputError for an entry that
+    cannot be imported, is not an engine, or has a load_fn that another engine has.
+    """
+    locations = [each.strip() for each in os.environ.get(OUTSIDE, "").split(",") if each.strip()]
+    if not locations:
+        return {}
+    from compare_q.backends.base import Engine
+
+    found: dict[str, type[Engine]] = {}
+    taken = {name for each, location in ENGINES.items() for name in (each, *_load_fns(_imported(location)))}
+    for location in locations:
+        try:
+            engine = _imported(location)
+        except Exception as error:  # anything that the user's file does
+            raise InputError(f"{OUTSIDE}: {location}: expected module:Class: {one_line(error)}") from None
+        if not (isinstance(engine, type) and issubclass(engine, Engine)):
+            raise InputError(f"{OUTSIDE}: {location}: expected a class derived from {Engine.__module__}.Engine")
+        names = _load_fns(engine)
+        if known := taken.intersection(names):
+            raise InputError(f"{OUTSIDE}: {location}: another engine has the load_fn {min(known)!r}; choose another")
+        taken.update(names)
+        found[names[0]] = engine
+    return found
+
+
+def _imported(location: str) -> type[Engine]:
+    """Return the class at ``module:Class``."""
+    module, _, name = location.partition(":")
     found: type[Engine] = getattr(importlib.import_module(module), name)
     return found
 
 
-def engines() -> list[tuple[str, type[Engine]]]:
-    """Every (engine name, its class)."""
-    return [(engine, engine_class(engine)) for engine in ENGINES]
+def _load_fns(engine: type[Engine]) -> tuple[str, ...]:
+    """Return the names that a spec may give an engine."""
+    return engine.capabilities.load_fns
 
 
 def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:

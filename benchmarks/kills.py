@@ -134,6 +134,7 @@ class Run:
         data = [self.folder / f"{text}.json" for text in texts]
         words = ["-d", *data, "-m", spec, "--cache-dir", self.cache, "-o", self.results, "-r", ROWS[self.engine]]
         environment = {**os.environ, "COMPARE_Q_CACHE": str(self.cache), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+                       "COMPARE_Q_ENGINES": "tests.support.fake_engine:FakeEngine",
                        "KILLED_RUN": str(self.log)}  # fmt: skip
         with self.log.open("ab") as output:
             self.begin = output.tell()

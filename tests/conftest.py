@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q import backends
 from compare_q.backends.common import machine
 from compare_q.backends.worker.engine_process import ENDING
 from compare_q.eval.cli import main
 from compare_q.eval.common import processes
+from tests.support import fake_engine
 from tests.support.toy import Ran, save_llama
 
 machine.keep_compiled_kernels_apart()
 os.environ[processes.ENVIRONMENT] = "1"  # a process of its own takes 5 s to import torch, which this one has
+os.environ[backends.OUTSIDE] = fake_engine.LOCATION
 LONGEST = ("test_whole_runs.py", "test_peers.py")
 """Files that are begun first, in this order; all others with engines follow, and then what takes seconds."""
 

@@ -17,7 +17,7 @@ ORDER = {
         "cli", "compare_q",
     ),
     "backends": (
-        "common", "hub", "base", "fake", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
+        "common", "hub", "base", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
         "llamacpp", "vllm", "vllm_server", "window_scores", "worker",
     ),
 }  # fmt: skip

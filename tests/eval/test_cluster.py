@@ -16,7 +16,6 @@ from compare_q import backends
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.machine import Gpu
-from compare_q.backends.fake import FakeEngine
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, write_windows
@@ -26,6 +25,7 @@ from compare_q.eval.common.cache import ENVIRONMENT
 from compare_q.eval.run.hosts import Job
 from compare_q.eval.run.jobs import hardware
 from compare_q.eval.specs.types import ModelSpec
+from tests.support.fake_engine import FakeEngine
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, record, state_store
 

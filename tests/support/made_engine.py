@@ -1,4 +1,4 @@
-"""A fake engine that misbehaves, for real processes: ``python -m tests.support.made_engine`` is its engine process.
+"""A fake engine that misbehaves, for real processes, where ``$COMPARE_Q_ENGINES`` is ``LOCATION``.
 
 What its import does, ``$MADE_IMPORT`` says, and what loading a model does, the model's label.
 """
@@ -13,10 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-from compare_q import backends
-from compare_q.backends.fake import FakeEngine
-from compare_q.backends.worker import engine_process
+from tests.support.fake_engine import FakeEngine
 
+LOCATION = f"{__name__}:MadeEngine"
 IMPORT = "MADE_IMPORT"
 LONG_S = 600
 
@@ -58,8 +57,3 @@ def made(name: str) -> Path:
     file = Path(os.environ["COMPARE_Q_CACHE"]) / name
     file.touch()
     return file
-
-
-if __name__ == "__main__":
-    backends.ENGINES["fake"] = "tests.support.made_engine:MadeEngine"
-    engine_process.main(*sys.argv[1:])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-MODULES = {b"compare_q.backends.worker.engine_process", b"tests.support.made_engine"}
+MODULE = b"compare_q.backends.worker.engine_process"
 """What an engine process runs."""
 
 
@@ -17,7 +17,7 @@ def processes_of(cache: Path) -> list[int]:
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if MODULES & set(words) and str(cache).encode() in (folder / "environ").read_bytes():
+            if MODULE in words and str(cache).encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return sorted(found)
 

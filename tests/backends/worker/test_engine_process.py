@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from compare_q import backends
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.worker import engine_process
 from compare_q.backends.worker.messages import LoadJob, encoded
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import PROCESSES, EngineProcess, WorkerProcess
-from tests.support import ROOT
+from tests.support import ROOT, fake_engine, made_engine
 from tests.support.comparisons import fake
 from tests.support.made_engine import IMPORT
 from tests.support.processes import parent_of, processes_of, runs, wait_until, workers_of
@@ -34,13 +35,14 @@ Rows = dict[str, dict[str, Any]]
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The engines of the engine processes that are started, each of which has the made engine for a fake one."""
+    """The engines of the engine processes that are started, in which a fake engine is the made one."""
     found, command = [], processes.command
 
     def noted(module: str, descriptor: int, driver: int, engine: str, verbose: str, python: str) -> list[str]:
         found.append(engine)
-        return command("tests.support.made_engine", descriptor, driver, engine, verbose, python=python)
+        return command(module, descriptor, driver, engine, verbose, python=python)
 
+    monkeypatch.setenv(backends.OUTSIDE, made_engine.LOCATION)
     monkeypatch.setattr(processes, "command", noted)
     return found
 
@@ -58,7 +60,9 @@ def rows(
     def run(*models: dict[str, Any]) -> Rows:
         cached = fake("cached", boost=7.0)
         data, specs = write_specs([cached])
-        assert compare_q("-d", data, "-m", specs).status == 0
+        with monkeypatch.context() as in_this_process:
+            in_this_process.setenv(backends.OUTSIDE, fake_engine.LOCATION)
+            assert compare_q("-d", data, "-m", specs).status == 0
         monkeypatch.setenv(processes.ENVIRONMENT, "0")
         data, specs = write_specs([cached, *models])
         compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json")
@@ -150,8 +154,6 @@ def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
 DRIVER = """
 import sys, time
 from compare_q.eval.common import processes
-command = processes.command
-processes.command = lambda module, *words, python: command("tests.support.made_engine", *words, python=python)
 processes.PROCESSES.get(sys.executable, "fake", None, verbose=False)
 {end}
 """
@@ -161,6 +163,7 @@ processes.PROCESSES.get(sys.executable, "fake", None, verbose=False)
 def test_the_drivers_end_ends_an_import(own_cache: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """At once, also in the midst of C code."""
     monkeypatch.setenv(IMPORT, "long")
+    monkeypatch.setenv(backends.OUTSIDE, made_engine.LOCATION)
     wait = f"while not __import__('os').path.exists({str(own_cache / 'importing')!r}): time.sleep(0.01)"
     code = DRIVER.format(end=f"{wait}\n{end}")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as driver:

@@ -11,7 +11,7 @@ from tests.support import ROOT, mkl
 
 LOADS = """
 from compare_q.backends.base import LoadRequest
-from compare_q.backends.fake import FakeEngine
+from tests.support.fake_engine import FakeEngine
 from compare_q.backends.worker import messages, serving
 FakeEngine.load = lambda self: print(mkl.cpu_type())
 serving.Server(0.0).load(messages.LoadJob("fake", LoadRequest("m", "fake", "none", 100, {})))

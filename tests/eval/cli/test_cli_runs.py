@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.fake import FakeEngine
 from compare_q.backends.worker import serving
 from tests.support.command_line import Run, Specs
+from tests.support.fake_engine import FakeEngine
 from tests.support.toy import Ran
 
 HOW_TO = 'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true'

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.fake import FakeEngine
 from compare_q.eval.results import results_json
 from compare_q.eval.table.registry import BY_NAME
 from tests.support.command_line import FAKE, Run, Specs
+from tests.support.fake_engine import FakeEngine
 from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of
 from tests.support.toy import assert_refused
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compare_q.backends.fake import FakeEngine
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.eval.cli import main
 from tests.support.command_line import FAKE, Run, Specs, in_transformers, shown_ppl
+from tests.support.fake_engine import FakeEngine
 from tests.support.toy import assert_refused, needs_accelerate
 
 

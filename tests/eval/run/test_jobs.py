@@ -16,7 +16,6 @@ from compare_q import backends
 from compare_q.backends.base import Decode, Engine, LoadRequest, ModelFacts, ModelFiles, Storage
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
-from compare_q.backends.fake import FakeEngine
 from compare_q.backends.layers import noise
 from compare_q.backends.worker.messages import Described
 from compare_q.eval.common.cache import Cache
@@ -25,6 +24,7 @@ from compare_q.eval.run.devices import Devices
 from compare_q.eval.run.hosts import Hosts, Job, Session
 from compare_q.eval.run.jobs import emulated_dtypes, identity, plan, wanted_gpus
 from compare_q.eval.specs.reading import parse_model_spec
+from tests.support.fake_engine import FakeEngine
 
 MIB = 1024**2
 GPU_MIB, ROOM_MIB = 1000.0, 700

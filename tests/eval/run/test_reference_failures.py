@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.fake import FakeEngine
 from tests.support.comparisons import KLD, Compare, Measured, fake, left_behind, store_of, toy
+from tests.support.fake_engine import FakeEngine
 from tests.support.toy import assert_refused, needs_accelerate
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.fake import FakeEngine
 from compare_q.backends.reference.store import MANIFEST, Reader
 from tests.support.comparisons import KLD, N_WINDOWS, Compare, Models, cut_divergence, fake, left_behind, store_of
+from tests.support.fake_engine import FakeEngine
 from tests.support.stores import window_of
 from tests.support.toy import assert_refused
 

@@ -12,10 +12,10 @@ from compare_q import backends
 from compare_q.backends.base import ModelFacts, ModelFiles
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.machine import Gpu
-from compare_q.backends.fake import FakeEngine
 from compare_q.backends.reference.store import MANIFEST
 from tests.support import stub_engine
 from tests.support.comparisons import fake, toy
+from tests.support.fake_engine import FakeEngine
 from tests.support.text_runs import LENGTHS, RunTexts, measured, runs_of, write_texts
 from tests.support.threaded import threaded
 from tests.support.toy import assert_refused, needs_accelerate

@@ -8,13 +8,13 @@ import gguf
 import numpy as np
 
 from compare_q.backends.base import Engine, LoadRequest
-from compare_q.backends.fake import FakeEngine
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp.engine import LlamacppEngine
 from compare_q.eval.run.hosts import Job
 from compare_q.eval.run.rows import file_bytes
 from compare_q.eval.specs.types import ModelSpec
 from tests.support.checkpoints import write_checkpoint
+from tests.support.fake_engine import FakeEngine
 
 
 def job(engine: type[Engine], model: Path | str, *override_tensors: Path) -> Job:

@@ -13,13 +13,13 @@ import pytest
 
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.fake import FakeEngine
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker import serving
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import file_names
 from compare_q.eval.run import token_scores
 from tests.support.comparisons import N_WINDOWS, Compare, fake
+from tests.support.fake_engine import FakeEngine
 from tests.support.toy import refusal
 
 KEY, TAG = "0" * 40, "0123456789abcdef"

@@ -1,5 +1,7 @@
 """A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
 
+``$COMPARE_Q_ENGINES`` is to be ``LOCATION``, so that workers have it too.
+
 ``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``nan_windows`` (windows whose first
 scored position is NaN), ``seconds`` (that each window takes), ``meet``
 (a folder: nothing is scored before two models are there at the same time), and ``fail`` (after this many windows) by
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
+LOCATION = f"{__name__}:FakeEngine"
 MEETING_SECONDS = 120.0
 
 
