@@ -33,7 +33,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from compare_q.backends.common.head import Head
 
 
-Finish = Literal["stop", "length"]
 PIECE_ELEMENTS = 1 << 28
 """Logits of a window that an engine makes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256 entries."""
 Spans = tuple[tuple[int, int], ...]
@@ -221,58 +220,6 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Question:
-    """One prompt; ``number`` is its place in the run, from 0, and ``seed`` is for this answer alone.
-
-    ``where``: the file and the line that it stands in, for messages.
-
-    Engines that continue tokens get ``token_ids``, the conversation as the model's chat template writes it, up to the
-    header of the answer.  Servers that apply a template themselves get ``messages`` and ``tools`` (JSON types).
-    """
-
-    number: int
-    seed: int = 0
-    token_ids: tuple[int, ...] = ()
-    messages: tuple[dict[str, Any], ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
-    where: str = ""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How answers are drawn: nothing but these changes the model's own probabilities, such as a repetition penalty.
-
-    ``max_tokens``: the most tokens of an answer; ``temperature``: 0 takes the most probable token each time; ``top_p``:
-    the share of the probability that is drawn from; ``stop``: ids of the tokens that end an answer, for engines that
-    continue tokens; ``template``: variables for the template of a server, and ``as_text``: its answers are wanted as
-    messages and not as tokens.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    stop: tuple[int, ...] = ()
-    template: Mapping[str, Any] = field(default_factory=dict)
-    as_text: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to the question of that ``number``.
-
-    ``token_ids``: what was sampled, with the token that ends the answer; None where a server does not tell.
-    ``prompt_ids``: what the model saw before it, None likewise, and where the question had its tokens.  ``finish``:
-    whether the model ended the answer, or ``max_tokens`` did.  ``message``: a server's own form of the answer.
-    """
-
-    number: int
-    token_ids: tuple[int, ...] | None
-    finish: Finish
-    prompt_ids: tuple[int, ...] | None = None
-    message: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
 class Capabilities:
     """What the driver and ``compare-q engines`` may know of an engine before it is imported.
 
@@ -285,10 +232,8 @@ class Capabilities:
     config.json does not name it; ``schemes``: how the addresses of its models begin; ``here``: it runs on
     this machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a
     CPU build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding
-    depends on which windows a run has; ``answers``: what it answers prompts from: tokens, which the driver makes by
-    the model's chat template, or messages, to which a server applies its own; empty if it answers none; ``decodes``:
-    how many windows at a time it can score in the steps of generation, 0 if it cannot; ``decodes_behind_prompts``: it
-    can do so for some tokens of a window alone.
+    depends on which windows a run has; ``decodes``: how many windows at a time it can score in the steps of
+    generation, 0 if it cannot; ``decodes_behind_prompts``: it can do so for some tokens of a window alone.
     """
 
     load_fns: tuple[str, ...]
@@ -306,7 +251,6 @@ class Capabilities:
     here: bool = True
     torch: bool = True
     batches: bool = False
-    answers: Literal["", "tokens", "messages"] = ""
     decodes: int = 0
     decodes_behind_prompts: bool = False
 
@@ -427,7 +371,7 @@ class ModelFiles:
         return ()
 
     def storage(self) -> Storage:
-        """Stored size of the model by the convention of ``backends/checkpoint/stored_bits.py``."""
+        """Stored size of the model by the convention of ``backends/checkpoint/folder.py``."""
         return Storage(note="this model has no files")
 
 
@@ -454,10 +398,6 @@ class Engine(ABC):
         """
 
     @classmethod
-    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
-        """InputError for options with which the model cannot answer prompts, though it could score."""
-
-    @classmethod
     def gpus(cls, request: LoadRequest) -> int | None:
         """How many GPUs the model takes where there are some: 0 means all, None as many as its weights need."""
         return 1
@@ -476,24 +416,9 @@ class Engine(ABC):
         if cls.capabilities.here:
             import torch  # noqa: F401 - the statistics of the scores, in whichever engine
 
-    @classmethod
-    def predictor(cls) -> Callable[[Sequence[str]], list[Any]] | str:
-        """A function that says how the layers of models would run here, by the engine's own rules, without weights.
-
-        It is of the top level of a module, is called in a process of its own, and turns folders into layer groups as
-        results.json has them, or the reason why one is refused, or ``{AFTER_LOADING: why}``
-        (``backends/layers/groups.py``).  Or why there is no such function; "" for an engine that has no choice of
-        kernels.
-        """
-        return ""
-
     @abstractmethod
     def load(self) -> None:
         """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
-
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        """Answers as they finish, where ``Capabilities.answers`` says that there are some; ModelError as in scoring."""
-        raise NotImplementedError
 
     def check_unchanged(self) -> None:
         """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""

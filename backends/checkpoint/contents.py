@@ -1,92 +1,249 @@
-"""A Hugging Face folder on this machine: its config, its headers, its tensors by module.  No engine."""
+"""Tensors that a model needs and its files lack, or that the files have and the model does not need; NVFP4 scales.
+
+``compare`` has Transformers build the model from its config on torch's meta device, which takes no memory, and rename
+the stored tensors by its own rules of loading (it stacks experts that are stored one by one).  The driver imports
+neither, so this part runs in a process of its own.
+
+vLLM fuses layers that share an input into one matrix with one global scale: it takes the largest of their scales (for
+experts that of ``gate_proj``) and only logs a warning.  A checkpoint with unequal global scales is refused.  Unequal
+scales of the activations are not refused: fused layers have the same input, so each of the ranges is as good as
+another.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
-from compare_q.backends.checkpoint.formats import Parts, is_quantized, layout_of, main_part
+from compare_q.backends.checkpoint.files import Tensor
+from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.checkpoint.formats import FLOATS, FORMATS, NUMBERS, Parts, is_quantized, main_part, values
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, read_object
-from compare_q.backends.layers.names import Role, by_module, role_of
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.packages import installed_versions
+from compare_q.backends.layers.names import fused_layers, module_and_part
+from compare_q.backends.layers.schemes import objects_in
+
+LARGEST = 1 << 16
+"""Elements of a small tensor (scales, biases) whose values are read."""
+BESIDE = re.compile(
+    r"(^|\.)(rotary_emb\.inv_freq|masked_bias|[kvq]_scale|output_scale|\w+\.(weight|bias)_(quantizer|format)\S*)$"
+)
+"""Names of tensors that are not weights: engines read them, or compute them again."""
+PACKED = re.compile(rf"(?<=\.)({'|'.join(FORMATS)})$")
+STORED = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
+"""Name of the weights' global scale -> name of the activations': as compressed-tensors stores them, and ModelOpt."""
+TOLERANCE = 1e-5
+"""Relative difference up to which scales are the same, as vLLM's own check of experts has it.
+
+A shared scale is one number written several times, while unequal scales come from the largest weights of two matrices,
+which in bf16 differ by 4e-3 at least.
+"""
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A Hugging Face folder; InputError, when it is first asked for, for what of it cannot be read.
+class Contents:
+    """Differences between the tensors that a model's files have and those that its config asks for.
 
-    ``override_tensors``: files whose tensors replace those of the same name.
+    ``missing``: names of the model's tensors that no file has; ``left_over``: modules that the model does not have;
+    ``biases``: modules whose stored bias the model does not have; ``shapes``: (module, stored shape, wanted shape,
+    dtype); ``unchecked``: the reason if nothing was compared, because Transformers is missing or cannot build the
+    model.
     """
 
-    folder: Path
-    override_tensors: tuple[Path, ...] = ()
+    missing: Sequence[str] = ()
+    left_over: Sequence[str] = ()
+    biases: Sequence[str] = ()
+    shapes: Sequence[tuple[str, Sequence[int], Sequence[int], str]] = ()
+    unchecked: str = ""
 
-    @cached_property
-    def config(self) -> CheckpointConfig:
-        """Its config.json."""
-        return CheckpointConfig.read(self.folder)
 
-    @cached_property
-    def files(self) -> list[Path]:
-        """The safetensors files that engines load."""
-        files = weight_files(self.folder)
-        if not files:
-            raise InputError(f"{self.folder}: no .safetensors files; compare_q loads no pickled weights")
-        return files
+class Stored(NamedTuple):
+    """A tensor and its module.  If ``packed``, its shape is not the shape of the weights."""
 
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """Name -> header entry."""
-        return read_headers([*weight_files(self.folder), *self.override_tensors])
+    module: str
+    packed: bool
+    tensor: Tensor
 
-    @cached_property
-    def modules(self) -> dict[str, Parts]:
-        """Module path -> its tensors."""
-        return by_module(self.tensors)
 
-    @cached_property
-    def matrices(self) -> dict[str, Parts]:
-        """The modules whose weights have two dimensions or more."""
-        return {
-            module: parts
-            for module, parts in self.modules.items()
-            if (main := main_part(parts)) and len(parts[main].shape) > 1
-        }
+def compare_all(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """The fields of each folder's ``Contents``, from one process: importing Transformers takes three seconds."""
+    return [asdict(compare(Path(folder))) for folder in folders]
 
-    @cached_property
-    def quantized(self) -> dict[str, Parts]:
-        """The modules whose weights are stored in less than 16 bits."""
-        return {module: parts for module, parts in self.matrices.items() if is_quantized(parts)}
 
-    @property
-    def is_tied(self) -> bool:
-        """Whether the head is the embedding."""
-        stated = self.config.text.get("tie_word_embeddings") is True
-        return stated and not any(self.role(module) == "head" for module in self.modules)
+def compare(folder: Path) -> Contents:
+    """Compare the tensors in a folder's headers with those of the model that its config describes; InputError."""
+    if not installed_versions(("transformers",)):
+        return Contents(unchecked="Transformers is not installed")
+    checkpoint = Checkpoint(folder)
+    stored = stored_tensors(checkpoint)
+    try:
+        model = built(checkpoint)
+        renamed = new_names(model, list(stored))
+    except InputError:
+        raise
+    except Exception as error:  # Transformers' classes raise anything on a config that they do not expect
+        return Contents(unchecked=one_line(error, 160))
+    return differences(model, stored, renamed)
 
-    def role(self, module: str) -> Role:
-        """What a module is: "layer", "head", "embedding", or "" where its bits are not counted."""
-        return role_of(module, self.config.hidden_layers)
 
-    def described(self, module: str) -> str:
-        """What a module with a main part stores: "int4 g128"; "unknown (why)" where that is not known."""
-        parts = self.modules[module]
-        main = main_part(parts) or ""
-        return layout_of(parts, self.config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
+def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]) -> Contents:
+    """Compare ``stored_tensors`` with a built model; ``renamed``: stored name -> the model's own name."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
+    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    counted = Counter(renamed.values())
+    missing = [name for name in wanted if name not in counted and name not in tied]
+    loaded = {stored[name].module for name, target in renamed.items() if target in wanted}
+    left, biases, shapes = set[str](), [], []
+    for name, (module, packed, tensor) in stored.items():
+        target = renamed[name]
+        if target not in wanted:
+            if BESIDE.search(name) or any(pattern.search(name) for pattern in ignored):
+                continue
+            if not name.endswith("bias") or module not in loaded:
+                left.add(module)
+            elif tensor.dtype not in NUMBERS or tensor.numel > LARGEST or values(tensor).any():
+                biases.append(module)  # AutoGPTQ stores a bias of zeros for every layer, which changes nothing
+        elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
+            shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
+    missing += short_of_experts(counted, wanted)
+    return Contents(missing, sorted(left), biases, shapes)
 
-    def json(self, name: str) -> dict[str, Any]:
-        """One of its JSON files; empty if there is none."""
-        file = self.folder / name
-        return read_object(file, strict=False) if exists(file) else {}
 
-    def where(self, name: str) -> str:
-        """File and name of a tensor, as findings say it."""
-        return f"{self.tensors[name].file.name}: {name}"
+def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Stacked tensors of experts that have fewer parts in the files than the same tensor of another layer."""
+    counts = {name: count for name, count in parts.items() if len(wanted.get(name, ())) == 3}
+    kinds: dict[str, list[str]] = {}
+    for name in counts:
+        kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    return [
+        name for names in kinds.values() for name in names if counts[name] < max(counts[other] for other in names)
+    ]  # fmt: skip
 
-    def where_module(self, module: str) -> str:
-        """File and name of a module, as findings say it."""
-        return f"{next(iter(self.modules[module].values())).file.name}: {module}"
+
+def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Name that an unquantized checkpoint would have -> the tensor that is stored for it."""
+    weights: dict[str, Stored] = {}
+    for name, tensor in checkpoint.tensors.items():
+        module, part = module_and_part(name)
+        parts = checkpoint.modules[module]
+        if part == main_part(parts):
+            packed = part != "weight" or not (tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E"))
+            weights[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
+        elif part == "bias" or not is_quantized(parts):
+            weights[name] = Stored(module, False, tensor)
+    return weights
+
+
+def built(checkpoint: Checkpoint) -> Any:
+    """The model of a config on the meta device, with the class that the config names."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    for one in filter(None, (config, getattr(config, "text_config", None))):
+        if getattr(one, "quantization_config", None) is not None:
+            del one.quantization_config
+    named = next(iter(config.architectures or ()), "")
+    own = getattr(transformers, named, None)
+    with torch.device("meta"):
+        if own is not None and hasattr(own, "_from_config"):
+            model = own._from_config(config)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model.tie_weights()
+    return model
+
+
+def new_names(model: Any, names: list[str]) -> dict[str, str]:
+    """Name in the checkpoint -> name in the model, by Transformers' own rules of loading."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    rules = get_model_conversion_mapping(model)
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+    wanted = model.state_dict()
+    # A name of the model's own is loaded as it is, although a rule may match: DeepSeek-V4's make model.kv_norm of
+    # model.norm, which Transformers 5.19 itself saves and loads.
+    return {
+        name: name if name in wanted
+        else rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0]
+        for name in names
+    }  # fmt: skip
+
+
+def nvfp4_layers(folder: Path) -> dict[str, Parts]:
+    """Module path -> parts, of a checkpoint's NVFP4 layers; empty if it is not quantized, and then no header is read.
+
+    InputError for a config or a header that cannot be read.
+    """
+    checkpoint = Checkpoint(folder)
+    if not checkpoint.config.quantization:
+        return {}
+    scaled = {path: parts for path, parts in checkpoint.modules.items() if not parts.keys().isdisjoint(STORED)}
+    return {path: parts for path, parts in scaled.items() if (main := main_part(parts)) and parts[main].dtype == "U8"}
+
+
+def has_input_scale(parts: Parts) -> bool:
+    """Whether the activations of an NVFP4 layer have a global scale."""
+    return not parts.keys().isdisjoint(STORED.values())
+
+
+def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
+    """InputError for the first layers whose scales vLLM would misread, with the number of the other such layers."""
+    missing = [path for path, parts in layers.items() if not has_input_scale(parts)]
+    if missing and asks_for_activations(CheckpointConfig.read(folder).quantization):
+        raise InputError(
+            f"model_dir: {missing[0]}: no input_global_scale for its NVFP4 activations{and_more(missing)}, and vLLM "
+            "would take uninitialized memory for it; calibrate the checkpoint, or quantize it weight-only"
+        )
+    groups = unequal(layers)
+    for paths, scales in groups.items():
+        *names, last = (path.rpartition(".")[2] for path in paths)
+        scale = next(name for name in STORED if name in layers[paths[0]])
+        raise InputError(
+            f"model_dir: {paths[0].rpartition('.')[0]}: {', '.join(names)} and {last} have unequal {scale} "
+            f"({numbers_text(scales)}){and_more([*groups])}, and vLLM fuses them into one matrix with one scale; "
+            "quantize with a shared scale"
+        )
+
+
+def unequal(layers: Mapping[str, Parts]) -> dict[tuple[str, ...], list[float]]:
+    """Paths of layers that engines fuse into one matrix -> their global scales, where these differ.
+
+    Stacked experts, which have a scale each, are left out.
+    """
+    scales = {path: parts[name] for path, parts in layers.items() for name in STORED if name in parts}
+    single = {path: scale for path, scale in scales.items() if scale.numel == 1 and scale.dtype in NUMBERS}
+    numbers = {paths: [float(values(single[path]).reshape(-1)[0]) for path in paths] for paths in fused_layers(single)}
+    return {paths: own for paths, own in numbers.items() if not max(own) - min(own) <= TOLERANCE * max(own)}
+
+
+def numbers_text(numbers: Sequence[float]) -> str:
+    """``3,584, 2,912``."""
+    return ", ".join(f"{number:,.7g}" for number in numbers)
+
+
+def and_more(things: Sequence[Any]) -> str:
+    """`` (and 3 more like it)`` for four things of which a message names the first; "" for one thing."""
+    return f" (and {len(things) - 1} more like it)" if len(things) > 1 else ""
+
+
+def asks_for_activations(quantization: Mapping[str, Any]) -> bool:
+    """Whether a compressed-tensors config asks for NVFP4 activations in every layer that has NVFP4 weights."""
+    nvfp4 = [group for group in objects_in(quantization.get("config_groups")) if is_nvfp4(group.get("weights"))]
+    return bool(nvfp4) and all(is_nvfp4(group.get("input_activations")) for group in nvfp4)
+
+
+def is_nvfp4(arguments: Any) -> bool:
+    """Whether compressed-tensors' ``QuantizationArgs``, as JSON, describe NVFP4."""
+    wanted = {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
+    return isinstance(arguments, dict) and all(arguments.get(key) == value for key, value in wanted.items())

@@ -1,21 +1,176 @@
-"""A model that is a Hugging Face folder of safetensors, on disk or on the hub: the files of most engines.
+"""A model as a Hugging Face folder of safetensors: config, headers, bits per weight.  The files of most engines.
 
-Only ``fetch``, ``cached`` and ``would_fetch`` know the hub.  From a fetched request on, the model is a folder.
+Only ``HuggingFaceFolder.fetch``, ``cached`` and ``would_fetch`` use the hub.  No engine and no torch is imported.
+
+Bits per weight are read from the checkpoint's headers, by one convention for every engine (in an engine, a decompressed
+layer would have 16 bits and one packed in int32 would have 32):
+
+- layer bpw: the stored bits of all weight matrices outside embedding and head, including everything that decoding
+  needs (scales, zero points, group indices, permutations, codebooks, global scales), divided by the number of weights.
+  Padding that a format adds counts as bits, but not as weights.
+- Experts count.  Router gates, norms, biases, scales of activations and KV caches, and descriptions do not.  Neither do
+  parts outside the text model (other modalities and their projectors), a classifier's head, and multi-token-prediction
+  modules (``mtp*``, and layers beyond the config's ``num_hidden_layers``): these do not run in scoring.
+- head bpw: the same for the head; a tied head has the embedding's.
+- VRAM: layer and head bits.
+- If a tensor has an unknown format, or a matrix outside all layers has the vocabulary's size but not the name of a head
+  or an embedding, the size is n/a and the note names the tensor.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from compare_q.backends import hub
 from compare_q.backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
-from compare_q.backends.checkpoint import files, stored_bits
+from compare_q.backends.checkpoint import files
 from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
+from compare_q.backends.checkpoint.formats import (
+    UNEXPLAINED,
+    Parts,
+    is_quantized,
+    layout_of,
+    main_part,
+    stored_weights,
+)
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists, read_object
 from compare_q.backends.common.messages import printable
 from compare_q.backends.hub import SILENT, Watch
+from compare_q.backends.layers.names import IN_LAYER, Role, by_module, outside_text_model, role_of
+
+PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+Modules = Mapping[str, Parts]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face folder; InputError, when it is first asked for, for what of it cannot be read.
+
+    ``override_tensors``: files whose tensors replace those of the same name.
+    """
+
+    folder: Path
+    override_tensors: tuple[Path, ...] = ()
+
+    @cached_property
+    def config(self) -> CheckpointConfig:
+        """Its config.json."""
+        return CheckpointConfig.read(self.folder)
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The safetensors files that engines load."""
+        files = weight_files(self.folder)
+        if not files:
+            raise InputError(f"{self.folder}: no .safetensors files; compare_q loads no pickled weights")
+        return files
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Name -> header entry."""
+        return read_headers([*weight_files(self.folder), *self.override_tensors])
+
+    @cached_property
+    def modules(self) -> dict[str, Parts]:
+        """Module path -> its tensors."""
+        return by_module(self.tensors)
+
+    @cached_property
+    def matrices(self) -> dict[str, Parts]:
+        """The modules whose weights have two dimensions or more."""
+        return {
+            module: parts
+            for module, parts in self.modules.items()
+            if (main := main_part(parts)) and len(parts[main].shape) > 1
+        }
+
+    @cached_property
+    def quantized(self) -> dict[str, Parts]:
+        """The modules whose weights are stored in less than 16 bits."""
+        return {module: parts for module, parts in self.matrices.items() if is_quantized(parts)}
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head is the embedding."""
+        stated = self.config.text.get("tie_word_embeddings") is True
+        return stated and not any(self.role(module) == "head" for module in self.modules)
+
+    def role(self, module: str) -> Role:
+        """What a module is: "layer", "head", "embedding", or "" where its bits are not counted."""
+        return role_of(module, self.config.hidden_layers)
+
+    def described(self, module: str) -> str:
+        """What a module with a main part stores: "int4 g128"; "unknown (why)" where that is not known."""
+        parts = self.modules[module]
+        main = main_part(parts) or ""
+        return layout_of(parts, self.config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
+
+    def json(self, name: str) -> dict[str, Any]:
+        """One of its JSON files; empty if there is none."""
+        file = self.folder / name
+        return read_object(file, strict=False) if exists(file) else {}
+
+    def where(self, name: str) -> str:
+        """File and name of a tensor, as findings say it."""
+        return f"{self.tensors[name].file.name}: {name}"
+
+    def where_module(self, module: str) -> str:
+        """File and name of a module, as findings say it."""
+        return f"{next(iter(self.modules[module].values())).file.name}: {module}"
+
+
+def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
+    """Storage of the checkpoint in ``folder`` by the convention above; unknown formats give ``None`` and a note."""
+    checkpoint = Checkpoint(folder, tuple(override_tensors))
+    modules, config = checkpoint.modules, checkpoint.config
+    by_role: dict[Role, dict[str, Parts]] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
+    for name, parts in modules.items():
+        by_role[checkpoint.role(name)][name] = parts
+    if name := unexplained(by_role, config):
+        return Storage(note=f"{name}: {UNEXPLAINED}")
+    sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
+    for name in outside_text_model(sizes, config.hidden_layers):
+        by_role[checkpoint.role(name)].pop(name)
+    totals = {role: total(own, config, role) for role, own in by_role.items() if role}
+    layer, head = totals["layer"], totals["head"]
+    if head == (0, 0):
+        head = totals["embedding"]
+    if isinstance(layer, str) or isinstance(head, str):
+        return Storage(note=layer if isinstance(layer, str) else str(head))
+    if not layer[1] or not head[1]:
+        return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
+    return Storage(layer[0] / layer[1], head[0] / head[1], layer[0] + head[0])
+
+
+def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, int] | str:
+    """Bits and weights of all ``modules``, which have one role; or the first tensor of unknown size, and why."""
+    bits = weights = 0
+    for name, parts in modules.items():
+        stored = stored_weights(parts, role, config)
+        if isinstance(stored, str):
+            return f"{name}{stored}"
+        bits, weights = bits + stored[0], weights + stored[1]
+    return bits, weights
+
+
+def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> str:
+    """The first matrix outside of all layers that has as many weights as head or embedding, and neither's name."""
+    ends: tuple[Role, ...] = ("head", "embedding")
+    stored = [total({name: parts}, config, role) for role in ends for name, parts in by_role[role].items()]
+    rows, columns = config.vocab_size or 0, config.hidden_size or 0
+    sizes = {one[1] for one in stored if not isinstance(one, str)}
+    sizes |= {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
+    for name, parts in by_role["layer"].items():
+        size = "" if IN_LAYER.search(name) else total({name: parts}, config, "head")
+        if not isinstance(size, str) and size[1] in sizes - {0}:
+            return name
+    return ""
 
 
 class HuggingFaceFolder(ModelFiles):
@@ -52,7 +207,7 @@ class HuggingFaceFolder(ModelFiles):
 
     def facts(self) -> ModelFacts:
         config, options = self.config, self.request.options
-        if not files.weight_files(self.folder):
+        if not weight_files(self.folder):
             raise InputError(f"model_dir: {self.folder}: no .safetensors files; compare_q loads no pickled weights")
         if options.get("trust_remote_code") and (code := config.foreign_code):
             raise InputError(
@@ -70,7 +225,7 @@ class HuggingFaceFolder(ModelFiles):
         return files.stamp(self.folder, self.request.override_tensors, times=False)
 
     def weight_files(self) -> tuple[Path, ...]:
-        return (*files.weight_files(self.folder), *self.request.override_tensors)
+        return (*weight_files(self.folder), *self.request.override_tensors)
 
     def storage(self) -> Storage:
-        return stored_bits.storage_of(self.folder, self.request.override_tensors)
+        return storage_of(self.folder, self.request.override_tensors)

@@ -29,6 +29,7 @@ Floats = NDArray[np.float32]
 UNKNOWN = "stored in a format that compare_q cannot size"
 DAMAGED = "what is stored beside it does not fit it"
 PADDED = "padded, and config.json does not say from which size"
+UNEXPLAINED = "has the vocabulary's size, and no name by which to tell head from embedding"
 LONGEST_LIST = 1024
 """Integers in one row that may describe something else than weights."""
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -2,7 +2,7 @@
 
 On the hub it is ``owner/repository/file.gguf``.
 
-Bits a weight are by the convention of ``backends/checkpoint/stored_bits.py``: a layer's matrices with their block
+Bits a weight are by the convention of ``backends/checkpoint/folder.py``: a layer's matrices with their block
 scales (and NVFP4's global scales); not norms, biases, router gates, rope factors, embeddings, and blocks that only
 draft tokens; a tied head has the embedding's.
 
@@ -27,7 +27,7 @@ from compare_q.backends import hub
 from compare_q.backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
 from compare_q.backends.checkpoint.config import extended_by_yarn, scaling_json
 from compare_q.backends.checkpoint.files import sampled
-from compare_q.backends.checkpoint.stored_bits import UNEXPLAINED
+from compare_q.backends.checkpoint.formats import UNEXPLAINED
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, is_file, open_regular
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable

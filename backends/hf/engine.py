@@ -20,15 +20,12 @@ from pydantic import Field
 
 from compare_q.backends.base import (
     PIECE_ELEMENTS,
-    Answer,
     Capabilities,
     Decode,
     Layer,
     LoadRequest,
     LogitsEngine,
     ModelFacts,
-    Question,
-    Sampling,
     Storage,
     Window,
 )
@@ -106,7 +103,6 @@ class TransformersEngine(LogitsEngine):
         packages=("transformers",),
         install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
-        answers="tokens",
         decodes=1,
         decodes_behind_prompts=True,
     )
@@ -257,39 +253,6 @@ class TransformersEngine(LogitsEngine):
         for module in self.rotary:
             for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
                 setattr(module, name, 0)
-
-    @classmethod
-    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
-        if parse_options(TransformersOptions, request.options).streaming:
-            raise InputError("engine.streaming: reads every layer once a token, which takes hours; leave it out")
-
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        """One at a time: no padding, and so nothing that depends on the other prompts.
-
-        ``generate`` would take what is not set from the model's generation config: Qwen2.5's has a repetition penalty,
-        with which the greedy answer is not made of the most probable tokens.  So the model gets an empty one.
-        """
-        import torch
-        from transformers import GenerationConfig
-
-        drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-        how = GenerationConfig(
-            max_new_tokens=sampling.max_tokens, do_sample=bool(sampling.temperature),
-            eos_token_id=list(sampling.stop) or None, pad_token_id=next(iter(sampling.stop), 0),
-            **(drawn if sampling.temperature else {}),
-        )  # fmt: skip
-        self.model.generation_config = GenerationConfig()
-        try:
-            for question in questions:
-                self._forget_lengths()
-                torch.manual_seed(question.seed)
-                ids = torch.tensor([question.token_ids], device=self.model.device)
-                with torch.inference_mode():
-                    found = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how)
-                new = tuple(found[0, ids.shape[1] :].tolist())
-                yield Answer(question.number, new, "stop" if new and new[-1] in sampling.stop else "length")
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise ModelError(f"Transformers stopped while answering: {one_line(error)}") from error
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
         """The output embedding, with the soft cap and the scale that the config names; ``states`` from here on."""

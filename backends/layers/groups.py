@@ -28,8 +28,6 @@ SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|
 
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Weights that are not quantized, as torch and ggml call them."""
-AFTER_LOADING = "after_loading"
-"""The key under which a prediction of kernels says why an engine chooses them only when it has loaded the weights."""
 LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
 """Where the scales of a quantized cache come from: the checkpoint, nowhere, or the keys and values themselves."""
 NO_CACHE = "no_kv_cache"

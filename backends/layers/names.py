@@ -1,7 +1,6 @@
-"""What names of layers and tensors say: module and part, head or layer, what engines fuse and what stands before.
+"""Names of layers and tensors: module and part, head or layer, which layers engines fuse, prefixes.
 
-This is the one table of names: bits per weight, the doctor and the foretelling of layers ask it, so that all of them
-mean the same by a head.  Nothing here reads a file.
+Bits per weight, the doctor and the schemes of layers share this one table of names.  Nothing here reads a file.
 """
 
 from __future__ import annotations
@@ -121,12 +120,9 @@ def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> s
     return outside if 4 * kept >= every else set()  # BLT's embedding lies in its small encoder of bytes
 
 
-def from_layers_on(module: str) -> str:
-    """A module's name from its tower, its MTP part, or ``layers.`` on: kinds of checkpoints differ before it."""
-    steps = module.split(".")
-    own = (at for at, step in enumerate(steps) if OTHER_TOWERS.fullmatch(step) or step.startswith("mtp"))
-    first = next(own, steps.index("layers") if "layers" in steps else 0)
-    return ".".join(steps[first:])
+def is_expert(path: str) -> bool:
+    """Whether a layer is one of a mixture's experts, which have kernels of their own."""
+    return "experts" in path.split(".")
 
 
 def bare(layer: str) -> str:

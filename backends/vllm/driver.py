@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.base import Answer, Finish, Layer, Question, Sampling, Task, TokenScores, Window
+from compare_q.backends.base import Layer, Task, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import head_mismatch, spacing
 from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
@@ -137,29 +137,6 @@ class VllmDriver:
             # Whoever was iterating has had enough, or a request was refused; the companion is not waited for.
             if waiting or self.step:
                 engine.abort_request([*waiting, *([COMPANION] if self.step else [])])
-
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        """Answers as they finish; all questions are queued at once.  Nothing of ours looks at these steps."""
-        from vllm import SamplingParams
-
-        engine, waiting = self.llm.llm_engine, {f"answer-{question.number}": question.number for question in questions}
-        drawn = sampling.temperature > 0
-        try:
-            for question in questions:
-                params = SamplingParams(
-                    max_tokens=sampling.max_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
-                    seed=question.seed if drawn else None, stop_token_ids=list(sampling.stop), detokenize=False,
-                )  # fmt: skip
-                engine.add_request(f"answer-{question.number}", {"prompt_token_ids": list(question.token_ids)}, params)
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    if output.finished:
-                        (answer,), number = output.outputs, waiting.pop(output.request_id)
-                        ended: Finish = "stop" if answer.finish_reason == "stop" else "length"
-                        yield Answer(number, tuple(answer.token_ids), ended)
-        finally:
-            if waiting:
-                engine.abort_request(list(waiting))
 
     def collect(self, indices: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
         """Window -> partial statistics [T, F], one array a vocabulary shard; ModelError if any position is missing."""

@@ -26,7 +26,7 @@ import gc
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -34,23 +34,20 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import (
-    Answer,
     Capabilities,
     Layer,
     LoadRequest,
     ModelFacts,
-    Question,
-    Sampling,
     ScoringEngine,
     Storage,
     Task,
     TokenScores,
     Window,
 )
-from compare_q.backends.checkpoint import nvfp4_scales
+from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.common.errors import CompareQError, InputError, ModelError
+from compare_q.backends.common.errors import CompareQError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.packages import computing
 from compare_q.backends.common.process import in_worker, root_cause, warnings_in
@@ -109,7 +106,6 @@ class VllmEngine(ScoringEngine):
         install=install.INSTALL,
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
         batches=True,
-        answers="tokens",
         decodes=512,
     )
     files = VllmFolder
@@ -160,7 +156,7 @@ class VllmEngine(ScoringEngine):
         cpu = install.is_cpu_build()
         self.arguments = engine_arguments(self.request, config.raw, cpu=cpu)
         if self.request.options.get(EMULATE) and not cpu:
-            self.arguments |= emulation_arguments(folder, nvfp4_scales.nvfp4_layers(folder))
+            self.arguments |= emulation_arguments(folder, contents.nvfp4_layers(folder))
         set_environment(verbose=self.request.log_file is None)
         set_ranks(ranks(self.request.options))
         log = self.request.log_file
@@ -190,15 +186,6 @@ class VllmEngine(ScoringEngine):
         with self.refusals():
             yield from self.driver.score(list(windows), task)
 
-    @classmethod
-    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
-        if sampling.temperature and install.is_cpu_build():  # 0.32 dies where a prompt with a seed comes in two steps
-            raise InputError("--temperature: vLLM for CPUs cannot draw with a seed; leave it out")
-
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        with self.refusals():
-            yield from self.driver.answers(questions, sampling)
-
     @contextmanager
     def refusals(self) -> Iterator[None]:
         """ModelError with the reason for whatever vLLM raises: a dead engine, or a prompt that it does not take."""
@@ -208,10 +195,6 @@ class VllmEngine(ScoringEngine):
             raise
         except Exception as error:
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
-
-    @classmethod
-    def predictor(cls) -> Callable[[Sequence[str]], list[Any]] | str:
-        return layers.predicted if install.installed() else "not installed"
 
     def layers(self) -> tuple[Layer, ...]:
         return self.driver.what_ran()[0]

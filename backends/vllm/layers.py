@@ -5,26 +5,18 @@ a layer's ``scheme`` or ``quant_method``.  What a kernel does with activations i
 where it has one, else known from its class, by the sources of 0.26 to 0.33.  The activations of a kernel that is not
 known here are "unknown", never guessed: on a GPU without FP4 units Marlin runs an NVFP4 W4A4 checkpoint weight-only,
 and nothing that vLLM returns says so (on an H200, PPL 29.20 in place of the 40.96 that the emulated checkpoint has).
-
-``predicted`` asks before a weight is read: vLLM builds the model on torch's meta device, where no memory is taken, and
-chooses by its own rules.  What it only chooses once the weights are there, as for most experts, is not known by then.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import Layer
-from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.layers.groups import (
-    AFTER_LOADING,
     DYNAMIC,
     FIRST_STEP,
     LOADED,
@@ -33,16 +25,10 @@ from compare_q.backends.layers.groups import (
     SPARSE,
     KVCache,
     deviation,
-    group_layers,
-    groups_to_json,
     kv_cache_as_asked,
 )
 from compare_q.backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Declared, Scheme, args_text, declared
-from compare_q.backends.vllm.install import set_environment
-from compare_q.backends.vllm.plugin import register
 
-LENGTH = 64
-"""Tokens of the longest sequence: buffers grow with it, kernels do not depend on it."""
 OWN_SCALES = re.compile(r"per_token_head$|_ds_mla$|^turboquant|^ultraquant|^octave")
 """vLLM's words for caches that keep scales beside keys and values."""
 KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel", "ocp_mx_linear")
@@ -54,11 +40,6 @@ QUANTIZES = re.compile(
 )
 """Classes without a config that says so, as those of experts before they are loaded, whose kernels quantize activations
 as the checkpoint asks."""
-NO_NUMBERS = re.compile(
-    r"\bmeta (tensors?|kernel|device)\b|\bregister_meta|'meta' backend|\bdevice:? meta(?![-\w/])|\bdevices, .*\bmeta\b",
-    re.IGNORECASE,
-)
-"""How torch 2.13 says that a tensor on the meta device has no numbers."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
 ONLINE = {
@@ -318,61 +299,3 @@ def key_text(key: Any, line: str) -> str:
     if rows < 0 or columns < 0:
         return f"{name} {'tensor' if rows == columns else line}"
     return f"{GROUPED.get((name, columns), name)} g{columns}" if rows == 1 else f"{name} block {rows}x{columns}"
-
-
-def predicted(folders: Sequence[str]) -> list[Any]:
-    """For each folder the layer groups as JSON has them, or why vLLM refuses it or cannot say before it has loaded."""
-    answers: list[Any] = []
-    for folder in folders:
-        try:
-            answers.append(groups_to_json(group_layers(built_layers(Path(folder)))))
-        except Exception as error:  # refused checkpoints, models that cannot be built without a device
-            answers.append({AFTER_LOADING: one_line(error, 160)} if wants_numbers(error) else one_line(error, 160))
-    return answers
-
-
-def wants_numbers(error: Exception) -> bool:
-    """Whether torch ends some code because it wants the numbers of a tensor on the meta device, which has none."""
-    return NO_NUMBERS.search(str(error)) is not None
-
-
-def built_layers(folder: Path) -> list[Any]:
-    """Every linear layer of a checkpoint's model as vLLM builds it on the meta device."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    set_environment(verbose=True)
-    import torch
-    from vllm.config import set_current_vllm_config
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.model_loader.utils import initialize_model
-
-    register()
-    stated = CheckpointConfig.read(folder)
-    config = EngineArgs(
-        str(folder), skip_tokenizer_init=True, enforce_eager=True, max_model_len=LENGTH, load_format="safetensors"
-    ).create_engine_config()
-    default = torch.get_default_dtype()
-    with set_current_vllm_config(config):
-        one_rank()
-        torch.set_default_dtype(config.model_config.dtype)
-        try:
-            with torch.device("meta"):
-                model = initialize_model(vllm_config=config, model_config=config.model_config)
-        finally:
-            torch.set_default_dtype(default)
-        dtype = dtype_name(config.model_config.dtype)
-        return list(layers(model, config.quant_config, stated.quantization, dtype))
-
-
-def one_rank() -> None:
-    """The process groups without which vLLM makes no layer: of this process alone, on the CPU."""
-    from vllm.distributed import (
-        init_distributed_environment,
-        initialize_model_parallel,
-        model_parallel_is_initialized,
-    )
-
-    if model_parallel_is_initialized():
-        return
-    where = Path(tempfile.mkdtemp()) / "store"
-    init_distributed_environment(1, 0, f"file://{where}", 0, "gloo")
-    initialize_model_parallel(1, 1)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from compare_q.backends.base import Decode, LoadRequest
-from compare_q.backends.checkpoint import files, nvfp4_scales
+from compare_q.backends.checkpoint import contents, files
 from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
 from compare_q.backends.checkpoint.formats import Parts
 from compare_q.backends.common import machine
@@ -22,6 +22,7 @@ from compare_q.backends.common.messages import nearest, printable
 from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.layers import noise
+from compare_q.backends.layers.names import is_expert
 from compare_q.backends.layers.schemes import Scheme, declared, number_format
 from compare_q.backends.vllm import install
 
@@ -147,8 +148,8 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
     config = CheckpointConfig.read(folder)
     install.check_plugin("model_dir", str(config.quantization.get("quant_method")))
-    layers = nvfp4_scales.nvfp4_layers(folder)
-    nvfp4_scales.check_scales(folder, layers)
+    layers = contents.nvfp4_layers(folder)
+    contents.check_scales(folder, layers)
     if install.is_cpu_build() and (missing := without_kernel(folder, layers, machine.cpu_kind())):
         raise InputError(f"model_dir: {missing}; score it on a GPU")
     chosen = emulation_arguments(folder, layers) if request.options.get(EMULATE) else {}
@@ -203,7 +204,7 @@ def without_kernel(folder: Path, layers: Mapping[str, Parts], kind: str) -> str:
         f"kernel for {min(multiplied, default='').upper()} experts on a CPU without AMX":
             multiplied and any(is_scale_of_experts(name) for name in tensor_names(folder)),
         "way to be given a kernel for NVFP4 experts before 0.32":
-            any(map(nvfp4_scales.is_expert, layers)) and not install.has_cpu_router(),
+            any(map(is_expert, layers)) and not install.has_cpu_router(),
     }  # fmt: skip
     return next((f"vLLM has no {what}" for what, is_lacking in lacks.items() if is_lacking), "")
 
@@ -216,7 +217,7 @@ def tensor_names(folder: Path) -> list[str]:
 def is_scale_of_experts(name: str) -> bool:
     """Whether a tensor is the scales of a quantized layer of experts."""
     path, _, leaf = name.rpartition(".")
-    return nvfp4_scales.is_expert(path) and "scale" in leaf
+    return is_expert(path) and "scale" in leaf
 
 
 def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
@@ -304,9 +305,9 @@ def emulation_arguments(folder: Path, layers: Mapping[str, Parts]) -> dict[str, 
     quantization = CheckpointConfig.read(folder).quantization
     method = quantization.get("quant_method")
     formats = {number_format(scheme.activations) for scheme in schemes_of(quantization)} & MX
-    rounded = [path for path, parts in layers.items() if nvfp4_scales.has_input_scale(parts)]
+    rounded = [path for path, parts in layers.items() if contents.has_input_scale(parts)]
     paths = [*rounded, *(name.rpartition(".")[0] for name in tensor_names(folder) if formats)]
-    has_experts = any(map(nvfp4_scales.is_expert, paths))
+    has_experts = any(map(is_expert, paths))
     refusals = {
         f"nothing to emulate: no layer of {folder} has NVFP4 or MXFP4 activations": not layers and not formats,
         "vLLM's emulation of MXFP8 leaves activations unquantized": "mxfp8" in formats,

@@ -11,16 +11,13 @@ What the model is, is asked before any window (``backends/vllm_server/served.py`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.base import (
-    Answer,
     Capabilities,
     LoadRequest,
-    Question,
-    Sampling,
     ScoringEngine,
     Task,
     TokenScores,
@@ -32,9 +29,6 @@ from compare_q.backends.vllm_server.served import Seen, ServedModel, is_stamped,
 
 if TYPE_CHECKING:
     import httpx2
-
-T = TypeVar("T")
-Item = TypeVar("Item")
 
 
 class VllmServerEngine(ScoringEngine):
@@ -50,7 +44,6 @@ class VllmServerEngine(ScoringEngine):
         compares=False,
         schemes=("http://", "https://"),
         here=False,
-        answers="messages",
     )
     files = ServedModel
     seen: Seen
@@ -85,33 +78,14 @@ class VllmServerEngine(ScoringEngine):
         if task.record is not None:
             raise ModelError("a server cannot be the reference: it hands out no logits; mark another model")
         self.served.server.retried = 0
-        yield from self.flown(windows, self.window)
-
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        """Answers as they finish, by the server's chat endpoint; ModelError with the line of the prompt."""
-
-        async def answer(client: httpx2.AsyncClient, question: Question) -> Answer:
-            try:
-                found, fingerprint = await self.served.answer(client, self.seen.card.model, question, sampling)
-                self.check_fingerprint(fingerprint)
-            except ServerError as error:
-                raise ModelError(f"{question.where}: {self.served.server.url}: {error}") from None
-            return found
-
-        yield from self.flown(questions, answer)
-
-    def flown(
-        self, items: Iterable[Item], ask: Callable[[httpx2.AsyncClient, Item], Coroutine[Any, Any, T]]
-    ) -> Iterator[T]:
-        """What the server says of each item, as it comes, so many in flight; the first failure cancels all of them."""
-        queue, most = iter(items), self.options.concurrency
-        flying: set[asyncio.Task[T]] = set()
+        queue, most = iter(windows), self.options.concurrency
+        flying: set[asyncio.Task[TokenScores]] = set()
         with asyncio.Runner() as runner:
             client = self.served.server.client(most)
             try:
                 while True:
                     loop = runner.get_loop()
-                    flying |= {loop.create_task(ask(client, one)) for one in islice(queue, most - len(flying))}
+                    flying |= {loop.create_task(self.window(client, one)) for one in islice(queue, most - len(flying))}
                     if not flying:
                         return
                     for landed in runner.run(asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED))[0]:
@@ -162,7 +136,7 @@ class VllmServerEngine(ScoringEngine):
         """Nothing to release: the server stays."""
 
 
-async def abandon(tasks: set[asyncio.Task[T]], client: httpx2.AsyncClient) -> None:
+async def abandon(tasks: set[asyncio.Task[TokenScores]], client: httpx2.AsyncClient) -> None:
     """Cancel the tasks, which makes vLLM drop their requests, and close the connections."""
     for task in tasks:
         task.cancel()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from compare_q.backends import hub
-from compare_q.backends.base import Answer, Finish, ModelFacts, ModelFiles, Question, Sampling, Storage
-from compare_q.backends.checkpoint import gguf, stored_bits
+from compare_q.backends.base import ModelFacts, ModelFiles, Storage
+from compare_q.backends.checkpoint import gguf
+from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import expanded
 from compare_q.backends.common.messages import shortened
@@ -68,16 +69,6 @@ WORDS = (
     "misunderstanding quantization 31415926 incomprehensibilities jeopardize bookkeeper Shakespeare oxygen"
 ).replace(" ", "\n")
 """Words on lines of their own: tokens of letters and digits alone look the same in every kind of vocabulary."""
-NEUTRAL = {
-    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1,
-}  # fmt: skip
-"""What a server else takes from the model's generation config, as Qwen2.5's repetition penalty of 1.05 to 1.1."""
-PER_LETTER = 16
-"""Bytes of an answer for each of a request: the ids of the prompt's tokens."""
-NO_IDS = (
-    "its answer has no token ids, which vLLM's own server returns (return_token_ids); "
-    "give -o a name that ends in .jsonl, and the text is kept"
-)
 T = TypeVar("T")
 Shape = TypeVar("Shape", bound=BaseModel)
 Name = Annotated[str, Field(max_length=1000)]
@@ -144,31 +135,6 @@ class Completion(BaseModel):
     """What ``/v1/completions`` answers; ``system_fingerprint`` is vLLM's digest of its version and configuration."""
 
     choices: list[Choice] = Field(min_length=1)
-    system_fingerprint: Name | None = None
-
-
-class Message(BaseModel):
-    """What of an answer belongs to the conversation."""
-
-    content: str | None = None
-    tool_calls: list[Any] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class ChatChoice(BaseModel):
-    """An answer of the chat endpoint."""
-
-    message: Message
-    finish_reason: str | None = None
-    token_ids: list[TokenId] | None = None
-
-
-class ChatCompletion(BaseModel):
-    """What ``/v1/chat/completions`` answers."""
-
-    choices: list[ChatChoice] = Field(min_length=1)
-    prompt_token_ids: list[TokenId] | None = None
     system_fingerprint: Name | None = None
 
 
@@ -304,28 +270,6 @@ class ServedModel(ModelFiles):
         words = {number: token for number, token in pairs if token.isascii() and token.isalnum()}
         return words or "/tokenize shows no tokens"
 
-    async def answer(
-        self, client: httpx2.AsyncClient, model: str, question: Question, sampling: Sampling
-    ) -> tuple[Answer, str | None]:
-        """(the answer to a question, by the server's own chat template, the server's fingerprint)."""
-        asked = body(model, question, sampling)
-        largest = SMALL + PER_TOKEN * sampling.max_tokens + PER_LETTER * len(json.dumps(asked))
-        answer = await self.server.ask(client, "/v1/chat/completions", asked, within=inf, largest=largest)
-        found = shaped(ChatCompletion, answer)
-        choice = found.choices[0]
-        if choice.finish_reason not in ("stop", "length", "tool_calls"):
-            ended = shortened(repr(choice.finish_reason))
-            raise ServerError(f"an answer ended by {ended}, and neither by itself nor by --max-tokens")
-        finish: Finish = "length" if choice.finish_reason == "length" else "stop"
-        if sampling.as_text:
-            said = {key: value for key, value in choice.message.model_dump().items() if value}
-            message = {"role": "assistant", "content": said.pop("content", ""), **said}
-            return Answer(question.number, None, finish, message=message), found.system_fingerprint
-        new, prompt = choice.token_ids, found.prompt_token_ids
-        if not (new and prompt):
-            raise ServerError(NO_IDS)
-        return Answer(question.number, tuple(new), finish, tuple(prompt)), found.system_fingerprint
-
     @cached_property
     def seen(self) -> Seen:
         """What the server says, asked once."""
@@ -359,7 +303,7 @@ class ServedModel(ModelFiles):
         try:
             if weights.endswith(".gguf"):
                 return gguf.read_model(expanded(weights)).storage()
-            return stored_bits.storage_of(hub.resolve(weights, None, download=False))
+            return storage_of(hub.resolve(weights, None, download=False))
         except InputError as error:
             raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
 
@@ -416,28 +360,3 @@ def check_normalized(answer: Completion) -> None:
             top = np.exp(np.sort(values)[-TOP:])
         if not top.sum() <= 1 + ROUNDING or top.sum() + MOST_LOGITS * top[0] < 1 - ROUNDING:
             raise ServerError(NO_LOGPROBS)
-
-
-def body(model: str, question: Question, sampling: Sampling) -> dict[str, Any]:
-    """The request.  Where tokens are wanted, no parser takes tool calls out of them: a server without one refuses."""
-    asked: dict[str, Any] = {
-        "model": model, "messages": [as_openai(each) for each in question.messages], "seed": question.seed,
-        "max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p, **NEUTRAL,
-    }  # fmt: skip
-    if sampling.template:
-        asked["chat_template_kwargs"] = dict(sampling.template)
-    if question.tools:
-        asked |= {"tools": list(question.tools), "tool_choice": "auto" if sampling.as_text else "none"}
-    return asked if sampling.as_text else asked | {"return_token_ids": True}
-
-
-def as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose tool calls are as the endpoint wants them: with an id, and arguments as JSON in a string."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    calls = []
-    for number, call in enumerate(message["tool_calls"]):
-        inside = call.get("function", call)
-        function = {**inside, "arguments": json.dumps(inside["arguments"], ensure_ascii=False)}
-        calls.append({"id": call.get("id", f"call_{number}"), "type": "function", "function": function})
-    return {"content": None, **message, "tool_calls": calls}

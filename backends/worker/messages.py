@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from compare_q.backends.base import LoadRequest, ModelFacts, Question, Sampling, Task, Window
+from compare_q.backends.base import LoadRequest, ModelFacts, Task, Window
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import one_line
@@ -52,15 +52,6 @@ class ScoreJob(Task):
 
 
 @dataclass(frozen=True)
-class AnswerJob:
-    """Answer the questions with the model that the last ``LoadJob`` has loaded."""
-
-    questions: tuple[Question, ...]
-    sampling: Sampling
-    type: Literal["answer"] = "answer"
-
-
-@dataclass(frozen=True)
 class DescribeJob:
     """Say what the worker's Python has of an engine, and check a request against that."""
 
@@ -91,8 +82,8 @@ class Ready:
 class Told:
     """What a worker tells on its way, by its ``kind``, with its ``content`` (JSON types).
 
-    "advance": so many units, windows or prompts, are done; "say": a line for the user; "answer": the fields of an
-    ``Answer``.  A called function tells "phase", "expect" and "end" too (``eval/common/progress.py``).
+    "advance": so many windows are done; "say": a line for the user.  A called function tells "phase", "expect" and
+    "end" too (``eval/common/progress.py``).
     """
 
     kind: str
@@ -143,7 +134,7 @@ class Described:
     silence: str = ""
 
 
-Job = Annotated[LoadJob | ScoreJob | AnswerJob | DescribeJob | CallJob, Field(discriminator="type")]
+Job = Annotated[LoadJob | ScoreJob | DescribeJob | CallJob, Field(discriminator="type")]
 Message = Annotated[Ready | Told | Returned | Failed | Ended, Field(discriminator="type")]
 JOB: TypeAdapter[Any] = TypeAdapter(Job)
 MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)

@@ -1,5 +1,5 @@
 """A worker's life: jobs in, messages out.  It loads a model, scores windows, commits their scores as they finish, and
-says what ran; or it has the model answer prompts, or says what its Python has of an engine.
+says what ran; or it says what its Python has of an engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import (
     JOB,
-    AnswerJob,
     CallJob,
     Described,
     DescribeJob,
@@ -141,7 +140,7 @@ class Server:
         if isinstance(job, LoadJob):
             return self.load(job)
         assert self.engine is not None, "no model is loaded"
-        return self.answer(job, send) if isinstance(job, AnswerJob) else self.score(job, send)
+        return self.score(job, send)
 
     def load(self, job: LoadJob) -> None:
         """Load a model on its GPUs; whatever an engine raises."""
@@ -185,13 +184,6 @@ class Server:
         segments.write_record(job.scores, job.session, ran)
         committer.commit()
         self.last = job, ran
-
-    def answer(self, job: AnswerJob, send: Send) -> None:
-        """Do a job; CompareQError, or whatever an engine raises.  What was answered before an error has been sent."""
-        with watched(send):
-            for given in self.engine.answers(job.questions, job.sampling):
-                send(Told("answer", asdict(given)))
-            self.engine.check_unchanged()
 
     def what_ran(self) -> dict[str, Any]:
         """What an engine says of a run that has finished; what it cannot tell any more is a note and loses no score."""

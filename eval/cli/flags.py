@@ -32,7 +32,6 @@ COMMANDS = {
     "doctor": "say what checkpoints are, and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
-    "trace": "have a model answer prompts, as a text to score models on",
     "convert": "write a qbench project (YAML) as specs",
 }
 """Subcommands -> what they do."""
@@ -67,7 +66,6 @@ ELSEWHERE = {
 """Flags of llama-perplexity and lm-eval -> what compare-q has in their place."""
 OF_ONE_TEXT = ("--kld-value", "-mx", "-my", "--log_y")
 """Flags that the plot of several texts does not know."""
-LARGEST_SEED = 2**31 - 1
 
 
 class Parser(argparse.ArgumentParser):
@@ -158,15 +156,6 @@ def byte_size(given: str) -> int:
     raise argparse.ArgumentTypeError(f"{given!r} is no size with a unit; give for example 20GB or 500MiB")
 
 
-def variables(given: str) -> dict[str, Any]:
-    """``--chat-template-kwargs``: a JSON object."""
-    with suppress(InputError):
-        value = json_files.parsed(given.encode(errors="surrogatepass"), "")
-        if isinstance(value, dict):
-            return value
-    raise argparse.ArgumentTypeError(f"{given!r} is no JSON object")
-
-
 def one_of(known: Sequence[str]) -> dict[str, Any]:
     """What argparse is told of a flag whose value is one of the ``known`` words."""
 
@@ -202,7 +191,7 @@ def flag(names: str, commands: str, help: str, **keys: Any) -> Flag:
 
 on, many = partial(flag, action="store_true"), {"nargs": "+", "action": "extend"}
 file, folder = partial(flag, type=path_argument, metavar="FILE"), partial(flag, type=path_argument, metavar="FOLDER")
-RUN, SHOWN, DRAWN = "run check", "run check show", "run check show doctor"
+RUN, SHOWN = "run check", "run check show"
 FLAGS = {
     "what": [
         flag("models", RUN, "models without a spec, the first is the reference: a folder, a hub id, a file or a "
@@ -211,15 +200,11 @@ FLAGS = {
         file("source", "show", "results.json or report.html of finished runs; several are merged", nargs="+",
              default=[]),
         file("project", "convert", "a project of ExLlamaV3's qbench (YAML)"),
-        file("prompts", "trace", ".jsonl with prompt or messages a line; else a prompt a line"),
         flag("-d --dataspec", RUN, "data specs (JSON), wildcards allowed, or with MODELs: wiki2, code, chat, "
              "lm_eval:TASK, a file of text; a model loads once for all", type=path_argument, metavar="TEXT", **many),
         flag("-m --modelspec", RUN, "model specs (JSON), wildcards allowed", metavar="SPEC", **many),
-        flag("-m --modelspec", "trace", "model specification (JSON), or the URL of a running `vllm serve`",
-             required=True, metavar="SPEC|URL"),
-        flag("-mask --mask", SHOWN + " trace", "only models whose label holds one of these words, with semicolons "
+        flag("-mask --mask", SHOWN, "only models whose label holds one of these words, with semicolons "
              "between; the reference stays"),
-        flag("--against", "doctor", "compare weights and tokens with this model's", metavar="MODEL"),
         flag("--tokenizer", RUN, "of MODELs that have none, as GGUF files alone: a folder or hub id", type=filled,
              metavar="FOLDER"),
         on("--no-reference", RUN, "MODELs are not compared with the first one"),
@@ -230,29 +215,18 @@ FLAGS = {
         file("-lf --logits_file", RUN, "reference store for KL divergence: read, or made there"),
         on("-cc --clear_cache", RUN, "forget what is stored of this text and these models first"),
         on("--verify-weights", RUN, "tell models apart by every byte of their files, not by samples"),
-        flag("--max-tokens", "trace", "tokens of an answer at most (default: %(default)s)",
-             type=number("number of tokens above 0", 1, 10**9, int), default=1024),
-        flag("--temperature", "trace", "0, the default: the most probable token each time",
-             type=number("temperature from 0 to 10", 0, 10), default=0.0),
-        flag("--top-p", "trace", "draw from this share of the probability (default: 1)",
-             type=number("share above 0 and up to 1", math.ulp(0.0), 1), default=1.0),
-        flag("--seed", "trace", "for a temperature above 0 (default: 0)", default=0,
-             type=number(f"whole number from 0 to {LARGEST_SEED}", 0, LARGEST_SEED, int)),
-        flag("--chat-template-kwargs", "trace", "variables for the chat template: '{\"enable_thinking\": false}'",
-             type=variables, default={}, metavar="JSON"),
-        on("--extend", "trace", "answer the prompts that FILE has no answer to, and add them"),
     ],
     "where": [
-        flag("--gpus", "run check trace", "GPUs to use (0,1); models run at the same time on several", type=names,
+        flag("--gpus", "run check", "GPUs to use (0,1); models run at the same time on several", type=names,
              metavar="LIST"),
-        flag("--python", "run check trace", "Python (or folder of a virtual environment) that runs an engine",
+        flag("--python", "run check", "Python (or folder of a virtual environment) that runs an engine",
              type=engine_python, action="append", default=[], metavar="ENGINE=PYTHON"),
         flag("--ray", RUN, "run models on the nodes of a Ray cluster (auto: its own)", type=filled,
              metavar="ADDRESS"),
-        flag("--deadline", "run check trace", "end a model that is silent for so long (default: generous)",
+        flag("--deadline", "run check", "end a model that is silent for so long (default: generous)",
              type=number("positive number of seconds", math.ulp(0.0)), metavar="SECONDS"),
-        on("--verbose", "run check show trace", "let the engines print their own logs; show where an error arose"),
-        folder("--cache-dir", "run check trace cache", "where tokens, scores, references and logs are kept "
+        on("--verbose", "run check show", "let the engines print their own logs; show where an error arose"),
+        folder("--cache-dir", "run check cache", "where tokens, scores, references and logs are kept "
                "(default: %(default)s)"),
         flag("--cache-limit", "run check cache", "keep the cache below SIZE (20GB); the oldest goes first",
              type=byte_size, metavar="SIZE"),
@@ -273,8 +247,6 @@ FLAGS = {
     ],
     "files": [
         file("-o --output", SHOWN, "write the results as JSON"),
-        file("-o --output", "trace", "the trace: .json holds tokens, as qbench's; .jsonl holds messages (of a "
-             "server)", required=True),
         file("--csv", SHOWN, "write the results as CSV"),
         file("--markdown", SHOWN, "write the table as Markdown"),
         file("--html", SHOWN, "write a report as one HTML file"),
@@ -282,9 +254,8 @@ FLAGS = {
         folder("--save-specs", RUN, "write what ran as data.json and models.json"),
     ],
     "picture": [
-        on("-p --plot", DRAWN, "draw a scatter plot (of doctor: the errors of weights), into --plot_file or "
-           "compare_q.png"),
-        file("-pf --plot_file", DRAWN, "file of the plot: .png, .svg or .pdf (implies -p)"),
+        on("-p --plot", SHOWN, "draw a scatter plot, into --plot_file or compare_q.png"),
+        file("-pf --plot_file", SHOWN, "file of the plot: .png, .svg or .pdf (implies -p)"),
         file("--card", SHOWN, "draw the plot in 1,200 x 675 pixels, to be shared"),
         folder("--plots", SHOWN, "draw every kind of plot"),
         flag("-kld --kld", SHOWN, "plot KLD, the default if known", action="store_const", const="kld",
@@ -302,8 +273,8 @@ FLAGS = {
         flag("--log_y", SHOWN, "logarithmic or linear y axis (default: linear for KLD within a decade and a half, "
              "logarithmic beyond, by the excess over the reference's for PPL)",
              action=argparse.BooleanOptionalAction),
-        flag("-t --title", DRAWN, "title of plots and report (default: names what is plotted)", type=unicode),
-        on("-dark --dark", DRAWN, "dark plots"),
+        flag("-t --title", SHOWN, "title of plots and report (default: names what is plotted)", type=unicode),
+        on("-dark --dark", SHOWN, "dark plots"),
     ],
 }  # fmt: skip
 """Every flag, below the heading that it has in the help of its commands."""

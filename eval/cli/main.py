@@ -99,15 +99,7 @@ def examine(args: argparse.Namespace) -> int:
     """``doctor``."""
     from compare_q.eval.cli import doctor
 
-    outputs.check(args)
     return doctor.run(args)
-
-
-def trace(args: argparse.Namespace) -> int:
-    """``trace``."""
-    from compare_q.eval.cli.trace import command
-
-    return command.run(args)
 
 
 def check_asked(
@@ -306,6 +298,6 @@ def list_engines(args: argparse.Namespace) -> int:
 
 PERFORM: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": measure, "check": measure, "show": show_again, "doctor": examine, "cache": show_cache,
-    "engines": list_engines, "trace": trace, "convert": convert_project,
+    "engines": list_engines, "convert": convert_project,
 }  # fmt: skip
 """Subcommands -> what performs them."""

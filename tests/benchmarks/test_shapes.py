@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint.folder import storage_of
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +33,7 @@ def test_stored_bits(folders: dict[str, Path]) -> None:
     """FP8 has a bf16 scale for every row: 256 weights of q, k, v, o, gate and up, and 512 of down."""
     rows, weights = 256 + 128 + 128 + 256 + 512 + 512 + 256, 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 512
     expected = {"bf16": 16.0, "w4a16": 4 + 16 / 128, "fp8": 8 + 16 * rows / weights}
-    found = {name: stored_bits.storage_of(folder).bpw_layer for name, folder in folders.items()}
+    found = {name: storage_of(folder).bpw_layer for name, folder in folders.items()}
     assert found == pytest.approx(expected, rel=1e-12)
 
 

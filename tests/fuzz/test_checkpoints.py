@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from compare_q.backends.checkpoint import files, nvfp4_scales, stored_bits
+from compare_q.backends.checkpoint import contents, files
 from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.checkpoint.gguf import read_model
 from compare_q.backends.layers.schemes import declared
 from tests.support.checkpoints import ENDS, LAYER, Q, finish_gguf, safetensors_bytes
@@ -56,8 +57,8 @@ def look(folder: Path) -> None:
     assert [config.vocab_size, config.context, config.kv_numbers, config.rope_type, config.quantization]
     assert declared(config.quantization).of("model.layers.0.mlp.up_proj") is None or config.quantization
     assert isinstance(config.kv_cache, str)
-    stored_bits.storage_of(folder)
-    nvfp4_scales.check_scales(folder, nvfp4_scales.nvfp4_layers(folder))
+    storage_of(folder)
+    contents.check_scales(folder, contents.nvfp4_layers(folder))
     files.stamp(folder)
 
 

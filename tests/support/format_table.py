@@ -12,7 +12,7 @@ from pathlib import Path
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.checkpoint.stored_bits import storage_of
+from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.layers.schemes import declared
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,22 +134,3 @@ def rounds_by_place(rows: int, width: int, entries: int, dtype: torch.dtype) -> 
 
 APART = 0.2 if GPU else 1e-3
 """Nats by which roundings may move the most probable token: of TF32, or of another order of additions."""
-
-
-def answered_logprobs(model: Path, rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """(log-probability of the token, of the most probable one) of each answered token, by one pass without a cache."""
-    from transformers import AutoModelForCausalLM
-
-    loaded, found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), []
-    for row in rows:
-        ids = [*row["input_ids"], *row["response_ids"]]
-        with torch.inference_mode():
-            logits = loaded(torch.tensor([ids])).logits[0].double()
-        scored = {at: log_softmax(logits[at - 1].tolist()) for at in range(len(row["input_ids"]), len(ids))}
-        found += [(logprobs[ids[at]], max(logprobs)) for at, logprobs in scored.items()]
-    return found
-
-
-def assert_greedy(model: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Every answered token is the most probable one, or cannot be told from it."""
-    assert max(best - mine for mine, best in answered_logprobs(model, rows)) < APART

@@ -59,8 +59,6 @@ class Stub(ThreadingHTTPServer):
         self.key: str | None = None
         self.tokens: dict[str, Any] | None = None
         self.windows: list[list[int]] = []
-        self.chats: list[dict[str, Any]] = []
-        self.refuses: Callable[[dict[str, Any]], str] = lambda body: ""
         self.answered = 0
         self.bad: Callable[[Handler], bool] = lambda handler: False
 
@@ -80,18 +78,6 @@ class Stub(ThreadingHTTPServer):
             entries.append({str(other): {"logprob": scores[other], "rank": 1} for other in chosen})
         choice = {"index": 0, "text": "", "prompt_logprobs": entries}
         return {"model": body["model"], "choices": [choice], "system_fingerprint": "vllm-0.0-abc"}
-
-    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The last message backwards, as bytes, and the token 256, or as much of it as there may be."""
-        asked = list(body["messages"][-1]["content"].encode())
-        whole = [*reversed(asked), 256]
-        found = whole[: body["max_tokens"]]
-        text = bytes(each for each in found if each < 256).decode()
-        choice = {"index": 0, "message": {"role": "assistant", "content": text, "refusal": None}}
-        choice["finish_reason"] = "stop" if found == whole else "length"
-        ids = {"prompt_token_ids": asked} if body.get("return_token_ids") else {}
-        choice |= {"token_ids": found} if ids else {}
-        return {"choices": [choice], "system_fingerprint": "vllm-0.0-abc", **ids}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -129,11 +115,6 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, self.server.tokens)
         elif self.path == "/v1/completions":
             self.complete(body)
-        elif self.path == "/v1/chat/completions" and (why := self.server.refuses(body)):
-            self.reply(400, {"error": {"message": why}})
-        elif self.path == "/v1/chat/completions":
-            self.server.chats.append(body)
-            self.reply(200, self.server.chat(body))
         else:
             self.reply(404, {"detail": "Not Found"})
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compare_q.backends.checkpoint import nvfp4_scales
-from compare_q.backends.checkpoint.contents import Checkpoint
+from compare_q.backends.checkpoint.contents import LARGEST, Contents, numbers_text, unequal
 from compare_q.backends.checkpoint.files import Tensor, read_headers, strays
+from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.formats import FLOATS, NUMBERS, Parts, main_part, values
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.layers.names import NUMBER
@@ -26,8 +26,6 @@ Severity = Literal["wrong", "warning", "note"]
 """``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
 INPUT_SCALES = frozenset({"input_scale", "input_global_scale", "activation_scale"})
 KV_SCALES = ("k_scale", "v_scale", "output_scale")
-LARGEST = 1 << 16
-"""Elements of a tensor of scales that is read; there is one a layer, or one an expert."""
 CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
 NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
@@ -70,15 +68,38 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from look(checkpoint)
 
 
+def contents(checkpoint: Checkpoint, found: Contents) -> Iterator[Finding]:
+    """Findings from ``contents.compare``: tensors that are missing or left over, and other shapes."""
+    yield from one_finding(
+        "wrong", [f"{checkpoint.files[0].name}: {name}" for name in sorted(found.missing)],
+        "missing, although the config asks for it: engines refuse, or make numbers up",
+        "download the files again, or save the model with the class that its config names",
+    )  # fmt: skip
+    shapes: dict[str, list[str]] = {}
+    for module, stored, wanted, dtype in sorted(found.shapes):
+        what = f"has the shape {stored} ({dtype}), and the config asks for {wanted}"
+        shapes.setdefault(what, []).append(checkpoint.where_module(module))
+    for what, where in shapes.items():
+        yield from one_finding("wrong", where, what, "give the config.json that belongs to these files")
+    left_over = {
+        "left over: the model that the config describes has no such layer, and nobody will load it": found.left_over,
+        "its bias is left over: the model that the config describes has none there, and nobody will add it":
+        found.biases,
+    }  # fmt: skip
+    for what, modules in left_over.items():
+        cure = "give the config.json that belongs to these files, or save the model without it"
+        yield from one_finding("warning", map(checkpoint.where_module, sorted(modules)), what, cure)
+
+
 def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers that engines fuse into one matrix with one global scale, and whose global scales differ."""
-    unequal = nvfp4_scales.unequal(checkpoint.quantized)
+    groups = unequal(checkpoint.quantized)
     places = [
         f"{checkpoint.where_module(paths[0]).rpartition('.')[0]}: "
         + ", ".join(path.rpartition(".")[2] for path in paths)
-        for paths in unequal
+        for paths in groups
     ]
-    first = next((nvfp4_scales.numbers_text(numbers) for numbers in unequal.values()), "")
+    first = next(map(numbers_text, groups.values()), "")
     yield from one_finding(
         "wrong", places, f"unequal global scales ({first}) of layers that vLLM fuses into one matrix with one scale",
         "quantize with one scale for the layers that share an input",

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import stored_bits
-from compare_q.backends.checkpoint.contents import Checkpoint
-from compare_q.backends.checkpoint.doctor import checks, comparison, parameters, tokenizers
+from compare_q.backends.checkpoint.contents import Contents
+from compare_q.backends.checkpoint.doctor import checks, tokenizers
 from compare_q.backends.checkpoint.doctor.checks import Finding, Severity
-from compare_q.backends.checkpoint.doctor.comparison import LayerError
+from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.gguf import GgufModel, read_model
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
@@ -48,15 +47,10 @@ class Examination:
 
 @dataclass(frozen=True)
 class Patient:
-    """A model on this machine: a folder of safetensors, or a GGUF model.
-
-    ``load_fn``: the engine that its spec names, empty without a spec; ``has_options``: whether the spec gives it any.
-    """
+    """A model on this machine: a folder of safetensors, or a GGUF model."""
 
     name: str
     path: Path
-    load_fn: str = ""
-    has_options: bool = False
 
     @property
     def is_gguf(self) -> bool:
@@ -76,14 +70,10 @@ class Patient:
         return tokenizers.of_gguf(self.gguf) if self.gguf is not None else tokenizers.of_folder(self.path)
 
 
-def examine(
-    patient: Patient, against: Patient | None = None, wanted: Mapping[str, Any] | None = None,
-    errors: Sequence[LayerError] = (),
-) -> Examination:  # fmt: skip
+def examine(patient: Patient, reference: Patient | None = None, contents: Contents | None = None) -> Examination:
     """Everything that headers, configs and small tensors say of a model; InputError if it cannot be read.
 
-    ``against``: the model whose tokens it should have; ``wanted``: what ``parameters.compared`` said of it;
-    ``errors``: of its matrices.
+    ``reference``: the model whose tokens it should have; ``contents``: of its folder, None if nothing was compared.
     """
     model = patient.gguf
     unchecked = []
@@ -92,16 +82,14 @@ def examine(
     else:
         checkpoint = Checkpoint(patient.path)
         facts, findings = tuple(folder_facts(checkpoint)), list(checks.check(checkpoint))
-        if wanted is not None and "unchecked" in wanted:
-            unchecked.append(f"tensors against the config: {wanted['unchecked']}")
-        elif wanted is not None:
-            findings += parameters.check(checkpoint, wanted)
-    if against is not None:
+        if contents is not None:
+            findings += checks.contents(checkpoint, contents)
+            unchecked += [f"tensors against the config: {contents.unchecked}"] if contents.unchecked else []
+    if reference is not None:
         try:
-            findings += tokenizers.check(patient.tokens, against.tokens)
+            findings += tokenizers.check(patient.tokens, reference.tokens)
         except InputError as error:
             unchecked.append(f"tokens: {error}")
-    findings += comparison.findings(errors)
     findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
     return Examination(patient.name, facts, tuple(findings), tuple(unchecked))
 
@@ -110,7 +98,7 @@ def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """What a Hugging Face folder is."""
     quantization = checkpoint.config.quantization
     yield "files", files_text([file.stat().st_size for file in checkpoint.files], "safetensors file")
-    yield "size", size_text(stored_bits.storage_of(checkpoint.folder))
+    yield "size", size_text(storage_of(checkpoint.folder))
     stated = declared(quantization)
     groups: dict[str, Counter[str]] = {}
     ends: list[tuple[str, str]] = []

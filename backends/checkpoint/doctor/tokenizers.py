@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor.checks import Finding
+from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.gguf import TOKENS, GgufModel
 from compare_q.backends.common.json_files import exists, read_bytes
 from compare_q.backends.common.messages import one_line

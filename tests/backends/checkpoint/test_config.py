@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare_q.backends.checkpoint import nvfp4_scales
+from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from tests.support.checkpoints import ENDS, Entries, write_checkpoint
 from tests.support.toy import refusal
@@ -158,7 +158,7 @@ def attention(q: float, k: float, v: float, name: str = "weight_global_scale") -
 
 
 def check(folder: Path) -> None:
-    nvfp4_scales.check_scales(folder, nvfp4_scales.nvfp4_layers(folder))
+    contents.check_scales(folder, contents.nvfp4_layers(folder))
 
 
 def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_shared_scales_pass(tmp_path: Path) -> None:
     for number, parts in enumerate(layers.values()):
         parts["input_global_scale"] = float(number)
     folder = write(tmp_path / "x", layers, W4A4)
-    assert nvfp4_scales.nvfp4_layers(folder).keys() == layers.keys()
+    assert contents.nvfp4_layers(folder).keys() == layers.keys()
     check(folder)
 
 
@@ -228,10 +228,10 @@ def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_checkpoints_are_not_read(toy_model: Path, tmp_path: Path) -> None:
-    assert nvfp4_scales.nvfp4_layers(toy_model) == {}
+    assert contents.nvfp4_layers(toy_model) == {}
     folder = write(tmp_path / "x", {})
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"no header")
-    assert nvfp4_scales.nvfp4_layers(folder) == {}
+    assert contents.nvfp4_layers(folder) == {}
     (folder / "hf_quant_config.json").write_text("{}")
-    assert "not a readable safetensors file" in refusal(nvfp4_scales.nvfp4_layers, folder)
+    assert "not a readable safetensors file" in refusal(contents.nvfp4_layers, folder)

@@ -12,7 +12,7 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import files as checkpoint
-from compare_q.backends.checkpoint.stored_bits import storage_of
+from compare_q.backends.checkpoint.folder import storage_of
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes, write_checkpoint
 from tests.support.toy import refusal
 

@@ -14,8 +14,7 @@ from safetensors import safe_open
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import files
-from compare_q.backends.checkpoint.contents import Checkpoint
-from compare_q.backends.checkpoint.stored_bits import storage_of
+from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.layers.schemes import declared
 from tests.support import DATA
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint

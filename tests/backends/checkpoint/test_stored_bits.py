@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint.stored_bits import storage_of
+from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.layers.names import role_of
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
 from tests.support.stored_formats import EXL3

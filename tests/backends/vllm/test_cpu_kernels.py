@@ -19,9 +19,7 @@ from safetensors import safe_open
 from compare_q.backends import window_scores
 from compare_q.backends.base import Layer, LoadRequest, Task
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.layers.groups import KVCache, groups_from_json
-from compare_q.backends.vllm import layers
-from compare_q.eval.common import processes
+from compare_q.backends.layers.groups import KVCache
 from tests.support import ROOT
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import engine, scores_of
@@ -137,22 +135,6 @@ def test_vllms_own_emulation_of_a_layer_against_the_definition() -> None:
     np.testing.assert_allclose(
         kernel.apply_weights(layer, x.to(device)).cpu(), gold, atol=1e-5 * float(gold.abs().max())
     )
-
-
-@pytest.mark.engine
-@CPU_ONLY
-def test_what_ran_was_foretold_without_a_weight(
-    weight_only: dict[str, Any], quantized: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(processes.ENVIRONMENT)
-    told, refused = processes.apart(layers.predicted, "asking", folders=[str(quantized("NVFP4A16")), "none"])
-    found, ran = (
-        [(each.name, each.weights, each.kernel, each.count) for each in groups if each.count > 1]
-        for groups in (groups_from_json(told), weight_only["layers"])
-    )
-    assert len(ran) == 4  # without the head, whose weights have the dtype of the run
-    assert found == ran
-    assert refused == "none/config.json: missing; model_dir must be a Hugging Face model folder"
 
 
 @pytest.mark.engine

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from compare_q.backends.base import Decode, LoadRequest
-from compare_q.backends.checkpoint import nvfp4_scales
+from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import install
@@ -387,7 +387,7 @@ def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp
     """Activations that are to be rounded; a weight-only layer is what its scheme says anyway."""
     folder = with_scales(tmp_path / "x", *names)
     VllmEngine.check(request_for(folder, emulate=True))
-    assert emulation_arguments(folder, nvfp4_scales.nvfp4_layers(folder)) == arguments
+    assert emulation_arguments(folder, contents.nvfp4_layers(folder)) == arguments
     for name in arguments:
         said = refusal(VllmEngine.check, request_for(folder, emulate=True, **{name: "marlin"}))
         assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.base import ModelFacts
+from compare_q.backends.base import ModelFacts, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
 from compare_q.backends.worker.messages import DescribeJob
@@ -181,7 +181,7 @@ def test_an_answer_grows_with_what_was_asked(stub: Stub) -> None:
                 found["decoded_token"] = "x" * padding[0]
 
     stub.edit = pad
-    assert len(list(engine.flown(toy_windows(1, 250), engine.window))) == 1
+    assert len(list(engine.score(toy_windows(1, 250), Task()))) == 1
     padding.pop(0)
     assert "answers more than 4.5 MB" in failure(engine, toy_windows(1, 250))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -19,9 +18,7 @@ import pytest
 from compare_q.backends.base import Task, Window
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm_server.engine import VllmServerEngine
-from tests.support.chats import encoded
-from tests.support.command_line import Run
-from tests.support.toy import GPU, TOY_CONTEXT, assert_greedy, refusal, toy_windows
+from tests.support.toy import GPU, TOY_CONTEXT, refusal, toy_windows
 from tests.support.vllm_server import failure, request_for, scores_of
 
 ATOL_REAL = 1e-3 if GPU else 5e-5  # same kernels, other batches; vLLM's CPU log_softmax is off by up to 1.7e-5
@@ -104,24 +101,3 @@ def test_real_server_refuses_what_the_stub_refuses(real_server: str) -> None:
     said = backend.provenance()
     assert said["server"]["max_model_len"] == TOY_CONTEXT
     assert said["system_fingerprint"].startswith("vllm-")
-
-
-@pytest.mark.engine
-def test_real_server_answers(real_server: str, compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
-    """By its own template, greedily; a prompt that is too long ends the run, and the other answers are kept."""
-    asked, out = tmp_path / "prompts.jsonl", tmp_path / "t.json"
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
-    rows = [{"prompt": "Rain in Bern?"}, {"prompt": "Hi", "tools": tools}, {"prompt": "x" * 300}]
-    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("trace", "-o", out, "-m", real_server, asked, "--max-tokens", 16)
-    ran = compare_q(*words)
-    assert ran.status == 2
-    assert f"line 3: {real_server}: HTTP 400 from /v1/chat/completions: " in ran.err
-    asked.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
-    ran = compare_q(*words)
-    assert ran.status == 0, ran.err
-    found = json.loads(out.read_text())["rows"]
-    for row, text in zip(found, ("user:Rain in Bern?\na:", "user:Hi\na:"), strict=True):
-        assert row["input_ids"] == encoded(toy_model, text)
-        assert (len(row["response_ids"]) == 16) == (row["finish_reason"] == "length")
-    assert_greedy(toy_model, found)

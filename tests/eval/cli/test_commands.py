@@ -54,7 +54,7 @@ def test_what_was_a_flag_is_the_command_and_a_line_names_it(
         (["-d", data, "-m", models, "--check"], ["check", "-d", data, "-m", models]),
         (["--cache", "--cache-limit", "1GB"], ["cache", "--cache-limit", "1GB"]),
         (["--list-engines"], ["engines"]), (["--list_engines"], ["engines"]),
-        (["--doctor", tmp_path / "gone", "--against", tmp_path], ["doctor", tmp_path / "gone", "--against", tmp_path]),
+        (["--doctor", tmp_path / "gone"], ["doctor", tmp_path / "gone"]),
         (["--from-qbench", tmp_path / "gone.yml"], ["convert", tmp_path / "gone.yml"]),
     ):  # fmt: skip
         new, old = compare_q(*now), compare_q(*before)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compare_q.backends.checkpoint.contents import Checkpoint
-from compare_q.backends.checkpoint.doctor import checks, parameters
+from compare_q.backends.checkpoint import contents
+from compare_q.backends.checkpoint.contents import Contents, compare
+from compare_q.backends.checkpoint.doctor import checks
 from compare_q.backends.checkpoint.doctor.checks import Finding
 from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine, folder_facts
 from compare_q.backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
+from compare_q.backends.checkpoint.folder import Checkpoint
 from tests.support.broken import FAULTS, good
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
 from tests.support.toy_moe_files import MoeShape, make
@@ -32,7 +35,7 @@ def good_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def examined(folder: Path, reference: Path) -> Examination:
-    return examine(Patient("x", folder), Patient("reference", reference), parameters.compared(str(folder)))
+    return examine(Patient("x", folder), Patient("reference", reference), compare(folder))
 
 
 def test_good_checkpoints_have_no_finding(good_model: Path, toy_model: Path) -> None:
@@ -268,7 +271,7 @@ def test_special_tokens(name: str, mine: Any, reference: Any, said: str | None) 
 
 EXPERT = "model.layers.1.mlp.experts.0.down_proj"
 
-NOTHING: dict[str, Any] = {"missing": [], "left_over": [], "biases": [], "shapes": []}
+NOTHING = Contents([], [], [], [])
 
 
 @pytest.fixture
@@ -278,20 +281,20 @@ def mixture(tmp_path: Path) -> Path:
 
 
 def test_whole_and_without_an_expert(mixture: Path) -> None:
-    assert parameters.compared(str(mixture)) == NOTHING
+    assert compare(mixture) == NOTHING
     weights = load_file(mixture / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith(EXPERT)}
     assert len(kept) == len(weights) - 2
     save_file(kept, mixture / "model.safetensors", {"format": "pt"})
-    assert parameters.compared(str(mixture))["missing"] == ["model.layers.1.mlp.experts.down_proj"]
+    assert compare(mixture).missing == ["model.layers.1.mlp.experts.down_proj"]
 
 
 def test_a_config_of_another_size(mixture: Path) -> None:
     config = json.loads((mixture / "config.json").read_text())
     (mixture / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
-    compare = parameters.compared(str(mixture))
-    assert sorted(name for name, *_ in compare["shapes"]) == ["lm_head", "model.embed_tokens"]
-    (found,) = parameters.check(Checkpoint(mixture), compare)
+    differences = compare(mixture)
+    assert sorted(name for name, *_ in differences.shapes) == ["lm_head", "model.embed_tokens"]
+    (found,) = checks.contents(Checkpoint(mixture), differences)
     size, hidden = config["vocab_size"], config["hidden_size"]
     assert f"has the shape [{size}, {hidden}] (BF16), and the config asks for [{size + 1}, {hidden}] (and 1 " in str(
         found
@@ -300,7 +303,7 @@ def test_a_config_of_another_size(mixture: Path) -> None:
 
 def test_an_architecture_that_transformers_does_not_know(mixture: Path) -> None:
     (mixture / "config.json").write_text(json.dumps({"model_type": "none-such", "architectures": ["NoneSuch"]}))
-    assert "none-such" in parameters.compared(str(mixture))["unchecked"]
+    assert "none-such" in compare(mixture).unchecked
 
 
 def sparse(weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -339,7 +342,7 @@ def test_packed_weights_are_there(
     store: Callable[[torch.Tensor], dict[str, torch.Tensor]], toy_model: Path, tmp_path: Path
 ) -> None:
     folder = stored_as(toy_model, tmp_path / "packed", store)
-    assert parameters.compared(str(folder)) == NOTHING
+    assert compare(folder) == NOTHING
     layers = [text for title, text in examine(Patient("", folder)).facts if title == "layers"]
     assert len(layers) == 1
     assert layers[0].startswith("14 matrices in ")
@@ -351,9 +354,9 @@ def test_biases_that_the_config_does_not_have(toy_model: Path, tmp_path: Path) -
     folder = changed(
         toy_model, tmp_path / "x", {}, **{f"{q}.bias": torch.zeros(64).half(), f"{k}.bias": torch.ones(64).half()}
     )
-    found = parameters.compared(str(folder))
-    assert found == NOTHING | {"biases": [k]}
-    (finding,) = parameters.check(Checkpoint(folder), found)
+    found = compare(folder)
+    assert found == replace(NOTHING, biases=[k])
+    (finding,) = checks.contents(Checkpoint(folder), found)
     assert str(finding).startswith(f"warning: model.safetensors: {k}: its bias is left over")
 
 
@@ -363,5 +366,5 @@ def test_a_name_of_the_models_own_is_kept() -> None:
 
     with torch.device("meta"):
         model = DeepseekV4ForCausalLM(DeepseekV4Config(num_hidden_layers=1, vocab_size=8))
-    assert parameters.new_names(model, ["model.norm.weight"]) == {"model.norm.weight": "model.norm.weight"}
-    assert parameters.new_names(model, ["head.weight"]) == {"head.weight": "lm_head.weight"}
+    assert contents.new_names(model, ["model.norm.weight"]) == {"model.norm.weight": "model.norm.weight"}
+    assert contents.new_names(model, ["head.weight"]) == {"head.weight": "lm_head.weight"}

@@ -1,1 +1,0 @@
-"""``compare-q trace``: a model answers prompts, and its answers become a text that models are scored on."""
