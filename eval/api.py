@@ -11,7 +11,7 @@ result = compare(data, models, rows=16)
 print(result.frame()[["label", "bpw_layer", "ppl", "kld", "kld_stderr"]])
 print(result.pairs())  # how each two models differ, with paired errors
 
-show(load("a/results.json", "b/results.json"))  # finished runs, merged as `compare-q show` does, as a table
+show(load("a/results.json", "b/results.json"))  # the rows of finished runs in one table
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.results import flat, merging, results_json
+from compare_q.eval.results import combine, flat, results_json
 from compare_q.eval.results.differences import Difference, difference_or_reason
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.run import hosts, runner, token_scores
@@ -258,10 +258,10 @@ def compare(
 
 
 def load(*files: str | Path) -> Comparison:
-    """A finished run (results.json or report.html), or several of one text merged; InputError as of ``show``."""
+    """A finished run (results.json or report.html), or the rows of several in one; InputError as of ``show``."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
-    return Comparison(merging.load([Path(file) for file in files])[0])
+    return Comparison(combine.load([Path(file) for file in files])[0])
 
 
 def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) -> Comparison:

@@ -28,7 +28,7 @@ from compare_q.eval.table import registry
 COMMANDS = {
     "run": "measure models (the word may be left out)",
     "check": "say what a run would do, and what it would refuse; starts no engine",
-    "show": "show, draw, cut down and merge finished runs",
+    "show": "show, draw, cut down and combine finished runs",
     "doctor": "say what checkpoints are, and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
@@ -197,7 +197,7 @@ FLAGS = {
         flag("models", RUN, "models without a spec, the first is the reference: a folder, a hub id, a file or a "
              "server's address, as [label=]MODEL[@engine]", nargs="*", default=[], metavar="MODEL"),
         flag("models", "doctor", "folders, GGUF files, hub ids, or model specs", nargs="+", metavar="MODEL"),
-        file("source", "show", "results.json or report.html of finished runs; several are merged", nargs="+",
+        file("source", "show", "results.json or report.html of finished runs; several become one table", nargs="+",
              default=[]),
         file("project", "convert", "a project of ExLlamaV3's qbench (YAML)"),
         flag("-d --dataspec", RUN, "data specs (JSON), wildcards allowed, or with MODELs: wiki2, code, chat, "

@@ -29,7 +29,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import CURE, Outputs
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.plots.measures import ACCURACIES
-from compare_q.eval.results import merging
+from compare_q.eval.results import combine
 from compare_q.eval.specs import qbench, reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import pairs
@@ -268,8 +268,8 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
 
 
 def show_again(args: argparse.Namespace) -> int:
-    """``show``: show, write and plot a finished run, or several merged, as today's flags ask."""
-    results, excerpts = merging.masked(*merging.load(args.source), args.mask)
+    """``show``: show, write and plot a finished run, or the rows of several, as today's flags ask."""
+    results, excerpts = combine.masked(*combine.load(args.source), args.mask)
     names, scored = [text.name for text in results.texts], results.scored
     reference, answers = any(text.reference for text in scored), any(text.is_answers for text in scored)
     check_asked(args, names, results.labels, reference=reference, answers=answers)

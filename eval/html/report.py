@@ -59,14 +59,13 @@ def page_of(
     overview = sections.overview_data(results)
     body = sections.body(results, inspections, names)
     for passages, worst in EXCERPTS:
-        is_whole = (passages, worst) == EXCERPTS[0]  # a merged run may have more than one run's
+        is_whole = (passages, worst) == EXCERPTS[0]
         kept = [own if is_whole else shortened(own, passages, worst) for own in inspections]
         paints = [own and inspector.paints(own, text) for own, text in zip(kept, results.texts, strict=True)]
         payload = {
             "results": stored, "inspections": [own and asdict(own) for own in kept], "overview": overview,
             "chosen": sections.preselected(results.scored[0]),
-            "commands": [shell_command(part["origin"]["command"]) for part in stored["parts"]]
-            or [shell_command(stored["command"])],
+            "commands": [shell_command(stored["command"])],
             "pages": [page and page | {"paints": paint} for page, paint in zip(pages, paints, strict=True)],
         }  # fmt: skip
         limits = {"passages": passages, "worst": worst, "of_passages": PASSAGES, "of_worst": WORST}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult, several_references
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.stats.answers import Accuracy, difference_error
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import Mean, Value
@@ -184,6 +184,4 @@ def accuracy_error(text: TextResult, model: ModelResult, measure: Measure) -> tu
 def kld_axis(text: TextResult, measure: Measure = KLD) -> str:
     """The KLD axis; it names the reference where that fits."""
     named = f"{measure.axis} against {text.reference['label']}" if text.reference else measure.axis
-    if several_references(text.models):
-        named = f"{measure.axis} against its machine's reference"
     return named if len(named) <= AXIS_LETTERS else measure.axis

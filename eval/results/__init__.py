@@ -1,1 +1,1 @@
-"""What a run yields, results.json, merged runs, differences between two models."""
+"""What a run yields, results.json, rows of several runs, differences between two models."""

@@ -47,7 +47,6 @@ class Reference(TypedDict):
 
     label: str
     key: NotRequired[str | None]
-    same_as: NotRequired[str | None]
 
 
 @STRICT
@@ -63,7 +62,7 @@ class Origin(TypedDict):
 
 @STRICT
 class Described(TypedDict, total=False):
-    """What else than numbers a run has, and a text of it, and a part."""
+    """What else than numbers a run has, and a text of it."""
 
     data: Data
     reference: Reference | None
@@ -80,8 +79,6 @@ def check_results(results: Results) -> None:
         raise ValueError("texts: a text has no name, or two have one")
     if not results.labels:
         raise ValueError("texts: none has results")
-    if results.parts and len(names) > 1:
-        raise ValueError("parts: only runs of one text are merged")
     for text in results.scored:
         place = f"{text.name}: " if len(names) > 1 else ""
         labels = [model.label for model in text.models]
@@ -91,8 +88,6 @@ def check_results(results: Results) -> None:
             check_model(model, f"{place}{model.label}")
         _DESCRIBED.validate_python({"data": text.data, "reference": text.reference})
     _DESCRIBED.validate_python({"origin": results.origin})
-    for part in results.parts:
-        _DESCRIBED.validate_python({"reference": part.reference, "origin": part.origin})
 
 
 def check_model(model: ModelResult, label: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compare_q.eval.results.run_result import ModelResult, floor_of, several_references
+from compare_q.eval.results.run_result import ModelResult, floor_of
 from compare_q.eval.stats import estimates
 from compare_q.eval.stats.estimates import BlockSums, n_blocks
 from compare_q.eval.stats.uncertainty import interval_95, n_waves, student_t
@@ -67,8 +67,6 @@ def difference_or_reason(a: ModelResult, b: ModelResult, name: str) -> Differenc
             return f"{model.label} has no {SCORES[name]}"
         if name not in model.estimates.blocks.whole:
             return f"{model.label} has positions without a finite {SCORES[name]}"
-    if name != "nll" and a.reference_key != b.reference_key:
-        return "each was compared with the reference of its own run"
     found = (
         difference_with_interval(a.estimates.blocks, b.estimates.blocks, name) if a.estimates and b.estimates else None
     )
@@ -100,10 +98,8 @@ def best_labels(models: Sequence[ModelResult], name: str) -> frozenset[str]:
     """Labels of the ``candidates_for_best`` with the best ``name``, and of the models not told apart from the best.
 
     By ``kld``, rows that are nearly lossless are not told apart (``near_lossless``).
-    No label if references differ (a merged run), and where ``best_among`` has none.
+    No label where ``best_among`` has none.
     """
-    if name != "nll" and several_references(models):
-        return frozenset()
     among = candidates_for_best(models, name)
     best, near = best_among(among, name), near_lossless(models) if name == "kld" else frozenset()
     return best | (near & among.keys() if best & near else frozenset())
@@ -135,14 +131,9 @@ def best_among(among: Mapping[str, BlockSums], name: str) -> frozenset[str]:
 
 
 def kld_limit(models: Sequence[ModelResult]) -> float | None:
-    """The KLD in nats up to which rows are nearly lossless; None without a noise floor that has a KLD.
-
-    None as well in merged runs with several references: each of these has a noise floor of its own.
-    """
+    """The KLD in nats up to which rows are nearly lossless; None without a noise floor that has a KLD."""
     floor = floor_of(models)
     if floor is None or floor.kld is None or floor.kld.value is None or floor.estimates is None:
-        return None
-    if several_references(models):
         return None
     limit = TIMES_FLOOR * floor.kld.value
     if floor.kld.stderr is None:

@@ -88,7 +88,6 @@ def flat_json(model: ModelResult) -> dict[str, Any]:
         "error": model.error or None,
         "spec_sha256": model.spec_sha256,
         "scores_key": model.scores_key,
-        "reference_key": model.reference_key or None,
     }
 
 

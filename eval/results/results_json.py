@@ -1,6 +1,6 @@
 """Results <-> results.json, and the results that a report.html holds.
 
-    {"format": 7, <the keys of ORIGIN>, "parts": [...], "title": ..., "texts": [...], "means": [...]}
+    {"format": 7, <the keys of ORIGIN>, "title": ..., "texts": [...], "means": [...]}
 
 A text is ``{"name": ..., "error": null, "data": ..., "subtitle": ..., "reference": ..., "models": [...]}``; of a text
 that failed there are only its ``name`` and its ``error``.  ``means`` has an object for each model: ``label``,
@@ -30,7 +30,7 @@ from compare_q.backends.common.options import describe
 from compare_q.eval.common.files import write_text
 from compare_q.eval.results import checks
 from compare_q.eval.results.flat import flat_json
-from compare_q.eval.results.run_result import ORIGIN, Inspection, ModelResult, Results, TextResult, with_parts
+from compare_q.eval.results.run_result import ORIGIN, Inspection, ModelResult, Results, TextResult
 
 FORMAT = 7
 """Version of the layout of results.json: no other one is read."""
@@ -45,7 +45,6 @@ def results_json(results: Results, command: Sequence[str]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         **(origin_now(command) if results.origin is None else results.origin),
-        "parts": [dataclasses.asdict(part) for part in results.parts],
         "title": results.title,
         "texts": [text_json(text) for text in results.texts],
         "means": [means_json(results, label) for label in results.labels],
@@ -150,17 +149,11 @@ def from_json(raw: Any) -> Results:
             "texts": [text_fields(text) for text in raw["texts"]],
             "title": raw["title"],
             "origin": {key: raw[key] for key in ORIGIN},
-            "parts": raw["parts"],
         }
         # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
         results = _RESULTS.validate_json(json.dumps(fields, allow_nan=False), strict=True)
         checks.check_results(results)
-    if not results.parts:
-        return results
-    (text,) = results.texts
-    return dataclasses.replace(
-        results, texts=(dataclasses.replace(text, models=with_parts(text.models, results.parts)),)
-    )
+    return results
 
 
 def text_fields(raw: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +173,6 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "storage": {**size, "note": raw["storage_note"] or ""},
         "is_reference": raw["reference"],
         "cached": raw["from_cache"],
-        "reference_key": raw["reference_key"] or "",
         "error": raw["error"] or "",
     }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from compare_q.backends.base import Layer, Storage
@@ -29,8 +29,6 @@ BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Number formats as a narrow column has them."""
 ORIGIN = ("created", "command", "commit", "versions", "hardware")
 """Keys of results.json that say when, how and where the run was made."""
-SAME_AS = "same_as"
-"""Key of a reference's description in a merged run: the key of an earlier run's reference with the same scores."""
 Numbers = tuple[float | None, ...]
 
 
@@ -40,9 +38,7 @@ class ModelResult:
 
     ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell
     them, as ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's token
-    scores in the cache.  ``reference_key``, in a merged run with several references: the key of the reference that the
-    model's KLD is against.  ``part``: the number of the run that it comes from among those that were merged; None: of
-    no merged run.  ``timing`` is None where a worker did not tell it.
+    scores in the cache.  ``timing`` is None where a worker did not tell it.
     """
 
     label: str
@@ -59,8 +55,6 @@ class ModelResult:
     spec_sha256: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     scores_key: str = ""
-    reference_key: str = ""
-    part: int | None = field(default=None, compare=False)  # which ``Results.parts`` say
     notes: tuple[str, ...] = ()
     error: str = ""
 
@@ -164,11 +158,6 @@ class ModelResult:
         return f"{self.label} {MARK}" if self.deviations else self.label
 
 
-def several_references(models: Sequence[ModelResult]) -> bool:
-    """Whether the KL divergences of a merged run are against references of different machines."""
-    return len({model.reference_key for model in models if model.reference_key}) > 1
-
-
 def floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
     """The row that its spec calls the noise floor; of several such rows, the one with the largest KLD."""
     floors = ((model.kld, model) for model in models if model.is_noise_floor)
@@ -217,44 +206,16 @@ class TextResult:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of the runs that were merged (``eval/results/merging.py``): its file, its ``ORIGIN``, and the reference of
-    its KLDs.
-
-    ``labels``: the merged run's rows that come from this one.  ``reference_ppl``: the reference's perplexity in it.
-    """
-
-    file: str
-    labels: tuple[str, ...]
-    origin: dict[str, Any]
-    reference: dict[str, Any] | None = None
-    reference_ppl: float | None = None
-
-    @property
-    def reference_key(self) -> str | None:
-        """The key of its reference, or of the earlier run's reference that this one is the same as."""
-        found = self.reference or {}
-        return found.get(SAME_AS) or found.get("key")
-
-    @property
-    def where(self) -> str:
-        """The GPUs or the CPU of its machine."""
-        return machine.words(self.origin["hardware"]) or "an unknown machine"
-
-
-@dataclass(frozen=True)
 class Results:
     """A run of one or more texts, whose names differ; every text without an error has the same labels, in one order.
 
     ``title``: the user's title of report and plots; None: each has its own.  ``origin`` (``ORIGIN``, JSON types) of a
-    run that was read back goes unchanged into every copy; None: the run has just been made.  ``parts``: the runs, of
-    one text, that it was merged from; empty for one that ran as a whole.
+    run that was read back goes unchanged into every copy; None: the run has just been made.
     """
 
     texts: tuple[TextResult, ...]
     title: str | None = None
     origin: dict[str, Any] | None = None
-    parts: tuple[Part, ...] = ()
 
     @property
     def scored(self) -> tuple[TextResult, ...]:
@@ -299,12 +260,6 @@ def macro_mean(values: list[float | None], errors: list[float | None]) -> Value:
     squares = [error**2 for error in errors if error is not None]
     stderr = math.sqrt(sum(squares)) / len(known) if len(squares) == len(values) else None
     return Value(math.fsum(known) / len(known), stderr)
-
-
-def with_parts(models: Sequence[ModelResult], parts: Sequence[Part]) -> tuple[ModelResult, ...]:
-    """The models of a merged run, each with the number of the part that it comes from."""
-    numbers = {label: number for number, part in enumerate(parts) for label in part.labels}
-    return tuple(replace(model, part=numbers.get(model.label)) for model in models)
 
 
 @dataclass(frozen=True)

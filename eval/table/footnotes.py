@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.layers import groups
 from compare_q.eval.results import sampled
 from compare_q.eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
-from compare_q.eval.results.run_result import MARK, ModelResult, Part, Results, TextResult
+from compare_q.eval.results.run_result import MARK, ModelResult, Results, TextResult
 from compare_q.eval.stats.estimates import n_blocks, short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
 from compare_q.eval.table.columns import BEST, FLOOR, machine_letters
@@ -29,11 +27,8 @@ MEANS = (
 )
 
 
-def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = True) -> list[str]:
-    """What is special to a table, one line each; ``parts``: the runs that it was merged from.
-
-    ``letters``: whether the table has letters for machines.
-    """
+def footnotes(run: TextResult, *, letters: bool = True) -> list[str]:
+    """What is special to a table, one line each; ``letters``: whether the table has letters for machines."""
     notes = [
         f"{MARK} {model.label}: {clause} on {machine_name(model)}"
         for model in run.models for clause in model.deviations
@@ -42,7 +37,7 @@ def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = Tr
         letter: machine for machine, letter in sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
     }
     notes += [f"where {letter}: {machine}" for letter, machine in sorted(fullest.items()) if letters]
-    notes += [*merge_notes(parts), *window_notes(run), *phase_notes(run), *rope_notes(run), *error_notes(run)]
+    notes += [*window_notes(run), *phase_notes(run), *rope_notes(run), *error_notes(run)]
     if run.reference is not None:
         if run.reference_ppl is not None and not any(model.is_reference for model in run.models):
             # So that a reference store of another text is noticed at once.
@@ -223,41 +218,6 @@ def error_notes(run: TextResult) -> list[str]:
         reason = "the text is too short to tell any" if count else "they were not measured with these results"
         return [f"errors n/a: {reason}"]
     return short_text_cautions(measured, run.data.get("text_tokens"))
-
-
-def merge_notes(parts: Sequence[Part]) -> list[str]:
-    """Footnotes of a merged run: its parts, the versions in which they differ, and the references of their KLDs."""
-    if not parts:
-        return []
-    runs = [f"{part.file} ({part.origin['created'][:10]}, {part.where}; rows: {len(part.labels)})" for part in parts]
-    names = dict.fromkeys(itertools.chain.from_iterable(part.origin["versions"] for part in parts))
-    versions = {name: [part.origin["versions"].get(name, "none") for part in parts] for name in names}
-    off = [
-        f"{name} ({', '.join(f'{own} in {part.file}' for own, part in zip(each, parts, strict=True))})"
-        for name, each in versions.items() if len(set(each)) > 1
-    ]  # fmt: skip
-    return [
-        f"merged from {len(parts)} runs: {'; '.join(runs)}",
-        *([f"versions that differ between these runs: {'; '.join(off)}"] if off else []),
-        *reference_notes(parts),
-    ]
-
-
-def reference_notes(parts: Sequence[Part]) -> list[str]:
-    """Where runs had references of their own: how far these references are apart."""
-    first: dict[Any, Part] = {}
-    for part in parts:
-        if part.reference is not None:
-            first.setdefault(part.reference_key, part)
-    if len(first) < 2:
-        return []
-    found = [f"{number_text(part.reference_ppl, PPL_DIGITS)} on {part.where} ({part.file})" for part in first.values()]
-    known = [part.reference_ppl for part in first.values() if part.reference_ppl]
-    apart = f", {100 * (max(known) / min(known) - 1):.3f} % apart" if len(known) == len(first) else ""
-    return [
-        "each row's KLD and same top are against the reference of its own run (the same model, engine and options), "
-        f"whose PPL is {'; '.join(found)}{apart}; rows of two references are not compared by KLD, which has no {BEST}"
-    ]
 
 
 def text_rates(run: TextResult) -> list[str]:

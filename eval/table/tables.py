@@ -65,7 +65,7 @@ def table_of_text(
         return Table(heading, error=text.error)
     spare = possible_extras(text) if names is None else ()
     columns = table_columns(text, names)
-    notes = [*footnotes(text, results.parts, letters=letters), *notes_of_columns([text], columns)]
+    notes = [*footnotes(text, letters=letters), *notes_of_columns([text], columns)]
     return Table(heading, text.subtitle, columns, notes, legend(text), column_notes(text), spare)
 
 

@@ -19,7 +19,7 @@ from compare_q.eval.results.differences import (
     near_lossless,
 )
 from compare_q.eval.results.digits import number_with_error, two_digits
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult, several_references
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.stats.answers import discordant, mcnemar_p
 from compare_q.eval.stats.estimates import n_blocks
 from compare_q.eval.stats.uncertainty import SHORT
@@ -91,8 +91,6 @@ def ranking(rows: Sequence[ModelResult], score: str, of: Measured, near: frozens
     first, *others = sorted(rows, key=lambda model: of(model) or 0.0)
     if not others:
         return Ranking(first)
-    if score != "nll" and several_references(rows):
-        return Ranking(first, unknown=others, reason="their runs had references of their own")
     if any(n_blocks(each) < 2 or each.length < LEAST_TOKENS for each in blocks.values()):
         return Ranking(first, unknown=others, reason="the text is too short")
     best = best_among(blocks, score)

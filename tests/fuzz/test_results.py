@@ -22,12 +22,12 @@ from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import Ended, Failed, Ready, Returned, Told, encoded, parse_message
 from compare_q.eval.html import report, sections
-from compare_q.eval.results import flat, merging, results_json
-from compare_q.eval.results.run_result import Part, Results, TextResult
+from compare_q.eval.results import combine, flat, results_json
+from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.table import columns, llama_statistics, markdown, pairs, terminal
 from compare_q.eval.table.registry import BY_NAME
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
-from tests.support.made import FAILED, LAYERS, QUANT, REF, REFERENCE, run_of
+from tests.support.made import FAILED, LAYERS, QUANT, REF, run_of
 from tests.support.report_page import inspection_of
 
 DATA = {"windows": 2, "windows_sha256": "w", "vocabulary_sha256": "v", "text_tokens": 100_000, "method": "exllamav3"}
@@ -48,8 +48,6 @@ WHOLE["texts"][0]["data"] = DATA
 SPEC = {"group": "g", "noise_floor": True}
 WHOLE["texts"][0]["models"][1] |= {"provenance": PROVENANCE, "spec": SPEC, "scores_key": "k"}
 ORIGIN = {key: WHOLE[key] for key in results_json.ORIGIN}
-PARTS = [Part("a.json", ("bf16",), ORIGIN, REFERENCE, 7.5), Part("b.json", ("W4A16",), ORIGIN)]
-MERGED = WHOLE | {"parts": json.loads(json.dumps([asdict(part) for part in PARTS]))}
 PAGE = {"results": WHOLE, "inspections": [json.loads(json.dumps(asdict(inspection_of(RUN))))]}
 TEXTS = json_of(replace(RUN, name="a"), replace(RUN, name="b"), TextResult("c", error="no such file"))
 
@@ -86,7 +84,7 @@ def show(results: Results, excerpts: list[Any], folder: Path) -> None:
 @fuzzed
 @given(random=randoms)
 def test_results(folder: Path, random: Random) -> None:
-    document = random.choice([WHOLE, WHOLE, MERGED, PAGE, TEXTS])
+    document = random.choice([WHOLE, WHOLE, PAGE, TEXTS])
     content = damaged(document, random)
     if document is PAGE:
         content = b'<script type="application/json" id="payload">' + content + b"</script>"
@@ -95,9 +93,9 @@ def test_results(folder: Path, random: Random) -> None:
     found = answer_of(lambda: results_json.load(file))
     if found is not None:
         show(*found, folder)
-        merged = answer_of(lambda: merging.load([folder / "whole.json", file]))
-        if merged is not None:
-            show(*merged, folder)
+        combined = answer_of(lambda: combine.load([folder / "whole.json", file]))
+        if combined is not None:
+            show(*combined, folder)
 
 
 MESSAGES = [

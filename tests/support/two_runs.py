@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compare_q.eval.results import merging, results_json
+from compare_q.eval.results import combine, results_json
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from tests.support.made import QUANT, REF
 
@@ -44,9 +44,9 @@ def writer(tmp_path: Path) -> Write:
     return written
 
 
-def merged(files: Sequence[Path]) -> tuple[Results, TextResult]:
+def combined(files: Sequence[Path]) -> tuple[Results, TextResult]:
     """The runs of these files as one, and its only text."""
-    results, _ = merging.load(files)
+    results, _ = combine.load(files)
     return results, results.texts[0]
 
 

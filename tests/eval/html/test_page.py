@@ -18,7 +18,7 @@ from compare_q.eval.html import sections
 from compare_q.eval.plots.measures import BPW, KLD
 from compare_q.eval.plots.points import points_of
 from compare_q.eval.results import differences, flat
-from compare_q.eval.results.run_result import ModelResult, Part, Results
+from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.stats.distributions import Curve, Histogram
 from compare_q.eval.table import columns, markdown
 from compare_q.eval.table.verdict import verdict
@@ -30,7 +30,6 @@ from tests.support.report_page import (
     SIZELESS,
     Opened,
     ShowPage,
-    inspection_of,
     measured,
     needs_browser,
     results_of,
@@ -247,53 +246,6 @@ def test_what_ran(show: ShowPage) -> None:
     assert "told to fail" in failed.text_content()
 
 
-def test_a_merged_run(show: ShowPage) -> None:
-    """Where each row ran, which runs it was made of, which pairs have no KLD, and excerpts of those that have some."""
-    machines = {"a": {"cpu": "AMD EPYC"}, "b": {"gpus": ["NVIDIA H200"], "driver": "580.1"}}
-    models = [
-        replace(model, reference_key=key, provenance={**model.provenance, **machines[key]})
-        for model, key in zip((REFERENCE, *MODELS[2:5]), "abab", strict=True)
-    ]
-    text, labels = text_of(*models), [model.label for model in models]
-    origin = {"created": "2026", "command": ["one"], "commit": None, "versions": {"torch": "2"}, "hardware": {}}
-    parts = tuple(
-        Part(f"{key}.json", tuple(labels[i::2]), {**origin, "hardware": machines[key]}, {"key": key}, 7.5)
-        for i, key in enumerate("ab")
-    )
-    excerpts = inspection_of(text)
-    worst = (None, excerpts.worst[1], None, excerpts.worst[3])
-    opened = show(results=Results((text,), None, origin, parts), inspect=replace(excerpts, worst=worst))
-    assert opened.texts("#table td[data-column='where']") == ["AMD EPYC", "NVIDIA H200, driver 580.1"] * 2
-    assert opened.texts("#ran .parts h3") == ["Merged: a.json", "Merged: b.json"]
-    assert "AMD EPYC" in opened.texts("#ran .parts dd")
-    notes = opened.texts("#table .notes li")
-    assert not any(note.startswith("where ") for note in notes)
-    assert any(note.startswith("each row's KLD and same top are against the reference of its") for note in notes)
-    opened.pick("differences", "KLD")
-    signs = opened.page.locator(".cell[data-a]").evaluate_all(
-        "all => all.filter(c => c.textContent !== '·').map(c => [c.dataset.a, c.dataset.b])"
-    )
-    assert {tuple(pair) for pair in signs} == {("1", "3"), ("3", "1")}
-    without = ", ".join(models[i].marked_label for i in (0, 2))
-    assert opened.texts("#tokens > .hint")[-1] == (
-        f"Not here, as no report with excerpts was given for their run: {without}."
-    )
-
-
-@pytest.mark.parametrize(
-    ("models", "absent"),
-    [
-        pytest.param((ALONE, measured("two", None, seed=1)), {"spread", "confidence"}, id="no reference"),
-        pytest.param((REFERENCE,), {"spread", "confidence", "differences"}, id="the reference alone"),
-        pytest.param(
-            (replace(FAILED, is_reference=True), ALONE), {"spread", "confidence", "differences"}, id="it failed"
-        ),
-        pytest.param(
-            (measured("one", None, None), measured("two", None, None)), {"spread", "confidence"}, id="no sizes"
-        ),
-        pytest.param(MODELS[1:], set(), id="the reference has no row"),
-    ],
-)  # fmt: skip
 def test_sections_that_have_nothing_to_show_are_absent(
     show: ShowPage, models: tuple[ModelResult, ...], absent: set[str]
 ) -> None:

@@ -81,10 +81,8 @@ def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
         ((*TEXT, "data"), {"text_tokens": True}, "data.text_tokens: input should be a valid integer (got True)"),
         ((*TEXT, "reference"), {}, "reference.label: missing"),
         ((*TEXT, "reference", "key"), [1], "reference.key: input should be a valid string (got [1])"),
-        ((*TEXT, "reference", "same_as"), [1], "reference.same_as: input should be a valid string (got [1])"),
         (("commit",), ["a"], "origin.commit: input should be a valid string (got ['a'])"),
         (("versions",), {"torch": 2}, "origin.versions.torch: input should be a valid string (got 2)"),
-        (("parts",), ["a"], "parts.0: input should be an object (got 'a')"),
     ],
 )  # fmt: skip
 def test_what_no_run_writes(path: tuple[Any, ...], value: Any, gold: str) -> None:
@@ -101,9 +99,6 @@ def test_texts_that_do_not_go_together() -> None:
     assert results_json.from_json(raw).labels == ("bf16", "W4A16")
     fewer = damaged(raw, "texts", 1, "models", 1)
     assert refusal(results_json.from_json, fewer) == f"damaged results: code: {LABELS}"
-    part = {"file": "a.json", "labels": ["bf16"], "origin": {}, "reference": None, "reference_ppl": None}
-    merged = damaged(raw, "parts", value=[part])
-    assert refusal(results_json.from_json, merged) == "damaged results: parts: only runs of one text are merged"
 
 
 def test_results_of_another_format() -> None:

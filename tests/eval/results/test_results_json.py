@@ -14,7 +14,7 @@ import pytest
 
 from compare_q import __version__
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results import flat, merging, results_json
+from compare_q.eval.results import combine, flat, results_json
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.stats.estimates import summarize
 from compare_q.eval.stats.uncertainty import Mean
@@ -173,13 +173,13 @@ def test_a_file_is_read_whatever_it_holds(tmp_path: Path) -> None:
     one, many = tmp_path / "one.json", tmp_path / "many.json"
     results_json.write_json(Results(TEXTS.texts[:1]), one, ["x"])
     results_json.write_json(TEXTS, many, ["x"])
-    run, inspection = merging.load([one])
+    run, inspection = combine.load([one])
     assert (run.texts[0].subtitle, inspection) == ("letters", [None])
-    texts, inspection = merging.load([many])
+    texts, inspection = combine.load([many])
     assert ([text.name for text in texts.texts], inspection) == (["prose", "code"], [None, None])
-    assert "several texts" in refusal(merging.load, [one, many])
+    assert "number of texts" in refusal(combine.load, [one, many])
     many.write_text(many.read_text().replace('"subtitle"', '"title"', 1))
-    assert refusal(merging.load, [many]).startswith(f"{many}: damaged results: subtitle")
+    assert refusal(combine.load, [many]).startswith(f"{many}: damaged results: subtitle")
 
 
 def test_csv_has_a_line_for_each_text_and_model() -> None:

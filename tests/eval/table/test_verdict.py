@@ -151,14 +151,6 @@ def test_scores_that_are_missing_are_no_verdict() -> None:
     assert said(REF, Q4, silent).endswith("PPL is higher than bf16's for certain: Q4_K_M. No KLD: server.")
 
 
-def test_references_of_several_machines() -> None:
-    models = [replace(model, reference_key=key) for model, key in ((FP8, "a"), (Q4, "b"))]
-    assert said(*models) == (
-        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. "
-        "Whether Q4_K_M really loses more is not known: their runs had references of their own."
-    )
-
-
 def test_beside_a_row_that_loses_nothing_klds_are_said_themselves() -> None:
     exact = row("copy", 0.0, 1.0)
     assert said(exact, Q4) == (

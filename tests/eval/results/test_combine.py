@@ -1,0 +1,124 @@
+"""``show a.json b.json``: rows of several runs in one table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
+from compare_q.eval.results import combine, results_json
+from compare_q.eval.results.differences import best_labels
+from tests.support.command_line import Run, Specs
+from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, with_sums
+from tests.support.toy import refusal
+from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, combined, labels, on, writer
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a results.json as another machine would."""
+    return writer(tmp_path)
+
+
+def test_one_file_is_as_it_is(write: Write) -> None:
+    file = write("a.json", REF_A, QUANT_A)
+    assert combine.load([file]) == results_json.load(file)
+
+
+def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: Write) -> None:
+    other = on(QUANT, "w4 elsewhere")
+    results, text = combined(
+        [write("a.json", REF_A, QUANT_A), write("b.json", REF_A, FP8_B, QUANT_A), write("c.json", other)]
+    )
+    assert text.models == (REF_A, QUANT_A, FP8_B, replace(other, label="W4A16 (2)"))
+    assert text.reference == IDENTITY
+    assert results.origin["command"] == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_row_with_divergences_stands_for_the_same_without(write: Write, order: int) -> None:
+    more = on(QUANT, f"w4{DIVERGENCES_SUFFIX}", notes=("with divergences",))
+    files = [write("a.json", REF_A, QUANT_A), write("b.json", REF_A, more)]
+    assert combined(files[::order])[1].models == (REF_A, more)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_measured_row_replaces_a_failed_one(write: Write, order: int) -> None:
+    failed = replace(FAILED, label="W4A16")
+    files = [write("a.json", REF_A, failed), write("b.json", REF_A, QUANT_A)]
+    assert combined(files[::order])[1].models == (REF_A, QUANT_A)
+
+
+def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
+    files = [write("a.json", REF_A), write("b.json", on(BASE, "base", GPU), hardware=GPU, torch="2.14")]
+    results, text = combined(files)
+    assert labels(text) == ["bf16", "base"]
+    assert (results.origin["versions"], results.origin["hardware"], results.origin["commit"]) == ({}, {}, "c")
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"data": {"vocabulary_sha256": "x"}}, ["tokenizer", "x, not v"]),
+        ({"data": {"windows_sha256": "x", "windows": 3, "method": "once"}}, ["windows", "3 windows by method once, x"]),
+        ({"data": {"answers": {"key_sha256": "x"}}}, ["right answers", "x, not none"]),
+        ({"reference": {**ON_GPU, "label": "fp16"}}, ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"]),
+        ({"reference": None}, ["reference", "none, not bf16"]),
+    ],
+)
+def test_what_does_not_belong_in_one_table_is_refused(write: Write, keys: dict[str, Any], named: list[str]) -> None:
+    first, second = write("a.json", REF_A), write("b.json", REF_A, **keys)
+    said = refusal(combine.load, [first, second])
+    assert said.startswith(f"{second}: ")
+    assert all(word in said for word in [*named, str(first)])
+    assert "\n" not in said
+
+
+def test_one_file_twice_is_refused(write: Write) -> None:
+    first = write("a.json", REF_A)
+    assert "a.json" in refusal(combine.load, [first, first.parent / "." / "a.json"])
+
+
+def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path) -> None:
+    """What is shown, written and drawn of one run is of the combined one too."""
+    third = with_sums(on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_BLOCKS.tokens)
+    first, second = write("a.json", REF_A, QUANT_A, title="Two boxes"), write("b.json", REF_A, third)
+    files = {"-o": "o.json", "--csv": "o.csv", "-pf": "o.svg"}
+    written = [word for flag, name in files.items() for word in (flag, tmp_path / name)]
+    ran = compare_q("show", first, second, *written, "--pair", "AWQ", "W4A16")
+    assert ran.status == 0, ran.err
+    assert "AWQ against W4A16" in ran.out
+    assert "Two boxes" in (tmp_path / "o.svg").read_text()
+    with (tmp_path / "o.csv").open(newline="") as stream:
+        assert [(row["label"], row["where"]) for row in csv.DictReader(stream)] == [
+            (label, "AMD EPYC") for label in ("bf16", "W4A16", "AWQ")
+        ]
+    assert json.loads((tmp_path / "o.json").read_text())["title"] == "Two boxes"
+    assert compare_q("show", tmp_path / "o.json").out == compare_q("show", first, second).out
+    ran = compare_q("show", first, write("c.json", QUANT_A, reference=ON_GPU))
+    assert (ran.status, ran.out) == (2, "")
+    ran = compare_q("show", first, second, "--csv", second)
+    assert "--csv: " in ran.err
+
+
+def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """Measured apart, each with its own cache and its own store of the reference: the same rows and numbers."""
+    fake = {"load_fn": "fake", "model_dir": "none"}
+    reference, *others = (
+        {**fake, "label": f"boost {boost}", "engine": {"vocab_size": 500, "boost": boost}} for boost in (3.0, 2.0, 1.0)
+    )
+    reference["reference"] = True
+    for name, models in {"a": others[:1], "b": others[1:], "all": others}.items():
+        data, spec = write_specs([reference, *models], max_rows=4)
+        ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / f"{name}.json", "--cache-dir", tmp_path / name)
+        assert ran.status == 0, ran.err
+    (whole,) = results_json.load(tmp_path / "all.json")[0].texts
+    _, run = combined([tmp_path / "a.json", tmp_path / "b.json"])
+    measured = [[(m.label, m.scores_key, m.estimates, m.is_reference, m.notes) for m in r.models] for r in (run, whole)]
+    assert measured[0] == measured[1]
+    assert best_labels(run.models, "kld") == best_labels(whole.models, "kld")
