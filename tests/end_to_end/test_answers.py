@@ -98,16 +98,6 @@ def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -
         )
 
 
-def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
-    rows = [{"q": "a", "c": ["xx", "x"], "a": 1}, {"q": "b", "c": ["xx", "x"], "a": 0}]
-    fake = FAKE | {"engine": {"vocab_size": 320, "nan_windows": [2]}}
-    ran = compare_q(*write(tmp_path, toy_model, write_task(tmp_path / "task", rows), [fake]))
-    assert ran.status == 0, ran.err
-    (model,) = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
-    assert (model["acc"], model["acc_norm"], model["questions"]) == (None, None, 2)
-    assert "fake: acc n/a: 1 questions without finite log-probabilities to choose an answer by" in ran.out
-
-
 def test_check_and_refusals(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
     task = write_task(tmp_path / "task")
     words = write(tmp_path, toy_model, task, [FAKE | {"engine": {"vocab_size": 320}}], eval_len=TOY_CONTEXT)

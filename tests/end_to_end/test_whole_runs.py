@@ -104,20 +104,6 @@ def test_second_run_comes_from_the_cache(demo_run: dict[str, Any]) -> None:
     assert all(model["from_cache"] for model in demo_run["models"].values())
 
 
-def test_the_terminal_stays_readable(demo_run: dict[str, Any]) -> None:
-    """vLLM's log goes to a file: what is left is our progress, one line a phase, and where the warnings are."""
-    lines = demo_run["first"].stderr.splitlines()
-    warned = [line for line in lines if " warnings of the engine are in " in line]
-    (kept,) = [line for line in lines if ": kept as the reference, " in line]
-    phases = [line for line in lines if line not in [*warned, kept]]
-    assert len(phases) == 1 + 2 * 6
-    assert all(line.split()[0] in ("tokenizing", "loading", "scoring") for line in phases)
-    assert phases[1].startswith("loading vLLM bf16")  # the reference, whatever its place
-    assert all(Path(line.rpartition(" ")[2]).is_file() for line in warned)
-    assert max(len(line) for line in demo_run["first"].stdout.splitlines()[:12]) <= 80
-    assert len(list((demo_run["folder"] / "cache" / "logs").glob("vLLM_bf16*.log"))) == 1
-
-
 def test_files_are_written(demo_run: dict[str, Any]) -> None:
     assert (demo_run["folder"] / "p.png").read_bytes()[:4] == b"\x89PNG"
     provenance = demo_run["models"]["vLLM W4A16 g32"]["provenance"]

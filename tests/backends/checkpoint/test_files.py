@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
@@ -46,14 +45,6 @@ def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Pat
     assert refusal(checkpoint.weight_files, folder).startswith(f"{folder / 'adapter_config.json'}: an adapter")
 
 
-def test_without_an_index_the_single_file_is_the_model(tmp_path: Path) -> None:
-    """As in Transformers; vLLM would load a second file as well, which makes that one a stray."""
-    folder = write_checkpoint(tmp_path, ENDS)
-    shutil.copy(folder / "model.safetensors", folder / "model.fp16.safetensors")
-    assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
-    assert checkpoint.strays(folder) == [folder / "model.fp16.safetensors"]
-
-
 @pytest.mark.parametrize(
     ("content", "gold"),
     [
@@ -78,20 +69,6 @@ def test_weights_stored_twice_are_counted_once(tmp_path: Path) -> None:
     assert storage_of(folder) == Storage(16.0, 16.0, 1152)
     (folder / "model.safetensors").unlink()
     assert checkpoint.weight_files(folder) == [folder / "consolidated.safetensors"]
-
-
-def test_override_tensors_replace(tmp_path: Path) -> None:
-    """q_proj 32 * 16 = 512 bits stays, o_proj 32 * 16 becomes 32 * 8: (512 + 256) / 64 = 12.0."""
-    o = f"{LAYER}.self_attn.o_proj.weight"
-    folder = write_checkpoint(tmp_path / "m", {**ENDS, f"{Q}.weight": ("BF16", 8, 4), o: ("BF16", 8, 4)})
-    override, second = tmp_path / "override.safetensors", tmp_path / "second.safetensors"
-    override.write_bytes(safetensors_bytes({o: ("F8_E4M3", 8, 4)}))
-    second.write_bytes(safetensors_bytes({o: ("F32", 8, 4)}))
-    assert storage_of(folder, [override]) == Storage(12.0, 16.0, 768 + 640)
-    assert storage_of(folder, [override, second]) == Storage(24.0, 16.0, 1536 + 640)  # 512 + 1,024
-    assert len({checkpoint.stamp(folder, files) for files in ([], [override], [second], [override, second])}) == 4
-    for function in (storage_of, checkpoint.stamp):
-        assert refusal(function, folder, [tmp_path / "none"]).startswith(f"{tmp_path / 'none'}: ")
 
 
 def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> None:
@@ -120,41 +97,6 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
     assert len(seen) == 12
-
-
-WHOLE = safetensors_bytes({f"{Q}.weight": ("F32", 8, 4)})  # the last 128 bytes are the weights
-
-
-def framed(text: bytes) -> bytes:
-    return struct.pack("<Q", len(text)) + text
-
-
-def entry(keys: str) -> bytes:
-    """A file with one tensor of these keys, and four bytes."""
-    return framed(f'{{"a.weight": {{{keys}}}}}'.encode()) + bytes(4)
-
-
-BAD_FILES = {
-    "empty": b"",
-    "length alone": WHOLE[:8],
-    "cut in the header": WHOLE[:60],
-    "last byte missing": WHOLE[:-1],
-    "LFS pointer": b"version https://git-lfs.github.com/spec/v1",
-    "no JSON": framed(b"not JSON"),
-    "list": framed(b"[1]"),
-    "number": framed(b'{"a.weight": 5}'),
-    "header length beyond the file": struct.pack("<Q", 2**63),
-    "nested": framed(b"[" * 100_000),
-    "sizes without end": entry(f'"dtype": "F32", "shape": {[10**39] * 9}, "data_offsets": [0, 4]'),
-    "bytes that are not the shape's": entry('"dtype": "F32", "shape": [2], "data_offsets": [0, 4]'),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_FILES)
-def test_bad_safetensors_are_named(tmp_path: Path, kind: str) -> None:
-    folder = write_checkpoint(tmp_path, {})
-    (folder / "model.safetensors").write_bytes(BAD_FILES[kind])
-    assert refusal(storage_of, folder).startswith(f"{folder / 'model.safetensors'}: ")
 
 
 def test_stamp_sees_weights_that_keep_header_size_and_time(tmp_path: Path) -> None:

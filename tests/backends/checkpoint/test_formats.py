@@ -13,8 +13,7 @@ import pytest
 from safetensors import safe_open
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import files
-from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
+from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.layers.schemes import declared
 from tests.support import DATA
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
@@ -51,27 +50,6 @@ def test_layer(tmp_path: Path, name: str) -> None:
     both = {**ENDS, **layer, f"{LAYER}.self_attn.o_proj.weight": ("BF16", 8, 4)}
     gold = Storage((case.bits + 512) / (case.weights + 32), 16.0, case.bits + 512 + 640)
     assert stored(tmp_path, case, both, Q) == gold
-
-
-WORDS = {
-    "int4 g32": "int4 g32", "int4 g128": "int4 g128", "int8 packed": "int8 channel",
-    "int4 asymmetric": "uint4 g32", "int4 act order": "int4 g32", "int4 odd": "int4 channel",
-    "nvfp4 a16": "nvfp4 g16", "mxfp4": "mxfp4 g32", "mxfp8": "mxfp8 g32",
-    "mxfp8 e8m0": "mxfp8 g32", "fp8 channel": "fp8 channel", "fp8 block": "fp8 tensor",
-    "int8 naive": "int8 channel", "modelopt fp8": "fp8 tensor", "modelopt nvfp4 awq": "nvfp4 g16",
-    "gptq 4": "int4 g32", "gptq 2": "int2 channel", "gptq 3": "int3 g32",
-    "gptq 8": "int8 channel", "gptq bare": "int3 channel", "awq": "uint4 g32",
-    "nf4": "nf4 g64", "nf4 as bf16": "nf4 g64", "bitsandbytes int8": "int8 channel",
-    "torchao fp8": "fp8 channel", "torchao int8": "int8 channel", "exl3 2.5 bits": "exl3 2.5 bits",
-    "exl3 unquantized": "float16", "exl2": "exl2",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_words(tmp_path: Path, name: str) -> None:
-    """What the doctor calls each format; one block of FP8 is a scale of the whole tensor."""
-    folder = written(tmp_path, CASES[name], entries_of(CASES[name], Q), Q)
-    assert Checkpoint(folder).described(Q) == WORDS[name]
 
 
 @pytest.mark.parametrize(
@@ -131,21 +109,6 @@ def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "weights"),
-    [({"hidden_size": 100}, 100 * 256), ({"intermediate_size": 999}, 128 * 256),
-     ({"hidden_size": 100, "a_hidden_size": 110}, None)],
-)  # fmt: skip
-def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int], weights: int | None) -> None:
-    """256 x 128 of 16 bits = 524,288: a size that no config key explains is the true one; two explanations are none."""
-    entries = {**ENDS, f"{Q}.weight": ("F16", 256, 128)}
-    found = storage_of(write_checkpoint(tmp_path, entries, {**sizes, "quantization_config": EXL3}))
-    if weights is None:
-        assert found == Storage(note=f"{Q}.weight: padded, and config.json does not say from which size")
-    else:
-        assert found == Storage(524288 / weights, 16.0, 524288 + 640)
-
-
-@pytest.mark.parametrize(
     ("parts", "named"),
     [
         ({"weight": ("U8", 16, 1), "weight.absmax": ("F32", 1), "weight.quant_map": ("F32", 16)}, "weight"),  # no shape
@@ -183,37 +146,6 @@ def test_unknown_formats_are_not_guessed(tmp_path: Path, parts: Entries, named: 
     assert found == Storage(note=f"{Q}.{named}: stored in a format that compare_q cannot size")
 
 
-def test_mixed_bits_without_a_witness_are_not_guessed(tmp_path: Path) -> None:
-    bare = {f"{Q}.qweight": ("I32", 8, 64), f"{Q}.scales": ("F16", 2, 64)}
-    config = {"quantization_config": {"bits": 4, "dynamic": {"k_proj": {"bits": 8}}}}
-    assert storage_of(write_checkpoint(tmp_path, {**ENDS, **bare}, config)).bpw_layer is None
-
-
-@pytest.mark.parametrize("name", ["model.blocks.0.ffn.experts.mlp.w1", "lm_head.codes"])
-def test_unknown_matrices(tmp_path: Path, name: str) -> None:
-    """DBRX has experts without ".weight"."""
-    entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F16", 2, 4, 4)}
-    found = storage_of(write_checkpoint(tmp_path, entries))
-    assert found == Storage(note=f"{name}: stored in a format that compare_q cannot size")
-
-
-@pytest.mark.parametrize(
-    ("parts", "values"),
-    [
-        ({"weight": ("U8", 16, 1), "weight.quant_state.nf4": ("U8", 2)}, {"weight.quant_state.nf4": b"{}"}),
-        ({"weight_packed": ("I32", 8, 1), "weight_shape": ("F32", 3)}, {}),
-        ({"weight_packed": ("I32", 8, 1), "weight_shape": ("I32", 2)}, {"weight_shape": b"\xff\xff\xff\xff\1\0\0\0"}),
-        ({"qweight": ("I32", 2, 8), "scales": ("F16", 1, 0), "qzeros": ("I32", 1, 1)}, {}),
-    ],
-)
-def test_parts_that_do_not_fit_have_no_size(tmp_path: Path, parts: Entries, values: dict[str, bytes]) -> None:
-    entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
-    folder = write_checkpoint(tmp_path, entries, None, {f"{Q}.{part}": value for part, value in values.items()})
-    found = storage_of(folder)
-    assert found.bpw_layer is None
-    assert found.note.startswith(f"{Q}.{next(iter(parts))}: what is stored beside it does not fit it")
-
-
 @pytest.mark.parametrize("name", DOWNLOADS)
 def test_sizes_schemes_and_kv_cache(name: str) -> None:
     """Beside a head of 640 bits at 16 bits a weight."""
@@ -245,22 +177,6 @@ def test_real_bitsandbytes_header(tmp_path: Path) -> None:
     assert found == Storage((25632 + 42528) / (4096 + 8192), 16.0, 25632 + 42528 + 327680)
 
 
-def test_a_real_exl3_header(tmp_path: Path) -> None:
-    """Layer 0 and head of SmolLM2-135M padded to 768, by exllamav3 1.6.5's converter at 3.5 and 6 bits.
-
-    Weights: q, o 768 x 768, k, v 768 x 256, gate, up, down 768 x 1536: 5,111,808; 3.5 bits each: 17,891,328.  Of 16
-    bits each, their inputs and outputs: 2 * 1,536 + 2 * 1,024 + 3 * 2,304 = 12,032.  Seven marks of 32 bits.  Head: 768
-    x 49,152 weights of 6 bits, 768 + 49,152 numbers of 16, one mark.
-    """
-    listed = json.loads((DATA / "exl3_3.5bpw.json").read_text())
-    folder = write_checkpoint(tmp_path, listed["tensors"], listed["config"])
-    layer, head = 17_891_328 + 12_032 * 16 + 7 * 32, 768 * 49_152 * 6 + 49_920 * 16 + 32
-    assert storage_of(folder) == Storage(layer / 5_111_808, head / (768 * 49_152), layer + head)
-    norms = 3 * 768 * 16
-    on_disk = sum(tensor.nbytes for tensor in files.read_headers([folder / "model.safetensors"]).values())
-    assert on_disk * 8 == layer + head + norms
-
-
 # The toy model has 2 layers: 64 x 64 four times, 128 x 64 twice, 64 x 128: 81,920 weights, 1,152 rows, 14 matrices.
 WRITERS = {
     "W4A16": (81_920 * 4 + 2_560 * 16, "weight_packed weight_scale"),
@@ -288,38 +204,6 @@ def test_real_compressed_tensors(quantized: Callable[..., Path], preset: str) ->
     bits, parts = WRITERS[preset]
     assert storage_of(quantized(preset)) == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
     assert bytes_in(quantized(preset), parts) * 8 == bits
-
-
-@pytest.mark.engine
-def test_real_mixed_precision(tmp_path: Path, toy_model: Path) -> None:
-    """int4 g32 down_proj, packed int8 q_proj with a scale a row, the rest bf16.
-
-    down_proj 2 * 8,192 * 4 + 512 * 16 = 73,728; q_proj 2 * 4,096 * 8 + 128 * 16 = 67,584; the other 57,344 * 16.
-    """
-    from compressed_tensors import quantization
-    from compressed_tensors.compressors import ModelCompressor
-    from transformers import AutoModelForCausalLM
-
-    from demo.quantize import round_to_nearest
-
-    network, groups = AutoModelForCausalLM.from_pretrained(toy_model, dtype="bfloat16"), {}
-    for target, bits, keys in (("down", 4, {"strategy": "group", "group_size": 32}), ("q", 8, {"strategy": "channel"})):
-        weights = quantization.QuantizationArgs(num_bits=bits, **keys)
-        groups[target] = {"targets": [f"re:.*{target}_proj"], "weights": weights, "format": "pack-quantized"}
-    config = quantization.QuantizationConfig(
-        config_groups=groups, ignore=["lm_head"], quantization_status="calibration"
-    )
-    quantization.apply_quantization_config(network, config)
-    for layer in network.modules():
-        if hasattr(layer, "quantization_scheme"):
-            round_to_nearest(layer, layer.quantization_scheme.weights, None)
-    compressor = ModelCompressor.from_pretrained_model(network)
-    compressor.compress_model(network)
-    network.save_pretrained(tmp_path)
-    compressor.update_config(tmp_path)
-    stored = 73_728 + 67_584 + 57_344 * 16
-    assert storage_of(tmp_path) == Storage(stored / 81_920, 16.0, stored + 20_480 * 16)
-    assert bytes_in(tmp_path, "weight weight_packed weight_scale") * 8 == stored
 
 
 @pytest.mark.engine

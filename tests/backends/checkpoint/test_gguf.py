@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.doctor.examining import gguf_facts
 from compare_q.backends.checkpoint.gguf import GgufTensor, model_files, read_model
 from demo.smollm2 import find_gguf
@@ -71,13 +69,6 @@ def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
     assert read_model(write(tmp_path / "m.gguf", tied)).storage().bpw_head == 16.0
 
 
-def test_a_matrix_of_the_vocabularys_size_is_no_layer(tmp_path: Path) -> None:
-    other = {"to_logits.weight": (Type.F16, (8, 256))}
-    storage = read_model(write(tmp_path / "m.gguf", MATRICES | other)).storage()
-    assert (storage.bpw_layer, storage.vram_bits) == (None, None)
-    assert storage.note.startswith("to_logits.weight: has the vocabulary's size, ")
-
-
 def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
     """GLM and DeepSeek count their multi-token-prediction modules among the blocks."""
     drafts = {f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")}
@@ -119,21 +110,6 @@ def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
     assert "one of 2 shards" in refusal(read_model, first.rename(tmp_path / "renamed.gguf"))
 
 
-def test_a_folder_must_hold_one_model(tmp_path: Path) -> None:
-    assert "holds no .gguf file" in refusal(model_files, tmp_path)
-    for name in ("b.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
-        (tmp_path / name).touch()
-    assert "2 GGUF models (a-00001-of-00002.gguf, b.gguf); name one" in refusal(model_files, tmp_path)
-    assert "nowhere.gguf: no such file" in refusal(model_files, tmp_path / "nowhere.gguf")
-
-
-def test_facts(tmp_path: Path) -> None:
-    """Control, user-defined and padding tokens are not the model's ordinary vocabulary."""
-    facts = read_model(write(tmp_path / "m.gguf", MATRICES)).facts
-    assert (facts.vocab_size, facts.context) == (6, 4096)
-    assert facts.tokenizer == {1: "<0x0A>", 2: "Ġthe", 3: "ü"}
-
-
 @pytest.mark.parametrize(("kind", "context"), [("yarn", 16384), ("linear", 4096)])
 def test_context_of_rope_scaling(tmp_path: Path, kind: str, context: int) -> None:
     scaling = {
@@ -142,26 +118,6 @@ def test_context_of_rope_scaling(tmp_path: Path, kind: str, context: int) -> Non
         "rope__scaling__original_context_length": 4096,
     }
     assert read_model(write(tmp_path / "m.gguf", MATRICES, **scaling)).facts.context == context
-
-
-def test_two_sets_of_rope_factors(tmp_path: Path) -> None:
-    """Phi-3's: llama.cpp takes the long ones where its context is longer than the original one."""
-    original = {"rope__scaling__original_context_length": 4096}
-    factors = {f"rope_factors_{name}.weight": (Type.F32, (48,)) for name in ("long", "short")}
-    assert read_model(write(tmp_path / "a.gguf", {**MATRICES, **factors}, **original)).facts.rope_changes_above == 4096
-    assert read_model(write(tmp_path / "b.gguf", MATRICES, **original)).facts.rope_changes_above is None
-
-
-def test_unknown_type_has_no_size(tmp_path: Path) -> None:
-    file = write(tmp_path / "m.gguf", MATRICES)
-    name, raw = b"blk.0.attn_q.weight", bytearray(file.read_bytes())
-    at = raw.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions and both
-    assert raw[at] == Type.Q4_K
-    raw[at] = 99
-    file.write_bytes(raw)
-    model = read_model(file)
-    assert model.storage() == Storage(note=f"blk.0.attn_q.weight: ggml type 99 is not known to gguf {version('gguf')}")
-    assert model.facts.vocab_size == 6
 
 
 def test_damaged_or_cut_off_files_are_one_line(tmp_path: Path) -> None:
@@ -191,30 +147,6 @@ def number(name: bytes, value: int) -> bytes:
 
 def array(name: bytes, kind: int, count: int, values: bytes) -> bytes:
     return text(name) + struct.pack("<IIQ", 9, kind, count) + values
-
-
-LLAMA = text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
-AS_TEXT = struct.pack("<I", 8) + text(b"x")
-MISTAKEN = {
-    "general.alignment is 0": [number(b"general.alignment", 0)],
-    "a field of unknown type 9": [text(b"a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000],
-    "tokenizer.ggml.tokens is of another type": [array(b"tokenizer.ggml.tokens", 4, 1, bytes(4))],
-    "1 token types for 0 tokens": [
-        array(b"tokenizer.ggml.tokens", 8, 0, b""), array(b"tokenizer.ggml.token_type", 4, 1, bytes(4)),
-    ],
-    "split.count is of another type": [text(b"split.count") + AS_TEXT],
-    "llama.rope.scaling.factor is inf": [
-        LLAMA, text(b"llama.rope.scaling.factor") + struct.pack("<If", 6, float("inf")),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("message", MISTAKEN)
-def test_field_that_is_something_else_is_one_line(tmp_path: Path, message: str) -> None:
-    """Strings, numbers and arrays in each other's place, and values that would end in a traceback later."""
-    file = tmp_path / "m.gguf"
-    file.write_bytes(header(*MISTAKEN[message]))
-    assert refusal(read_model, file) == f"{file}: not a readable GGUF file: {message}"
 
 
 def test_a_header_of_terabytes_is_not_read(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.layers.names import role_of
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
-from tests.support.stored_formats import EXL3
 
 
 @pytest.mark.parametrize(
@@ -104,16 +103,6 @@ def test_what_lies_outside_the_text_model(tmp_path: Path, embedding: str, layer:
     assert storage_of(write_checkpoint(tmp_path, entries | more)) == Storage(9.0, 32.0, 288 + 1280)
 
 
-@pytest.mark.parametrize("embedding", ["model.local_encoder.embed_tokens", "language.embed_tokens", "lm_head"])
-def test_a_text_model_that_is_not_found_loses_nothing(tmp_path: Path, embedding: str) -> None:
-    """BLT has its embedding in a small encoder of bytes; another has no blocks beside it, and the last is missing."""
-    entries: Entries = {f"{embedding}.weight": ("F32", 4, 4), "lm_head.weight": ("BF16", 10, 4)}
-    entries |= {f"{Q}.weight": ("I8", 16, 8), f"{Q}.weight_scale": ("F32", 1)}
-    entries["model.local_encoder.layers.0.up_proj.weight"] = ("BF16", 4, 4)
-    found = storage_of(write_checkpoint(tmp_path, entries))
-    assert (found.bpw_layer, found.vram_bits) == ((256 + 1024 + 32) / 144, 256 + 1024 + 32 + 640)
-
-
 @pytest.mark.parametrize(
     ("name", "entry", "config"),
     [
@@ -177,35 +166,3 @@ def test_experts(tmp_path: Path, tensors: Entries, bits: int, weights: int) -> N
     router = {f"{LAYER}.mlp.router.weight": ("BF16", 2, 4)}
     found = storage_of(write_checkpoint(tmp_path, {**ENDS, **experts, **router, f"{Q}.weight": ("BF16", 8, 4)}))
     assert found == Storage((bits + 512) / (weights + 32), 16.0, bits + 512 + 640)
-
-
-def test_exl3_experts(tmp_path: Path) -> None:
-    """128 x 160 as 128 x 256 and back, 3 bits: 8 * 16 * 48 * 16 = 98,304 and 6,144, two experts, 96 * 160 weights."""
-    up = {"trellis": ("I16", 8, 16, 48), "suh": ("F16", 128), "svh": ("F16", 256)}
-    down = {"trellis": ("I16", 16, 8, 48), "suh": ("F16", 256), "svh": ("F16", 128)}
-    experts = f"{LAYER}.mlp.experts"
-    entries = {**ENDS, f"{LAYER}.mlp.gate.weight": ("F16", 2, 128)}
-    for expert in range(2):
-        entries |= {f"{experts}.{expert}.up_proj.{part}": entry for part, entry in up.items()}
-        entries |= {f"{experts}.{expert}.down_proj.{part}": entry for part, entry in down.items()}
-    sizes = {"hidden_size": 96, "moe_intermediate_size": 160, "vocab_size": 10}
-    found = storage_of(write_checkpoint(tmp_path, entries, {**sizes, "quantization_config": EXL3}))
-    assert found == Storage(4 * 104448 / (4 * 15360), 16.0, 4 * 104448 + 640)
-
-
-def test_a_quantized_embedding_matters_to_a_tied_head_only(tmp_path: Path) -> None:
-    table = {"model.embed_tokens.trellis": ("I16", 10, 65), "model.embed_tokens.signs": ("F16", 1, 256)}
-    layer = {f"{Q}.weight": ("BF16", 8, 4), "lm_head.weight": ("BF16", 10, 4)}
-    assert storage_of(write_checkpoint(tmp_path, {**layer, **table})) == Storage(16.0, 16.0, 1152)
-    del layer["lm_head.weight"]
-    found = storage_of(write_checkpoint(tmp_path, {**layer, **table}))
-    assert (found.bpw_layer, found.bpw_head, found.vram_bits) == (None, None, None)
-    assert found.note.startswith("model.embed_tokens.signs: ")
-
-
-def test_no_weights(tmp_path: Path) -> None:
-    """Neither in a file, nor where the files are pickled."""
-    folder = write_checkpoint(tmp_path, {"model.norm.weight": ("F32", 4)})
-    for _ in range(2):
-        assert storage_of(folder) == Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
-        (folder / "model.safetensors").unlink(missing_ok=True)

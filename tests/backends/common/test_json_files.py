@@ -10,8 +10,6 @@ import pytest
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import (
-    expanded,
-    is_file,
     open_regular,
     parsed,
     read_bytes,
@@ -27,15 +25,6 @@ def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
     for file in (tmp_path / "pipe", Path("/dev/zero")):
         assert refusal(read_bytes, file) == f"{file}: cannot be read: it is no regular file, but a pipe or a device"
     assert refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
-
-
-def test_names_that_no_file_can_have(tmp_path: Path) -> None:
-    long = tmp_path / ("a" * 300)
-    assert refusal(read_bytes, long) == f"{long}: cannot be read: File name too long"
-    assert refusal(read_bytes, tmp_path / "a\nb") == f"{tmp_path}/a\\nb: no such file"
-    assert "a\\x00b: cannot be read: embedded null byte" in refusal(read_bytes, tmp_path / "a\0b")
-    assert not is_file(long)
-    assert refusal(expanded, "~nouser/x") == "~nouser/x: the home folder of ~nouser is not known; write the path out"
 
 
 def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
@@ -70,16 +59,6 @@ def test_what_no_reader_takes(content: bytes, gold: str) -> None:
     assert refusal(parsed, content, "w").startswith(gold)
 
 
-@pytest.mark.parametrize("content", [b'{"a": 1,}', b'[{"a": 1},\n]', b'[{"a": 1, ', b"[1 , ]"])
-def test_a_comma_too_many_is_called_so(content: bytes) -> None:
-    """Where it stands, or the line after, differs between the versions of Python."""
-    assert refusal(parsed, content, "w").endswith("not valid JSON: a comma with nothing behind it")
-
-
-def test_another_comma_is_not() -> None:
-    assert "a comma" not in refusal(parsed, b'{"a": 1,, "b": 2}', "w")
-
-
 def test_what_model_configs_have(tmp_path: Path) -> None:
     """Mamba 2's configs hold Infinity; hand-edited ones hold a key twice, of which Transformers takes the last."""
     (tmp_path / "config.json").write_text('{"limit": [0.0, Infinity], "a": 1, "a": 2, "most": 1' + "0" * 30 + "}")
@@ -91,10 +70,6 @@ def test_what_model_configs_have(tmp_path: Path) -> None:
 def write(file: Path, content: object) -> Path:
     file.write_text(json.dumps(content))
     return file
-
-
-def test_sixty_four_brackets_are_not_too_deep() -> None:
-    assert parsed(b"[" * 64 + b"]" * 64, "w") is not None
 
 
 def test_errors_hold_nothing_that_moves_a_cursor() -> None:

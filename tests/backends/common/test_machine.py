@@ -65,22 +65,6 @@ def test_gpus_that_a_process_may_use(
     assert machine.gpus() == gold
 
 
-@pytest.mark.parametrize(
-    ("output", "gold"),
-    [
-        ("0, GPU-1, NVIDIA GB10, 580.1, [N/A]\n", (Gpu("0", "NVIDIA GB10", "580.1"),)),
-        ("No devices were found\n", ()),
-        ("", ()),
-        (FileNotFoundError("nvidia-smi"), ()),
-    ],
-)
-def test_what_nvidia_smi_may_say(
-    monkeypatch: pytest.MonkeyPatch, output: str | Exception, gold: tuple[Gpu, ...]
-) -> None:
-    says(monkeypatch, output)
-    assert machine.gpus() == gold
-
-
 def test_keys_name_the_kinds_of_gpus_and_never_which(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"gpus": ["NVIDIA H200"], "driver": "580.159.04"}
     assert machine.hardware([FIRST]) == machine.hardware([SECOND]) == one
@@ -89,12 +73,6 @@ def test_keys_name_the_kinds_of_gpus_and_never_which(monkeypatch: pytest.MonkeyP
     assert machine.hardware([FIRST], cpu_only=True) == machine.hardware([]) == cpu
     for cpu_only in (False, True):  # llama.cpp, say, may use the GPU beside a CPU build of torch
         assert machine.hardware([FIRST], torch=False, cpu_only=cpu_only) == cpu | one
-
-
-@pytest.mark.parametrize(("version", "gold"), [("2.13.0+cpu", True), ("2.13.0", False), ("", False)])
-def test_builds_of_torch(monkeypatch: pytest.MonkeyPatch, version: str, gold: bool) -> None:
-    monkeypatch.setattr(machine, "installed_versions", lambda _: {"torch": version} if version else {})
-    assert machine.cpu_build_of_torch() is gold
 
 
 def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,16 +90,6 @@ def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> No
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     assert machine.processor() == before | chosen
-
-
-def test_a_variable_that_names_a_file_counts_with_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "kernels.json"
-    monkeypatch.setenv("LOCAL_KERNELS", str(file))
-    seen = {machine.settings()["LOCAL_KERNELS"]}
-    for content in ("a", "b"):
-        file.write_text(content)
-        seen.add(machine.settings()["LOCAL_KERNELS"])
-    assert len(seen) == 3
 
 
 @pytest.mark.parametrize(
@@ -202,17 +170,3 @@ def test_the_commit_and_whether_files_were_edited(
     if stated is not None:
         monkeypatch.setenv("COMPARE_Q_COMMIT", stated)
     assert machine.commit() == gold
-
-
-def test_what_editors_leave_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Emacs locks a file by a link that leads nowhere; a folder may have any name."""
-    folder = tmp_path / "backends"
-    (folder / "common" / "old.py").mkdir(parents=True)
-    monkeypatch.setattr(machine, "__file__", str(folder / "common" / "machine.py"))
-    digests = [machine.code.__wrapped__()]
-    (folder / ".#options.py").symlink_to("me@here.1")
-    (folder / "gone.py").symlink_to("nowhere")
-    digests.append(machine.code.__wrapped__())
-    (folder / "options.py").write_text("")
-    digests.append(machine.code.__wrapped__())
-    assert digests[0] == digests[1] != digests[2]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from compare_q.backends.common import options, packages
-from compare_q.backends.hf.quantization import PACKAGES
 from tests.support.toy import refusal
 
 
@@ -39,10 +38,6 @@ def test_what_may_compute_counts_and_what_does_not_counts_not(tmp_path: Path, mo
     after = packages.computing("own", plugins=("engine.plugins",))
     new = {"peft": "9.1 abc", "flash-attn-3": "9.2", "own": "9.3", "some-plugin": "9.4"}
     assert after == before | new
-
-
-def test_whatever_a_quantization_needs_may_compute() -> None:
-    assert {package for needed in PACKAGES.values() for package in needed} <= {*packages.COMPUTING}
 
 
 IMPORTED = (
@@ -102,19 +97,6 @@ def test_whatever_an_engine_imports_where_it_is_installed_may_compute(package: s
     called = {name: (name, DISTRIBUTIONS.get(name, name), *provided.get(name, ())) for name in others}
     assert {"torch", "flash_attn"} <= names
     assert [name for name in called if known.isdisjoint(map(same, called[name]))] == []
-
-
-def test_a_working_copy_counts_by_its_newest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = tmp_path / "code"
-    code.mkdir()
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    install(tmp_path, "peft", "9.1", url=f"file://{code}", dir_info={"editable": True})
-    seen = {packages.computing()["peft"]}
-    (code / ".#a.py").symlink_to("me@here.1")  # an editor's lock, with which no change counted
-    for name in ("a.py", "b.py", "c.so"):
-        (code / name).write_text("")
-        seen.add(packages.computing()["peft"])
-    assert len(seen) == 4
 
 
 def test_a_version_that_was_built_here_counts_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare_q import backends
 from compare_q.backends.base import Engine, LoadRequest
 from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
-from tests.support.command_line import Run
 from tests.support.toy import refusal
 
 ENGINE_CLASSES: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
@@ -43,28 +40,6 @@ def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
 def tensors(file: Path, *names: str) -> Path:
     save_file({name: torch.zeros(2, 2) for name in names}, file)
     return file
-
-
-@pytest.mark.parametrize(("engine", "cure"), [("exllamav2", "exllamav2>=0.3.2,<0.4"), ("exllamav3", "exllamav3>=1.6")])
-def test_missing_engine_is_one_line_with_its_cure(
-    engine: str, cure: str, compare_q: Run, write_specs: Any, toy_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    engine_class = ENGINE_CLASSES[engine]
-    monkeypatch.setitem(backends.ENGINES, engine, f"{engine_class.__module__}:{engine_class.__name__}")
-    monkeypatch.setattr("compare_q.backends.common.packages.installed_versions", lambda packages: {})
-    data, models = write_specs([{"load_fn": engine, "fwd_fn": engine, "label": "EXL", "model_dir": str(toy_model)}])
-    ran = compare_q("-d", data, "-m", models)
-    assert ran.status == 2
-    assert f"EXL: load_fn: '{engine}' is not installed: pip install '{cure}' (compiles" in ran.err
-    assert "Traceback" not in ran.err
-
-
-@pytest.mark.parametrize("engine", ENGINE_CLASSES)
-def test_without_a_gpu(engine: str, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ModelError, match=f"{engine} needs an NVIDIA GPU; torch sees none"):
-        ENGINE_CLASSES[engine](request(engine, toy_model)).load()
 
 
 @pytest.mark.parametrize(
@@ -105,13 +80,6 @@ def test_formats_that_the_engine_gets_wrong(
     assert "does not read modelopt models" in refusal(check, engine, folder)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_gptq_of_other_than_4_bits(toy_model: Path, tmp_path: Path, nested: bool) -> None:
-    keys = {"quantization_config": {"quant_method": "gptq", "bits": 8}}
-    folder = with_config(tmp_path, toy_model, **({"text_config": keys} if nested else keys))
-    assert "GPTQ models of 4 bits; this one has 8" in refusal(check, "exllamav2", folder)
-
-
 def test_rope_as_transformers_5_writes_it(toy_model: Path, tmp_path: Path) -> None:
     """exllamav2 would take its defaults: a theta of 10,000 for a model of 500,000, and no scaling."""
     llama3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
@@ -141,14 +109,6 @@ def test_files_that_the_engine_would_load_as_well(engine: str, toy_model: Path, 
     assert f"{other}: {engine} would load it as well" in refusal(check, engine, folder)
     other.rename(folder / "consolidated.safetensors")
     check(engine, folder)
-
-
-@pytest.mark.parametrize("engine", ENGINE_CLASSES)
-def test_longrope_wants_the_length_that_is_served(engine: str, toy_model: Path, tmp_path: Path) -> None:
-    longrope = {"rope_parameters": ..., "rope_scaling": {"rope_type": "longrope"}}
-    folder = with_config(tmp_path, toy_model, **longrope)
-    assert "engine.max_seq_len: missing" in refusal(check, engine, folder)
-    check(engine, folder, max_seq_len=4096)
 
 
 def test_override_tensors_that_would_be_mixed(toy_model: Path, tmp_path: Path) -> None:

@@ -9,19 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Task, Window
+from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Window
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.hf.engine import TransformersEngine
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
-from tests.support.stores import kept_as_reference
 from tests.support.toy import TOY_VOCAB, save_llama, toy_windows
 
 SIGNATURES = [
@@ -161,15 +158,3 @@ def test_decode_gives_the_logits_of_prefill(
             torch.testing.assert_close(logits.float(), expected.float(), atol=ATOL_LOGIT, rtol=0.0)
         backend.close()
     whole.close()
-
-
-@pytest.mark.engine
-@on_a_gpu("exllamav3")
-def test_the_real_engine_as_a_reference_of_itself(fitting_toy: Path, tmp_path: Path) -> None:
-    backend = ExLlamaV3Engine(request(fitting_toy, 200))
-    backend.load()
-    assert kept_as_reference(backend, tmp_path) == ("states", "")
-    task = Task(tmp_path / "store", TOY_VOCAB)
-    (scores,) = window_scores.token_scores(backend, toy_windows(1, 20), task)
-    assert np.abs(scores.kld).max() < 1e-4
-    backend.close()

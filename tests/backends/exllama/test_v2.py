@@ -44,20 +44,6 @@ def loaded(folder: Path, tokens: int = 100, **options: Any) -> ExLlamaV2Engine:
     return engine
 
 
-def test_nothing_cuts_a_window_and_no_sdpa(attn: types.ModuleType, toy_model: Path) -> None:
-    config = loaded(toy_model, 4096).model.config
-    assert (config.max_seq_len, config.max_input_len, config.max_attention_size) == (4096, 4096, 4096**2)
-    assert config.no_sdpa
-    assert loaded(toy_model, 100, max_seq_len=8192).model.config.max_seq_len == 8192
-    assert loaded(toy_model, 100).model.config.max_seq_len == 256
-
-
-def test_how_it_is_split(attn: types.ModuleType, toy_model: Path) -> None:
-    assert loaded(toy_model).model.how == ("autosplit", (1, 100, True), 1 << 30)
-    assert loaded(toy_model, 1 << 20).model.how[-1] == 4 * 2 * (1 << 20) * TOY_VOCAB
-    assert loaded(toy_model, gpu_split=[10, 20]).model.how == ("load", [10.0, 20.0])
-
-
 def test_sliding_window_without_flash_attention(
     attn: types.ModuleType, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,16 +81,6 @@ def test_decode_feeds_the_cache_in_steps(attn: types.ModuleType, toy_model: Path
     assert engine.cache is None
 
 
-def test_a_quantized_cache(attn: types.ModuleType, toy_model: Path) -> None:
-    """Keys and values of 8 and 6 bytes a token, and 2 and 2 of scales, in each of two layers."""
-    engine = ExLlamaV2Engine(replace(request(toy_model, cache_mode="Q4"), decode=Decode()))
-    engine.load()
-    assert isinstance(engine.cache, ExLlamaV2Cache_Q4)
-    (group,) = engine.provenance()["kv_cache_layers"]
-    assert (group["stored"], group["scales"], group["count"], group["token_bytes"]) == ("q4", "dynamic", 2, 18.0)
-    assert engine.provenance()["kv_cache"] == "q4"
-
-
 def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:
     """8 x 32 words of 32 bits for 64 x 32 weights are 4 bits a weight."""
     engine = loaded(toy_model)
@@ -120,20 +96,3 @@ def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:
         "attention": "matmul", "batch": "one window at a time", "options": {},
         "no_kv_cache": "windows are scored whole, without one",
     }  # fmt: skip
-
-
-def test_closing_and_failing(attn: types.ModuleType, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = loaded(toy_model)
-    engine.close()
-    engine.close()
-    assert ExLlamaV2.last.unloaded
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("Insufficient VRAM\nfor model")
-
-    monkeypatch.setattr(ExLlamaV2, "load_autosplit", fail)
-    engine = ExLlamaV2Engine(request(toy_model))
-    with pytest.raises(ModelError, match=r"exllamav2 could not load .*: Insufficient VRAM for model$"):
-        engine.load()
-    engine.close()
-    assert ExLlamaV2.last.unloaded

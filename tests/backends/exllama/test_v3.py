@@ -14,11 +14,10 @@ import torch
 
 from compare_q.backends import window_scores
 from compare_q.backends.base import Decode, Layer, LoadRequest, Task
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from tests.support import exllamav3_stub
-from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model, SafetensorsCollection
+from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model
 from tests.support.stores import kept_as_reference
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
@@ -66,15 +65,6 @@ def in_decode(folder: Path, decode: Decode, tokens: int = 300, **options: Any) -
     engine = ExLlamaV3Engine(replace(request(folder, tokens, **options), decode=decode))
     engine.load()
     return engine
-
-
-def test_what_the_loader_is_told_in_decode(stand_in: Any, toy_model: Path) -> None:
-    """A chunk of whole pages, which the cache wants, and room for the logits of a batch and of four windows."""
-    for decode, chunk, kept in ((Decode(), 256, 5 * 300), (Decode(4, 65), 512, 69 * 300)):
-        engine = in_decode(toy_model, decode)
-        told = {"max_chunk_size": chunk, "max_output_size": chunk, "max_output_factor": -(-kept // chunk)}
-        assert engine.model.loaded == told
-        assert (engine.cache.max_num_tokens, engine.cache.max_batch_size) == (512 * decode.batch, decode.batch)
 
 
 def test_decode_feeds_the_cache_in_steps(stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,34 +186,3 @@ def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
         "batch": "one window at a time", "override_tensors": [], "options": {"reserve_per_device": 1.5},
         "no_kv_cache": "windows are scored whole, without one",
     }  # fmt: skip
-
-
-def test_settings_of_the_engine_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EXL3_NO_FUSED_RECONSTRUCT", "1")
-    assert ExLlamaV3Engine.versions()["EXL3_NO_FUSED_RECONSTRUCT"] == "1"
-
-
-def test_override_tensors_reach_the_loader(
-    stand_in: Any, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = (tmp_path / "b.safetensors", tmp_path / "a.safetensors")
-    engine = loaded(toy_model, overrides=files)
-    assert engine.model.config.stc.tensor_files == [str(toy_model), *map(str, files)]
-    assert engine.provenance()["override_tensors"] == [*map(str, files)]
-    monkeypatch.setattr(SafetensorsCollection, "knows_files", False)
-    with pytest.raises(ModelError, match=r"does not take .*b\.safetensors as override tensors"):
-        loaded(toy_model, overrides=files)
-
-
-def test_closing_and_failing(stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = loaded(toy_model)
-    model = engine.model
-    for _ in range(2):
-        engine.close()
-        assert (model.unloaded, model.config.stc.open, engine.model) == (True, False, None)
-    monkeypatch.setattr(Model, "failure", RuntimeError("Insufficient VRAM\nin split"))
-    engine = ExLlamaV3Engine(request(toy_model))
-    with pytest.raises(ModelError, match=r"exllamav3 could not load .*: Insufficient VRAM in split$"):
-        engine.load()
-    engine.close()
-    assert Model.last.unloaded

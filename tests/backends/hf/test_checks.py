@@ -14,7 +14,7 @@ import torch
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.hf.quantization import PACKAGES, check_resident
+from compare_q.backends.hf.quantization import check_resident
 from tests.support.toy import refusal
 from tests.support.transformers_models import changed
 
@@ -48,13 +48,6 @@ def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> 
         checked(toy_model, **options)
 
 
-@pytest.mark.parametrize("package", ["accelerate", "greenlet"])
-def test_missing_helpers_are_named(toy_model: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
-    assert package in refusal(checked, toy_model, streaming=True)
-
-
 def test_quantized_models_are_not_streamed(toy_model: Path, tmp_path: Path) -> None:
     quantized = changed(toy_model, tmp_path / "quantized", {"quant_method": "mxfp4"})
     assert "this one is quantized with mxfp4" in refusal(checked, quantized, streaming=True)
@@ -73,18 +66,6 @@ def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monk
     assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersEngine.check, request)
     TransformersEngine.check(replace(request, options={"dtype": "bfloat16"}))
     TransformersEngine.check(replace(request, load_fn="transformers_auto_bf16"))
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao"])
-def test_missing_packages_are_named(
-    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    monkeypatch.setattr("compare_q.backends.hf.quantization.installed_versions", lambda _: {})
-    folder = changed(toy_model, tmp_path / method, {"quant_method": method})
-    request = LoadRequest("toy", "transformers", str(folder), 10)
-    assert refusal(TransformersEngine.check, request).endswith(f"pip install {' '.join(PACKAGES[method])}")
-    on_load = LoadRequest("toy", "transformers", str(toy_model), 10, {"quantization_config": {"quant_method": method}})
-    assert refusal(TransformersEngine.check, on_load).startswith("engine.quantization_config: ")
 
 
 @pytest.mark.parametrize("stored", [{"quant_method": "compressed-tensors"}, {}])

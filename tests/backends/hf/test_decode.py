@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from compare_q.backends import window_scores
-from compare_q.backends.base import Decode, LoadRequest, Task, Window
-from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.base import Decode, Task, Window
 from compare_q.backends.hf import engine as hf
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
@@ -104,16 +103,6 @@ def test_decode_behind_prompts(
 
 
 @pytest.mark.engine
-def test_a_model_without_a_cache_of_all_tokens(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = loaded(toy_model, dtype="float32", decode=Decode())
-    forward = engine.model.forward
-    monkeypatch.setattr(engine.model, "forward", lambda *a, **k: forward(*a, **{**k, "past_key_values": None}))
-    with pytest.raises(ModelError, match="phase: LlamaForCausalLM keeps no cache of all tokens, which decode needs"):
-        engine.logits(WINDOWS[0])
-    engine.close()
-
-
-@pytest.mark.engine
 def test_noise_belongs_to_a_token_whatever_the_step(toy_model: Path) -> None:
     """The noise floor of decode is that of prefill, to rounding."""
     logits = []
@@ -123,10 +112,3 @@ def test_noise_belongs_to_a_token_whatever_the_step(toy_model: Path) -> None:
         engine.close()
     for other in logits[1:]:
         torch.testing.assert_close(other, logits[0], atol=1e-3, rtol=0)
-
-
-def test_streaming_is_refused(toy_model: Path) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    request = LoadRequest("toy", "transformers", str(toy_model), 100, {"streaming": True}, decode=Decode())
-    with pytest.raises(InputError, match=r"^engine\.streaming: reads every layer once a step"):
-        TransformersEngine.check(request)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.hf import engine as hf
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.hf.long_windows import BehindBase
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
 from tests.support.toy import TOY_VOCAB, brute_force, save_llama, toy_windows, with_gaps
 from tests.support.transformers_models import loaded
@@ -33,24 +31,6 @@ def test_scores_against_float64(toy_model: Path) -> None:
         gold = brute_force(engine.logits(window), window)
         assert scores.window == window.index
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
-    engine.close()
-
-
-@pytest.mark.parametrize(
-    ("load_fn", "options", "dtype"),
-    [
-        ("transformers", {}, "float16"),
-        ("transformers_auto", {}, "float16"),
-        ("transformers_auto_bf16", {}, "bfloat16"),
-        ("transformers", {"dtype": "float32"}, "float32"),
-    ],
-)
-def test_upstreams_dtypes_and_another(toy_model: Path, load_fn: str, options: dict[str, Any], dtype: str) -> None:
-    engine = loaded(toy_model, load_fn, **options)
-    said = engine.provenance()
-    assert said["dtype"] == dtype
-    assert said["model_class"] == "LlamaForCausalLM"
-    assert engine.logits(toy_windows(1, 10)[0]).dtype == getattr(torch, dtype)
     engine.close()
 
 
@@ -126,14 +106,6 @@ def test_a_model_whose_layers_run_past_their_hooks_is_refused(toy_model: Path) -
         engine.logits(toy_windows(1, 10)[0])
 
 
-def test_a_model_without_a_list_of_layers_cannot_have_noise(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import LlamaForCausalLM
-
-    monkeypatch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self.lm_head)
-    with pytest.raises(ModelError, match=r"^engine\.noise: LlamaForCausalLM has no list of 2 decoder layers$"):
-        loaded(toy_model, noise="bf16")
-
-
 def in_pieces(engine: TransformersEngine, window: Window) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(logits, engine.states()) for logits in engine.pieces(window)]
 
@@ -166,19 +138,6 @@ def test_a_head_that_depends_on_the_window_is_found(toy_model: Path, monkeypatch
     engine.model.lm_head.register_forward_hook(lambda _, given, logits: logits * given[0].shape[1])
     with pytest.raises(ModelError, match=r"LlamaForCausalLM: the last token's logits differ by .* shorter windows"):
         in_pieces(engine, window)
-    engine.close()
-
-
-def test_a_model_that_cannot_leave_out_logits_gives_them_whole(
-    toy_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, (window,) = loaded(toy_model, dtype="float32"), toy_windows(1, 100)
-    monkeypatch.setattr(hf, "PIECE_ELEMENTS", 30 * TOY_VOCAB)
-    forward = engine.model.forward
-    engine.model.forward = lambda input_ids, use_cache: forward(input_ids, use_cache=use_cache)
-    assert BehindBase.of(engine.model) is None
-    engine.behind = None
-    assert [len(logits) for logits, _ in in_pieces(engine, window)] == [100]
     engine.close()
 
 

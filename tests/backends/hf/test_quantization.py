@@ -12,7 +12,7 @@ import torch
 
 from compare_q.backends import window_scores
 from compare_q.backends.base import Layer, Task
-from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf import layers
 from compare_q.backends.layers.groups import group_layers
 from tests.support.toy import ATOL_LOGPROB, brute_force, toy_windows
@@ -102,17 +102,6 @@ def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], P
     assert told["model.layers.*.mlp.down_proj"] == ("int8 token", "")
 
 
-def test_offloaded_layers_are_not_run_for_a_description() -> None:
-    """accelerate keeps the parameters of a layer on disk as meta tensors, which have no values to compare."""
-    from compressed_tensors.quantization import preset_name_to_scheme
-
-    module: Any = torch.nn.Linear(4, 4, device="meta")
-    for preset, activations, asked in (("W8A8", "unknown", "int8 token"), ("W4A16", "bfloat16", "")):
-        module.quantization_scheme = preset_name_to_scheme(preset, ["Linear"])
-        layer = layers.linear_layer("x", module, None, "bfloat16", dequantized=False)
-        assert (layer.activations, layer.asked) == (activations, asked)
-
-
 UP = "model.layers.0.mlp.up_proj"
 
 
@@ -128,23 +117,6 @@ def test_layers_dequantized_while_loading_are_told(toy_model: Path, tmp_path: Pa
     name = "model.layers.*.mlp.up_proj"
     kernel = "torch linear (dequantized)"
     assert told == {name: Layer(name, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128")}
-
-
-@pytest.mark.parametrize(
-    ("name", "root", "head"),
-    [("Blip2ForConditionalGeneration", "language_model.model.decoder.", "language_model.lm_head"),
-     ("WhisperForCausalLM", "model.decoder.", "proj_out")],
-)  # fmt: skip
-def test_layers_outside_the_text_model_are_not_told(name: str, root: str, head: str) -> None:
-    """BLIP-2's Q-former is none of its layers; the head is one wherever it lies."""
-    import transformers
-
-    kind = getattr(transformers, name)
-    with torch.device("meta"):
-        model = kind(kind.config_class())
-    told = [layer.name for layer in layers.layers(model, {}, Path())]
-    assert [each for each in told if not each.startswith(f"{root}layers.")] == [head]
-    assert len(told) > 1
 
 
 def test_layers_of_experts(tmp_path: Path) -> None:
@@ -174,22 +146,6 @@ def test_models_that_would_score_as_another(
     """Transformers loads all three, and only warns."""
     with pytest.raises(ModelError, match=message):
         loaded(changed(toy_model, tmp_path / "model", quantization, **tensors))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            {"quant_method": "compressed-tensors", "dequantise": True},
-            r"quantization_config.dequantise: .*'quantiz.*dequan",
-        ),
-        ({"quant_method": "modelopt"}, "Unknown quantization type"),
-        ({}, "at least 1 item"),
-    ],
-)
-def test_bad_quantization_config(toy_model: Path, config: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        loaded(toy_model, quantization_config=config)
 
 
 def test_quantizing_while_loading(toy_model: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from compare_q.backends import window_scores
 from compare_q.backends.base import Task
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf import streaming
 from compare_q.backends.reference import store
 from tests.support.toy import toy_windows
@@ -54,15 +53,6 @@ def test_windows_in_any_order(toy_model: Path) -> None:
     streamed.prepare(windows[:3])
     for window in [windows[1], windows[1], windows[0], windows[3], windows[2]]:
         assert torch.equal(streamed.logits(window), whole.logits(window))
-
-
-def test_masks_that_differ_by_layer(tmp_path: Path) -> None:
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    kinds = ["sliding_attention", "full_attention"] * 2
-    config = Gemma3TextConfig(**SMALL, num_hidden_layers=4, head_dim=32, sliding_window=16, layer_types=kinds)
-    Gemma3ForCausalLM(config).bfloat16().save_pretrained(tmp_path)
-    assert_same_logits(tmp_path, 3, attn_implementation="eager")
 
 
 def test_layers_that_share_weights(tmp_path: Path) -> None:
@@ -112,11 +102,3 @@ def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
     for window, whole, streamed in zip(windows, *scores, strict=True):
         assert torch.equal(stores[0].window(window.index), stores[1].window(window.index))
         np.testing.assert_array_equal(whole.logprob, streamed.logprob)
-
-
-def test_the_last_layer_must_be_the_last(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = streaming.decoder_layers
-    monkeypatch.setattr(streaming, "decoder_layers", lambda model: listed(model)[::-1])
-    streamed = loaded(toy_model, BF16, streaming=True)
-    with pytest.raises(ModelError, match="last decoder layer"):
-        streamed.logits(toy_windows(1, 20)[0])

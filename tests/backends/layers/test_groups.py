@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -28,33 +27,6 @@ def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
         Layer("model.layers.*.mlp.experts.*.up2", "int4 g128", "bfloat16", "A"),
         Layer("model.layers.*.mlp.up", "int8 g128", "bfloat16", "A"),
     )
-
-
-FLAT = {"layers": "h.*", "count": 2, "weights": "int4 g128", "activations": "bfloat16", "kernel": "A", "asked": "fp8"}
-
-
-def test_groups_are_flat_objects_in_results() -> None:
-    """With the keys, in their order, that results.json always had."""
-    groups = (Layer("h.*", "int4 g128", "bfloat16", "A", "fp8", count=2), PLAIN)
-    written = layers.groups_to_json(groups)
-    assert list(written[0].items()) == list(FLAT.items())
-    assert layers.groups_from_json(json.loads(json.dumps(written))) == groups
-
-
-@pytest.mark.parametrize(
-    ("kernel", "short"),
-    [
-        ("MarlinNvFp4LinearKernel", "MarlinNvFp4"),
-        ("CutlassFP8ScaledMMLinearKernel", "CutlassFP8"),
-        ("UnquantizedLinearMethod", "Unquantized"),
-        ("UnquantizedEmbeddingMethod", "Unquantized"),
-        ("CutlassFp8BlockScaledMMKernel", "CutlassFp8Block"),
-        ("LinearEXL3", "LinearEXL3"),
-        ("Kernel", "Kernel"),
-    ],
-)
-def test_short_names(kernel: str, short: str) -> None:
-    assert layers.short_kernel_name(kernel) == short
 
 
 def quantized(count: int, kernel: str, asked: str = "", activations: str = "bfloat16") -> Layer:
@@ -196,10 +168,3 @@ def test_sizes_of_a_models_caches() -> None:
     assert layers.kv_windows([full]) == ""
     assert layers.kv_token_bytes([full, SIXTEEN]) is None
     assert layers.kv_token_bytes([]) is None
-
-
-def test_results_hold_groups_of_caches() -> None:
-    assert layers.kv_caches_from_json(json.loads(json.dumps([asdict(EIGHT), asdict(SIXTEEN)]))) == (EIGHT, SIXTEEN)
-    assert layers.kv_caches_from_json(None) == ()
-    with pytest.raises(ValueError, match="validation error"):
-        layers.kv_caches_from_json([{**asdict(EIGHT), "count": "many"}])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.layers import schemes
-from compare_q.backends.layers.schemes import ALGORITHMS, READERS, Scheme, declared
+from compare_q.backends.layers.schemes import ALGORITHMS, Scheme, declared
 from tests.support.downloads import DOWNLOADS
 
 PRESETS = {
@@ -48,25 +48,6 @@ def test_presets_of_compressed_tensors(preset: str) -> None:
 )
 def test_kv_cache(config: dict[str, Any], kv: str) -> None:
     assert schemes.kv_cache(config) == kv
-
-
-@pytest.mark.parametrize(
-    ("spec", "line", "words"),
-    [
-        (None, "token", ""),
-        ({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, "token", "fp8 token"),
-        ({"dtype": "fp8_e4m3", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}, "token", "mxfp8 g32"),
-        ({"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": [32, 32], "scale_type": "float8_e8m0fnu"},
-         "channel", "mxfp8 block 32x32"),
-        ([{"dtype": "fp4", "qscheme": "per_group", "group_size": 16}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}],
-         "channel", "nvfp4 g16"),
-        ([{"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "int4", "qscheme": "per_channel"}], "channel",
-         "unknown"),
-        ({"dtype": "fp4", "qscheme": "per_group", "group_size": 32}, "channel", "unknown"),
-    ],
-)  # fmt: skip
-def test_quark(spec: Any, line: str, words: str) -> None:
-    assert schemes.quark(spec, line) == words
 
 
 INT8, INT4, FP8, NVFP4 = (
@@ -127,25 +108,6 @@ def test_patterns_reach_the_experts_that_an_engine_holds_in_one_module() -> None
     assert found.of(f"{LAYER}.self_attn.o_proj") == INT4
 
 
-def test_patterns_and_names_of_auto_round() -> None:
-    extra = {f"{LAYER}.self_attn.o_proj": {"bits": 16}, r".*layers\.(1|2)\..*": {"bits": 8, "group_size": 64}}
-    found = declared({"quant_method": "auto-round", "bits": 4, "group_size": 128, "extra_config": extra})
-    assert found.of(f"{LAYER}.self_attn.o_proj") is None
-    assert found.of("model.layers.2.mlp.gate_up_proj") == Scheme("int8 g64")
-    assert found.of("model.layers.12.mlp.gate_up_proj") == INT4
-
-
-def test_names_of_torchao() -> None:
-    four = {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 128}}
-    eight = {"_type": "Int8DynamicActivationInt8WeightConfig", "_data": {}}
-    named = {"_default": four, "model.layers.0.mlp.up_proj": eight, "re:.*down_proj": {"_type": "Gemlite"}}
-    config = {"_type": "FqnToConfig", "_data": {"fqn_to_config": named}}
-    found = declared({"quant_method": "torchao", "quant_type": {"default": config}})
-    assert found.of(f"{LAYER}.mlp.up_proj") == Scheme("int8 channel", "int8 token")
-    assert found.of(f"{LAYER}.mlp.gate_proj") == INT4
-    assert found.of(f"{LAYER}.mlp.down_proj") is None
-
-
 @pytest.mark.parametrize(
     ("kind", "data", "scheme"),
     [
@@ -170,26 +132,6 @@ def test_configs_of_torchao(kind: str, data: dict[str, Any], scheme: Scheme | No
     """As torchao 0.18 writes them into JSON."""
     config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": data}}}
     assert declared(config).of(f"{LAYER}.mlp.up_proj") == scheme
-
-
-def test_experts_of_deepseek_v4_in_nvfp4() -> None:
-    config = {"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4", "moe_quant_algo": "NVFP4"}
-    assert declared(config).of("model.layers.0.ffn.experts") == NVFP4
-    assert declared(config).of("model.layers.0.ffn.shared_experts.down_proj") == Scheme("fp8 block 128x128", "fp8 g128")
-
-
-@pytest.mark.parametrize("odd", ["x", 7, {"a": {"b": []}}, [None], True, None])
-@pytest.mark.parametrize("method", READERS)
-def test_odd_values_are_not_known(method: str, odd: Any) -> None:
-    """Every key of every reader with a value that it cannot have: no exception, and never a made-up name."""
-    keys = (
-        "bits", "group_size", "dynamic", "extra_config", "act_bits", "data_type", "config_groups", "sparsity_config",
-        "weight_block_size", "moe_quant_algo", "quantization", "quant_algo", "quantized_layers", "quant_type",
-        "layer_quant_config", "global_quant_config", "layer_type_quant_config", "forward_dtype", "packing_format",
-    )  # fmt: skip
-    for key in keys:
-        found = declared({"quant_method": method, "expert_dtype": "fp4", key: odd}).of(f"{LAYER}.mlp.experts")
-        assert found is None or "None" not in found.weights
 
 
 @pytest.mark.parametrize(
@@ -278,17 +220,3 @@ def test_quark_by_vllm(quantization: Any) -> None:
                 assert key_text(activations, "token") == asked.activations
             if weights.scale.group_shape.col > 0 and asked.weights.startswith("mxfp4"):
                 assert key_text(weights, "channel") == asked.weights
-
-
-@pytest.mark.engine
-def test_auto_round_by_vllm(quantization: Any) -> None:
-    """Bits and groups of layers that are named or matched, and of the others."""
-    extra = {f"{LAYER}.self_attn.o_proj": {"bits": 8}, r".*layers\.[1-3]\..*down_proj": {"bits": 2, "group_size": 32}}
-    config = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "extra_config": extra}
-    theirs, ours = quantization.get_quantization_config("inc").from_config(dict(config)), declared(config)
-    theirs.packed_modules_mapping = FUSED
-    for layer in (f"{LAYER}.self_attn.o_proj", "model.layers.2.mlp.down_proj", "model.layers.2.mlp.gate_up_proj"):
-        bits, group, _ = theirs.config_parser.get_layer_config(object(), layer)
-        asked = ours.of(layer)
-        assert asked is not None
-        assert asked.weights == f"int{bits} g{group}"

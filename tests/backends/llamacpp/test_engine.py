@@ -42,13 +42,6 @@ def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @runs_llama_cpp
-def test_flash_attention_that_llama_cpp_chose(toy_gguf: Path) -> None:
-    assert loaded(toy_gguf).provenance()["flash_attn"] in (True, False)
-    assert loaded(toy_gguf, flash_attn=False).provenance()["flash_attn"] is False
-    assert loaded(toy_gguf, type_v="q8_0").provenance()["flash_attn"] is True  # it needs it
-
-
-@runs_llama_cpp
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

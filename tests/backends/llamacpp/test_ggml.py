@@ -64,36 +64,11 @@ def test_cuda_activations(
     assert ggml.activations(weights, "cuda") == expected
 
 
-def test_what_a_second_backend_may_take_over_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ggml, "libraries", lambda: {"libggml-base.so.0": "", "libggml-cpu.so": ""})
-    assert ggml.activations("q4_1", "cpu") == "q8_1"
-    assert ggml.activations("ggml type 99", "cpu") == UNKNOWN
-    for other in ("libggml-cuda.so", "libggml-blas.so"):
-        monkeypatch.setattr(ggml, "libraries", lambda name=other: {"libggml-cpu.so": "", name: ""})
-        assert ggml.activations("q4_1", "cpu") == UNKNOWN
-    assert ggml.activations("q4_1", "metal") == UNKNOWN
-
-
 def test_environment_that_changes_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_CUDA_MMQ_PREC", "q8")
     monkeypatch.setenv("LLAMA_CACHE", "/somewhere")
     monkeypatch.setenv("GGML_SCHED_DEBUG", "2")
     assert ggml.environment() == {"GGML_CUDA_MMQ_PREC": "q8"}
-
-
-def test_log(capfd: pytest.CaptureFixture[str]) -> None:
-    """Debugging is not printed, but tells the devices; a line's first word is a function's name."""
-    log = ggml.Log()
-    log.hear(1, b"load_tensors: layer   3 assigned to device CUDA0, is_swa = 0\n", None)
-    log.hear(2, b"load_tensors: fine\n", None)
-    log.hear(3, b"load: strange\n", None)
-    log.hear(4, b"model_load: error: no such thing\n", None)
-    log.hear(4, b"model_load: error: no such thing\n", None)
-    log.hear(5, b".", None)
-    assert (log.devices, log.warnings, log.reason()) == ({3: "CUDA0"}, ["strange"], "error: no such thing")
-    assert capfd.readouterr().err == log.text
-    assert log.text.startswith("load_tensors: fine\n")
-    assert ggml.Log().reason() == "no reason given"
 
 
 def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,16 +94,6 @@ def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyP
     assert ggml.libraries() == {}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)  # nothing is installed
     assert ggml.libraries() == {}
-
-
-@needs_llama_cpp
-def test_libraries_are_those_that_llama_cpp_python_loads() -> None:
-    import llama_cpp
-
-    (file,) = (Path(llama_cpp.__file__).parent / "lib").glob("libllama.so")
-    stat = file.stat()
-    assert ggml.libraries()["libllama.so"] == f"{stat.st_size} {stat.st_mtime_ns}"
-    assert "cpu" in ggml.installed_backends()
 
 
 TILES = re.compile(r"\t(ldtilecfg|sttilecfg|tile\w+|tdp\w+)\b")
@@ -180,18 +145,6 @@ def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
     assert "AVX2 = 1" in narrow
     assert "AVX512" not in narrow
     assert str(V4) not in narrow
-
-
-@pytest.mark.parametrize(
-    ("info", "expected"),
-    [
-        ("CPU : AVX2 = 1 | AVX512 = 1 | AVX512_BF16 = 1 | REPACK = 1", False),
-        ("CPU : AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1", True),
-        ("CPU : AVX512 = 1 | AMX_INT8 = 0", False),
-    ],
-)
-def test_whether_a_build_has_tile_code(info: str, expected: bool) -> None:
-    assert ggml.has_tile_code(info) is expected
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,9 @@ from transformers import AutoTokenizer
 from compare_q.backends import window_scores
 from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Task, Window
 from compare_q.backends.checkpoint import gguf as gguf_file
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.llamacpp.engine import FLOOR, LlamacppEngine, raise_to_floor
+from compare_q.backends.llamacpp.engine import FLOOR, LlamacppEngine
 from compare_q.backends.reference import store as reference
-from compare_q.backends.scoring import statistics
 from demo.__main__ import BASE, ROOT, make_models
 from demo.smollm2 import find_gguf
 from tests.backends.llamacpp.conftest import write_gguf
@@ -107,23 +105,6 @@ def test_decode_gives_the_logits_of_prefill(toy_gguf: Path, monkeypatch: pytest.
 
 
 @runs_llama_cpp
-def test_every_window_begins_with_an_empty_cache(toy_gguf: Path) -> None:
-    first, second = toy_windows(2)
-    engine, alone = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **EXACT)
-    engine.logits(first)
-    assert torch.equal(engine.logits(second), alone.logits(second))
-    short = Window.scored_from(2, second.token_ids[:9])
-    torch.testing.assert_close(engine.logits(short), alone.logits(second)[:9], atol=1e-3, rtol=0)
-
-
-@runs_llama_cpp
-def test_window_longer_than_asked_for_is_one_line(toy_gguf: Path) -> None:
-    """The context is padded to 256 tokens."""
-    with pytest.raises(ModelError, match=r"window 0: .* gives no logits"):
-        loaded(toy_gguf).logits(toy_windows(1, 300)[0])
-
-
-@runs_llama_cpp
 def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     """Its float32 logits, as ggml's head cannot be computed again; a cache in bf16 diverges a little, as in float64."""
     windows, store = toy_windows(2), tmp_path / "store"
@@ -202,26 +183,6 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
     assert engine.provenance()["logits_set_to_floor"] == {"floor": -65504.0, "entries": 100, "targets_left_out": 1}
     (note,) = engine.provenance()["notes"]
     assert note.startswith("logits that llama.cpp excludes count as -65504: KL divergence is finite")
-
-
-def test_floor_by_hand() -> None:
-    """Below it: the floor; the target: -inf; all: -inf; NaN stays, as do logits at the floor."""
-    inf, nan = math.inf, math.nan
-    logits = torch.tensor([
-        [1.0, -inf, FLOOR, 2.0], [-inf, 0.0, 0.0, 0.0], [-inf, -3e38, -inf, -inf], [nan, -inf, 0.0, 0.0],
-    ])  # fmt: skip
-    assert raise_to_floor(logits, torch.tensor([0, 0, 1, 2])) == (1 + 1 + 4 + 1, 2)
-    expected = [[1.0, FLOOR, FLOOR, 2.0], [-inf, 0.0, 0.0, 0.0], [-inf] * 4, [nan, FLOOR, 0.0, 0.0]]
-    torch.testing.assert_close(logits, torch.tensor(expected), equal_nan=True, atol=0, rtol=0)
-    assert torch.isfinite(torch.tensor(FLOOR).half())
-    rows = torch.empty(4, 10)
-    statistics.partial(logits, torch.tensor([0, 0, 1, 2]), rows, reference=torch.zeros(4, 4))
-    scores = statistics.scores(0, np.array([0, 0, 1, 2]), [rows.numpy()])
-    assert [math.isfinite(value) for value in scores.logprob] == [True, False, False, False]
-    assert math.isfinite(scores.kld[0])
-    assert not np.isfinite(scores.kld[1:]).any()
-    untouched = torch.tensor([[0.0, -1e4]])
-    assert raise_to_floor(untouched, torch.tensor([1])) == (0, 0)
 
 
 @runs_llama_cpp

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.checkpoint.gguf import GgufFiles
 from compare_q.backends.layers.groups import KVCache
 from compare_q.backends.llamacpp.engine import (
     LlamacppEngine,
@@ -31,32 +30,6 @@ from tests.support.toy import refusal
 )  # fmt: skip
 def test_bad_options(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     assert message in refusal(LlamacppEngine.check, request_for(tmp_path, **options))
-
-
-def test_path_that_is_nowhere() -> None:
-    assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppEngine.check, request_for("/models/nowhere.gguf"))
-    assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppEngine.check, request_for("owner/repo"))
-
-
-def test_mistyped_relative_path_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    wanted = request_for("demo/models/x.gguf")
-    assert GgufFiles(wanted).is_remote
-    (tmp_path / "demo").mkdir()
-    assert not GgufFiles(wanted).is_remote
-    assert "model_dir: demo/models/x.gguf: no such path" in refusal(LlamacppEngine.check, wanted)
-
-
-def test_a_file_here_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = request_for("owner/repo-GGUF/Q8/m-00002-of-00002.gguf")
-    LlamacppEngine.check(wanted)
-    assert GgufFiles(wanted).is_remote
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner" / "repo").mkdir(parents=True)
-    (tmp_path / "owner" / "repo" / "m.gguf").touch()
-    local = request_for("owner/repo/m.gguf")
-    assert not GgufFiles(local).is_remote
-    assert GgufFiles(local).fetch() is local
 
 
 def test_the_caches_that_llama_cpp_has_made() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from compare_q.backends.scoring import segments
-from compare_q.eval.common.cache import Cache, default_root
+from compare_q.eval.common.cache import Cache
 from compare_q.eval.text import tokens
 from tests.support.scores import random_scores, random_windows
 from tests.support.stores import state_store, window_of
@@ -45,38 +45,6 @@ def test_key_follows_content_and_not_order() -> None:
         Cache.key("scores", {"a": 1, "b": {"c": [1, 2]}}),
     ]
     assert len({first, *others}) == 6
-
-
-def test_an_entry_appears_only_when_its_block_ends(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "deep" / "cache")
-    target = cache.path("scores", KEY, ".json")
-    for content in (b"first", b"second"):
-        before = target.read_bytes() if target.exists() else None
-        with cache.write("scores", KEY, ".json") as file:
-            file.write_bytes(content)
-            assert file.parent == target.parent  # one file system, so that the replacement is atomic
-            assert (target.read_bytes() if target.exists() else None) == before
-        assert files(cache.root) == {f"scores/{KEY}.json": content}
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
-    cache = Cache(tmp_path)
-
-    def fail(content: bytes | None) -> None:
-        with cache.write("scores", KEY, ".json") as file:
-            if content is not None:
-                file.write_bytes(content)
-            raise error
-
-    for content in (None, b"half"):
-        with pytest.raises(error):
-            fail(content)
-        assert files(tmp_path) == {}
-    cache.path("scores", KEY, ".json").write_bytes(b"old")
-    with pytest.raises(error):
-        fail(b"half")
-    assert files(tmp_path) == {f"scores/{KEY}.json": b"old"}
 
 
 def test_clear_removes_one_entry(tmp_path: Path) -> None:
@@ -131,12 +99,6 @@ def test_unwritable_root_names_the_flag(tmp_path: Path, below: str) -> None:
     assert text.startswith(f"--cache-dir: {cache.root}: cannot be written: ")
     for write in (lambda: cache.log_file("label", KEY), lambda: cache.write("tokens", KEY, ".npz").__enter__()):
         assert refusal(write) == text
-
-
-def test_nothing_is_written_before_something_has_to_be(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache")
-    cache.clear("scores", KEY)
-    assert not cache.root.exists()
 
 
 def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,24 +183,3 @@ def test_a_run_takes_its_locks_with_it(tmp_path: Path) -> None:
     with Cache(tmp_path).lock("scores", KEY):  # another run's, which is held
         del cache
         assert set(files(tmp_path)) == {f"scores/{KEY}.lock"}
-
-
-@pytest.mark.parametrize("label", ["../../etc/passwd", "EXL3 4.0 [h6]", "a\nb\0", "x" * 300])
-def test_logs_have_safe_names(tmp_path: Path, label: str) -> None:
-    cache = Cache(tmp_path)
-    file = cache.log_file(label, KEY)
-    file.write_text("log")
-    assert file.parent == tmp_path / "logs"
-    assert list((tmp_path / "logs").iterdir()) == [file]
-    assert cache.log_file(label, "1" * 40) != file
-
-
-def test_default_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMPARE_Q_CACHE", str(tmp_path / "mine"))
-    assert default_root() == tmp_path / "mine"
-    monkeypatch.delenv("COMPARE_Q_CACHE")
-    elsewhere = default_root()
-    assert "compare_q" in elsewhere.parts
-    assert elsewhere.is_absolute()
-    monkeypatch.setenv("COMPARE_Q_CACHE", "")
-    assert default_root() == elsewhere

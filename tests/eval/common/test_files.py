@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import tempfile
@@ -72,20 +71,6 @@ def test_a_pipe_gets_the_content_also_through_a_link(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
 
 
-def test_what_fails_before_its_end_sends_a_pipe_nothing(tmp_path: Path) -> None:
-    reader = reader_of(tmp_path / "pipe")
-
-    def fail() -> None:
-        with replacing(tmp_path / "pipe") as part:
-            part.write_bytes(b"half")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert os.read(reader, 99) == b""
-    os.close(reader)
-
-
 @pytest.fixture
 def common() -> Iterator[Path]:
     """A folder like /tmp: all may write in it, and none may replace another's file."""
@@ -105,34 +90,6 @@ def a_user() -> Iterator[None]:
     finally:
         if root:
             os.setresuid(0, 0, 0)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has files of two users")
-def test_another_users_file_in_a_common_folder_is_written_through(common: Path) -> None:
-    """Its replacement was refused after the run."""
-    theirs = common / "theirs"
-    theirs.write_bytes(b"longer than what is new")
-    theirs.chmod(0o666)
-    before = theirs.stat()
-    with a_user():
-        assert is_writable(theirs)
-        write(theirs)
-    assert (theirs.read_bytes(), theirs.stat().st_uid, theirs.stat().st_ino) == (b"new", 0, before.st_ino)
-    assert os.listdir(common) == ["theirs"]
-
-
-@pytest.mark.parametrize("number", [errno.EBUSY, errno.EXDEV])
-def test_a_mounted_file_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "replace", refuse)
-    (tmp_path / "mounted").write_bytes(b"longer than what is new")
-    write(tmp_path / "mounted")
-    assert (tmp_path / "mounted").read_bytes() == b"new"
-    with pytest.raises(OSError, match=os.strerror(number)):
-        write(tmp_path / "not there")
-    assert os.listdir(tmp_path) == ["mounted"]
 
 
 def test_a_file_keeps_its_mode_and_one_that_may_only_be_read_stays(common: Path) -> None:

@@ -39,26 +39,12 @@ def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
     assert (out, said) == ("", ["half way", "counting: 30000 rows in 0 s", "waiting: 0 s", "done"])
 
 
-def test_here_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    for value, here in (("1", True), ("0", False), ("", False)):
-        monkeypatch.setenv(processes.ENVIRONMENT, value)
-        assert processes.in_process() is here
-    monkeypatch.setenv(processes.ENVIRONMENT, "1")
-    assert apart(functions.busy, "being busy", Progress(quiet=True), words=[], rows=1)["process"] == os.getpid()
-    assert "noise" in capfd.readouterr().out
-
-
 def test_errors_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A user's mistake reads as it would here, a bug names the function; neither prints a traceback."""
     assert refusal(apart, functions.refuse, "refusing", reason="path: x: no such file") == "path: x: no such file"
     assert refusal(apart, functions.read, "reading", file=str(tmp_path)).startswith("IsADirectoryError: [Errno 21] ")
     assert refusal(apart, functions.divide, "dividing") == "ZeroDivisionError: division by zero"
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_failed_phase_is_not_said_to_be_done(capfd: pytest.CaptureFixture[str]) -> None:
-    assert refusal(apart, functions.fail_in_a_phase, "failing", Progress()) == "told to fail"
-    assert capfd.readouterr().err == ""
 
 
 def test_a_process_that_dies_is_one_line() -> None:
@@ -69,16 +55,6 @@ def test_a_process_that_dies_is_one_line() -> None:
     ):
         said = refusal(apart, functions.die, "tokenizing x", number=int(number))
         assert said == f"tokenizing x: its worker {gold}"
-
-
-def test_a_process_takes_our_code_from_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder ``compare_q`` in the working directory, as exllamav3's checkout has one, is not ours."""
-    (tmp_path / "compare_q").mkdir()
-    (tmp_path / "compare_q" / "__init__.py").write_text("raise SystemExit('the wrong one')")
-    monkeypatch.chdir(tmp_path)
-    assert refusal(apart, functions.refuse, "refusing", reason="right") == "right"
-    assert processes.command("a.b", 3)[1:] == ["-P", "-m", "a.b", "3"]
-    assert processes.command("a.b")[0] == sys.executable
 
 
 def test_a_killed_driver_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import subprocess
@@ -10,70 +9,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-from rich.console import Console
 from rich.progress import Progress as RichProgress
 
-from compare_q.eval.common.progress import EtaColumn, Progress
+from compare_q.eval.common.progress import EtaColumn
 from tests.support import ROOT
-
-
-def test_models_are_numbered_where_there_are_several() -> None:
-    progress = Progress()
-    assert progress.numbered("loading x", 0) == "loading x"
-    progress.models = 2
-    assert progress.numbered("loading x", 0) == "loading x (model 1 of 2)"
-
-
-def test_one_line_a_phase_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    progress = Progress()
-    with progress.phase("scoring x", unit="windows", total=3) as phase:
-        for _ in range(3):
-            phase.advance()
-    assert phase.seconds > 0
-    assert capfd.readouterr().err == f"scoring x: 3 windows in {phase.seconds:.1f} s\n"
-
-
-def test_bytes_are_shown_in_their_unit(capfd: pytest.CaptureFixture[str]) -> None:
-    screen = io.StringIO()
-    progress = Progress()
-    with progress.phase("fetching x", unit="bytes") as phase:
-        phase.advance(999)
-        phase.advance(1)
-    with progress.phase("fetching y", unit="bytes"):
-        pass  # nothing was left to fetch
-    assert capfd.readouterr().err == f"fetching x: 1.0 kB in {phase.seconds:.1f} s\n"
-    progress.console = Console(file=screen, force_terminal=True, width=100)
-    with progress.phase("fetching z", unit="bytes") as phase:
-        phase.expect(16_060_000_000)
-        phase.say("org/z: 16.1 GB to download")
-        phase.advance(4_000_000)
-    assert "4.0 MB/16.1 GB" in screen.getvalue()
-    assert "org/z: 16.1 GB to download" in screen.getvalue()
-
-
-def test_a_line_for_each_phase_that_goes_on() -> None:
-    """As two models on two GPUs have; the display ends with the last of them, and another one can begin."""
-    screen = io.StringIO()
-    progress = Progress()
-    progress.console = Console(file=screen, force_terminal=True, width=100)
-    with progress.phase("scoring x", unit="windows", total=4) as first:
-        first.advance(1)
-        with progress.phase("scoring y", unit="windows", total=5) as second:
-            second.advance(2)
-            screen.truncate(0)
-            assert progress.bars is not None
-            progress.bars.refresh()
-            shown = screen.getvalue()
-            assert "1/4 windows" in shown
-            assert "2/5 windows" in shown
-    assert progress.bars is None
-    shown = screen.getvalue()
-    assert "ETA" not in shown  # a speed takes more than one window
-    assert "scoring x: 1 windows in" in shown
-    with progress.phase("scoring z", unit="windows", total=6):
-        assert progress.bars is not None
-
 
 NOISY = """
 import logging, sys
@@ -123,10 +62,3 @@ def test_an_eta_follows_from_the_speed() -> None:
         now[0] = at
         progress.advance(task)
     assert EtaColumn().render(progress.tasks[0]).plain == "ETA 0:00:14"
-
-
-def test_no_eta_is_said_where_the_duration_is_not_known() -> None:
-    times = iter([0.0])
-    progress = RichProgress(get_time=lambda: next(times, 30.0), auto_refresh=False)
-    progress.add_task("loading", total=None)
-    assert EtaColumn().render(progress.tasks[0]).plain == ""

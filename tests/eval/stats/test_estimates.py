@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from compare_q.eval.stats import estimates
-from compare_q.eval.stats.estimates import BlockSums, Estimates, correlation, paired_difference, summarize, text_rates
+from compare_q.eval.stats.estimates import BlockSums, Estimates, paired_difference, summarize
 from compare_q.eval.stats.uncertainty import Mean, Value
 
 LN2 = math.log(2)
@@ -58,13 +57,6 @@ def test_perplexity(four: Estimates) -> None:
     assert four.ppl.logprob_sum == pytest.approx(-8 * LN2)
 
 
-def test_reference_perplexity(four: Estimates) -> None:
-    """2 ** 1.75.  Off by -.75, -.75, .25, 1.25: squares 2.75, independent root(2.75 / 4 / 3); blocks' sums 2, 2, 3
-    off by -1.5, .25, 1.25: root(1.2 * 2.75^2 + 7.65 / 16) / 4."""
-    ppl = 2**1.75
-    assert near(four.against.ref_ppl, ppl, ppl * LN2 * math.sqrt(9.553125) / 4, ppl * LN2 * math.sqrt(2.75 / 12))
-
-
 def test_ratio_of_perplexities(four: Estimates) -> None:
     """Differences 0, 1, 1, -1: mean 1/4, mean square 3/4; independent root((3/4 - 1/16) / 3); blocks' sums 1, 1, -1
     off by .5, .75, -1.25: root(1.2 * 1.75^2 + 7.65 * .75^2) / 4.  The ratio is 2 ** (1/4), with that of them."""
@@ -86,17 +78,6 @@ def test_paired_error_is_llamacpp_s(four: Estimates) -> None:
     assert four.against.ppl_difference.stderr_independent == pytest.approx(error, rel=1e-6)
 
 
-def test_difference_of_perplexities(four: Estimates) -> None:
-    """4 - 2 ** 1.75 = .6364143.  4 a - 3.3635857 b: .6364143, 4.6364143, 5.2728287, -2.0907570, mean 2.1137251.
-    BlockSums' sums 5.2728287, 5.2728287, -2.0907570 off by 1.0453785, 3.1591036, -4.2044820: root(109.4198) / 4.
-    Independent: off by -1.4773107, 2.5226893, 3.1591036, -4.2044820, root(36.2040 / 4 / 3)."""
-    off = (-1.4773107, 2.5226893, 3.1591036, -4.2044820)
-    clustered = math.sqrt(1.2 * (off[0] + off[1] - off[3]) ** 2 + 7.65 * off[2] ** 2) / 4
-    independent = math.sqrt(math.fsum(each**2 for each in off) / 12)
-    assert (clustered, independent) == pytest.approx((math.sqrt(109.4198) / 4, math.sqrt(36.2040 / 12)), rel=1e-5)
-    assert near(four.against.ppl_difference, 0.63641434, clustered * LN2, independent * LN2)
-
-
 def test_kld(four: Estimates) -> None:
     """Mean 1/2; off by -1/4, 0, 1/2, -1/4: independent root(.375 / 4 / 3); blocks' sums .75, 1, .25 off by -1/4,
     1/2, -1/4: root(7.65 / 4) / 4.  Sorted 1/4, 1/4, 1/2, 1: the percentile p lies at 3 p."""
@@ -110,37 +91,11 @@ def test_kld(four: Estimates) -> None:
     assert {i: count for i, count in enumerate(histogram.counts) if count} == {59: 2, 61: 1, 64: 1}  # 8 (log10 + 8)
 
 
-def test_change_of_probability(four: Estimates) -> None:
-    """0, -1/4, -1/8, 1/8: mean -1/16, mean square 3/128.  Independent root((3/128 - 1/256) / 3); blocks' sums -1/4,
-    -1/8, 1/8 off by -1/8, -1/16, 3/16: root(.1470703125) / 4.  Sorted -1/4, -1/8, 0, 1/8: the median is -1/16."""
-    assert near(four.against.delta_p, -1 / 16, math.sqrt(0.1470703125) / 4, math.sqrt(5 / 768))
-    found = four.against.delta_p_percentiles
-    assert found["min"] == pytest.approx(-0.25)
-    assert found["25"] == pytest.approx(-0.15625)
-    assert found["50"] == pytest.approx(-0.0625)
-    assert found["90"] == pytest.approx(0.0875)
-    assert found["max"] == pytest.approx(0.125)
-
-
-def test_rms_change_of_probability(four: Estimates) -> None:
-    """Squares 0, 1/16, 1/64, 1/64: mean 3/128, mean square 9/8192.  Independent root((9/8192 - 9/16384) / 3);
-    blocks' sums 1/16, 1/64, 1/64 off by 1/64, -1/128, -1/128: root(18.45 / 16384) / 4; both over 2 root(3/128)."""
-    rms = math.sqrt(3 / 128)
-    independent, clustered = math.sqrt(9 / 16384 / 3), math.sqrt(18.45 / 16384) / 4
-    assert near(four.against.delta_p_rms, rms, clustered / (2 * rms), independent / (2 * rms))
-
-
 def test_shares(four: Estimates) -> None:
     """Same top 3 of 4: root(3/4 * 1/4 / 3) = 1/4; blocks' sums 1, 1, 1 off by -1/2, 1/4, 1/4: root(1.153125) / 4.
     Top 1 in 2 of 4: root(1/4 / 3); sums 1, 0, 1 off by 0, -1/2, 1/2: root(8.85 / 4) / 4."""
     assert near(four.same_top, 0.75, math.sqrt(1.153125) / 4, 0.25)
     assert near(four.top1, 0.5, math.sqrt(2.2125) / 4, math.sqrt(1 / 12))
-
-
-def test_entropy(four: Estimates) -> None:
-    """1/2, 1, 3/2, 1: mean 1, independent root(1/2 / 4 / 3); sums 3/2, 3/2, 1 off by -1/2, 1/2, 0:
-    root(8.85 / 4) / 4."""
-    assert near(four.entropy, 1, math.sqrt(2.2125) / 4, math.sqrt(1 / 24))
 
 
 def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
@@ -168,13 +123,6 @@ def test_rates_over_bytes_and_words(four: Estimates) -> None:
     assert (rates.n_bytes, rates.n_words) == (16, 2)
 
 
-def test_sums_of_blocks(four: Estimates) -> None:
-    found = four.blocks
-    assert (found.tokens, found.whole, found.length) == ((2, 1, 1), ("nll", "kld", "same_top"), 4)
-    assert found.nll == pytest.approx((3 * LN2, 3 * LN2, 2 * LN2))
-    assert (found.kld, found.same_top) == ((0.75, 1, 0.25), (1, 1, 1))
-
-
 def test_difference_of_two_models() -> None:
     """KLD sums 2, 6 and 1, 2 of 2 and 3 entries: off by 1, 4, mean 1; 1 - 2, 4 - 3: the only wave is
     cos 45° * -2, root(2 * 2 * 1.6) / 5.  The other way
@@ -185,25 +133,6 @@ def test_difference_of_two_models() -> None:
     assert paired_difference(a, b, "kld") == Value(1, error)
     assert paired_difference(b, a, "kld") == Value(-1, error)
     assert paired_difference(a, a, "kld") == Value(0, 0)
-
-
-def test_difference_of_losses_is_that_against_the_reference() -> None:
-    """A model's blocks against those of the reference's own row: the same as ``ln_ppl_ratio``."""
-    columns = four_tokens()
-    model = summarize(columns, QUARTERS, QUARTERS)
-    reference = summarize({"logprob": columns["ref_logprob"]}, QUARTERS, QUARTERS)
-    found = paired_difference(model.blocks, reference.blocks, "nll")
-    ratio = model.against.ln_ppl_ratio
-    assert (found.value, found.stderr) == (pytest.approx(ratio.value), pytest.approx(ratio.stderr))
-
-
-def test_what_cannot_be_compared() -> None:
-    """Other windows; a reference, which has no KLD; a score that left entries out."""
-    a = BlockSums((2, 3), (1.0, 1.0), kld=(2.0, 6.0), whole=("nll", "kld"))
-    assert paired_difference(a, replace(a, tokens=(3, 2)), "nll") is None
-    assert paired_difference(a, replace(a, kld=None, whole=("nll",)), "kld") is None
-    assert paired_difference(replace(a, whole=("kld",)), a, "nll") is None
-    assert paired_difference(a, a, "same_top") is None
 
 
 def test_a_sum_that_leaves_entries_out_is_not_whole() -> None:
@@ -229,27 +158,6 @@ def test_same_top_is_compared_only_where_the_reference_is_finite() -> None:
     assert summarize(columns, index, index + 1).blocks.whole == ("nll", "kld")
 
 
-def test_no_rates_where_they_would_be_of_other_text(four: Estimates) -> None:
-    """An infinite loss is in no sum, but its bytes are counted; a text without words has no rate over them."""
-    columns = four_tokens()
-    assert summarize(columns, QUARTERS, QUARTERS).rates is None
-    columns["logprob"][1] = -np.inf
-    assert summarize(columns, QUARTERS, QUARTERS, (16.0, 2.0)).rates is None
-    assert text_rates(Mean(-1, -4, 4, 0), 16, 0) is None
-    assert text_rates(Mean(-1, -4, 4, 0), 0, 2) is None
-    assert text_rates(Mean(None, 0, 0, 0), 16, 2) is None
-
-
-def test_one_token() -> None:
-    """No error of anything, and no correlation; a number for the rest."""
-    columns = {name: values[:1] for name, values in four_tokens().items()}
-    found = summarize(columns, np.array([5]), np.array([5]), (4.0, 1.0))
-    assert (found.ppl.stderr, found.ppl.stderr_independent) == (None, None)
-    assert found.against.correlation is None
-    assert found.against.delta_p_rms == Value(0)
-    assert found.against.kld_percentiles["99.9"] == found.kld.value == 0.25
-
-
 @pytest.mark.parametrize(
     ("text", "part", "advice"),
     [
@@ -264,15 +172,6 @@ def test_short_texts_have_a_caution(four: Estimates, text: int | None, part: str
     assert estimates.short_text_cautions([four, longer, four], text) == [
         f"the scored part spans {part}: with less than 20,000, errors (±) may be far too small; {advice}"
     ]
-
-
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.0])
-def test_a_constant_has_no_correlation(value: float) -> None:
-    """The standard deviation of ten times 0.1 is 1.4e-17, not 0."""
-    constant, other = np.full(10, value), np.arange(10.0)
-    assert correlation(constant, other) is None
-    assert correlation(other, constant) is None
-    assert correlation(other, -2 * other) == pytest.approx(-1)
 
 
 def test_non_finite_scores() -> None:
@@ -304,18 +203,6 @@ def test_non_finite_scores() -> None:
     assert (found.against.confidence[3].kld.tokens, found.against.confidence[3].kld.non_finite) == (2, 1)
 
 
-def test_nothing_finite() -> None:
-    columns = {name: np.full(3, np.nan, np.float32) for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld")}
-    columns["same_top"] = np.array([True, False, True])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = summarize(columns, np.arange(3), np.arange(1, 4), (9.0, 2.0))
-    against = found.against
-    assert (found.ppl.value, against.ref_ppl.value, against.ln_ppl_ratio.value, against.kld.value) == (None,) * 4
-    assert (against.ppl_ratio, against.ppl_difference, against.delta_p_rms) == (Value(None),) * 3
-    assert (against.correlation, against.kld_percentiles, found.rates, found.blocks.whole) == (None, {}, None, ())
-
-
 def test_same_top_needs_both_models() -> None:
     """Where the reference is nan, its most probable token is not known; top1 does not ask it."""
     columns = four_tokens()
@@ -323,23 +210,6 @@ def test_same_top_needs_both_models() -> None:
     found = summarize(columns, QUARTERS, QUARTERS)
     assert (found.same_top.value, found.same_top.tokens, found.same_top.non_finite) == (pytest.approx(2 / 3), 3, 1)
     assert (found.top1.value, found.top1.tokens) == (0.5, 4)
-
-
-def test_estimates_are_numbers_and_tuples(four: Estimates) -> None:
-    """As results.json needs them: no numpy type among them."""
-
-    def check(value: object) -> None:
-        if isinstance(value, dict):
-            for each in value.values():
-                check(each)
-        elif isinstance(value, tuple):
-            for each in value:
-                check(each)
-        else:
-            assert type(value) in (int, float, str, bool, type(None)), repr(value)
-
-    check(asdict(four))
-    assert estimates.summarize(four_tokens(), QUARTERS, QUARTERS, (16.0, 2.0)) == four
 
 
 def test_what_windows_say_of_the_text() -> None:

@@ -9,21 +9,15 @@ import numpy as np
 import pytest
 
 from benchmarks import coverage
-from compare_q.eval.stats import uncertainty
 from compare_q.eval.stats.uncertainty import (
     Mean,
     Perplexity,
     Places,
-    Value,
     clustered_error,
-    exp_mean,
-    interval_95,
-    longest_documents,
     mean_with_errors,
     n_waves,
     perplexity,
     places_of,
-    root_of_mean,
     sampling_error,
     student_t,
 )
@@ -61,13 +55,6 @@ def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
     """Two windows, tokens 1 to 7 and 5 to 11: 11 tokens of text, cut at 1, 5 (4 * 3 // 11 = 1) and 9."""
     index = np.array([1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10, 11])
     assert block_of(index).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
-
-
-def test_gaps_between_windows_are_text() -> None:
-    """Places 0 to 11, of which 1 to 8 are not scored: the middle block, 4 to 7, has no entry."""
-    index = np.array([0, 9, 10, 11], np.int32)
-    assert block_of(index).tolist() == [0, 2, 2, 2]
-    assert uncertainty.length_of(index) == 12
 
 
 @pytest.mark.parametrize(("length", "count"), [
@@ -109,18 +96,6 @@ def test_all_waves_give_the_clustered_error() -> None:
     assert clustered_error(draws, np.full(17, 9), LONG) == pytest.approx(clusters, rel=1e-12)
 
 
-def test_fast_changes_are_not_counted() -> None:
-    """30 blocks of 10 entries by turns 1 above and below their mean: of their waves only the fast ones are large."""
-    turns = np.tile([1.0, -1.0], 15)
-    found = clustered_error(turns, np.full(30, 10), 120_000)
-    assert found < 0.3 * math.sqrt(30 / 29 * 30) / 300
-
-
-@pytest.mark.parametrize("tokens", [[5], [5, 0], [0, 0], []])
-def test_one_block_tells_no_error(tokens: list[int]) -> None:
-    assert clustered_error(np.ones(len(tokens)), np.array(tokens, int), LONG) is None
-
-
 def test_student() -> None:
     """The published quantiles, and others by integrating the density."""
     published = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365, 10: 2.228, 14: 2.145, 20: 2.086, 29: 2.045}
@@ -133,19 +108,6 @@ def test_student() -> None:
             x = (np.arange(100_000) + 0.5) / 100_000 * quantile
             inside = 2 * scale * float(np.mean((1 + x * x / df) ** (-(df + 1) / 2))) * quantile
             assert inside == pytest.approx(1 - 2 * tail, abs=1e-6), (df, tail)
-
-
-def test_interval() -> None:
-    """2 degrees of freedom: 10 +- 4.303 * 2."""
-    assert interval_95(10, 2, 2) == pytest.approx((1.394, 18.606), rel=1e-3)
-    assert interval_95(10, 2, 29) == pytest.approx((5.91, 14.09), rel=1e-3)
-
-
-def test_documents() -> None:
-    """A tenth of the text, at least 10,000, in two digits."""
-    assert [longest_documents(length) for length in (0, 100_000, 129_999, 301_567, 1_000_000)] == [
-        10_000, 10_000, 12_000, 30_000, 100_000,
-    ]  # fmt: skip
 
 
 def test_mean_and_its_errors() -> None:
@@ -167,11 +129,6 @@ def test_mean_leaves_out_and_counts_what_is_not_finite() -> None:
     assert mean_with_errors(shares, np.array([False, True, True, False])) == Mean(0.5, 1, 2, 2, None, 0.5)
 
 
-def test_errors_of_a_constant_are_zero() -> None:
-    found = mean_with_errors(np.full(1000, 0.1, np.float32), None, at(*np.arange(1000) // 250))
-    assert (found.stderr, found.stderr_independent) == (pytest.approx(0, abs=1e-15), pytest.approx(0, abs=1e-15))
-
-
 def test_mean_is_summed_in_float64() -> None:
     """In float32, 2 ** 24 and two ones are still 2 ** 24."""
     values = np.array([2**24, 1, 1], np.float32)
@@ -187,38 +144,6 @@ def test_perplexity_and_its_errors() -> None:
     assert (found.tokens, found.non_finite) == (2, 0)
     assert found.logprob_sum == pytest.approx(-math.log(16), rel=1e-7)
     assert (found.stderr, found.stderr_independent) == pytest.approx((4 * LN2, 4 * LN2), rel=1e-7)
-
-
-@pytest.mark.parametrize("logprobs", [[-1000], [-1000, -800]])
-def test_overflow_is_unknown_and_not_infinite(logprobs: list[float]) -> None:
-    found = perplexity_of(np.array(logprobs, np.float32))
-    assert (found.value, found.stderr_independent) == (None, None)
-
-
-def test_an_error_that_overflows_is_unknown() -> None:
-    assert exp_mean(Mean(709, 709, 1, 0, 1e3, 0.5)) == Value(math.exp(709), None, 0.5 * math.exp(709))
-
-
-def test_exponential() -> None:
-    """exp(ln 4) = 4, of the linear approximation: 4 * 0.1; of the opposite sign 1 / 4."""
-    of = Mean(2 * LN2, 0, 9, 0, 0.1, 0.01)
-    up, down = exp_mean(of), exp_mean(of, -1)
-    assert (up.value, up.stderr, up.stderr_independent) == pytest.approx((4, 0.4, 0.04))
-    assert (down.value, down.stderr, down.stderr_independent) == pytest.approx((0.25, 0.025, 0.0025))
-    assert exp_mean(Mean(None, 0, 0, 3)) == Value(None)
-
-
-def test_root() -> None:
-    """root(0.25 +- 0.1) = 0.5 +- 0.1 / (2 * 0.5)."""
-    assert root_of_mean(Mean(0.25, 1, 4, 0, 0.1, 0.01)) == Value(0.5, 0.1, 0.01)
-    assert root_of_mean(Mean(0, 0, 4, 0, 0, 0)) == Value(0)
-    assert root_of_mean(Mean(None, 0, 0, 4)) == Value(None)
-
-
-def test_an_error_that_overflows_is_not_known() -> None:
-    """1e200 squared is beyond float64; the mean is not."""
-    found = mean_with_errors(np.array([1e200, -1e200, 1e200, 1e200]), None, at(0, 1, 2, 2))
-    assert (found.value, found.stderr, found.stderr_independent) == (5e199, None, None)
 
 
 def test_error_of_a_sample_of_windows() -> None:

@@ -13,7 +13,6 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from compare_q.eval.text import windows
-from compare_q.eval.text.answers import check_name
 from tests.support.questions import ROWS, asked, model_class, write_task
 from tests.support.toy import refusal
 
@@ -114,25 +113,17 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
     ("keys", "text", "reason"),
     [
         ({"output_type": "generate_until"}, "", "is generate_until; only multiple_choice"),
-        ({"output_type": "loglikelihood"}, "", "is loglikelihood; only multiple_choice"),
         (
             {"metric_list": [{"metric": "acc_mutual_info"}]},
             "",
             "measures acc_mutual_info; only means of acc and acc_norm",
         ),
-        ({"metric_list": [{"metric": "exact_match"}]}, "", "measures exact_match; only means of acc and acc_norm"),
         ({"repeats": 2}, "", "has filter_list or repeats"),
         ({"doc_to_text": "{{nothing}}"}, "", "lm-eval cannot build it: UndefinedError: 'nothing' is undefined"),
-        ({"doc_to_text": "{{q.__class__.__mro__}}"}, "", "lm-eval cannot build it: SecurityError"),
-        ({"test_split": "other"}, "", "lm-eval cannot build it: KeyError"),
         ({"task": None}, "", "is a group, or has no task; name a file with one task"),
         ({}, "process_docs: !function code.run\n", "would run code (!function code.run); read that, and let it with"),
-        ({}, "odd: !!python/name:os.system\n", "cannot be read as a task"),
         ({"dataset_path": "pandas"}, "", "would run code (dataset_path: pandas)"),
-        ({"metric_list": [{"metric": "some/program"}]}, "", "would run code (metric: some/program)"),
-        ({"metric_list": [{"metric": "acc", "hf_evaluate": True}]}, "", "would run code (metric: acc)"),
         ({"include": "odd.yaml"}, "", "includes itself"),
-        ({"include": "none.yaml"}, "", "none.yaml: cannot be read as a task: "),
     ],
 )
 def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: str) -> None:
@@ -156,12 +147,6 @@ def test_refused_questions(tmp_path: Path, row: dict[str, Any], reason: str) -> 
 def test_an_answer_longer_than_a_window(tmp_path: Path) -> None:
     message = refusal(asked, tmp_path, write_task(tmp_path / "task"), eval_len=30)
     assert message == "eval_len: an answer to question 6 has 42 tokens; set eval_len above that"
-
-
-def test_fixed_number_of_examples(tmp_path: Path) -> None:
-    """lm-eval ignores --num_fewshot where the task says 0."""
-    message = refusal(asked, tmp_path, write_task(tmp_path / "task", num_fewshot=0), num_fewshot=2)
-    assert message.startswith("num_fewshot: the task ")
 
 
 def test_trusted_code_runs(tmp_path: Path) -> None:
@@ -197,37 +182,3 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
     assert second.answers.requests.right[:3].tolist() == [False, True, False]
     write_task(tmp_path / "task", doc_to_text="Q: {{q}}")
     assert asked(tmp_path, task).digest != first.digest
-
-
-def test_names_of_lm_evals_own(tmp_path: Path) -> None:
-    """A name that is none, one that is a group and one that is a tag; lm-eval's own index takes 20 s to read."""
-    from lm_eval.tasks import TaskManager
-
-    write_task(tmp_path / "tasks", tag="oddities")
-    (tmp_path / "tasks" / "all.yaml").write_text("group: all\ntask: [odd]\n")
-    manager = TaskManager(include_defaults=False, include_path=str(tmp_path / "tasks"))
-    check_name("odd", manager)
-    assert refusal(check_name, "odds", manager) == "task: odds: lm-eval has no such task (did you mean 'odd'?)"
-    assert refusal(check_name, "pi", manager) == "task: pi: lm-eval has no such task"
-    for name in ("oddities", "all"):
-        assert refusal(check_name, name, manager) == f"task: {name}: is a group of tasks; name one of them"
-    # Nothing of a group is built: a task that stands in it could run code.
-    group = refusal(asked, tmp_path, tmp_path / "tasks" / "all.yaml")
-    assert group.endswith("is a group, or has no task; name a file with one task")
-    assert refusal(asked, tmp_path, "none.yaml").endswith("none.yaml: no such file")
-    assert refusal(asked, tmp_path, "./tasks").endswith("tasks: no such file")
-    assert refusal(asked, tmp_path, "odd", include_path="none") == "include_path: none: no such folder"
-
-
-@pytest.mark.parametrize(
-    ("installed", "reason"),
-    [
-        ({}, 'dataset: "lm_eval" needs lm-eval 0.4.13 or newer, and none is installed: pip install lm_eval==0.4.13'),
-        ({"lm_eval": "0.4.9.2"}, 'dataset: "lm_eval" needs lm-eval 0.4.13 or newer, and 0.4.9.2 is installed: pip'),
-    ],
-)
-def test_missing_and_old_lm_eval(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], reason: str
-) -> None:
-    monkeypatch.setattr("compare_q.eval.text.answers.installed_versions", lambda names: installed)
-    assert refusal(asked, tmp_path, write_task(tmp_path / "task")).startswith(reason)

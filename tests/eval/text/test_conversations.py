@@ -15,7 +15,7 @@ import pytest
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.text import conversations, corpus, vocabulary, windows
+from compare_q.eval.text import conversations, vocabulary, windows
 from compare_q.eval.text.conversations import Conversation
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData
@@ -69,45 +69,22 @@ def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
     assert len(rows_of(file, max_text_rows=1)) == 1
 
 
-def test_parts_of_text_and_a_null_content_beside_calls(tmp_path: Path) -> None:
-    parts = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
-    file = write_lines(
-        tmp_path / "a.jsonl", {"messages": [parts, {"role": "a", "content": None, "tool_calls": [CALL]}]}
-    )
-    assert rows_of(file)[0].messages == (parts, {"role": "a", "tool_calls": [CALL]})
-
-
 @pytest.mark.parametrize(
     ("row", "gold"),
     [
         ("{", "column 2: not valid JSON"),
-        ("[]", "must be a JSON object"),
         ({"text": "a"}, "no key messages or conversations; there are: text; name it in text_column"),
-        ({"messages": None}, "messages: must be a list of objects, is missing or null"),
-        ({"messages": {}}, "messages: must be a list of objects, is an object"),
-        ({"messages": "[1]"}, "messages[0]: must be an object, is a number"),
         ({"messages": [ASK, "b"]}, "messages[1]: must be an object, is text"),
-        ({"messages": [{"content": "a"}]}, "messages[0].role: must be a name such as user or assistant, is missing"),
         ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role: must be a name such as user"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content: must be text, is missing or null"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: must be text, is a number"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0]: a part of type 'image': only text is scored",
         ),
         ({"messages": [{"from": "bot", "value": "a"}]}, "messages[0].from: 'bot' is no known speaker; there are"),
-        ({"messages": [{"from": "gpt"}]}, "messages[0].value: must be text, is missing or null"),
-        ({"messages": [{"role": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]: must have a function with a"),
         (said_of("[1]"), "messages[0].tool_calls[0].arguments: must be a JSON object, is a list"),
-        (said_of("[" * 100_000), "messages[0].tool_calls[0].arguments: brackets are nested more than 64 deep"),
         (said_of('{"a": "\\ud800"}'), "messages[0].tool_calls[0].arguments: no Unicode text"),
-        (said_of('{"a": NaN}'), "messages[0].tool_calls[0].arguments: nan is no number that JSON has"),
-        (said_of("{"), "messages[0].tool_calls[0].arguments: line 1, column 2: not valid JSON"),
-        ({"messages": [{"from": "gpt", "value": "a", "content": "b"}]}, "messages[0].content: stands beside value"),
-        ({"messages": [ASK], "tools": 1}, "tools: must be a list of objects, is a number"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
     ],
-)  # fmt: skip
+)
 def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
     file = write_lines(tmp_path / "a.jsonl", {"messages": [ASK]})
     with file.open("a") as stream:
@@ -115,16 +92,6 @@ def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
     message = refusal(rows_of, file)
     assert message.startswith(f"path: {file}: line 2: ")
     assert gold in message
-
-
-def test_files_that_hold_no_conversations(tmp_path: Path) -> None:
-    assert "conversations are read from .jsonl and .parquet files, qbench's traces from .json" in refusal(
-        rows_of, write_lines(tmp_path / "a.txt")
-    )
-    assert refusal(rows_of, write_lines(tmp_path / "a.jsonl")) == "dataset 'chat': no conversations in it"
-    table = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), table)
-    assert "no key messages or conversations; there are: text" in refusal(rows_of, table)
 
 
 SCORED = [
@@ -203,31 +170,6 @@ def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tokenized(tmp_path, MARKED, longer, score_turns="last").ids, last.ids[: last.ends[0]])
 
 
-@pytest.mark.parametrize(
-    ("template", "role", "gold"),
-    [
-        ("<|im_start|>You are a toy.<|im_end|>" + UNMARKED, "user", "2+2?<|im_end|>"),  # as Qwen2.5 without a system
-        ("{{ 'Be short. ' }}" + UNMARKED, "user", "2+2?<|im_end|>"),  # a system message within the user's, as Mistral's
-        (UNMARKED.replace("m.content + '<", "m.content | tojson + '<"), "tool", '{\\"a\\": \\"x\\"}"<|im_end|>'),
-    ],
-)
-def test_what_others_say_begins_with_their_content(tmp_path: Path, template: str, role: str, gold: str) -> None:
-    parts = [{"type": "text", "text": '{"a": "x"}'}] if "tojson" not in template else '{"a": "x"}'
-    talk = [SUMS["messages"][1], SUMS["messages"][2], {"role": "tool", "content": parts}]
-    talk = talk if role == "tool" else talk[:2]
-    assert scored_texts(tmp_path, tokenized(tmp_path, template, {"messages": talk}, score_roles=[role])) == [gold]
-
-
-def test_marks_in_a_macro_are_not_taken(tmp_path: Path) -> None:
-    """Transformers would place them at the beginning of what the macro writes."""
-    start, end = "{%- macro said(m) %}", "{%- endmacro %}{% for m in messages %}{{ said(m) }}{% endfor %}"
-    prompt = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-    turn = MARKED.partition("{%- for m in messages %}")[2].partition("{%- endfor %}\n{%- if add")[0]
-    found = tokenized(tmp_path, start + turn + end + prompt, SUMS)
-    assert found.chat.told_by == "rendered prefixes"
-    assert scored_texts(tmp_path, found) == SCORED[2:]
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
     message = refusal(tokenized, tmp_path, THINKING, SUMS)
     assert message.startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: message 3 (assistant): the chat template writes")
@@ -242,55 +184,21 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
     [
         (UNMARKED, {"messages": SUMS["messages"][2:]}, "message 1 (assistant): an assistant who speaks first"),
         ("{{ raise_exception('no\nsystem') }}", SUMS, "the chat template refuses these messages: no"),
-        ("{{ messages[0].text + 1 }}", SUMS, "the chat template refuses these messages: "),
         (
             "{% for m in messages %}{{ m.role }}{% endfor %}",
             SUMS,
             "message 1: the chat template leaves its content out",
         ),
-        ("{% generation %}a{% endgeneration %}", SUMS, "message 1: the chat template leaves its content out"),
         (
             MARKED.replace("== 'assistant'", "== 'assistant' and loop.last"),
             SUMS,
             "message 3: the chat template does not mark",
         ),
-        (
-            MARKED.replace("{{ m.content or '' }}", "{{ m.content if loop.last }}"),
-            ECHO,
-            "message 2: the chat template does not mark",
-        ),
         (UNMARKED.replace("m.content", "(m.content | trim)"), PARTS, "message 1: the chat template takes no list of"),
-        ("{{ messages | nothing }}", SUMS, "the chat template refuses these messages: "),
     ],
 )
 def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any, gold: str) -> None:
     assert refusal(tokenized, tmp_path, template, row).startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: {gold}")
-
-
-def test_no_template(tmp_path: Path) -> None:
-    write_lines(tmp_path / "a.jsonl", SUMS)
-    folder = save_chat_tokenizer(tmp_path / "tokenizer", "")
-    config = folder / "tokenizer_config.json"
-    config.write_text(config.read_text().replace('"chat_template"', '"no_template"'))
-    talks, progress = conversations.read(spec(tmp_path), Progress(quiet=True)), Progress(quiet=True)
-    message = refusal(conversations.tokenize, talks, folder, spec(tmp_path), progress)
-    assert message.startswith("tokenizer_dir: no chat template: ")
-
-
-@pytest.mark.parametrize(
-    ("offsets", "gold", "across"),
-    [
-        ([(0, 2), (2, 4), (4, 6), (6, 8)], [0, 1, 1, 0], 0),
-        ([(0, 3), (3, 5), (5, 8)], [1, 1, 1], 2),  # characters of both sides
-        ([(0, 2), (2, 3), (2, 3), (3, 6), (6, 8)], [0, 1, 1, 1, 0], 0),  # a character in two tokens
-        ([(0, 2), (2, 2), (4, 4), (5, 6), (6, 8)], [0, 0, 1, 1, 0], 0),  # without characters: what lies before
-        ([], [], 0),
-    ],
-)
-def test_tokens_in_a_part(offsets: list[tuple[int, int]], gold: list[int], across: int) -> None:
-    """The part is characters 2 to 5."""
-    scored, crossing = conversations.tokens_in([(2, 6)], offsets)
-    assert (scored.tolist(), crossing) == ([bool(each) for each in gold], across)
 
 
 def built(folder: Path, **keys: Any) -> EvalData:
@@ -354,21 +262,6 @@ def test_long_conversations(
     assert len(set(whole.tolist())) == scored  # no token twice
 
 
-def test_no_window_is_one_line(tmp_path: Path) -> None:
-    write_lines(tmp_path / "a.jsonl", QUESTION, WEATHER)
-    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
-    message = refusal(built, tmp_path, eval_len=9)
-    none = "score_roles: none of 2 conversations has a token of assistant in a window"
-    assert message == f"{none}, and 1 are longer than eval_len"
-
-
-def test_a_set_of_the_hub_is_titled_by_its_path(tmp_path: Path) -> None:
-    found = {"tokenizer_dir": "t", "dataset": "chat", "dataset_path": "org/talks", "eval_len": 9}
-    assert corpus.display_name(parse_data_spec(found, tmp_path / "d.json")) == "org/talks"
-    named = parse_data_spec({**found, "dataset_display_name": "Talks"}, tmp_path / "d.json")
-    assert corpus.display_name(named) == "Talks"
-
-
 TRACE_ASKED = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
 TRACE_ANSWERS = ["<think>2 more</think>4<|im_end|>", "Four<|im_end|>"]
 
@@ -414,21 +307,11 @@ def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
     ("content", "gold"),
     [
         ({"messages": []}, "rows: must be a list of rows; .json is read as a trace of qbench_prompts.py"),
-        ([], "rows: must be a list of rows"),
         ({"rows": [1], "vocab_size": 999}, "vocab_size: is 999, and the tokenizer has 259 ids; give the tokenizer"),
-        ({"rows": [1], "vocab_size": "259"}, "vocab_size: is '259', and the tokenizer has 259 ids"),
         ({"rows": [1]}, "rows[0].input_ids: must be a list of token ids below 259, the size of the tokenizer"),
         ({"rows": [{"input_ids": [1], "response_ids": [259]}]}, "rows[0].response_ids: must be a list of token ids"),
-        ({"rows": [{"input_ids": [True], "response_ids": [2]}]}, "rows[0].input_ids: must be a list of token ids"),
-        ({"rows": [{"input_ids": [1], "response_ids": [-1]}]}, "rows[0].response_ids: must be a list of token ids"),
     ],
 )
 def test_malformed_traces(tmp_path: Path, content: Any, gold: str) -> None:
     save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
     assert refusal(built_trace, tmp_path, content).startswith(f"path: {tmp_path / 'trace.json'}: {gold}")
-
-
-def test_keys_without_meaning_for_traces(tmp_path: Path) -> None:
-    content = trace(tmp_path)
-    message = refusal(built_trace, tmp_path, content, score_roles=["assistant"])
-    assert message == "score_roles: a trace (.json) says itself which tokens are scored; leave it out"

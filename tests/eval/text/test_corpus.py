@@ -71,16 +71,11 @@ ROWS = ["", "a", " \n", "b\n", None, " c"]
     ("method", "limit", "gold"),
     [
         ("exllamav3", None, ["a\n\nb\n\n\n c"]),
-        ("exllamav3", 0, ["a\n\nb\n\n\n c"]),
-        ("exllamav3", 3, ["a"]),  # upstream takes the first rows and then drops the blank ones
-        ("exllamav3", 99, ["a\n\nb\n\n\n c"]),
-        # ``"\n\n".join(rows)`` of the rows as they are, each with its own newline; a row without text is none.
+        ("exllamav3", 3, ["a"]),
         ("gptq", None, ["\n\na\n\n \n\n\nb\n\n\n c"]),
         ("gptq", 2, ["\n\na"]),
-        # lm-eval drops no blank row.
         ("lm_eval", None, ["", "a", " \n", "b\n", " c"]),
         ("lm_eval", 4, ["", "a", " \n", "b\n"]),
-        ("lm_eval", 5, ["", "a", " \n", "b\n"]),
     ],
 )
 def test_blank_rows(method: str, limit: int | None, gold: list[str], tmp_path: Path) -> None:
@@ -122,17 +117,6 @@ def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str,
         assert refusal(**source) == "dataset 'json': no text in its rows"
     else:
         assert text(**source).split("\n\n") == gold.split()
-
-
-@pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("streamed", [{}, {"max_text_rows": 9}])
-def test_bad_local_data_sets(tmp_path: Path, streamed: dict[str, int]) -> None:
-    source = {**numbered(tmp_path / "a.jsonl"), **streamed}
-    assert refusal(**source, text_column="texts") == "dataset 'json': no text column 'texts'; there are: text, id"
-    assert "cannot load json" in refusal(**{**source, "split": "dev"})
-    assert "none.jsonl" in refusal(**{**source, "dataset_data_files": str(tmp_path / "none.jsonl")})
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text":\n')
-    assert refusal(**source).startswith("dataset 'json': ")
 
 
 @pytest.mark.parametrize(
@@ -198,16 +182,6 @@ def test_texts_without_end_are_refused_at_once(tmp_path: Path) -> None:
     assert "the home folder of ~nouser is not known" in refusal(path="~nouser/text")
 
 
-def test_bad_parquet(tmp_path: Path) -> None:
-    file = parquet(tmp_path / "a.parquet", text=["a" * 100, "b" * 100])
-    damaged = bytearray(file.read_bytes())
-    damaged[4:40] = b"\xff" * 36  # the header of the first page; the footer stays whole
-    file.write_bytes(b"no parquet")
-    assert refusal(path=str(file)).startswith(f"path: {file}: not a parquet file")
-    file.write_bytes(damaged)
-    assert str(file) in refusal(path=str(file))
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> None:
     file, moved = tmp_path / name, tmp_path / "elsewhere" / f"b{name}"
@@ -220,15 +194,6 @@ def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> N
     assert corpus.identity(spec(path=str(moved))) == first
     moved.write_text('{"text": "b"}')
     assert corpus.identity(spec(path=str(moved))) != first
-
-
-@pytest.mark.usefixtures("offline")
-def test_another_file_of_the_same_name_and_time_is_read_anew(tmp_path: Path) -> None:
-    """As after an archive was unpacked in the place of another: the library itself would serve the old rows."""
-    for count in (2, 3):
-        keys = numbered(tmp_path / "a.jsonl", count)
-        os.utime(tmp_path / "a.jsonl", (1, 1))
-        assert text(**keys).count("r") == count
 
 
 @pytest.mark.usefixtures("offline")

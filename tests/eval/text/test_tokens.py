@@ -7,13 +7,11 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compare_q.backends.common import packages
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
@@ -78,11 +76,6 @@ def test_byte_sizes(text: str, offsets: list[tuple[int, int]], gold: list[int]) 
     assert tokens.byte_sizes(text, offsets).tolist() == gold
 
 
-@pytest.mark.parametrize("text", ["", " ", "one", "one two\n\nthree", " led and trailed \n", "a\u00a0b\u2028c"])
-def test_words_are_lm_evals(text: str) -> None:
-    assert tokens.n_words(text) == len(re.split(r"\s+", text))
-
-
 def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
     """A byte-level token is a byte, but of a character's several tokens the first has all."""
     found = tokenized(tmp_path, with_bos, "aé😀 b\n")
@@ -91,33 +84,11 @@ def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
     assert found.ends.tolist() == [11]
 
 
-def test_a_tokenizer_in_python_tells_no_bytes(tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = vocabulary.load_tokenizer(toy_model, trust_remote_code=False)
-
-    class Slow:
-        is_fast = False
-        added_tokens_decoder = real.added_tokens_decoder
-        get_vocab = real.get_vocab
-
-        def __call__(self, text: str) -> dict[str, list[int]]:
-            return {"input_ids": real(text)["input_ids"]}
-
-    monkeypatch.setattr(vocabulary, "load_tokenizer", lambda folder, trust_remote_code: Slow())
-    found = tokenized(tmp_path, toy_model, "abc")
-    assert (found.sizes, len(found.ids), found.n_bytes) == (None, 3, 3)
-
-
 def test_llamacpp_reads_carriage_returns(tmp_path: Path, toy_model: Path) -> None:
     """llama-perplexity tokenizes the file's bytes and drops the last newline, not the carriage return before it."""
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfab\r\ncd\r\n")
     count = {m: len(tokenized(tmp_path, toy_model, "", m, path="b.txt").ids) for m in ("llamacpp", "gptq", "exllamav3")}
     assert count == {"llamacpp": 3 + 9 - 2, "gptq": 3 + 6, "exllamav3": 3 + 6}
-
-
-def test_llamacpp_finds_bos_in_what_the_tokenizer_does(tmp_path: Path, toy_model: Path, with_bos: Path) -> None:
-    assert tokenized(tmp_path, toy_model, "ab", "llamacpp").lead is None  # though it has a bos_token in its config
-    found = tokenized(tmp_path, with_bos, "ab", "llamacpp")
-    assert (found.lead, found.ids.tolist()) == (END + 1, [END + 1, *tokenized(tmp_path, toy_model, "ab").ids])
 
 
 @pytest.mark.parametrize("single", ["<|bos|> $A <|end|>", "<|bos|> <|end|> $A", "$A <|end|>"])
@@ -132,27 +103,6 @@ def test_special_tokens_in_the_text_are_text_for_llamacpp(tmp_path: Path, with_b
     found = tokenized(tmp_path, with_bos, text, "llamacpp")
     assert len(found.ids) == 1 + len(text)
     assert not {END, END + 1} & set(found.ids[1:].tolist())
-
-
-def test_a_tokenizer_that_cannot_read_special_tokens_as_text_is_refused(toy_model: Path) -> None:
-    real = vocabulary.load_tokenizer(toy_model, trust_remote_code=False)
-
-    class Stubborn:
-        is_fast = False
-        added_tokens_decoder = real.added_tokens_decoder
-
-        def __call__(self, text: str, split_special_tokens: bool = False) -> Any:
-            return real(text)
-
-    problem = refusal(tokens.encode, Stubborn(), "a<|end|>b", "llamacpp", None)
-    assert problem.startswith("dataset: its text holds '<|end|>', which llama-perplexity reads as plain text")
-    assert len(tokens.encode(Stubborn(), "a<|en", "llamacpp", None)["input_ids"]) == 5
-    tokens.check_plain(real, "a\ufffd", [0, END])  # one that stands for an unknown character is not written in the text
-
-
-@pytest.mark.parametrize(("bos", "eos", "gold"), [(5, 6, 5), (0, 6, 0), (None, 6, 6)])
-def test_lm_eval_begins_with_bos_or_eos(bos: int | None, eos: int | None, gold: int) -> None:
-    assert tokens.lead_of(SimpleNamespace(bos_token_id=bos, eos_token_id=eos), "lm_eval") == gold
 
 
 def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Path) -> None:
@@ -179,13 +129,6 @@ def test_a_page_is_scored_detokenized_and_counted_as_it_is(tmp_path: Path, toy_m
     assert found.sizes.sum() == len(shown)
 
 
-def test_identity_follows_the_method(tmp_path: Path, toy_model: Path) -> None:
-    (tmp_path / "a.txt").write_text("ab\n")
-    specs = [spec(tmp_path, method) for method in ("exllamav3", "llamacpp", "lm_eval", "gptq", "once")]
-    specs.append(spec(tmp_path, "lm_eval", detokenize="wikitext"))
-    assert len({json.dumps(windows.identity(each, toy_model)) for each in specs}) == 6
-
-
 def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
     """The tokenizer takes the default of the additional ones, so a plain text's chat prefix depends on it."""
     (tmp_path / "a.txt").write_text("ab\n")
@@ -201,30 +144,6 @@ def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
     (folder / "default.jinja").rename(tmp_path / "default.jinja")  # which no tokenizer reads
     seen.append(windows.identity(data, tmp_path))
     assert len({each["tokenizer"] for each in seen}) == 4
-
-
-def test_identity_tells_builds_of_one_version_apart(
-    tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of what tokenizes, and of lm-eval: a working copy of either, say."""
-    (tmp_path / "a.txt").write_text("ab\n")
-    task = {"tokenizer_dir": "t", "dataset": "lm_eval", "task": "odd", "eval_len": 250}
-    specs = [spec(tmp_path), parse_data_spec(task, tmp_path / "d.json")]
-    before = [windows.identity(each, toy_model) for each in specs]
-    monkeypatch.setattr(packages, "origin", lambda distribution: f" of {distribution.name}")
-    text, questions = (windows.identity(each, toy_model) for each in specs)
-    assert text["versions"]["tokenizers"] == before[0]["versions"]["tokenizers"] + " of tokenizers"
-    assert questions["text"]["lm_eval"] == before[1]["text"]["lm_eval"] + " of lm_eval"
-
-
-def test_a_chat_prefix_is_the_same_every_day(tmp_path: Path) -> None:
-    """Llama 3.2's template prints today's date, which would change the tokens under their key."""
-    save_toy_tokenizer(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    config["chat_template"] = "{{ strftime_now('%d %b %Y') }}"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = vocabulary.load_tokenizer(tmp_path, trust_remote_code=False)
-    assert tokenizer.decode(tokens.chat_prefix(tokenizer)) == "26 Jul 2024"
 
 
 @pytest.mark.parametrize("sizes", [None, np.array([1, 2, 3], np.int32)])
@@ -320,14 +239,6 @@ def disagreement(model: Path, data: Path) -> str:
     return vocabulary.disagreement(model, data, trusted=False, data_trusted=False)
 
 
-def test_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
-    text = refusal(vocabulary.load_tokenizer, tmp_path, trust_remote_code=False)
-    assert text.startswith(f"tokenizer_dir: {tmp_path}: no usable tokenizer: ")
-    (tmp_path / "tokenizer.json").write_text("{")
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    assert "no usable tokenizer" in refusal(vocabulary.load_tokenizer, tmp_path, trust_remote_code=False)
-
-
 def test_digest_follows_content_and_not_order() -> None:
     """`printf '[[0, "a"], [1, "b"]]' | sha256sum` gives the first."""
     digest = vocabulary.digest({0: "a", 1: "b"})
@@ -389,17 +300,6 @@ def test_special_tokens_that_a_conversation_holds(tmp_path: Path) -> None:
         assert found == gold
 
 
-def test_what_agrees_needs_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither do equal files, nor files with other formatting; a tokenizer that may run code is always loaded."""
-    data, model = toy_tokenizer(tmp_path / "data", swap), toy_tokenizer(tmp_path / "model", swap)
-    spaced = toy_tokenizer(tmp_path / "spaced", swap, indent=3)
-    monkeypatch.setattr(vocabulary, "load_tokenizer", lambda *_, **keys: pytest.fail("loaded"))
-    assert disagreement(model, data) == disagreement(spaced, data) == ""
-    assert vocabulary.disagreement({A: "b", B: "a"}, data, trusted=False, data_trusted=False) == ""
-    with pytest.raises(pytest.fail.Exception, match="loaded"):
-        vocabulary.disagreement(spaced, data, trusted=False, data_trusted=True)
-
-
 def in_config(number: int, token: str, *, special: bool) -> dict[str, Any]:
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     return {"added_tokens_decoder": {str(number): {"content": token, "special": special, **flags}}}
@@ -408,14 +308,11 @@ def in_config(number: int, token: str, *, special: bool) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "config", "n_plain"),
     [
-        (lambda content: None, {}, 256),
         (swap, {}, 256),
         (added(257, "<image>", special=True), {}, 256),
         (added(257, "word", special=False), {}, 257),
         (added(257, "word", special=False), in_config(257, "word", special=True), 256),
-        (lambda content: None, in_config(257, "<pad>", special=True) | {"pad_token": "<pad>"}, 256),
         (lambda content: None, {"bos_token": "<s>", "additional_special_tokens": ["<x>"]}, 256),
-        (lambda content: content.update(added_tokens=[]), {}, 256),  # <|end|>, which only the config names
         (lambda content: content["model"].update(byte_fallback=True), {"tokenizer_class": "LlamaTokenizer"}, 256),
     ],
 )
@@ -429,18 +326,6 @@ def test_a_tokenizer_file_says_what_transformers_says(
     found = vocabulary.of_file(folder)
     assert found == loaded(folder)
     assert len(found) == n_plain
-
-
-def test_a_tokenizer_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """Transformers is asked, and may know better; files that hold nonsense are no reason to stop."""
-    for number, (name, text) in enumerate(
-        [("tokenizer.json", "{"), ("tokenizer_config.json", "[]"), ("tokenizer_config.json", "\xff"),
-         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 3}}')]
-    ):  # fmt: skip
-        folder = toy_tokenizer(tmp_path / str(number))
-        (folder / name).write_text(text)
-        assert vocabulary.of_file(folder) is None
-    assert vocabulary.of_file(tmp_path) is None
 
 
 def test_a_folder_without_a_tokenizer_cannot_disagree(tmp_path: Path) -> None:

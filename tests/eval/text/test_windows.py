@@ -112,14 +112,6 @@ def test_lm_eval(n_tokens: int, eval_len: int) -> None:
     assert scored(cuts) == list(range(n_tokens))
 
 
-def test_lm_eval_documents_follow_one_another() -> None:
-    """Of 5, 0 and 2 tokens; the prefix stands before each, at the index of the last token of the one before."""
-    cuts = cutting.lm_eval(text(7), np.array([5, 5, 7]), 3, 90)
-    gold = [(-1, [90, 10, 11, 12], 1), (1, [11, 12, 13, 14], 2), (4, [90, 15, 16], 1)]
-    assert plain(cuts) == gold
-    assert scored(cuts) == list(range(7))
-
-
 @pytest.mark.parametrize(
     ("n_tokens", "eval_len", "stride", "gold"),
     [
@@ -256,15 +248,6 @@ def test_build_tokenizes_once_and_follows_the_text(tmp_path: Path, toy_model: Pa
     assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 2
 
 
-def test_subtitle() -> None:
-    data = cut(TEN, spec(), None)
-    assert windows.subtitle(data) == "wikitext2, 3 × 4 tokens"
-    shown = spec(display_rows=7, display_eval_len="4k", chat_template=True, warmup_tokens=1)
-    assert windows.subtitle(replace(data, spec=shown)) == "wikitext2, 7 × 4k tokens, 1 tokens warm-up, formatted"
-    tails = spec(eval_len=4, score_every=4, score_last=1)
-    assert windows.subtitle(replace(data, spec=tails)).endswith(" × 4 tokens, of each 4 the last 1 scored")
-
-
 METHODS = get_args(Method)
 
 
@@ -304,29 +287,6 @@ def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: i
     assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
     found = windows.data_json(data)
     assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
-
-
-def test_once_takes_a_chat_prefix() -> None:
-    data = of("once", replace(LED, prefix=np.array([70, 71], np.int32)), 2, chat_template=True)
-    assert described(data) == [(-2, [70, 71, 0, 1, 2, 3], 3), (0, [70, 71, 2, 3, 4, 5], 4)]
-
-
-def test_bytes_and_words_of_a_detokenized_text_are_those_of_the_original() -> None:
-    """12 bytes are left of an original of 36 bytes and 4 words: all of them, then the 9 of the first two windows."""
-    original = replace(LED, n_bytes=36)
-    assert of("lm_eval", original, detokenize="wikitext").text_size == TextSize(36, 4)
-    assert of("lm_eval", original, 2, detokenize="wikitext").text_size == TextSize(24, 4 * 8 / 12)
-
-
-def test_unknown_bytes_have_a_reason() -> None:
-    data = cut(TEN, spec(), None)
-    assert data.text_size is None
-    assert "no offsets" in data.text_note
-    found = windows.data_json(data)
-    assert (found["bytes"], found["words"], found["text_note"]) == (None, None, data.text_note)
-    data = of("llamacpp", replace(LED, sizes=np.array([12, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)))
-    assert data.text_size is None
-    assert "stand for none" in data.text_note
 
 
 def test_digest_of_other_methods_follows_where_windows_lie_and_what_is_scored() -> None:
