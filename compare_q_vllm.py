@@ -27,7 +27,7 @@ if (ROOT / "compare_q").is_dir() and str(ROOT) not in sys.path:
 
 try:
     from compare_q.backends import hub
-    from compare_q.backends.base import LoadRequest
+    from compare_q.backends.base import PlannedModel
     from compare_q.backends.checkpoint.config import CheckpointConfig
     from compare_q.backends.common.errors import CompareQError, InputError, ModelError
     from compare_q.backends.common.process import captured
@@ -52,8 +52,9 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
         raise InputError("engine.noise: the logits handed out here have none; leave it out")
     folder = hub.resolve(name, None)
     context = CheckpointConfig.read(folder).context
-    request = LoadRequest(
+    request = PlannedModel(
         label=folder.name,
+        engine="vllm_score",
         load_fn="vllm_score",
         model_dir=str(folder),
         max_tokens=min(size, context or size),
@@ -81,7 +82,7 @@ def fwd_vllm_score(model: VllmEngine, input_ids: torch.Tensor, chunk_rows: int =
         raise ModelError(f"fwd_vllm_score: input_ids must be [1, L], not {tuple(input_ids.shape)}")
     # Each position has to be computed, also where a window shares its beginning with an earlier window.
     params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, extra_args={TAG: True})
-    with tempfile.TemporaryDirectory() as folder, captured(model.request.log_file):
+    with tempfile.TemporaryDirectory() as folder, captured(model.planned.log_file):
         file = str(Path(folder) / "logits.safetensors")
         model.llm.collective_rpc("compare_q_keep_logits", args=(chunk_rows,))
         model.llm.generate({"prompt_token_ids": input_ids[0].tolist()}, params, use_tqdm=False)

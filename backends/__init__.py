@@ -17,7 +17,7 @@ from compare_q.backends.common.json_files import is_folder
 from compare_q.backends.common.messages import nearest, one_line
 
 if TYPE_CHECKING:
-    from compare_q.backends.base import Engine
+    from compare_q.backends.base import Engine, ModelFiles, PlannedModel
     from compare_q.backends.checkpoint.config import CheckpointConfig
 
 ENGINES = {
@@ -50,6 +50,11 @@ ENGINE_ALIASES = {
 def engine_class(engine: str) -> type[Engine]:
     """Return the class of an engine; InputError if ``$COMPARE_Q_ENGINES`` has to be read and is wrong."""
     return _imported(ENGINES[engine]) if engine in ENGINES else outside()[engine]
+
+
+def files_of(model: PlannedModel) -> ModelFiles:
+    """The files of a planned model, by its engine's ``files``."""
+    return engine_class(model.engine).files(model)
 
 
 def engines() -> list[tuple[str, type[Engine]]]:

@@ -1,55 +1,28 @@
-"""The contract between the driver and the engines: types that travel, and what a model's files and an engine offer.
+"""The interface between the driver and the engines: the types that travel, ``ModelFiles`` and ``Engine``.
 
-A model is two things.  Its ``ModelFiles`` say where it lies, what it is and what it takes, before anything loads it:
-a Hugging Face folder (``backends/checkpoint/folder.py``), a GGUF file (``backends/checkpoint/gguf.py``), or what a
-server has (``backends/vllm_server/served.py``).  Its ``Engine`` loads and runs it, and is one of two kinds: a
-``LogitsEngine`` hands out the logits of one window, some positions at a time, which ``backends/window_scores.py``
-scores; a ``ScoringEngine`` computes the scores where its logits are.  The driver never asks an engine for its name.
+``ModelFiles`` describes a model before it loads: a Hugging Face folder (``backends/checkpoint/folder.py``), a GGUF file
+(``backends/checkpoint/gguf.py``) or what a server serves (``backends/vllm_server/served.py``).  ``Engine`` loads and
+scores it.  An engine whose logits are at hand derives from ``LogitsEngine`` (``backends/logits_engine.py``), whose
+docstring shows a whole engine.  The driver never asks an engine for its name.
 
-This is a whole engine, whose model has 1,000 tokens that are all equally probable.  A line in ``backends/__init__.py``
-makes it known:
-
-    class UniformEngine(LogitsEngine):
-        capabilities = Capabilities(
-            load_fns=("uniform",), fwd_fn="uniform", packages=("torch",), install="pip install torch", summary="uniform"
-        )
-        files = ModelFiles  # the default: there are none; HuggingFaceFolder for a folder with config and safetensors
-
-        def load(self) -> None:
-            import torch
-
-            self.table = torch.zeros(1000, 1000)
-
-        def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-            yield self.table[window.token_ids]
-
-What this file does not know: any engine, any file format, any statistic.  The errors are in
-``backends/common/errors.py``.
+This file knows no engine, no file format and no statistic.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
-from compare_q.backends.common.options import EngineOptions, parse_options
 from compare_q.backends.common.packages import computing, installed_versions
 from compare_q.backends.hub import SILENT, Watch
 
-if TYPE_CHECKING:
-    import torch
-
-    from compare_q.backends.common.head import Head
-
-
-PIECE_ELEMENTS = 1 << 28
-"""Logits of a window that an engine makes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256 entries."""
 Spans = tuple[tuple[int, int], ...]
 """The scored positions of a window: ranges [begin, end), none of them empty, in order, and apart from one another."""
 
@@ -141,15 +114,19 @@ class TokenScores:
         return replace(self.without_divergences(), ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is done beside scoring: compare with a reference store, or write one of this model.
+class ScoreRequest(BaseModel):
+    """Options of ``Engine.score``, apart from the windows.
 
-    ``reference``: the folder of the reference store; ``vocab_size``: the number of vocabulary entries that model and
-    reference share, to which logits are cut, None for all of the model's; ``record``: an existing empty folder, into
-    which ``backends/reference/store.py`` writes this model's states or logits; ``divergences``: compare by
-    ``reverse_kld``, ``js``, ``tv`` and ``top5`` of ``TokenScores`` too.
+    Attributes:
+        reference: folder of the reference store to compare with; None: no comparison.
+        vocab_size: number of vocabulary entries that model and reference share, to which both are cut; None: all of the
+            reference's.
+        record: existing folder into which this model's states or logits are written, as a reference store
+            (``backends/reference/store.py``); None: nothing is recorded.
+        divergences: also compute ``reverse_kld``, ``js``, ``tv`` and ``top5`` of ``TokenScores``.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     reference: Path | None = None
     vocab_size: int | None = None
@@ -293,28 +270,90 @@ class Decode:
             yield done, len(window.token_ids), False
 
 
-@dataclass(frozen=True)
-class LoadRequest:
-    """Everything that an engine is told about one model before it loads.
+class EngineInfo(BaseModel):
+    """What one Python has of an engine, and what the engine says of one model before it loads.
 
-    ``model_dir`` is what the spec names: a folder, a file, a hub id or a server's URL; ``ModelFiles.fetch`` turns a hub
-    id into a local path, and from then on no engine asks the hub.  ``max_tokens``: the length of the longest window, in
-    tokens; ``options``: the spec's ``engine`` object, which the engine itself checks; ``override_tensors``: files whose
-    tensors replace the model's; ``revision``: of a hub id, None for the default one; ``stamp``: what
-    ``ModelFiles.stamp`` said when the scores' key was made; ``log_file``: where this process's output goes, None for
-    the terminal; ``decode``: how windows are fed in steps of generation, None: in prefill.
+    Attributes:
+        installed: (distribution, version) that provides the engine; None: it is not installed.
+        versions: packages, settings and contents of named files that can change a score; part of the scores' key.
+        cpu_only: torch of this Python is a build without GPU code.
+        problem: why the model cannot run there, in one line; empty if it can.
+        facts: what a model on a server or node says of itself; None if its files are on this machine: read them.
+        stamp: fingerprint of a model on a server (``ModelFiles.stamp``); empty if its files are on this machine.
+        silence: why a server did not answer; empty if it did.  Such a model is asked again when its turn comes.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    installed: tuple[str, str] | None = None
+    versions: dict[str, str] = {}
+    cpu_only: bool = False
+    problem: str = ""
+    facts: ModelFacts | None = None
+    stamp: str = ""
+    silence: str = ""
+
+
+class PlannedModel(BaseModel):
+    """One model whose spec was checked: the only input of an engine, sent to its worker as JSON.
+
+    Engines read:
+
+    Attributes:
+        label: the model's name in tables and messages.
+        engine: the engine's name in the registry (``backends/__init__.py``).
+        load_fn: which of the engine's ways to load it.
+        model_dir: folder, file, hub id or server URL; ``ModelFiles.fetch`` replaces a hub id by a local path, and from
+            then on no engine asks the hub.
+        max_tokens: length of the longest window of all texts, in tokens.
+        options: the spec's ``engine`` object, checked by the engine.
+        override_tensors: files whose tensors replace the model's.
+        revision: branch, tag or commit of a hub id; None: the default branch.
+        decode: how windows are fed in decode steps; None: prefill.
+        stamp: ``ModelFiles.stamp`` when the scores' key was made; empty before that.
+        log_file: file for the engine's output; None: the terminal.
+
+    The driver alone reads, and fills while it plans:
+
+    Attributes:
+        spec: the model spec as JSON types, without keys that the user did not set.
+        python: path of the Python that runs the engine; None: the driver's.
+        n_gpus: number of GPUs that each replica gets; 0: it runs on the CPU.
+        replicas: number of workers that share the windows.
+        resources: Ray's custom resources that a worker takes, by name.
+        hardware: the part of the scores' key that names GPUs, driver, CPU and settings of the machine.
+        info: what ``python`` has of the engine.
+        is_reference: the other models are compared with this one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
     label: str
+    engine: str
     load_fn: str
     model_dir: str
     max_tokens: int
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
     override_tensors: tuple[Path, ...] = ()
     revision: str | None = None
+    decode: Decode | None = None
     stamp: str = ""
     log_file: Path | None = None
-    decode: Decode | None = None
+
+    spec: dict[str, Any] = {}
+    python: str | None = None
+    n_gpus: int = 0
+    replicas: int = 1
+    resources: dict[str, float] = {}
+    hardware: dict[str, Any] = {}
+    info: EngineInfo = EngineInfo()
+    is_reference: bool = False
+
+    def updated(self, **changes: Any) -> Self:
+        """A copy with these fields changed; TypeError for a field that does not exist."""
+        if unknown := changes.keys() - type(self).model_fields.keys():
+            raise TypeError(f"PlannedModel has no {', '.join(sorted(unknown))}")
+        return self.model_copy(update=changes)
 
 
 class ModelFiles:
@@ -323,20 +362,20 @@ class ModelFiles:
     Nothing here imports an engine.  What is said of a model's content holds once it is on this machine.
     """
 
-    def __init__(self, request: LoadRequest) -> None:
-        self.request = request
+    def __init__(self, model: PlannedModel) -> None:
+        self.planned = model
 
     @property
     def is_remote(self) -> bool:
         """Whether the model still has to be fetched."""
         return False
 
-    def fetch(self, watch: Watch = SILENT) -> LoadRequest:
-        """The request with a model on this machine, downloaded if need be; InputError with the reason in one line.
+    def fetch(self, watch: Watch = SILENT) -> PlannedModel:
+        """Return the model with a local ``model_dir``, downloaded if need be; InputError with the reason in one line.
 
-        ``watch`` is told how large the download is, and how much of it has come.
+        ``watch`` receives the size of the download and its progress.
         """
-        return self.request
+        return self.planned
 
     def would_fetch(self) -> str:
         """What ``fetch`` of a remote model would mean, such as ``16.1 GB to download``; nothing is downloaded.
@@ -345,9 +384,9 @@ class ModelFiles:
         """
         return ""
 
-    def cached(self) -> LoadRequest | None:
-        """The request with a model that is on this machine; None if something would have to be downloaded."""
-        return self.request
+    def cached(self) -> PlannedModel | None:
+        """Return the model with a local ``model_dir``; None if something would have to be downloaded."""
+        return self.planned
 
     def facts(self) -> ModelFacts:
         """What the files say, read from headers only; InputError if files are missing."""
@@ -378,7 +417,7 @@ class ModelFiles:
 class Engine(ABC):
     """One model in one engine.
 
-    The class methods are called before the engine is imported.  An engine is constructed with a request whose model is
+    The class methods are called before the engine is imported.  An engine is constructed with a model whose files are
     on this machine; ``load`` may take minutes.
     """
 
@@ -386,19 +425,19 @@ class Engine(ABC):
     files: ClassVar[type[ModelFiles]] = ModelFiles
     """What its models are before it loads them."""
 
-    def __init__(self, request: LoadRequest) -> None:
-        self.request = request
+    def __init__(self, model: PlannedModel) -> None:
+        self.planned = model
 
     @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        """InputError if the request cannot work with the installed packages and the files on disk.
+    def check(cls, model: PlannedModel) -> None:
+        """InputError if the model cannot run with the installed packages and the files on disk.
 
         ModelError, as from the methods of ``files``, if the model runs elsewhere and is silent, or not what it must be:
         only a worker may ask it, for it may never answer.
         """
 
     @classmethod
-    def gpus(cls, request: LoadRequest) -> int | None:
+    def gpus(cls, model: PlannedModel) -> int | None:
         """How many GPUs the model takes where there are some: 0 means all, None as many as its weights need."""
         return 1
 
@@ -420,6 +459,14 @@ class Engine(ABC):
     def load(self) -> None:
         """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
 
+    @abstractmethod
+    def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
+        """Yield the scores of every window, in the order in which the windows finish.
+
+        It is called again for another text, whose scores must not depend on the texts before it.  ModelError if the
+        engine fails.
+        """
+
     def check_unchanged(self) -> None:
         """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""
 
@@ -436,89 +483,3 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Release the model's memory.  It is also called after a load or a score that failed."""
-
-
-class LogitsEngine(Engine):
-    """One model in an engine that hands out logits; ``options_type``: what its ``engine`` object may hold.
-
-    ``model`` is for what an engine loads, ``entered`` for the states [n, H] of the last piece of logits, once ``head``
-    has asked for them.
-    """
-
-    options_type: ClassVar[type[EngineOptions]] = EngineOptions
-
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
-        self.options: Any = parse_options(self.options_type, request.options)
-        self.model: Any = None
-        self.entered: Any = None
-
-    @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        parse_options(cls.options_type, request.options)
-
-    def prepare(self, windows: Sequence[Window]) -> None:
-        """Called before the first window of a text: all windows whose logits will be asked for, in their order.
-
-        Scores of a text must not depend on the texts that were scored before it: what was counted or drawn begins anew.
-        """
-
-    @abstractmethod
-    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        """Logits [n, V] of the next n positions of one window, until all L have come.
-
-        They are over the real vocabulary without padding, in any float dtype, on any device.  Where no position of a
-        piece predicts a scored token, they may be left out, [n, 0].  A piece has at most
-        ``PIECE_ELEMENTS`` logits where the engine can do so, and is no longer needed once the next one is asked for.
-        """
-
-    def logits(self, window: Window) -> torch.Tensor:
-        """Logits [L, V] of a whole window."""
-        import torch
-
-        return torch.cat(list(self.pieces(window)))
-
-    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
-        """(weight [V, H], bias [V] or None, ``Head``) to compute logits again from states, or why that cannot be."""
-        return "this engine does not show its head"
-
-    def states(self) -> torch.Tensor:
-        """States [n, H] that entered the head for the last of ``pieces``, once ``head`` has returned a head."""
-        states: torch.Tensor = self.entered
-        return states
-
-    def in_steps(
-        self, start: int, length: int, step: int, forward: Callable[[int, int], torch.Tensor], rows: int | None = None
-    ) -> Iterator[torch.Tensor]:
-        """Logits [..., n, V] of positions ``start`` to ``length`` in decode, and their states, of many steps together.
-
-        ``forward(begin, end)``: the logits [..., end - begin, V] of these positions; those before are in the cache.
-        They are copied, since the next step may take the same memory; ``entered`` is not.  ``rows``: the positions n
-        that come together; None: as many as ``PIECE_ELEMENTS`` allows.
-        """
-        import torch
-
-        logits: torch.Tensor | None = None
-        first, states = 0, []
-        for begin in range(start, length, step):
-            part = forward(begin, min(begin + step, length))
-            if logits is None:
-                most = rows or max(PIECE_ELEMENTS // part[..., :1, :].numel() // step, 1) * step
-                first, logits = begin, part.new_empty((*part.shape[:-2], min(most, length - begin), part.shape[-1]))
-            logits[..., begin - first : begin - first + step, :] = part
-            states.append(self.entered)
-            if begin + step - first >= logits.shape[-2]:
-                self.entered = None if self.entered is None else torch.cat(states, -2)
-                yield logits
-                logits, states = None, []
-
-
-class ScoringEngine(Engine):
-    """One model in an engine that computes the scores next to its own lm_head and never hands out logits."""
-
-    @abstractmethod
-    def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
-        """Scores of every window, in the order in which the windows finish; ModelError if the engine fails.
-
-        It is called again for another text, whose scores must not depend on the texts before it.
-        """

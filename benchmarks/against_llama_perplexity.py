@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import llama_formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
-from compare_q.backends.base import LoadRequest, Window  # noqa: E402
+from compare_q.backends.base import PlannedModel, Window  # noqa: E402
 from compare_q.backends.llamacpp.engine import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
 from compare_q.eval.common.progress import Progress  # noqa: E402
@@ -119,7 +119,16 @@ def by_logits(
 ) -> tuple[llama_formulas.Positions, llama_formulas.Positions, int]:
     """Exact; through 16 bits; and how many of the uint16 in the tool's ``rows`` differ from ours."""
     engines = [
-        LlamacppEngine(LoadRequest(file.stem, "llamacpp", str(file), args.eval_len, options(args)))
+        LlamacppEngine(
+            PlannedModel(
+                label=file.stem,
+                engine="llamacpp",
+                load_fn="llamacpp",
+                model_dir=str(file),
+                max_tokens=args.eval_len,
+                options=options(args),
+            )
+        )
         for file in (args.base, args.model)
     ]
     for engine in engines:

@@ -26,7 +26,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from compare_q.backends.base import LoadRequest, Task, Window  # noqa: E402
+from compare_q.backends.base import PlannedModel, ScoreRequest, Window  # noqa: E402
 from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
 from compare_q.backends.reference.reading import ReferenceWindows, StoredRows  # noqa: E402
@@ -56,7 +56,15 @@ def opened(folder: Path, **options: Any) -> VllmEngine:
     """A loaded engine; its log goes beside the model."""
     log_file = folder.with_suffix(".log")
     engine = VllmEngine(
-        LoadRequest(folder.name, "vllm_score", str(folder), 2048, {**ENGINE, **options}, log_file=log_file)
+        PlannedModel(
+            label=folder.name,
+            engine="vllm_score",
+            load_fn="vllm_score",
+            model_dir=str(folder),
+            max_tokens=2048,
+            options={**ENGINE, **options},
+            log_file=log_file,
+        )
     )
     engine.load()
     return engine
@@ -179,9 +187,9 @@ def correctness(folder: Path) -> dict[str, Any]:
     for path in small_models(folder):
         engine = opened(path)
         if path.name == "small":
-            list(engine.driver.score([window], Task(record=store)))
+            list(engine.driver.score([window], ScoreRequest(record=store)))
             reference.seal(store, {}, 1)
-        (scores,) = engine.driver.score([window], Task(reference=store, vocab_size=VOCAB, divergences=True))
+        (scores,) = engine.driver.score([window], ScoreRequest(reference=store, vocab_size=VOCAB, divergences=True))
         found[path.name] = scores
         chunk = engine.driver.pass_report["chunk_rows"]
         logits[path.name] = whole_logits(engine, window, chunk, folder / f"{path.name}.safetensors")

@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from compare_q import __version__, backends
+from compare_q.backends.base import EngineInfo, PlannedModel
 from compare_q.backends.common import machine, storage
 from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.messages import bytes_in_words, one_line, shortened
 from compare_q.backends.reference.store import MANIFEST, read_manifest
 from compare_q.backends.worker import serving
-from compare_q.backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, Told
+from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, Told
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.processes import WorkerProcess, outcome
 from compare_q.eval.common.progress import Tell
@@ -87,15 +88,15 @@ class Node:
         here = {"processor": machine.processor(), "gpus": machine.gpus(), "settings": machine.settings()}
         return {"code": code(), **here}
 
-    def describe(self, question: DescribeJob, python: str | None) -> tuple[Described, str]:
-        """(what this node has of an engine, the content of the request's model as it lies here, empty if it does not).
+    def inspect(self, model: PlannedModel) -> tuple[EngineInfo, str]:
+        """(what this node has of an engine, the content of the model as it lies here, empty if it does not).
 
         InputError if the node's Python cannot run workers.
         """
-        described = serving.describe(question) if python is None else Hosts().describe(python, question)
+        info = serving.inspect(model) if model.python is None else Hosts().inspect(model.python, model)
         with suppress(CompareQError, OSError):
-            return described, backends.engine_class(question.engine).files(question.request).content()
-        return described, ""
+            return info, backends.files_of(model).content()
+        return info, ""
 
     def sees(self, file: Path, content: bytes) -> bool:
         """Whether this node has a file of the driver's, with this content, at the same path."""
@@ -134,14 +135,14 @@ class Node:
         return str(ray.get_runtime_context().get_node_id())
 
     def perform(
-        self, job: LoadJob | ScoreJob, silence_s: float, windows: bytes, *, sends: bool
+        self, job: LoadCommand | ScoreCommand, silence_s: float, windows: bytes, *, sends: bool
     ) -> Iterator[tuple[Any, list[tuple[Path, bytes]], bytes]]:
         """What ``progress`` says of each message of the worker, which does a job of the driver's; the error of its end.
 
         ``windows``: the content of the job's file; ``sends``: the driver does not see what the job records.
         """
-        if isinstance(job, ScoreJob):
-            folder, record = self.folder / job.session, job.record
+        if isinstance(job, ScoreCommand):
+            folder, record = self.folder / job.session, job.request.record
             self.folders = {folder / "scores": job.scores}
             if sends and record is not None:
                 self.folders[folder / "record"] = record
@@ -149,11 +150,11 @@ class Node:
             for each in self.folders:
                 each.mkdir(parents=True)
             (folder / "windows").write_bytes(windows)
-            job = replace(job, record=record, windows=folder / "windows", scores=folder / "scores")
+            request = job.request.model_copy(update={"record": record})
+            job = replace(job, request=request, windows=folder / "windows", scores=folder / "scores")
         else:  # Ray has chosen the GPUs, and the model's copy here has dates of its own
-            stamp = backends.engine_class(job.engine).files(job.request).stamp()
-            request = replace(job.request, stamp=stamp, log_file=self.worker.log_file)
-            job = replace(job, request=request, devices=None, share=None)
+            stamp = backends.files_of(job.model).stamp()
+            job = LoadCommand(job.model.updated(stamp=stamp, log_file=self.worker.log_file))
         try:
             for message in self.worker.messages(job, silence_s):
                 yield self.progress(message)
@@ -252,25 +253,25 @@ class Cluster:
         if not self.kinds:
             raise InputError("--ray: no node of the cluster can run a model")
 
-    def place(self, job: Job) -> tuple[Described, Kind]:
+    def place(self, job: Job) -> tuple[EngineInfo, Kind]:
         """(what the nodes have of a model's engine, the kind of node that it runs on).
 
         InputError if no node fits, or none has the model's files with this content, if these are here.
         """
-        label, resources, question = job.request.label, job.spec.resources, DescribeJob(job.engine, job.request)
+        label, resources, model = job.request.label, job.spec.resources, job.request
         content = None if job.is_remote else job.files.content()
         if taken := sorted(RESERVED_RESOURCES & resources.keys()):
             raise InputError(f"resources: {taken[0]}: compare_q counts these itself; the key gpus says how many")
         there, reasons, answers = self.resources(), [], {}
         fitting = [restricted(kind, there, resources) for kind in self.kinds]
         for kind in sorted(fitting, key=lambda kind: (-kind.slots, kind.name)):
-            asked = {node: self.agents[node].describe.remote(question, job.python) for node in kind.nodes}
+            asked = {node: self.agents[node].inspect.remote(model) for node in kind.nodes}
             for node, answer in asked.items():
                 try:
                     answers[node], content_there = self.result(answer)
                     if content not in (None, content_there):
                         answers.pop(node)
-                        raise ModelError(f"{question.request.model_dir} is not there, or another model")
+                        raise ModelError(f"{model.model_dir} is not there, or another model")
                 except (InputError, ModelError) as error:
                     reasons.append(f"node {self.hosts[node]}: {error}")
             if answers:
@@ -329,7 +330,7 @@ class RayWorker:
     def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
         return outcome(self.messages(job, silence_s), show)
 
-    def messages(self, job: LoadJob | ScoreJob, silence_s: float) -> Iterator[Any]:
+    def messages(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Any]:
         """The messages of a job."""
         try:
             if not self.node:
@@ -357,15 +358,15 @@ class RayWorker:
                 raise ModelError(f"no node with {kind.name} is left in the cluster")
         return cluster.hosts[cluster.result(started)]
 
-    def fetched(self, job: LoadJob | ScoreJob, silence_s: float) -> Iterator[Any]:
+    def fetched(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Any]:
         """The messages of a job, while what its worker writes is brought here."""
         windows, sends = b"", False
-        if isinstance(job, ScoreJob):
-            windows, record = job.windows.read_bytes(), job.record
+        if isinstance(job, ScoreCommand):
+            windows, record = job.windows.read_bytes(), job.request.record
             sends = record is not None and not self.is_seen(record)
-            if job.reference is not None:
-                reference = yield from self.brought(job.reference)
-                job = replace(job, reference=reference)
+            if job.request.reference is not None:
+                reference = yield from self.brought(job.request.reference)
+                job = replace(job, request=job.request.model_copy(update={"reference": reference}))
             job = replace(job, facts={**job.facts, "known": {**job.facts.get("known", {}), "node": self.node}})
         asked = self.actor.perform.options(num_returns="streaming").remote(job, silence_s, windows, sends=sends)
         for reference_of_item in asked:

@@ -17,8 +17,8 @@ ORDER = {
         "cli", "compare_q",
     ),
     "backends": (
-        "common", "hub", "base", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
-        "llamacpp", "vllm", "vllm_server", "window_scores", "worker",
+        "common", "hub", "base", "scoring", "reference", "logits_engine", "layers", "checkpoint", "hf",
+        "exllama", "llamacpp", "vllm", "vllm_server", "worker",
     ),
 }  # fmt: skip
 """Files and folders of a package from the lowest to the highest; each may import those before it."""

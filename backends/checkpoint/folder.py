@@ -20,13 +20,13 @@ layer would have 16 bits and one packed in int32 would have 32):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from compare_q.backends import hub
-from compare_q.backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
+from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storage
 from compare_q.backends.checkpoint import files
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
@@ -178,35 +178,35 @@ class HuggingFaceFolder(ModelFiles):
 
     @property
     def is_remote(self) -> bool:
-        return hub.is_hub_id(self.request.model_dir)
+        return hub.is_hub_id(self.planned.model_dir)
 
     @cached_property
     def folder(self) -> Path:
         """The folder of the request's model, which is on this machine; InputError if it is not."""
-        return hub.local_folder(self.request.model_dir)
+        return hub.local_folder(self.planned.model_dir)
 
     @cached_property
     def config(self) -> CheckpointConfig:
         """What the folder's config.json says; InputError if it is missing or damaged."""
         return CheckpointConfig.read(self.folder)
 
-    def fetch(self, watch: Watch = SILENT) -> LoadRequest:
-        return self._in(hub.resolve(self.request.model_dir, self.request.revision, watch=watch))
+    def fetch(self, watch: Watch = SILENT) -> PlannedModel:
+        return self._in(hub.resolve(self.planned.model_dir, self.planned.revision, watch=watch))
 
-    def cached(self) -> LoadRequest | None:
+    def cached(self) -> PlannedModel | None:
         try:
-            return self._in(hub.resolve(self.request.model_dir, self.request.revision, download=False))
+            return self._in(hub.resolve(self.planned.model_dir, self.planned.revision, download=False))
         except InputError:
             return None
 
-    def _in(self, folder: Path) -> LoadRequest:
-        return replace(self.request, model_dir=str(folder), revision=None)
+    def _in(self, folder: Path) -> PlannedModel:
+        return self.planned.updated(model_dir=str(folder), revision=None)
 
     def would_fetch(self) -> str:
-        return hub.would_fetch(self.request.model_dir, self.request.revision)
+        return hub.would_fetch(self.planned.model_dir, self.planned.revision)
 
     def facts(self) -> ModelFacts:
-        config, options = self.config, self.request.options
+        config, options = self.config, self.planned.options
         if not weight_files(self.folder):
             raise InputError(f"model_dir: {self.folder}: no .safetensors files; compare_q loads no pickled weights")
         if options.get("trust_remote_code") and (code := config.foreign_code):
@@ -219,13 +219,13 @@ class HuggingFaceFolder(ModelFiles):
         return ModelFacts(config.vocab_size, config.context, self.folder, dtype=dtype)
 
     def stamp(self) -> str:
-        return files.stamp(self.folder, self.request.override_tensors)
+        return files.stamp(self.folder, self.planned.override_tensors)
 
     def content(self) -> str:
-        return files.stamp(self.folder, self.request.override_tensors, times=False)
+        return files.stamp(self.folder, self.planned.override_tensors, times=False)
 
     def weight_files(self) -> tuple[Path, ...]:
-        return (*weight_files(self.folder), *self.request.override_tensors)
+        return (*weight_files(self.folder), *self.planned.override_tensors)
 
     def storage(self) -> Storage:
-        return storage_of(self.folder, self.request.override_tensors)
+        return storage_of(self.folder, self.planned.override_tensors)

@@ -18,13 +18,13 @@ import mmap
 import re
 import struct
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from compare_q.backends import hub
-from compare_q.backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
+from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storage
 from compare_q.backends.checkpoint.config import extended_by_yarn, scaling_json
 from compare_q.backends.checkpoint.files import sampled
 from compare_q.backends.checkpoint.formats import UNEXPLAINED
@@ -366,39 +366,39 @@ class GgufFiles(ModelFiles):
 
     @property
     def is_remote(self) -> bool:
-        match = HUB_FILE.fullmatch(self.request.model_dir)
+        match = HUB_FILE.fullmatch(self.planned.model_dir)
         return match is not None and not Path(match[1]).parent.is_dir()  # else a path, though it may be mistyped
 
     @property
     def model(self) -> GgufModel:
         """The headers of a model that is on this machine; InputError if it is not, or damaged."""
-        return read_model(Path(self.request.model_dir))
+        return read_model(Path(self.planned.model_dir))
 
     def hub_files(self) -> tuple[str, list[str]]:
         """The repository of a remote model, and the files of all its shards there, in order."""
-        owner, name, path = self.request.model_dir.split("/", 2)
+        owner, name, path = self.planned.model_dir.split("/", 2)
         folder, slash, file = path.rpartition("/")
         return f"{owner}/{name}", [f"{folder}{slash}{shard}" for shard in shard_names(file)]
 
-    def fetch(self, watch: Watch = SILENT) -> LoadRequest:
+    def fetch(self, watch: Watch = SILENT) -> PlannedModel:
         if not self.is_remote:
-            return self.request
+            return self.planned
         repository, names = self.hub_files()
-        folder = hub.fetch("model", repository, self.request.revision, names, watch)
-        return replace(self.request, model_dir=str(folder / names[0]))
+        folder = hub.fetch("model", repository, self.planned.revision, names, watch)
+        return self.planned.updated(model_dir=str(folder / names[0]))
 
-    def cached(self) -> LoadRequest | None:
+    def cached(self) -> PlannedModel | None:
         if not self.is_remote:
-            return self.request
+            return self.planned
         repository, names = self.hub_files()
         with suppress(InputError):
-            folder = hub.cached("model", repository, self.request.revision, names, "")
-            return replace(self.request, model_dir=str(folder / names[0]))
+            folder = hub.cached("model", repository, self.planned.revision, names, "")
+            return self.planned.updated(model_dir=str(folder / names[0]))
         return None
 
     def would_fetch(self) -> str:
         repository, names = self.hub_files()
-        return hub.would_fetch(repository, self.request.revision, names)
+        return hub.would_fetch(repository, self.planned.revision, names)
 
     def facts(self) -> ModelFacts:
         return self.model.facts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from compare_q.backends.base import LoadRequest, LogitsEngine, Window
+from compare_q.backends.base import PlannedModel, Window
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, has_longrope, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
@@ -24,6 +24,7 @@ from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import computing
 from compare_q.backends.hub import local_folder
 from compare_q.backends.layers.groups import WITHOUT_CACHE, KVCache, group_kv_caches, kv_formats
+from compare_q.backends.logits_engine import LogitsEngine
 
 if TYPE_CHECKING:
     import torch
@@ -61,50 +62,48 @@ class ExLlamaEngine(LogitsEngine):
     dtype = ""
     cache: Any = None
 
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
         self.ahead: Sequence[Window] = ()
         self.decoded: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     @property
     def batch(self) -> int:
         """How many windows go through together, at most."""
-        return 1 if self.request.decode is None else self.request.decode.batch
+        return 1 if self.planned.decode is None else self.planned.decode.batch
 
     @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        options = cls(request).options
+    def check(cls, model: PlannedModel) -> None:
+        options = cls(model).options
         longest = options.max_seq_len
-        if longest is not None and longest < request.max_tokens:
-            raise InputError(f"engine.max_seq_len: {longest} is too short for windows of {request.max_tokens} tokens")
-        if options.cache_mode is not None and request.decode is None:
+        if longest is not None and longest < model.max_tokens:
+            raise InputError(f"engine.max_seq_len: {longest} is too short for windows of {model.max_tokens} tokens")
+        if options.cache_mode is not None and model.decode is None:
             raise InputError('engine.cache_mode: only with "phase": "decode"; prefill scores windows without a cache')
-        folder = expanded(request.model_dir)
+        folder = expanded(model.model_dir)
         if folder.is_dir():
-            cls.check_folder(folder, CheckpointConfig.read(folder), request)
+            cls.check_folder(folder, CheckpointConfig.read(folder), model)
 
     @classmethod
-    def check_folder(cls, folder: Path, config: CheckpointConfig, request: LoadRequest) -> None:
+    def check_folder(cls, folder: Path, config: CheckpointConfig, model: PlannedModel) -> None:
         """InputError if a local model has a format, a length or files that the engine would get wrong."""
         method = config.quantization.get("quant_method")
-        others = [file for file in checkpoint.strays(folder) if file not in request.override_tensors]
+        others = [file for file in checkpoint.strays(folder) if file not in model.override_tensors]
         if stray := [file for file in others if not file.name.startswith("consolidated")]:
-            raise InputError(
-                f"model_dir: {stray[0]}: {request.load_fn} would load it as well; move it out of the folder"
-            )
+            raise InputError(f"model_dir: {stray[0]}: {model.load_fn} would load it as well; move it out of the folder")
         if method is not None and method not in cls.methods:
             raise InputError(
-                f"model_dir: {request.load_fn} does not read {method} models; it reads {', '.join(cls.methods)}"
+                f"model_dir: {model.load_fn} does not read {method} models; it reads {', '.join(cls.methods)}"
             )
-        if request.options.get("max_seq_len") is None and has_longrope(config.raw):
+        if model.options.get("max_seq_len") is None and has_longrope(config.raw):
             raise InputError(
-                f"engine.max_seq_len: missing; this model's longrope factors depend on it in {request.load_fn}, so set "
+                f"engine.max_seq_len: missing; this model's longrope factors depend on it in {model.load_fn}, so set "
                 "it to what you serve with"
             )
 
     @classmethod
-    def gpus(cls, request: LoadRequest) -> int | None:
-        return 0 if request.options.keys() - NOT_GPUS else None
+    def gpus(cls, model: PlannedModel) -> int | None:
+        return 0 if model.options.keys() - NOT_GPUS else None
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -121,7 +120,7 @@ class ExLlamaEngine(LogitsEngine):
         name = self.capabilities.packages[0]
         if not torch.cuda.is_available():
             raise ModelError(f"{name} needs an NVIDIA GPU; torch sees none")
-        folder = local_folder(self.request.model_dir)
+        folder = local_folder(self.planned.model_dir)
         try:
             self.load_folder(folder)
         except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
@@ -137,12 +136,12 @@ class ExLlamaEngine(LogitsEngine):
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         """A whole window at once: exllama makes all logits of what it forwards."""
-        if self.request.decode is None:
+        if self.planned.decode is None:
             yield self.forward(token_ids_of([window]))[0]
             return
         if window.index not in self.decoded:
             together = self.together(window)
-            logits = self.decode_windows(token_ids_of(together), self.request.decode.step)
+            logits = self.decode_windows(token_ids_of(together), self.planned.decode.step)
             states = [None] * len(together) if self.entered is None else self.entered
             self.decoded = dict(zip([each.index for each in together], zip(logits, states, strict=True), strict=True))
         found, self.entered = self.decoded.pop(window.index)
@@ -174,8 +173,8 @@ class ExLlamaEngine(LogitsEngine):
             "dtype": self.dtype,
             "batch": "one window at a time" if self.batch == 1 else f"{self.batch} windows at a time",
             ROPE: rope(
-                CheckpointConfig.read(local_folder(self.request.model_dir)),
-                self.options.max_seq_len or self.request.max_tokens,
+                CheckpointConfig.read(local_folder(self.planned.model_dir)),
+                self.options.max_seq_len or self.planned.max_tokens,
             ),
             **(WITHOUT_CACHE if self.cache is None else kept),
             "options": self.options.model_dump(exclude_none=True),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compare_q.backends.base import Capabilities, Layer, LoadRequest
+from compare_q.backends.base import Capabilities, Layer, PlannedModel
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import dtype_name
@@ -64,8 +64,8 @@ class ExLlamaV2Engine(ExLlamaEngine):
     attention = ""
 
     @classmethod
-    def check_folder(cls, folder: Path, config: CheckpointConfig, request: LoadRequest) -> None:
-        super().check_folder(folder, config, request)
+    def check_folder(cls, folder: Path, config: CheckpointConfig, model: PlannedModel) -> None:
+        super().check_folder(folder, config, model)
         bits = config.quantization.get("bits", GPTQ_BITS)
         if config.quantization.get("quant_method") == "gptq" and bits != GPTQ_BITS:
             raise InputError(f"model_dir: exllamav2 reads GPTQ models of {GPTQ_BITS} bits; this one has {bits}")
@@ -80,7 +80,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
         import exllamav2
         from exllamav2 import ExLlamaV2, ExLlamaV2Config
 
-        tokens = self.request.max_tokens
+        tokens = self.planned.max_tokens
         config = ExLlamaV2Config(str(folder))
         config.max_seq_len = self.options.max_seq_len or max(config.max_seq_len, tokens)
         config.max_input_len = tokens
@@ -101,7 +101,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
         else:
             cache = new_cache(model, max_seq_len=tokens, lazy=True)  # in prefill only to measure what fits
             model.load_autosplit(cache, max(RESERVE, OUTPUT_FACTOR * 2 * tokens * config.vocab_size))
-        if self.request.decode is not None:
+        if self.planned.decode is not None:
             self.cache = cache or new_cache(model, max_seq_len=tokens)
 
     def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from compare_q.backends.base import Capabilities, Layer, LoadRequest
+from compare_q.backends.base import Capabilities, Layer, PlannedModel
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.head import Head
@@ -84,15 +84,15 @@ class ExLlamaV3Engine(ExLlamaEngine):
     vocab_size = 0
 
     @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        super().check(request)
-        check_overrides(request)
+    def check(cls, model: PlannedModel) -> None:
+        super().check(model)
+        check_overrides(model)
 
     def load_folder(self, folder: Path) -> None:
         from exllamav3 import Config, Model
 
         config = Config.from_directory(str(folder))
-        for file in self.request.override_tensors:
+        for file in self.planned.override_tensors:
             config.stc.add_tensor_files(str(file), warn_if_override=False)
             if str(file) not in config.stc.tensor_files:  # older versions look for files in a folder of that name
                 raise ValueError(f"this version does not take {file} as override tensors; {self.capabilities.install}")
@@ -100,9 +100,9 @@ class ExLlamaV3Engine(ExLlamaEngine):
             config.override_dynamic_seq_len(self.options.max_seq_len)
         self.vocab_size = config.vocab_size
         self.model = Model.from_config(config)
-        chunk = tokens = self.request.max_tokens
+        chunk = tokens = self.planned.max_tokens
         kept = OUTPUT_FACTOR * tokens
-        if (decode := self.request.decode) is not None:  # before the model loads, which allocates the cache's tensors
+        if (decode := self.planned.decode) is not None:  # before the model loads, which allocates the cache's tensors
             self.cache = self._new_cache(decode.batch)
             chunk = pages(decode.batch * decode.step)  # the load runs a chunk of so many tokens through the cache
             kept += decode.batch * tokens
@@ -120,7 +120,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         keys, _, values = mode.partition(",")
         quantized = {} if mode == FP16 else {"k_bits": int(keys), "v_bits": int(values or keys)}
         return Cache(
-            self.model, batch * pages(self.request.max_tokens),
+            self.model, batch * pages(self.planned.max_tokens),
             CacheLayer_quant if quantized else CacheLayer_fp16, max_batch_size=batch, **quantized,
         )  # fmt: skip
 
@@ -142,7 +142,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
 
     def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
         """Layers with states in place of a cache get those of the step before, and give their slots back at the end."""
-        shape = (len(token_ids), pages(self.request.max_tokens))
+        shape = (len(token_ids), pages(self.planned.max_tokens))
         states: Any = None
 
         def forward(begin: int, end: int) -> torch.Tensor:
@@ -170,7 +170,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
             forward, self.entered = module.forward, torch.empty(0)
 
             def enter(x: torch.Tensor, *rest: Any, **keys: Any) -> torch.Tensor:
-                self.entered = x.clone() if self.request.decode else x[0]  # the next step may take the same memory
+                self.entered = x.clone() if self.planned.decode else x[0]  # the next step may take the same memory
                 logits: torch.Tensor = forward(x, *rest, **keys)
                 return logits
 
@@ -191,7 +191,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
             "model_class": type(self.model).__name__,
             "devices": sorted({str(module.device) for module in self._linears()}),
             "attention": sorted({name for module in self.model for name in attention_of(module)}),
-            "override_tensors": [str(file) for file in self.request.override_tensors],
+            "override_tensors": [str(file) for file in self.planned.override_tensors],
         }
 
     def kv_caches(self) -> Iterator[KVCache]:
@@ -247,18 +247,18 @@ def layer_of(module: Any) -> Layer:
     return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
 
 
-def check_overrides(request: LoadRequest) -> None:
+def check_overrides(model: PlannedModel) -> None:
     """InputError where the engine would mix override tensors with the tensors that they should replace.
 
     Of a module with EXL3 tensors and a weight, exllamav3 takes the EXL3 tensors, whichever file they come from.
     """
-    for file in request.override_tensors:
+    for file in model.override_tensors:
         if file.suffix != ".safetensors":
             raise InputError(f"model_dir: override tensors {file}: must be a .safetensors file")
-    if not all(file.is_file() for file in request.override_tensors) or not Path(request.model_dir).is_dir():
+    if not all(file.is_file() for file in model.override_tensors) or not Path(model.model_dir).is_dir():
         return
-    stored = by_module(checkpoint.read_headers(checkpoint.weight_files(Path(request.model_dir))))
-    for module, given in by_module(checkpoint.read_headers(request.override_tensors)).items():
+    stored = by_module(checkpoint.read_headers(checkpoint.weight_files(Path(model.model_dir))))
+    for module, given in by_module(checkpoint.read_headers(model.override_tensors)).items():
         if module not in stored:
             raise InputError(f"model_dir: override tensors hold {module}, which the model does not have")
         mixed = stored[module].keys() & EXL3_PARTS - given.keys()

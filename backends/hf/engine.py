@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compare_q.backends.base import (
-    PIECE_ELEMENTS,
     Capabilities,
     Decode,
     Layer,
-    LoadRequest,
-    LogitsEngine,
     ModelFacts,
+    PlannedModel,
     Storage,
     Window,
 )
@@ -47,6 +45,7 @@ from compare_q.backends.hf.quantization import (
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
 from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
+from compare_q.backends.logits_engine import PIECE_ELEMENTS, LogitsEngine
 
 if TYPE_CHECKING:
     import torch
@@ -85,10 +84,10 @@ class TransformersFolder(HuggingFaceFolder):
 
     def facts(self) -> ModelFacts:
         found = super().facts()
-        return found if "dtype" in self.request.options else replace(found, dtype=DTYPES[self.request.load_fn])
+        return found if "dtype" in self.planned.options else replace(found, dtype=DTYPES[self.planned.load_fn])
 
     def storage(self) -> Storage:
-        on_load = (self.request.options.get("quantization_config") or {}).get("quant_method")
+        on_load = (self.planned.options.get("quantization_config") or {}).get("quant_method")
         if on_load and not self.config.quantization:
             return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not say what that stores")
         return super().storage()
@@ -109,36 +108,36 @@ class TransformersEngine(LogitsEngine):
     files = TransformersFolder
     options_type = TransformersOptions
 
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
-        self.checkpoint = TransformersFolder(request)
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
+        self.checkpoint = TransformersFolder(model)
         self.rotary: list[Any] = []
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
         self.behind: BehindBase | None = None
 
     @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        options = parse_options(TransformersOptions, request.options)
-        seed_of(request.options)
+    def check(cls, model: PlannedModel) -> None:
+        options = parse_options(TransformersOptions, model.options)
+        seed_of(model.options)
         check_installed("accelerate", cls.capabilities.install)
-        found = TransformersFolder(request)
+        found = TransformersFolder(model)
         stored = {} if found.is_remote else found.config.quantization
         for where, config in (("engine.quantization_config", options.quantization_config or {}), ("model_dir", stored)):
             check_packages(where, config)
-        check_dtype(options.dtype or DTYPES[request.load_fn], stored)
+        check_dtype(options.dtype or DTYPES[model.load_fn], stored)
         if options.streaming:
             check_streaming(options, stored)
-            if request.decode is not None:
+            if model.decode is not None:
                 raise InputError("engine.streaming: reads every layer once a step, which takes hours; leave it out")
         elif options.streaming_windows:
             raise InputError('engine.streaming_windows: needs "streaming": true')
 
     @classmethod
-    def gpus(cls, request: LoadRequest) -> int | None:
-        if {"device_map", "max_memory"} & request.options.keys():
+    def gpus(cls, model: PlannedModel) -> int | None:
+        if {"device_map", "max_memory"} & model.options.keys():
             return 0
-        return None if request.load_fn in DEVICE_MAP_AUTO else 1
+        return None if model.load_fn in DEVICE_MAP_AUTO else 1
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -156,7 +155,7 @@ class TransformersEngine(LogitsEngine):
         folder, stored = self.checkpoint.folder, self.checkpoint.config.quantization
         loader = (
             transformers.AutoModelForImageTextToText
-            if self.request.load_fn == "transformers_mm"
+            if self.planned.load_fn == "transformers_mm"
             else transformers.AutoModelForCausalLM
         )
         arguments = self._arguments(torch.cuda.is_available())
@@ -171,7 +170,7 @@ class TransformersEngine(LogitsEngine):
         self.model.eval()
         self.behind = BehindBase.of(self.model)
         self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
-        if (seed := seed_of(self.request.options)) is not None:
+        if (seed := seed_of(self.planned.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
         if self.options.streaming:
             device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -180,12 +179,12 @@ class TransformersEngine(LogitsEngine):
     def _arguments(self, cuda: bool) -> dict[str, Any]:
         options = self.options.model_dump(exclude_none=True, exclude=OURS)
         one_device = "cuda:0" if cuda else "cpu"
-        device_map = "auto" if self.request.load_fn in DEVICE_MAP_AUTO and cuda else one_device
+        device_map = "auto" if self.planned.load_fn in DEVICE_MAP_AUTO and cuda else one_device
         if self.options.streaming:
             device_map = "cpu"
         if self.options.quantization_config:
             options["quantization_config"] = transformers_config(self.options.quantization_config)
-        return {"dtype": DTYPES[self.request.load_fn], "device_map": device_map, "use_safetensors": True, **options}
+        return {"dtype": DTYPES[self.planned.load_fn], "device_map": device_map, "use_safetensors": True, **options}
 
     def prepare(self, windows: Sequence[Window]) -> None:
         if self.streamer is not None:
@@ -198,8 +197,8 @@ class TransformersEngine(LogitsEngine):
         return made
 
     def _pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        if self.request.decode is not None:
-            yield from self._decoded(window, self.request.decode)
+        if self.planned.decode is not None:
+            yield from self._decoded(window, self.planned.decode)
         else:
             yield from self._forward(window) if self.streamer is None else self.streamer.forwarded(window)
         if self.noise is not None and (missed := self.noise.missed()):
@@ -291,10 +290,10 @@ class TransformersEngine(LogitsEngine):
             "device": str(parameters.device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
-            ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.request.max_tokens),
-            **(WITHOUT_CACHE if self.request.decode is None else {"kv_cache": dtype_name(self.model.dtype)}),
+            ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.planned.max_tokens),
+            **(WITHOUT_CACHE if self.planned.decode is None else {"kv_cache": dtype_name(self.model.dtype)}),
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
-            **provenance_of(seed_of(self.request.options)),
+            **provenance_of(seed_of(self.planned.options)),
             "options": self.options.model_dump(exclude_none=True),
         }
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
-from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
+from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import gguf
 from compare_q.backends.checkpoint.config import ROPE
 from compare_q.backends.checkpoint.gguf import GgufTensor
@@ -43,6 +43,7 @@ from compare_q.backends.common.packages import check_installed, installed_versio
 from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers, kv_formats
 from compare_q.backends.layers.schemes import UNKNOWN
 from compare_q.backends.llamacpp import ggml
+from compare_q.backends.logits_engine import LogitsEngine
 
 if TYPE_CHECKING:
     import torch
@@ -104,8 +105,8 @@ class LlamacppEngine(LogitsEngine):
     files = gguf.GgufFiles
     options_type = LlamacppOptions
 
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
         self.library: Any = None
         self.context: Any = None
         self.batch: Any = None
@@ -115,16 +116,16 @@ class LlamacppEngine(LogitsEngine):
         self.floored = self.excluded = 0
 
     @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        super().check(request)
+    def check(cls, model: PlannedModel) -> None:
+        super().check(model)
         check_installed("gguf", cls.capabilities.install)
-        if not (cls.files(request).is_remote or Path(request.model_dir).exists()):
+        if not (cls.files(model).is_remote or Path(model.model_dir).exists()):
             hub_model = "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
-            raise InputError(f"model_dir: {request.model_dir}: no such path; {hub_model}")
+            raise InputError(f"model_dir: {model.model_dir}: no such path; {hub_model}")
 
     @classmethod
-    def gpus(cls, request: LoadRequest) -> int | None:
-        return 0 if {"main_gpu", "tensor_split"} & request.options.keys() else None
+    def gpus(cls, model: PlannedModel) -> int | None:
+        return 0 if {"main_gpu", "tensor_split"} & model.options.keys() else None
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -137,7 +138,7 @@ class LlamacppEngine(LogitsEngine):
         import llama_cpp  # noqa: F401
 
     def load(self) -> None:
-        file = gguf.read_model(Path(self.request.model_dir)).files[0]
+        file = gguf.read_model(Path(self.planned.model_dir)).files[0]
         import llama_cpp
 
         self.library = llama_cpp
@@ -161,7 +162,7 @@ class LlamacppEngine(LogitsEngine):
         model = model_parameters(library, options, repacks=self.repacks)
         self.model = library.llama_model_load_from_file(file.encode(), model)
         if self.model and not library.llama_model_has_encoder(self.model):
-            context = context_parameters(library, options, max_tokens=self.request.max_tokens, threads=self.threads)
+            context = context_parameters(library, options, max_tokens=self.planned.max_tokens, threads=self.threads)
             self.context = library.llama_init_from_model(self.model, context)
 
     def _may_repack(self) -> bool:
@@ -179,7 +180,7 @@ class LlamacppEngine(LogitsEngine):
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        library, decode = self.library, self.request.decode
+        library, decode = self.library, self.planned.decode
         # llama.cpp cuts n_batch to n_ctx, and one token more would abort the process.
         most = min(self.options.n_batch, library.llama_n_batch(self.context))
         library.llama_memory_clear(library.llama_get_memory(self.context), True)
@@ -230,7 +231,7 @@ class LlamacppEngine(LogitsEngine):
         return "llama.cpp multiplies its head in ggml, which torch cannot do again bit for bit"
 
     def layers(self) -> tuple[Layer, ...]:
-        model = gguf.read_model(Path(self.request.model_dir))
+        model = gguf.read_model(Path(self.planned.model_dir))
         matrices = [each for each in model.tensors if model.role(each) in ("layer", model.head) and len(each.shape) > 1]
         return group_layers(self._layer(each) for each in matrices)
 
@@ -261,7 +262,7 @@ class LlamacppEngine(LogitsEngine):
             "kv_cache_layers": [asdict(group) for group in caches],
             "kv_cache_rotated": sorted(set(ROTATED.findall(self.said.text))),
             "batch": "one window at a time",
-            ROPE: gguf.read_model(Path(self.request.model_dir)).rope(library.llama_n_ctx(self.context)),
+            ROPE: gguf.read_model(Path(self.planned.model_dir)).rope(library.llama_n_ctx(self.context)),
             "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
             "notes": self._notes(),
             "warnings": self.said.warnings,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.base import Layer, Task, TokenScores, Window
+from compare_q.backends.base import Layer, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import head_mismatch, spacing
 from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
@@ -79,18 +79,18 @@ class VllmDriver:
         answers: list[Any] = self.llm.collective_rpc(method, args=args)
         return answers
 
-    def score(self, windows: Sequence[Window], task: Task) -> Iterator[TokenScores]:
+    def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Scores of every window, as they finish; every position, or ModelError."""
         self.route = route = self.probe(windows)
-        limit = None if task.vocab_size is None else min(task.vocab_size, self.vocab_size)
+        limit = None if request.vocab_size is None else min(request.vocab_size, self.vocab_size)
         plan = Plan(
-            gathered=route.gathered or (task.record is not None and not route.states and self.tp_size > 1),
+            gathered=route.gathered or (request.record is not None and not route.states and self.tp_size > 1),
             vocab_size=limit,
-            reference=None if task.reference is None else str(task.reference),
-            record=None if task.record is None else str(task.record),
+            reference=None if request.reference is None else str(request.reference),
+            record=None if request.record is None else str(request.record),
             record_contents="states" if route.states else "logits",
             record_reason=route.reason,
-            divergences=task.divergences,
+            divergences=request.divergences,
         )
         yield from self.scored(windows, plan, self.noise_seed)
 

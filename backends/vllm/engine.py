@@ -26,7 +26,7 @@ import gc
 import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -35,12 +35,12 @@ from typing import Any
 
 from compare_q.backends.base import (
     Capabilities,
+    Engine,
     Layer,
-    LoadRequest,
     ModelFacts,
-    ScoringEngine,
+    PlannedModel,
+    ScoreRequest,
     Storage,
-    Task,
     TokenScores,
     Window,
 )
@@ -85,10 +85,10 @@ class VllmFolder(HuggingFaceFolder):
 
     def facts(self) -> ModelFacts:
         found = super().facts()
-        return replace(found, context=None) if "hf_overrides" in self.request.options else found
+        return replace(found, context=None) if "hf_overrides" in self.planned.options else found
 
     def storage(self) -> Storage:
-        options = self.request.options
+        options = self.planned.options
         if how := quantized_on_load(options, quantized=bool(self.config.quantization)):
             words = stored_on_load(options)
             stored = f"to {words} ({how}); what that takes" if words else f"({how}); what that stores"
@@ -96,7 +96,7 @@ class VllmFolder(HuggingFaceFolder):
         return super().storage()
 
 
-class VllmEngine(ScoringEngine):
+class VllmEngine(Engine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -111,23 +111,23 @@ class VllmEngine(ScoringEngine):
     files = VllmFolder
     driver: VllmDriver
 
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
         self.llm: Any = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
 
     @classmethod
-    def check(cls, request: LoadRequest) -> None:
+    def check(cls, model: PlannedModel) -> None:
         install.check_version()
-        check_options(request)
-        folder = Path(request.model_dir)
+        check_options(model)
+        folder = Path(model.model_dir)
         if folder.is_dir():
-            check_checkpoint(request, folder)
+            check_checkpoint(model, folder)
 
     @classmethod
-    def gpus(cls, request: LoadRequest) -> int:
-        return ranks(request.options)
+    def gpus(cls, model: PlannedModel) -> int:
+        return ranks(model.options)
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -149,20 +149,20 @@ class VllmEngine(ScoringEngine):
     @cached_property
     def folder(self) -> Path:
         """The folder of the model, which is on this machine; InputError if it is not."""
-        return local_folder(self.request.model_dir)
+        return local_folder(self.planned.model_dir)
 
     def load(self) -> None:
-        folder, config, decode = self.folder, CheckpointConfig.read(self.folder), self.request.decode
+        folder, config, decode = self.folder, CheckpointConfig.read(self.folder), self.planned.decode
         cpu = install.is_cpu_build()
-        self.arguments = engine_arguments(self.request, config.raw, cpu=cpu)
-        if self.request.options.get(EMULATE) and not cpu:
+        self.arguments = engine_arguments(self.planned, config.raw, cpu=cpu)
+        if self.planned.options.get(EMULATE) and not cpu:
             self.arguments |= emulation_arguments(folder, contents.nvfp4_layers(folder))
-        set_environment(verbose=self.request.log_file is None)
-        set_ranks(ranks(self.request.options))
-        log = self.request.log_file
+        set_environment(verbose=self.planned.log_file is None)
+        set_ranks(ranks(self.planned.options))
+        log = self.planned.log_file
         self.log_start = log.stat().st_size if log is not None and log.exists() else 0
         try:
-            if self.request.max_tokens == config.stated_context:
+            if self.planned.max_tokens == config.stated_context:
                 # The one token that vLLM must generate is sampled from the window's last position and never fed back,
                 # so that no position beyond the context is computed.
                 os.environ.setdefault("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
@@ -178,13 +178,13 @@ class VllmEngine(ScoringEngine):
         loaded = self.llm.llm_engine.vllm_config
         self.driver = VllmDriver(
             self.llm, loaded.model_config.get_vocab_size(), loaded.parallel_config.tensor_parallel_size, runner,
-            noise.seed_of(self.request.options), on_cpu=cpu, step=None if decode is None else decode.step,
+            noise.seed_of(self.planned.options), on_cpu=cpu, step=None if decode is None else decode.step,
         )  # fmt: skip
 
-    def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
+    def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Scores in the order in which windows finish; all are queued at once, so that vLLM's batches are full."""
         with self.refusals():
-            yield from self.driver.score(list(windows), task)
+            yield from self.driver.score(windows, request)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
@@ -201,11 +201,11 @@ class VllmEngine(ScoringEngine):
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
-        decode, caches = self.request.decode, self.driver.what_ran()[1]
+        decode, caches = self.planned.decode, self.driver.what_ran()[1]
         caches = layers.named(caches, self.arguments.get("kv_cache_dtype"))
         if decode is not None:  # what came before a step can come from nowhere but the cache
             caches = tuple(replace(cache, prefill="") for cache in caches)
-        floor = noise.provenance_of(noise.seed_of(self.request.options))
+        floor = noise.provenance_of(noise.seed_of(self.planned.options))
         return {
             "model_class": ", ".join(config.model_config.architectures),
             ROPE: rope(CheckpointConfig(config.model_config.hf_config.to_dict()), config.model_config.max_model_len),
@@ -236,19 +236,19 @@ class VllmEngine(ScoringEngine):
         if self.llm is None:
             return
         core = self.llm.llm_engine.engine_core
-        if not in_worker() or ranks(self.request.options) > 1 or has_own_process(core):
+        if not in_worker() or ranks(self.planned.options) > 1 or has_own_process(core):
             core.shutdown()
             self.llm = self.driver.llm = None
             gc.collect()
 
     def _log(self) -> str:
         """What vLLM has written since this model's load began; empty if vLLM writes to the terminal."""
-        log = self.request.log_file
+        log = self.planned.log_file
         return log.read_bytes()[self.log_start :].decode(errors="replace") if log is not None and log.exists() else ""
 
     def _reason(self, error: BaseException) -> str:
         """One line: the error that the workers' log names, else the most telling line of the exception."""
         if cause := root_cause(self._log()):
-            return f"{cause} (log: {self.request.log_file})"
+            return f"{cause} (log: {self.planned.log_file})"
         telling = [line for line in str(error).splitlines() if line.strip().startswith("Value error, ")]
         return telling[0].strip().removeprefix("Value error, ") if telling else one_line(error)

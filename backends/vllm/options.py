@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compare_q.backends.base import Decode, LoadRequest
+from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.checkpoint import contents, files
 from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
 from compare_q.backends.checkpoint.formats import Parts
@@ -88,9 +88,9 @@ class CheckedOptions(BaseModel):
     max_num_batched_tokens: int = Field(1, gt=0)
 
 
-def check_options(request: LoadRequest) -> None:
+def check_options(model: PlannedModel) -> None:
     """InputError for the first option that vLLM does not have, or that the scoring cannot go with."""
-    options = request.options
+    options = model.options
     for name in SET_BY_COMPARE_Q:
         if name in options:
             raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
@@ -107,16 +107,16 @@ def check_options(request: LoadRequest) -> None:
     if noise.seed_of(options) is not None and not options.get("enforce_eager", True):
         raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
     parse_options(CheckedOptions, options)
-    if request.decode is not None:
-        check_steps(request.decode, options)
-    elif options.get("enable_chunked_prefill", False) is not False and loses_chunks(request):
+    if model.decode is not None:
+        check_steps(model.decode, options)
+    elif options.get("enable_chunked_prefill", False) is not False and loses_chunks(model):
         raise InputError(
             f"engine.enable_chunked_prefill: with a cache in {options['kv_cache_dtype']} vLLM forgets the first part "
             "of a window that it splits over two steps of prefill; compare_q sets it to false; leave it out"
         )
     longest = options.get("max_model_len")
-    if longest is not None and longest <= request.max_tokens:
-        raise InputError(f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1")
+    if longest is not None and longest <= model.max_tokens:
+        raise InputError(f"engine.max_model_len: {longest} is too short for windows of {model.max_tokens} tokens + 1")
 
 
 def check_word(name: str, given: Any) -> None:
@@ -139,12 +139,12 @@ def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:
         raise InputError(f"engine.max_num_batched_tokens: {batched} holds no step of {tokens} tokens (step x batch)")
 
 
-def check_checkpoint(request: LoadRequest, folder: Path) -> None:
+def check_checkpoint(model: PlannedModel, folder: Path) -> None:
     """InputError if vLLM would misread a local model, or has nothing to emulate in it."""
     stray = files.strays(folder)
     if stray and not (folder / "model.safetensors.index.json").is_file():
         raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
-    if request.options.get("quantization_config") and not request.options.get("quantization"):
+    if model.options.get("quantization_config") and not model.options.get("quantization"):
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
     config = CheckpointConfig.read(folder)
     install.check_plugin("model_dir", str(config.quantization.get("quant_method")))
@@ -152,22 +152,22 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
     contents.check_scales(folder, layers)
     if install.is_cpu_build() and (missing := without_kernel(folder, layers, machine.cpu_kind())):
         raise InputError(f"model_dir: {missing}; score it on a GPU")
-    chosen = emulation_arguments(folder, layers) if request.options.get(EMULATE) else {}
+    chosen = emulation_arguments(folder, layers) if model.options.get(EMULATE) else {}
     for name in chosen:
-        if name in request.options:
+        if name in model.options:
             raise InputError(f"engine.{name}: chosen by engine.{EMULATE}; give one of the two")
     if "speculators_config" in config.raw:
         raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
-    if stray and request.options.get("load_format") in ("auto", "mistral"):
+    if stray and model.options.get("load_format") in ("auto", "mistral"):
         raise InputError(f"engine.load_format: may load {stray[0]} in place of the model's other files; leave it out")
-    check_length(request, config)
+    check_length(model, config)
 
 
-def check_length(request: LoadRequest, config: CheckpointConfig) -> None:
+def check_length(model: PlannedModel, config: CheckpointConfig) -> None:
     """InputError if what a model computes depends on ``max_model_len``, which then must not follow the windows."""
-    overrides = request.options.get("hf_overrides")
+    overrides = model.options.get("hf_overrides")
     configs = [CheckpointConfig(raw) for raw in (config.raw, overrides) if isinstance(raw, dict)]
-    if request.options.get("max_model_len") is None and (what := next(filter(None, map(by_length, configs)), "")):
+    if model.options.get("max_model_len") is None and (what := next(filter(None, map(by_length, configs)), "")):
         raise InputError(
             f"engine.max_model_len: missing; this model's {what} in vLLM, so set it to what you serve with"
         )
@@ -220,59 +220,59 @@ def is_scale_of_experts(name: str) -> bool:
     return is_expert(path) and "scale" in leaf
 
 
-def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
+def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
     """Arguments of ``LLM(...)`` but for the model: our defaults under the spec's options."""
     defaults: dict[str, Any] = {
-        "max_model_len": request.max_tokens + 1,
+        "max_model_len": model.max_tokens + 1,
         "load_format": "safetensors",
         "trust_remote_code": False,
         "enforce_eager": True,
-        **decode_arguments(request, cpu=cpu),
-        **unsplit_arguments(request),
+        **decode_arguments(model, cpu=cpu),
+        **unsplit_arguments(model),
         **({TRIMS: False} if TRIMS in install.arguments() else {}),
     }
-    chosen = {name: value for name, value in request.options.items() if name not in OWN_OPTIONS}
-    return defaults | cache_arguments(request, config, cpu=cpu) | chosen
+    chosen = {name: value for name, value in model.options.items() if name not in OWN_OPTIONS}
+    return defaults | cache_arguments(model, config, cpu=cpu) | chosen
 
 
-def decode_arguments(request: LoadRequest, *, cpu: bool) -> dict[str, Any]:
+def decode_arguments(model: PlannedModel, *, cpu: bool) -> dict[str, Any]:
     """Our defaults in decode: which tokens a step holds, and on a GPU compiled graphs, which serve; none in prefill."""
-    if request.decode is None:
+    if model.decode is None:
         return {}
     return {
-        "long_prefill_token_threshold": request.decode.step,
-        "max_num_seqs": request.decode.batch,
+        "long_prefill_token_threshold": model.decode.step,
+        "max_num_seqs": model.decode.batch,
         "enable_prefix_caching": False,
-        "enforce_eager": cpu or noise.seed_of(request.options) is not None,
+        "enforce_eager": cpu or noise.seed_of(model.options) is not None,
     }
 
 
-def loses_chunks(request: LoadRequest) -> bool:
+def loses_chunks(model: PlannedModel) -> bool:
     """Whether vLLM scores a window wrongly that two steps share."""
-    return request.decode is None and str(request.options.get("kv_cache_dtype")).startswith(LOSES_CHUNKS)
+    return model.decode is None and str(model.options.get("kv_cache_dtype")).startswith(LOSES_CHUNKS)
 
 
-def unsplit_arguments(request: LoadRequest) -> dict[str, Any]:
+def unsplit_arguments(model: PlannedModel) -> dict[str, Any]:
     """Our defaults in prefill with caches of ``LOSES_CHUNKS``: no window begins in a step that does not hold it all."""
-    if not loses_chunks(request):
+    if not loses_chunks(model):
         return {}
-    longest = request.options.get("max_model_len", request.max_tokens + 1)
+    longest = model.options.get("max_model_len", model.max_tokens + 1)
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS_GPU, longest)}
 
 
-def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
+def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
     """The KV cache's size, from the windows at work at a time, in decode a whole batch; nothing where the spec or vLLM
     has to choose it.
 
     ``gpu_memory_utilization`` then only says how much memory must be free when vLLM starts.
     """
-    options, numbers = request.options, CheckpointConfig(config).kv_numbers
+    options, numbers = model.options, CheckpointConfig(config).kv_numbers
     if not cpu and (numbers is None or any(name in options for name in CHOOSES_CACHE)):
         return {}
     batched = options.get("max_num_batched_tokens", BATCHED_TOKENS_CPU if cpu else BATCHED_TOKENS_GPU)
-    tokens = tokens_at_work(request.max_tokens + 1, batched)
-    if request.decode is not None:
-        tokens = max(tokens, request.decode.batch * (request.max_tokens + 1 + BLOCK))
+    tokens = tokens_at_work(model.max_tokens + 1, batched)
+    if model.decode is not None:
+        tokens = max(tokens, model.decode.batch * (model.max_tokens + 1 + BLOCK))
     size = kv_cache_bytes(numbers, tokens)
     return {"kv_cache_memory_bytes": size} | ({} if cpu else {"gpu_memory_utilization": LEAST_FREE})
 

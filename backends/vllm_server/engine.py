@@ -11,15 +11,15 @@ What the model is, is asked before any window (``backends/vllm_server/served.py`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.base import (
     Capabilities,
-    LoadRequest,
-    ScoringEngine,
-    Task,
+    Engine,
+    PlannedModel,
+    ScoreRequest,
     TokenScores,
     Window,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import httpx2
 
 
-class VllmServerEngine(ScoringEngine):
+class VllmServerEngine(Engine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -48,20 +48,20 @@ class VllmServerEngine(ScoringEngine):
     files = ServedModel
     seen: Seen
 
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
-        self.served = ServedModel(request)
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
+        self.served = ServedModel(model)
         self.options = self.served.options
 
     @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        served = ServedModel(request)
+    def check(cls, model: PlannedModel) -> None:
+        served = ServedModel(model)
         served.storage()
         longest = served.seen.card.max_model_len
-        if longest is not None and longest <= request.max_tokens:
+        if longest is not None and longest <= model.max_tokens:
             raise InputError(
-                f"model_dir: {served.server.url}: takes {longest} tokens, windows of {request.max_tokens} and one more "
-                f"to generate need a server started with --max-model-len {request.max_tokens + 1}"
+                f"model_dir: {served.server.url}: takes {longest} tokens, windows of {model.max_tokens} and one more "
+                f"to generate need a server started with --max-model-len {model.max_tokens + 1}"
             )
 
     @classmethod
@@ -70,12 +70,12 @@ class VllmServerEngine(ScoringEngine):
 
     def load(self) -> None:
         self.seen = self.served.see()
-        if self.request.stamp and not is_stamped(self.request.stamp, self.seen.card, self.seen.sample):
+        if self.planned.stamp and not is_stamped(self.planned.stamp, self.seen.card, self.seen.sample):
             raise ModelError(f"{self.served.server.url}: the server's model changed before it was scored; run again")
 
-    def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
+    def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
-        if task.record is not None:
+        if request.record is not None:
             raise ModelError("a server cannot be the reference: it hands out no logits; mark another model")
         self.served.server.retried = 0
         queue, most = iter(windows), self.options.concurrency

@@ -187,13 +187,13 @@ class ServedModel(ModelFiles):
     @cached_property
     def options(self) -> ServerOptions:
         """The ``engine`` object; InputError."""
-        return parse_options(ServerOptions, self.request.options)
+        return parse_options(ServerOptions, self.planned.options)
 
     @cached_property
     def server(self) -> Server:
         """Where it is asked; InputError if the spec does not say it."""
         key = api_key(self.options)
-        return Server(base_url(self.request.model_dir), key, self.options.timeout_s, self.options.retries)
+        return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 
     def over_a_connection(self, ask: Callable[[httpx2.AsyncClient], Awaitable[T]]) -> T:
         """What ``ask`` finds over a connection of its own; ModelError."""

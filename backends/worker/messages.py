@@ -7,61 +7,60 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from compare_q.backends.base import LoadRequest, ModelFacts, Task, Window
+from compare_q.backends.base import PlannedModel, ScoreRequest, Window
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import one_line
 
 
 @dataclass(frozen=True)
-class LoadJob:
-    """Load a model by ``request`` in the engine of that name.
+class LoadCommand:
+    """Load ``model``, after the worker's last model is closed.
 
-    ``devices``: what CUDA_VISIBLE_DEVICES is to be, None: as it is; ``share``: which of how many replicas it is, that
-    share the processors.
+    ``devices``: the value of CUDA_VISIBLE_DEVICES; None: unchanged.  ``share``: (number, count) of a replica on the
+    CPU, which gets that share of the processors.
     """
 
-    engine: str
-    request: LoadRequest
+    model: PlannedModel
     devices: tuple[str, ...] | None = None
     share: tuple[int, int] | None = None
     type: Literal["load"] = "load"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreJob(Task):
-    """Score the windows in the file ``windows`` with the model that the last ``LoadJob`` has loaded.
+@dataclass(frozen=True)
+class ScoreCommand:
+    """Score the windows in the file ``windows`` with the loaded model.
 
-    Token scores are committed into the folder ``scores`` under ``tag`` (``backends/scoring/segments.py``); ``session``
+    Token scores are committed into the folder ``scores`` under ``tag`` (``backends/scoring/segments.py``).  ``session``
     names this run of the model; ``facts`` (JSON types) become part of its record.
     """
 
+    request: ScoreRequest
+    windows: Path
     scores: Path
     tag: str
-    windows: Path = Path()
     session: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     type: Literal["score"] = "score"
 
 
 @dataclass(frozen=True)
-class DescribeJob:
-    """Say what the worker's Python has of an engine, and check a request against that."""
+class InspectEngine:
+    """Return the ``EngineInfo`` of this Python for ``model``, as JSON types."""
 
-    engine: str
-    request: LoadRequest
-    type: Literal["describe"] = "describe"
+    model: PlannedModel
+    type: Literal["inspect"] = "inspect"
 
 
 @dataclass(frozen=True)
-class CallJob:
+class CallCommand:
     """Call a function, ``module:name``, with a function that sends ``Told``, and with keyword ``arguments``."""
 
     function: str
@@ -115,38 +114,24 @@ class Ended:
     type: Literal["ended"] = "ended"
 
 
-@dataclass(frozen=True)
-class Described:
-    """What a Python has of an engine, which a ``DescribeJob`` returns by its fields.
-
-    ``installed``: (distribution, version) that provides the engine, or None; ``versions``: what is part of the scores'
-    key; ``cpu_only``: its torch has no code for GPUs; ``problem``: why the request cannot work, else empty.  Of a model
-    that is not on this machine, also what it is: ``facts``, else None, and ``stamp``; or ``silence``, why it did not
-    say so.
-    """
-
-    installed: tuple[str, str] | None
-    versions: dict[str, str] = field(default_factory=dict)
-    cpu_only: bool = False
-    problem: str = ""
-    facts: ModelFacts | None = None
-    stamp: str = ""
-    silence: str = ""
+Command = LoadCommand | ScoreCommand | InspectEngine | CallCommand
+Message = Ready | Told | Returned | Failed | Ended
+COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
+MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
 
 
-Job = Annotated[LoadJob | ScoreJob | DescribeJob | CallJob, Field(discriminator="type")]
-Message = Annotated[Ready | Told | Returned | Failed | Ended, Field(discriminator="type")]
-JOB: TypeAdapter[Any] = TypeAdapter(Job)
-MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
-DESCRIBED = TypeAdapter(Described)
+def encoded(item: Command | Message) -> bytes:
+    """A command or a message as JSON; unlike pydantic's, it can hold file names that are not UTF-8."""
+    adapter: TypeAdapter[Any] = COMMAND if isinstance(item, Command) else MESSAGE
+    return json.dumps(adapter.dump_python(item), default=os.fspath).encode()
 
 
-def encoded(item: Any) -> bytes:
-    """A job or a message as JSON, in which any text can be, halves of surrogate pairs too."""
-    return json.dumps(asdict(item), default=os.fspath).encode()
+def parse_command(data: bytes) -> Command:
+    """The command that ``encoded`` wrote."""
+    return COMMAND.validate_python(json.loads(data))
 
 
-def parse_message(data: bytes) -> Any:
+def parse_message(data: bytes) -> Message:
     """A message of a worker; ModelError if it is none."""
     try:
         return MESSAGE.validate_python(json.loads(data))

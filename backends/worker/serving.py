@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import multiprocessing
 import os
 import re
@@ -16,13 +15,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from compare_q import backends
-from compare_q.backends import hub, window_scores
-from compare_q.backends.base import Engine, LoadRequest, ModelFacts, TokenScores, Window
+from compare_q.backends import hub
+from compare_q.backends.base import Engine, EngineInfo, ModelFacts, PlannedModel, TokenScores, Window
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable
@@ -31,18 +29,17 @@ from compare_q.backends.common.process import in_worker
 from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import (
-    JOB,
-    CallJob,
-    Described,
-    DescribeJob,
+    CallCommand,
     Failed,
-    LoadJob,
+    InspectEngine,
+    LoadCommand,
     Ready,
     Returned,
-    ScoreJob,
+    ScoreCommand,
     Told,
     encoded,
     ending,
+    parse_command,
     read_windows,
 )
 
@@ -73,14 +70,14 @@ def serve(channel: Connection, asked: float, why: str = "") -> None:
     send(Ready(os.getpid(), machine.code()))
     with suppress(EOFError, ConnectionError):
         while job := channel.recv_bytes():
-            server.perform(JOB.validate_python(json.loads(job)), send)
+            server.perform(parse_command(job), send)
     server.close()
 
 
 class Committer:
     """Collects the scores of finished windows, and writes them to a segment every ``COMMIT_S`` seconds."""
 
-    def __init__(self, job: ScoreJob, engine: Engine, windows: list[Window]) -> None:
+    def __init__(self, job: ScoreCommand, engine: Engine, windows: list[Window]) -> None:
         self.job, self.engine = job, engine
         self.windows = {window.index: window for window in windows}
         self.waiting: list[tuple[Window, TokenScores]] = []
@@ -114,51 +111,51 @@ class Server:
         self.engine: Any = None
         self.moments: dict[str, float] = {}
         self.load_seconds = 0.0
-        self.last: tuple[ScoreJob, dict[str, Any]] | None = None  # with its record
-        self.request: Any = None  # the last one, for what is said of its memory
+        self.last: tuple[ScoreCommand, dict[str, Any]] | None = None  # with its record
+        self.planned: PlannedModel | None = None  # the last one, for what is said of its memory
 
     def perform(self, job: Any, send: Send) -> None:
         """Do one job, whose last message is ``Returned`` or ``Failed``."""
-        self.request = job if hasattr(job, "request") else self.request
+        self.planned = getattr(job, "model", self.planned)
         try:
             outcome: Any = Returned(self._do(job, send))
         except Exception as error:
             reason = str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
             if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
                 os.write(2, traceback.format_exc().encode())
-            advice = memory_advice(self.request, error) if self.request else ""
+            advice = memory_advice(self.planned, error) if self.planned else ""
             outcome = Failed(advice or reason)
         send(outcome)
 
     def _do(self, job: Any, send: Send) -> Any:
-        if isinstance(job, DescribeJob):
-            return asdict(describe(job))
-        if isinstance(job, CallJob):
+        if isinstance(job, InspectEngine):
+            return inspect(job.model).model_dump()
+        if isinstance(job, CallCommand):
             module, _, name = job.function.partition(":")
             function = getattr(importlib.import_module(module), name)
             return function(lambda kind, content: send(Told(kind, content)), **job.arguments)
-        if isinstance(job, LoadJob):
+        if isinstance(job, LoadCommand):
             return self.load(job)
         assert self.engine is not None, "no model is loaded"
         return self.score(job, send)
 
-    def load(self, job: LoadJob) -> None:
+    def load(self, job: LoadCommand) -> None:
         """Load a model on its GPUs; whatever an engine raises."""
         self.close()
         if job.devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
         if job.share is not None:
             keep_to_share(*job.share)
-        engine_class = backends.engine_class(job.engine)
+        engine_class = backends.engine_class(job.model.engine)
         with suppress(Exception):  # what is wrong with it, loading says better
-            engine_class.import_engine(verbose=job.request.log_file is None)
+            engine_class.import_engine(verbose=job.model.log_file is None)
         machine.choose_mkl_kernels()
-        self.engine = engine_class(job.request)
+        self.engine = engine_class(job.model)
         self.engine.load()
         self.moments = {"started": self.asked, "loaded": time.time()}
         self.load_seconds = self.moments["loaded"] - self.asked
 
-    def score(self, job: ScoreJob, send: Send) -> None:
+    def score(self, job: ScoreCommand, send: Send) -> None:
         """Do a job; CompareQError, or whatever an engine raises.  What was committed before an error stays.
 
         The session's record is written before the last windows are committed, so that scores of all windows are never
@@ -169,7 +166,7 @@ class Server:
         moments["score_began"] = time.time()
         try:
             with watched(send):
-                for scores in window_scores.token_scores(self.engine, windows, job):
+                for scores in self.engine.score(windows, job.request):
                     moments["last_window"] = time.time()
                     moments.setdefault("first_window", moments["last_window"])
                     committer.add(scores)
@@ -221,34 +218,34 @@ def keep_to_share(number: int, count: int) -> None:
         sys.modules["torch"].set_num_threads(each)
 
 
-def describe(job: DescribeJob) -> Described:
-    """What this Python has of an engine, and what is wrong with a request to it."""
-    engine = backends.engine_class(job.engine)
+def inspect(model: PlannedModel) -> EngineInfo:
+    """What this Python has of the model's engine, and why the model cannot run with it, if so."""
+    engine = backends.engine_class(model.engine)
     capabilities = engine.capabilities
     installed = capabilities.installed()
     if installed is None:
-        return Described(None)
-    found = Described(installed, facts=None if capabilities.here else ModelFacts())
+        return EngineInfo()
+    found: dict[str, Any] = {} if capabilities.here else {"facts": ModelFacts()}
     try:
-        engine.check(job.request)
+        engine.check(model)
         if capabilities.here:
-            check_pinned(job.request)
+            check_pinned(model)
             if importlib.util.find_spec("torch") is None:
                 raise InputError(f"load_fn: scoring needs torch, which {sys.executable} lacks")
         else:
-            model = engine.files(job.request)
-            found = replace(found, facts=model.facts(), stamp=model.stamp())
-        found = replace(found, versions={**engine.versions(), **named_files(job.request.options)})
+            files = engine.files(model)
+            found = {"facts": files.facts(), "stamp": files.stamp()}
+        found["versions"] = {**engine.versions(), **named_files(model.options)}
     except InputError as error:
-        found = replace(found, problem=str(error))
+        found["problem"] = str(error)
     except ModelError as error:
-        found = replace(found, silence=str(error))
-    return replace(found, cpu_only=capabilities.torch and machine.cpu_build_of_torch())
+        found["silence"] = str(error)
+    return EngineInfo(installed=installed, cpu_only=capabilities.torch and machine.cpu_build_of_torch(), **found)
 
 
-def check_pinned(request: LoadRequest) -> None:
+def check_pinned(model: PlannedModel) -> None:
     """InputError for an option that names a repository of the hub, whose content may change under its name."""
-    for name, value in request.options.items():
+    for name, value in model.options.items():
         for each in filter(hub.is_hub_id, strings_in(value)):
             raise InputError(
                 f"engine.{name}: {printable(each)} is no path here, and a repository on the hub may change; fetch it "
@@ -256,13 +253,13 @@ def check_pinned(request: LoadRequest) -> None:
             )
 
 
-def memory_advice(job: LoadJob | DescribeJob, error: BaseException) -> str:
+def memory_advice(model: PlannedModel, error: BaseException) -> str:
     """One line on an error that came of too little memory: what the model takes, what is free; empty for others."""
     if not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""
     numbers = []
     with suppress(Exception):  # an error in finding numbers must not hide the one that they are for
-        weights = backends.engine_class(job.engine).files(job.request).storage().vram_bits
+        weights = backends.files_of(model).storage().vram_bits
         numbers += [f"its weights take {bytes_in_words(weights / 8)}"] if weights else []
     with suppress(Exception):
         cuda = sys.modules["torch"].cuda

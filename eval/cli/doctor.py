@@ -11,7 +11,7 @@ from pathlib import Path
 
 from compare_q import backends
 from compare_q.backends import hub
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.contents import Contents, compare_all
 from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine
 from compare_q.backends.checkpoint.folder import Checkpoint
@@ -56,8 +56,12 @@ def patient_of(name: str, progress: Progress, label: str, revision: str | None =
     load_fn = backends.reader_of(name)
     with progress.phase(f"fetching {name}", unit="bytes") as phase:
         if load_fn is not None:
-            request = LoadRequest(label, load_fn, name, 1, revision=revision)
-            model = backends.resolve(load_fn, None)[1].files(request)
+            engine, engine_class = backends.resolve(load_fn, None)
+            model = engine_class.files(
+                PlannedModel(
+                    label=label, engine=engine, load_fn=load_fn, model_dir=name, max_tokens=1, revision=revision
+                )
+            )
             if model.is_remote:
                 return Patient(label, Path(model.fetch(phase).model_dir))
         elif hub.is_hub_id(name):

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from compare_q import backends
 from compare_q.backends import hub
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
@@ -136,8 +136,11 @@ def context_of(spec: ModelSpec, config: CheckpointConfig | None) -> int | None:
     """The tokens that a model can take, if its files are here."""
     if config is not None:
         return config.context
-    _, engine = backends.resolve(spec.load_fn, None)
-    files = engine.files(LoadRequest(spec.name, spec.load_fn, spec.located, LENGTH))
+    name, engine = backends.resolve(spec.load_fn, None)
+    model = PlannedModel(
+        label=spec.name, engine=name, load_fn=spec.load_fn, model_dir=spec.located, max_tokens=LENGTH
+    )  # fmt: skip
+    files = engine.files(model)
     return files.facts().context if engine.capabilities.here and not files.is_remote else None
 
 

@@ -34,7 +34,16 @@ from compare_q.backends.common.errors import CompareQError, InputError, ModelErr
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.process import root_cause
 from compare_q.backends.worker.engine_process import LEAVE, end_group
-from compare_q.backends.worker.messages import CallJob, Ended, Failed, Ready, Returned, encoded, ending, parse_message
+from compare_q.backends.worker.messages import (
+    CallCommand,
+    Ended,
+    Failed,
+    Ready,
+    Returned,
+    encoded,
+    ending,
+    parse_message,
+)
 from compare_q.eval.common.progress import Progress, Tell, ToldProgress, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
@@ -314,7 +323,9 @@ def apart(function: Callable[..., Any], what: str, progress: Progress | None = N
     worker = WorkerProcess(engine=backends.TOKENIZING)
     try:
         with shown(progress) as show:
-            return outcome(worker.messages(CallJob(f"{__name__}:{called.__name__}", call), math.inf), show, InputError)
+            return outcome(
+                worker.messages(CallCommand(f"{__name__}:{called.__name__}", call), math.inf), show, InputError
+            )
     except ModelError as error:
         raise InputError(f"{what}: {error}") from None
     finally:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from filelock import Timeout
 
-from compare_q.backends.base import Engine, LoadRequest, ModelFacts, ModelFiles
+from compare_q.backends.base import Engine, EngineInfo, ModelFacts, ModelFiles, PlannedModel
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, StoppedError
 from compare_q.backends.common.json_files import expanded
@@ -32,7 +32,7 @@ from compare_q.backends.common.process import captured
 from compare_q.backends.hub import Watch
 from compare_q.backends.worker import serving
 from compare_q.backends.worker.engine_process import ENDING
-from compare_q.backends.worker.messages import DESCRIBED, Described, DescribeJob
+from compare_q.backends.worker.messages import InspectEngine
 from compare_q.eval.common.cache import Cache, Lock, NoLock
 from compare_q.eval.common.processes import PROCESSES, WorkerProcess, in_process, outcome
 from compare_q.eval.common.progress import Progress, Tell
@@ -58,10 +58,10 @@ class Job:
     spec: ModelSpec
     engine: str
     engine_class: type[Engine]
-    request: LoadRequest
+    request: PlannedModel
     python: str | None = None
     gpus: tuple[Gpu, ...] = ()
-    described: Described = field(default_factory=partial(Described, None))
+    described: EngineInfo = field(default_factory=EngineInfo)
     kind: Kind | None = None
 
     @property
@@ -91,10 +91,10 @@ class Job:
 class Worker(Protocol):
     """One worker, for one model, from its making on; ``close`` comes last, whatever happened, also after ``kill``.
 
-    It does the jobs of ``backends/worker/messages.py`` one after the other: ``LoadJob``, which says which GPUs it gets,
-    and ``ScoreJob``.  Files that jobs name lie where the driver sees them: the worker reads the model, the windows and
-    the reference store there, and leaves its segments in the job's folder ``scores``, and a reference in its folder
-    ``record``.  Whoever has no common disk brings and fetches these.
+    It does the commands of ``backends/worker/messages.py`` one after the other: ``LoadCommand``, which says which GPUs
+    it gets, and ``ScoreCommand``.  Files that commands name lie where the driver sees them: the worker reads the model,
+    the windows and the reference store there, and leaves its segments in the command's folder ``scores``, and a
+    reference in its folder ``record``.  Whoever has no common disk brings and fetches these.
     """
 
     def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
@@ -153,7 +153,7 @@ class Hosts:
     window_s: float = 1800.0
     in_process: bool = False
     make_worker: Callable[[Job], Worker] | None = None
-    place: Callable[[Job], tuple[Described, Kind]] | None = None
+    place: Callable[[Job], tuple[EngineInfo, Kind]] | None = None
     workers: set[Worker] = field(default_factory=set)
     stopped: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -242,12 +242,12 @@ class Hosts:
         """The GPUs that an engine sees while it is imported: vLLM asks for the kind of the first."""
         return tuple(gpu.device for gpu in self.devices.gpus) or None
 
-    def describe(self, python: str | None, question: DescribeJob) -> Described:
+    def inspect(self, python: str | None, model: PlannedModel) -> EngineInfo:
         """What a Python has of an engine, said by a worker; ModelError if it cannot, or is silent for too long."""
         with self.started(partial(WorkerProcess, python)) as worker:
             # It imports no engine, and what an engine may ask a server takes less.
-            told = worker.perform(question, min(600.0, self.load_s), lambda kind, content: None)
-        return DESCRIBED.validate_python(told)
+            told = worker.perform(InspectEngine(model), min(600.0, self.load_s), lambda kind, content: None)
+        return EngineInfo.model_validate(told)
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
         """The Python that runs a model: of its spec, of its engine in the settings, or None for this one.

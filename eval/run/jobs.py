@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from compare_q import backends
-from compare_q.backends.base import Capabilities, Decode, LoadRequest, ModelFacts
+from compare_q.backends.base import Capabilities, Decode, EngineInfo, ModelFacts, PlannedModel
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import check_unicode
 from compare_q.backends.common.options import strings_in
 from compare_q.backends.layers import noise
 from compare_q.backends.worker import serving
-from compare_q.backends.worker.messages import Described, DescribeJob
 from compare_q.eval.run.devices import Devices, Kind
 from compare_q.eval.run.hosts import Hosts, Job, Session
 from compare_q.eval.specs.types import ModelSpec
@@ -48,11 +47,14 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[lis
     for spec in specs:
         try:
             engine, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
-            request = LoadRequest(
-                spec.name, spec.load_fn, spec.located, max_tokens, spec.options, spec.override_tensors, spec.revision,
-                decode=decode_of(spec, engine_class.capabilities),
-            )  # fmt: skip
             python = hosts.python(None if spec.python is None else spec.locate(spec.python), engine, spec.load_fn)
+            request = PlannedModel(
+                label=spec.name, engine=engine, load_fn=spec.load_fn, model_dir=spec.located, max_tokens=max_tokens,
+                options=spec.options, override_tensors=spec.override_tensors, revision=spec.revision,
+                decode=decode_of(spec, engine_class.capabilities), python=python, replicas=spec.replicas,
+                resources=dict(spec.resources), is_reference=spec.is_reference,
+                spec=spec.model_dump(mode="json", exclude_unset=True),
+            )  # fmt: skip
             check_unicode("model_dir", request.model_dir, *request.override_tensors)
             check_unicode("python", python)
             check_unicode("out_logits", spec.out_logits and spec.locate(spec.out_logits))
@@ -81,11 +83,11 @@ def check(job: Job, hosts: Hosts) -> Job:
     """The job with what its Python says of the engine and the GPUs that it will get.
 
     InputError if the engine is not installed, its options are wrong, or a local model's files do not fit.  A model
-    elsewhere that does not say what it is (``Described.silence``) is asked again at its turn (``fetch``).
+    elsewhere that does not say what it is (``EngineInfo.silence``) is asked again at its turn (``fetch``).
     """
     capabilities, request = job.engine_class.capabilities, job.request
     backends.check_files(request.model_dir, job.engine_class)
-    described, kind = describe(job, hosts)
+    described, kind = inspect(job, hosts)
     job = replace(job, described=described, kind=kind)
     if described.installed is None:
         where = "" if job.python is None else f" in {job.python}"
@@ -115,23 +117,23 @@ def check(job: Job, hosts: Hosts) -> Job:
     return replace(job, gpus=devices.planned(wanted_gpus(job, devices)))
 
 
-def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:
+def inspect(job: Job, hosts: Hosts) -> tuple[EngineInfo, Kind | None]:
     """What the Python of a job has of the job's engine, there where it runs; InputError if it cannot run workers.
 
     A model elsewhere is only talked to in a worker.
     """
     if hosts.place is not None:
         return hosts.place(job)
-    question, here = DescribeJob(job.engine, job.request), job.engine_class.capabilities.here
+    here = job.engine_class.capabilities.here
     if job.python is None and (here or hosts.in_process):
-        return serving.describe(question), None
+        return serving.inspect(job.request), None
     try:
-        return hosts.describe(job.python, question), None
+        return hosts.inspect(job.python, job.request), None
     except ModelError as error:
         if here:
             named = str(error).startswith("python: ")
             raise InputError(str(error) if named else f"python: {job.python}: {error}") from None
-        return Described(("", ""), facts=ModelFacts(), silence=str(error)), None
+        return EngineInfo(installed=("", ""), facts=ModelFacts(), silence=str(error)), None
 
 
 def wanted_gpus(job: Job, devices: Devices) -> int:
@@ -155,7 +157,7 @@ def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> lis
     fitted, problems = [], []
     longest = max(data.length for data in texts.values())
     for job in jobs:
-        longer = replace(job, request=replace(job.request, max_tokens=longest))
+        longer = replace(job, request=job.request.updated(max_tokens=longest))
         try:
             longer = check(longer, hosts) if longest > job.request.max_tokens else longer
         except InputError as error:
@@ -240,7 +242,7 @@ def fetch(job: Job, session: Session) -> Job:
         job = check(job, session.hosts)
         if job.described.silence:
             raise ModelError(job.described.silence)
-    return replace(job, request=replace(job.request, stamp=job.stamp()))
+    return replace(job, request=job.request.updated(stamp=job.stamp()))
 
 
 def identity(job: Job, data: EvalData, session: Session) -> dict[str, Any]:

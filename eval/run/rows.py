@@ -19,13 +19,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.base import LoadRequest, Window
+from compare_q.backends.base import PlannedModel, ScoreRequest, Window
 from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store as reference_store
 from compare_q.backends.reference.reading import open_reference
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.messages import LoadJob, ScoreJob, write_windows
+from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
 from compare_q.eval.common.progress import Progress, Tell
 from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.run import jobs, references, token_scores
@@ -70,10 +70,10 @@ class Crew:
             self.session.progress.say(f"{self.job.request.label}: another run is scoring it; this one waits for that")
 
     @cached_property
-    def request(self) -> LoadRequest:
+    def request(self) -> PlannedModel:
         """The model, and the log of its workers, named only now: for rows of the cache nothing need be written."""
         label, verbose = self.job.request.label, self.session.verbose
-        return replace(self.job.request, log_file=None if verbose else self.session.cache.log_file(label, self.key))
+        return self.job.request.updated(log_file=None if verbose else self.session.cache.log_file(label, self.key))
 
     @property
     def slots(self) -> int:
@@ -125,17 +125,17 @@ class Crew:
         session, job, windows = self.session, self.job, text.data.windows
         session.cache.check_writable()
         folder = session.cache.path("scores", text.scores_keys[job.request.label], "")
-        task = ScoreJob(scores=folder, tag=references.tag_for(reference, job))
-        there = segments.committed(folder, task.tag)
+        tag, request = references.tag_for(reference, job), ScoreRequest()
+        there = segments.committed(folder, tag)
         facts = {"label": job.request.label, "known": jobs.known_before(job), "reference": None}
         with ExitStack() as held:
-            if reference is not None and task.tag != segments.ALONE:
+            if reference is not None and tag != segments.ALONE:
                 entries = open_reference(reference.path).head.vocab_size
-                task = replace(task, reference=reference.path, vocab_size=entries, divergences=reference.divergences)
+                request = ScoreRequest(reference=reference.path, vocab_size=entries, divergences=reference.divergences)
                 facts["reference"] = {"label": reference.label, "key": reference.key, "vocab_size": entries,
                                       "model_vocab_size": job.facts().vocab_size}  # fmt: skip
             elif reference is not None and job.spec.is_reference and not reference.has(len(windows)):
-                task = replace(task, record=held.enter_context(self._recording_folder(reference)))
+                request = ScoreRequest(record=held.enter_context(self._recording_folder(reference)))
                 there &= reference_store.recorded(reference.path)
             wanted = [window for window in windows if window.index not in there]
             if not segments.records(folder):  # a worker was killed before it could say what ran
@@ -144,9 +144,9 @@ class Crew:
             for replica, share in enumerate(shares(wanted, self.replicas)):
                 file = held.enter_context(session.cache.scratch())
                 write_windows(file, share)
-                score_jobs.append(replace(task, windows=file, session=f"{run}-{replica}", facts=facts))
+                score_jobs.append(ScoreCommand(request, file, folder, tag, f"{run}-{replica}", facts))
             self._watch_scoring(score_jobs, text.of(job), len(wanted))
-            if task.record is not None and reference is not None:
+            if request.record is not None and reference is not None:
                 keep_store(session, reference, len(windows))
             if not keeps:
                 self.release()
@@ -164,7 +164,7 @@ class Crew:
             finally:
                 reference_store.tidy(reference.path)
 
-    def _watch_scoring(self, jobs: Sequence[ScoreJob], name: str, n_windows: int) -> None:
+    def _watch_scoring(self, jobs: Sequence[ScoreCommand], name: str, n_windows: int) -> None:
         """Have the workers score so many windows, and show it under this ``name``."""
         self.get_ready()
         lock, title = threading.Lock(), self.session.progress.numbered(f"scoring {name}", self.place)
@@ -189,7 +189,7 @@ class Crew:
         for number in range(count):
             names = hold.names and hold.names[number * slots : (number + 1) * slots]
             share = None if self.job.gpus else (number, count)
-            jobs.append(LoadJob(self.job.engine, self.request, names, share))
+            jobs.append(LoadCommand(self.request, names, share))
             self.workers.append(self.held.enter_context(hosts.started(make)))
         title = self.session.progress.numbered(f"loading {self.request.label}", self.place)
         with self.session.progress.phase(title) as phase:

@@ -7,23 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from compare_q.backends import base, window_scores
-from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends import base, logits_engine
+from compare_q.backends.base import ScoreRequest
+from tests.support.planned import planned
 from tests.support.toy import toy_windows
 
 
 def test_the_engine_in_the_docstring_is_whole() -> None:
     """Each of its 1,000 tokens has the probability 1 / 1,000."""
-    assert base.__doc__ is not None
-    shown = base.__doc__[base.__doc__.index("    class ") : base.__doc__.index("What this file does not know")]
-    names: dict[str, Any] = dict(vars(base))
+    assert logits_engine.__doc__ is not None
+    shown = logits_engine.__doc__[logits_engine.__doc__.index("    class ") :]
+    names: dict[str, Any] = dict(vars(base)) | dict(vars(logits_engine))
     exec(f"from __future__ import annotations\n{textwrap.dedent(shown)}", names)
-    request = LoadRequest("uniform", "uniform", "none", 100)
+    request = planned("uniform", "uniform", "none", 100)
     engine = names["UniformEngine"](request)
     engine.check(request)
     engine.load()
     windows = toy_windows(2, 50)
-    for scores in window_scores.token_scores(engine, windows, Task()):
+    for scores in engine.score(windows, ScoreRequest()):
         np.testing.assert_allclose(scores.logprob, -np.log(1000), rtol=1e-6)
     engine.close()
     assert engine.files(request).storage().vram_bits is None

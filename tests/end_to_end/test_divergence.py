@@ -17,14 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
+from compare_q.backends.base import ScoreRequest, TokenScores, Window
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.definitions import assert_divergences_of
+from tests.support.planned import planned
 from tests.support.toy import rounds_by_place
 
 pytestmark = pytest.mark.engine
@@ -51,10 +51,10 @@ class Measured:
 def opened(name: str, folder: Path) -> VllmEngine | TransformersEngine:
     engine, log = name.split()[0], folder / f"{name}.log"
     if engine == "transformers":
-        backend = TransformersEngine(LoadRequest(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH))
+        backend = TransformersEngine(planned(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH))
     else:
         options = {"enforce_eager": True}
-        backend = VllmEngine(LoadRequest(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log))
+        backend = VllmEngine(planned(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log))
     backend.load()
     return backend
 
@@ -79,7 +79,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         backend = opened(name, folder)
         if name in REFERENCES:
             (folder / name).mkdir()
-            list(window_scores.token_scores(backend, windows, Task(record=folder / name)))
+            list(backend.score(windows, ScoreRequest(record=folder / name)))
             reference.seal(folder / name, {}, len(windows))
         for store in (store for store in REFERENCES if (folder / store).is_dir()):
             score(backend, name, store, folder, found)
@@ -94,10 +94,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 def score(backend: VllmEngine | TransformersEngine, name: str, store: str, folder: Path, found: Measured) -> None:
     """Scores of one engine against one store, and the logits that they are of."""
     entries = reference.Reader(folder / store).head.vocab_size
-    task = Task(reference=folder / store, vocab_size=entries, divergences=True)
+    task = ScoreRequest(reference=folder / store, vocab_size=entries, divergences=True)
     if isinstance(backend, VllmEngine):
         backend.llm.collective_rpc("compare_q_keep")
-    for scores in window_scores.token_scores(backend, found.windows, task):
+    for scores in backend.score(found.windows, task):
         found.scores[name, store, scores.window] = scores
     if isinstance(backend, VllmEngine):
         backend.llm.collective_rpc("compare_q_save", args=(str(folder),))

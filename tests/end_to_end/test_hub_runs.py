@@ -21,10 +21,11 @@ with contextlib.redirect_stdout(io.StringIO()):
     value = cli.main({words!r})
 """
 GGUF = """
-from compare_q.backends.base import LoadRequest
+from tests.support.planned import planned
+from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.gguf import GgufFiles
 watch = Watch()
-found = GgufFiles(LoadRequest("m", "llamacpp", {name!r}, 16)).fetch(watch)
+found = GgufFiles(planned("m", "llamacpp", {name!r}, 16)).fetch(watch)
 value = [found.model_dir, watch.total, watch.done]
 """
 CLIENTS_BARS = ("it/s", "B/s]", "Downloading", "Reconstruct", "Fetching", "examples", "Generating")
@@ -131,7 +132,7 @@ def test_gguf_files(server: Hub, tmp_path: Path) -> None:
         assert client.refusal(GGUF.format(name="org/repo-GGUF/Q4/n.gguf")) == (
             "org/repo-GGUF: no file Q4/n.gguf on the hub (did you mean 'Q4/m.gguf'?)"
         )
-        split = "LoadRequest('m', 'llamacpp', 'org/repo-GGUF/Q8/m-00001-of-00002.gguf', 16)"
+        split = "planned('m', 'llamacpp', 'org/repo-GGUF/Q8/m-00001-of-00002.gguf', 16)"
         assert client.run(f"value = GgufFiles({split}).would_fetch()") == "in the local cache"
         assert client.refusal(GGUF.format(name="org/none/m.gguf")) == f"org/none: {WHY}"
         client.run("from huggingface_hub import constants; constants.HF_HUB_OFFLINE = True")

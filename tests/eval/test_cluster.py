@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import EngineInfo, PlannedModel, ScoreRequest
 from compare_q.backends.common.errors import InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, write_windows
+from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
 from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, Node, RayWorker, kind_of_nodes, problem_of, restricted
 from compare_q.eval.common.cache import ENVIRONMENT
@@ -26,6 +25,7 @@ from compare_q.eval.run.hosts import Job
 from compare_q.eval.run.jobs import hardware
 from compare_q.eval.specs.types import ModelSpec
 from tests.support.fake_engine import FakeEngine
+from tests.support.planned import planned
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, record, state_store
 
@@ -62,8 +62,8 @@ def cluster_of(nodes: tuple[str, ...] = ("n",), **other: Any) -> Cluster:
     return Cluster(ray, print, hosts={node: node for node in nodes})
 
 
-def request(**options: Any) -> LoadRequest:
-    return LoadRequest("fake", "fake", "none", 40, {"vocab_size": 50_000, **options})
+def request(**options: Any) -> PlannedModel:
+    return planned("fake", "fake", "none", 40, {"vocab_size": 50_000, **options})
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
 
 def job(log_file: Path | None = None, kind: Any = None) -> Job:
     spec = ModelSpec(load_fn="fake", model_dir="none")
-    return Job(spec, "fake", FakeEngine, replace(request(), log_file=log_file), kind=kind)
+    return Job(spec, "fake", FakeEngine, request().updated(log_file=log_file), kind=kind)
 
 
 def shown(kind: str, content: Any) -> None:
@@ -98,11 +98,13 @@ def started(node: Node, log: Path) -> RayWorker:
 def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path: Path) -> None:
     """A worker keeps its model for another text.  Its scores are here before it says that they are done."""
     worker = started(node, tmp_path / "log")
-    worker.perform(LoadJob("fake", request()), 60.0, shown)
+    worker.perform(LoadCommand(request()), 60.0, shown)
     write_windows(tmp_path / "windows", WINDOWS)
     for text in ("one", "two"):
         here = tmp_path / text
-        task = ScoreJob(windows=tmp_path / "windows", scores=here, tag=segments.ALONE, session=f"{text}-0")
+        task = ScoreCommand(
+            ScoreRequest(), windows=tmp_path / "windows", scores=here, tag=segments.ALONE, session=f"{text}-0"
+        )
         worker.perform(task, 60.0, shown)
         assert segments.records(here)[f"{text}-0"]["known"]["node"] == "n"
         assert len(segments.load(here, segments.ALONE, WINDOWS).scores) == 4
@@ -117,9 +119,11 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
 @pytest.mark.engine
 def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: Node, tmp_path: Path) -> None:
     worker = started(node, tmp_path / "log")
-    worker.perform(LoadJob("fake", request(fail=2, failure="abort")), 60.0, shown)
+    worker.perform(LoadCommand(request(fail=2, failure="abort")), 60.0, shown)
     write_windows(tmp_path / "windows", WINDOWS)
-    task = ScoreJob(windows=tmp_path / "windows", scores=tmp_path / "scores", tag=segments.ALONE, session="one")
+    task = ScoreCommand(
+        ScoreRequest(), windows=tmp_path / "windows", scores=tmp_path / "scores", tag=segments.ALONE, session="one"
+    )
     with pytest.raises(ModelError, match=f"on node n: its worker .*SIGABRT.*log: {tmp_path / 'log'}"):
         worker.perform(task, 60.0, shown)
     assert "Fatal Python error: Aborted" in (tmp_path / "log").read_text()
@@ -177,7 +181,7 @@ def test_a_worker_is_lost_with_its_node() -> None:
     worker = RayWorker(made, job(kind=kind_of_nodes([("n", facts())], {"n": {"CPU": 2.0}})))
     worker.actor, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
     with pytest.raises(LostWorkerError, match=r"^node n was lost "):
-        worker.perform(LoadJob("fake", request()), 60.0, shown)
+        worker.perform(LoadCommand(request()), 60.0, shown)
     worker.node = ""
     waiting = {"remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(start=lambda *_: 0)))}
     vars(made.ray).update(waiting, wait=lambda asked, timeout: ([], asked), nodes=list)
@@ -188,11 +192,11 @@ def test_a_worker_is_lost_with_its_node() -> None:
 
 
 def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
-    described, content = node.describe(DescribeJob("fake", request()), None)
+    described, content = node.inspect(request())
     assert (described.installed, content) == (("built in", ""), "")
     assert problem_of(node.facts(), {"CPU": 1.0}) == ""
     with pytest.raises(InputError, match="cannot be started"):
-        node.describe(DescribeJob("fake", request()), str(tmp_path / "python"))
+        node.inspect(request().updated(python=str(tmp_path / "python")))
 
 
 def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +242,7 @@ def test_a_kind_has_the_gpus_of_its_largest_node_and_names_its_own_processor() -
     gpus = kind.devices.planned(1)
     engine, backend = backends.resolve("transformers", None)
     for cpu_only, gold in ((False, {"gpus": ["H200"], "driver": "580"}), (True, facts()["processor"])):
-        described = Described(None, cpu_only=cpu_only)
+        described = EngineInfo(cpu_only=cpu_only)
         spec: Any = None
         on_kind = Job(spec, engine, backend, request(), gpus=gpus, described=described, kind=kind)
         assert hardware(on_kind) == {**gold, "A": "1"}

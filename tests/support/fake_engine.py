@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import Field, PositiveInt
 
-from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
+from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.options import EngineOptions
+from compare_q.backends.logits_engine import LogitsEngine
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +60,8 @@ class FakeEngine(LogitsEngine):
 
     options_type = FakeOptions
 
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
         self.windows_done = 0
 
     @classmethod

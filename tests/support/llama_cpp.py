@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from compare_q.backends.base import Decode, LoadRequest
+from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.llamacpp.engine import LlamacppEngine
+from tests.support.planned import planned
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
@@ -26,11 +26,11 @@ def runs_llama_cpp(test: Test) -> Test:
     return pytest.mark.engine(needs_llama_cpp(test))
 
 
-def request_for(model: object, log: Path | None = None, tokens: int = 100, **options: Any) -> LoadRequest:
-    return LoadRequest("m", "llamacpp", str(model), tokens, options, log_file=log)
+def request_for(model: object, log: Path | None = None, tokens: int = 100, **options: Any) -> PlannedModel:
+    return planned("m", "llamacpp", str(model), tokens, options, log_file=log)
 
 
 def loaded(*arguments: Any, decode: Decode | None = None, **options: Any) -> LlamacppEngine:
-    engine = LlamacppEngine(replace(request_for(*arguments, **options), decode=decode))
+    engine = LlamacppEngine(request_for(*arguments, **options).updated(decode=decode))
     engine.load()
     return engine

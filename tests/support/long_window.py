@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from compare_q import backends
-from compare_q.backends import base, window_scores
-from compare_q.backends.base import LoadRequest, LogitsEngine, Task, Window
+from compare_q.backends import logits_engine
+from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.hf import engine as hf
+from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import comparison, reading, store
 from tests.support import ROOT
+from tests.support.planned import planned
 
 VOCAB, SHORT, LONG = 16_384, 512, 4_096
 LOGITS = (LONG - SHORT) * VOCAB * 4
@@ -39,19 +41,19 @@ def growth(load_fn: str, model: Path) -> int:
 
 
 def main(load_fn: str, model: str, tokens: str) -> None:
-    base.PIECE_ELEMENTS = hf.PIECE_ELEMENTS = comparison.CHUNK_ELEMENTS = 1 << 21
+    logits_engine.PIECE_ELEMENTS = hf.PIECE_ELEMENTS = comparison.CHUNK_ELEMENTS = 1 << 21
     reading.PIECE_BYTES, reading.AHEAD_BYTES = 1 << 22, 1 << 23
     torch.set_num_threads(1)
     engine_class, length = backends.resolve(load_fn, None)[1], int(tokens)
     options: dict[str, Any] = {"dtype": "float32"} if load_fn == "transformers" else {}
-    engine = engine_class(LoadRequest("toy", load_fn, model, length, options))
+    engine = engine_class(planned("toy", load_fn, model, length, options))
     assert isinstance(engine, LogitsEngine)
     engine.load()
     window = Window.scored_from(0, np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32))
     with tempfile.TemporaryDirectory() as name:
-        list(window_scores.token_scores(engine, [window], Task(record=Path(name))))
+        list(engine.score([window], ScoreRequest(record=Path(name))))
         store.seal(Path(name), {}, 1)
-        (scores,) = window_scores.token_scores(engine, [window], Task(reference=Path(name)))
+        (scores,) = engine.score([window], ScoreRequest(reference=Path(name)))
     assert scores.kld is not None
     assert np.abs(scores.kld).max() < 1e-6
     peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())

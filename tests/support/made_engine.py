@@ -36,7 +36,7 @@ class MadeEngine(FakeEngine):
                 os.kill(os.getpid(), signal.SIGSEGV)
 
     def load(self) -> None:
-        match self.request.label:
+        match self.planned.label:
             case "segfault":
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "killed":  # as the system does when memory is full

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import LogitsEngine, Task
+from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference.reading import open_reference
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import Reader, begin, seal
@@ -73,7 +73,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
     """Whether a loaded model keeps its states or its logits in ``folder / "store"``, and why not its states."""
     (folder / "store").mkdir()
-    list(window_scores.token_scores(engine, toy_windows(1, 20), Task(record=folder / "store")))
+    list(engine.score(toy_windows(1, 20), ScoreRequest(record=folder / "store")))
     seal(folder / "store", {}, 1)
     store = open_reference(folder / "store")
     return store.contents, store.reason

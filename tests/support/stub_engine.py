@@ -14,9 +14,10 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file, save_file
 
-from compare_q.backends.base import Capabilities, LoadRequest, LogitsEngine, ModelFacts, ModelFiles, Window
+from compare_q.backends.base import Capabilities, ModelFacts, ModelFiles, PlannedModel, Window
 from compare_q.backends.common.head import Head
 from compare_q.backends.common.options import EngineOptions
+from compare_q.backends.logits_engine import LogitsEngine
 from tests.support.toy import TOY_VOCAB, rounds_by_place, save_toy_tokenizer
 
 LOCATION = f"{__name__}:StubEngine"
@@ -65,11 +66,11 @@ class StubFiles(ModelFiles):
     """The stub's folder."""
 
     def facts(self) -> ModelFacts:
-        head = load_file(Path(self.request.model_dir) / "model.safetensors")["head"]
-        return ModelFacts(vocab_size=len(head), tokenizer=Path(self.request.model_dir))
+        head = load_file(Path(self.planned.model_dir) / "model.safetensors")["head"]
+        return ModelFacts(vocab_size=len(head), tokenizer=Path(self.planned.model_dir))
 
     def stamp(self) -> str:
-        return hashlib.sha256((Path(self.request.model_dir) / "model.safetensors").read_bytes()).hexdigest()
+        return hashlib.sha256((Path(self.planned.model_dir) / "model.safetensors").read_bytes()).hexdigest()
 
 
 class StubEngine(LogitsEngine):
@@ -81,10 +82,10 @@ class StubEngine(LogitsEngine):
     files = StubFiles
     options_type = StubOptions
 
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
         self.dtype = self.options.dtype
-        self.folder = Path(request.model_dir)
+        self.folder = Path(model.model_dir)
         self.last = torch.empty(0)
 
     @classmethod

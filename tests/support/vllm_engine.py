@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import compare_q_vllm
-from compare_q.backends.base import Decode, LoadRequest, Task, TokenScores, Window
+from compare_q.backends.base import Decode, PlannedModel, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.process import captured
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.definitions import assert_divergences_of
+from tests.support.planned import planned
 from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows, with_gaps
 
 EAGER = {"enforce_eager": True, "dtype": "float32", **({"gpu_memory_utilization": 0.05} if GPU else {})}
@@ -45,8 +46,8 @@ WORDS = {
 """Some of the words that two of them may be."""
 
 
-def request_for(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:
-    return LoadRequest("toy", "vllm_score", str(folder), tokens, {**EAGER, **options})
+def request_for(folder: Path, tokens: int = 100, **options: Any) -> PlannedModel:
+    return planned("toy", "vllm_score", str(folder), tokens, {**EAGER, **options})
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def engine(
     On a CPU it runs in this process, as in a worker of ours: two processes that import vLLM take 35 s, this takes 1.
     ``alone``: in processes of its own, for a model that needs other process groups (a mixture of experts).
     """
-    engine = VllmEngine(replace(request_for(folder, tokens, **options), log_file=log, decode=decode))
+    engine = VllmEngine(request_for(folder, tokens, **options).updated(log_file=log, decode=decode))
     beside = nullcontext if GPU or alone or options.get("tensor_parallel_size", 1) > 1 else beside_others
     try:
         with as_before(), beside(), captured(log):
@@ -101,20 +102,20 @@ def as_before() -> Iterator[None]:
         os.environ.update(environment)
 
 
-def scores_of(engine: VllmEngine, windows: list[Window], task: Task | None = None) -> dict[int, TokenScores]:
-    return {scores.window: scores for scores in engine.score(windows, task or Task())}
+def scores_of(engine: VllmEngine, windows: list[Window], task: ScoreRequest | None = None) -> dict[int, TokenScores]:
+    return {scores.window: scores for scores in engine.score(windows, task or ScoreRequest())}
 
 
 def recorded(engine: VllmEngine, windows: list[Window], folder: Path) -> Path:
     """The reference store of an engine's states or logits."""
     (folder / "store").mkdir()
-    scores_of(engine, windows, Task(record=folder / "store"))
+    scores_of(engine, windows, ScoreRequest(record=folder / "store"))
     reference.seal(folder / "store", {}, len(windows))
     return folder / "store"
 
 
-def against(store: Path, vocab_size: int = TOY_VOCAB, *, divergences: bool = False) -> Task:
-    return Task(reference=store, vocab_size=vocab_size, divergences=divergences)
+def against(store: Path, vocab_size: int = TOY_VOCAB, *, divergences: bool = False) -> ScoreRequest:
+    return ScoreRequest(reference=store, vocab_size=vocab_size, divergences=divergences)
 
 
 def own_logits(engine: VllmEngine, window: Window) -> torch.Tensor:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
+from compare_q.backends.base import EngineInfo, PlannedModel, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.worker import serving
-from compare_q.backends.worker.messages import Described, DescribeJob
+from tests.support.planned import planned
 from tests.support.toy import toy_windows
 
 VOCAB = 320
@@ -140,13 +140,13 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, answer if replaced is None else replaced)
 
 
-def request_for(url: str, tokens: int = 100, **options: Any) -> LoadRequest:
-    return LoadRequest("served", "vllm_server", url, tokens, {"timeout_s": 30, **options})
+def request_for(url: str, tokens: int = 100, **options: Any) -> PlannedModel:
+    return planned("served", "vllm_server", url, tokens, {"timeout_s": 30, **options})
 
 
-def described(stub: Stub, **options: Any) -> Described:
+def described(stub: Stub, **options: Any) -> EngineInfo:
     """What a worker says of the server, before its turn."""
-    return serving.describe(DescribeJob("vllm_server", request_for(stub.url, **options)))
+    return serving.inspect(request_for(stub.url, **options))
 
 
 def loaded(stub: Stub, **options: Any) -> VllmServerEngine:
@@ -157,7 +157,7 @@ def loaded(stub: Stub, **options: Any) -> VllmServerEngine:
 
 def scores_of(engine: VllmServerEngine, windows: list[Window]) -> dict[int, TokenScores]:
     """Scores by window, of a model that is still the same at their end, as a worker keeps them."""
-    found = {scores.window: scores for scores in engine.score(windows, Task())}
+    found = {scores.window: scores for scores in engine.score(windows, ScoreRequest())}
     engine.check_unchanged()
     return found
 

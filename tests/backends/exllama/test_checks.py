@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare_q.backends.base import Engine, LoadRequest
+from compare_q.backends.base import Engine, PlannedModel
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
+from tests.support.planned import planned
 from tests.support.toy import refusal
 
 ENGINE_CLASSES: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
@@ -22,8 +23,8 @@ ENGINE_CLASSES: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Engine, "exllam
 
 def request(
     engine: str, folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any
-) -> LoadRequest:
-    return LoadRequest("toy", engine, str(folder), tokens, options, overrides)
+) -> PlannedModel:
+    return planned("toy", engine, str(folder), tokens, options, overrides)
 
 
 def check(engine: str, folder: Path, **options: Any) -> None:

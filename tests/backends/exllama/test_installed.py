@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Window
+from compare_q.backends.base import Decode, PlannedModel, Window
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.logits_engine import LogitsEngine
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
+from tests.support.planned import planned
 from tests.support.toy import TOY_VOCAB, save_llama, toy_windows
 
 SIGNATURES = [
@@ -85,8 +87,8 @@ on_both = pytest.mark.parametrize(
 """For a test of what both engines must do alike, each where it is installed beside a GPU."""
 
 
-def request(folder: Path, tokens: int, engine: str = "exllamav3", **options: Any) -> LoadRequest:
-    return LoadRequest("toy", engine, str(folder), tokens, options)
+def request(folder: Path, tokens: int, engine: str = "exllamav3", **options: Any) -> PlannedModel:
+    return planned("toy", engine, str(folder), tokens, options)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ ATOL_LOGIT = 0.1
 @on_a_gpu("exllamav3")
 @pytest.mark.parametrize("options", [{}, {"device": "cuda:0"}])
 def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -> None:
-    peer = TransformersEngine(LoadRequest("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
+    peer = TransformersEngine(planned("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
     backend = ExLlamaV3Engine(request(fitting_toy, 300, **options))
     peer.load()
     backend.load()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Decode, Layer, LoadRequest, Task
+from compare_q.backends.base import Decode, Layer, PlannedModel, ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Cache_Q4, ExLlamaV2Config
+from tests.support.planned import planned
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
 
@@ -34,8 +33,8 @@ def attn(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return attn
 
 
-def request(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:
-    return LoadRequest("toy", "exllamav2", str(folder), tokens, options)
+def request(folder: Path, tokens: int = 100, **options: Any) -> PlannedModel:
+    return planned("toy", "exllamav2", str(folder), tokens, options)
 
 
 def loaded(folder: Path, tokens: int = 100, **options: Any) -> ExLlamaV2Engine:
@@ -60,7 +59,7 @@ def test_sliding_window_without_flash_attention(
 def test_logits_are_cut_to_the_vocabulary(attn: types.ModuleType, toy_model: Path) -> None:
     engine = loaded(toy_model)
     windows = toy_windows(2, 30, 3)
-    for scores, window in zip(window_scores.token_scores(engine, windows, Task()), windows, strict=True):
+    for scores, window in zip(engine.score(windows, ScoreRequest()), windows, strict=True):
         gold = brute_force(engine.model.table[window.token_ids][:, :TOY_VOCAB], window)
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
     assert tuple(engine.logits(windows[0]).shape) == (30, TOY_VOCAB)
@@ -69,7 +68,7 @@ def test_logits_are_cut_to_the_vocabulary(attn: types.ModuleType, toy_model: Pat
 @pytest.mark.parametrize("options", [{}, {"gpu_split": [10, 20]}])
 def test_decode_feeds_the_cache_in_steps(attn: types.ModuleType, toy_model: Path, options: dict[str, Any]) -> None:
     """Windows of ten tokens in steps of four; the cache that was split by is the one that is used."""
-    engine = ExLlamaV2Engine(replace(request(toy_model, **options), decode=Decode(4)))
+    engine = ExLlamaV2Engine(request(toy_model, **options).updated(decode=Decode(4)))
     engine.load()
     for window in toy_windows(2, 10):
         torch.testing.assert_close(engine.logits(window), loaded(toy_model).logits(window))

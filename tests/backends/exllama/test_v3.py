@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Decode, Layer, LoadRequest, Task
+from compare_q.backends.base import Decode, Layer, PlannedModel, ScoreRequest
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from tests.support import exllamav3_stub
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model
+from tests.support.planned import planned
 from tests.support.stores import kept_as_reference
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 
@@ -33,8 +33,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def request(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any) -> LoadRequest:
-    return LoadRequest("toy", "exllamav3", str(folder), tokens, options, overrides)
+def request(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any) -> PlannedModel:
+    return planned("toy", "exllamav3", str(folder), tokens, options, overrides)
 
 
 def loaded(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any) -> ExLlamaV3Engine:
@@ -53,7 +53,7 @@ def test_what_the_loader_is_told(stand_in: Any, toy_model: Path) -> None:
 def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> None:
     engine = loaded(toy_model)
     windows = toy_windows(2, 30, 3)
-    for scores, window in zip(window_scores.token_scores(engine, windows, Task()), windows, strict=True):
+    for scores, window in zip(engine.score(windows, ScoreRequest()), windows, strict=True):
         full = Model.last.forward(torch.from_numpy(window.token_ids).long().unsqueeze(0))[0]
         assert full.shape == (30, PADDED)
         np.testing.assert_allclose(scores.logprob, brute_force(full[:, :TOY_VOCAB], window), atol=1e-5)
@@ -62,7 +62,7 @@ def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> Non
 
 
 def in_decode(folder: Path, decode: Decode, tokens: int = 300, **options: Any) -> ExLlamaV3Engine:
-    engine = ExLlamaV3Engine(replace(request(folder, tokens, **options), decode=decode))
+    engine = ExLlamaV3Engine(request(folder, tokens, **options).updated(decode=decode))
     engine.load()
     return engine
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.hf.quantization import check_resident
+from tests.support.planned import planned
 from tests.support.toy import refusal
 from tests.support.transformers_models import changed
 
@@ -28,7 +27,7 @@ def helpers_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checked(folder: Path, **options: Any) -> None:
-    TransformersEngine.check(LoadRequest("toy", "transformers", str(folder), 100, options))
+    TransformersEngine.check(planned("toy", "transformers", str(folder), 100, options))
 
 
 @pytest.mark.parametrize(
@@ -62,10 +61,10 @@ def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monk
     )
     nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
     folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
-    request = LoadRequest("toy", "transformers", str(folder), 10)
+    request = planned("toy", "transformers", str(folder), 10)
     assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersEngine.check, request)
-    TransformersEngine.check(replace(request, options={"dtype": "bfloat16"}))
-    TransformersEngine.check(replace(request, load_fn="transformers_auto_bf16"))
+    TransformersEngine.check(request.updated(options={"dtype": "bfloat16"}))
+    TransformersEngine.check(request.updated(load_fn="transformers_auto_bf16"))
 
 
 @pytest.mark.parametrize("stored", [{"quant_method": "compressed-tensors"}, {}])

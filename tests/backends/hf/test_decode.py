@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Decode, Task, Window
+from compare_q.backends.base import Decode, ScoreRequest, Window
 from compare_q.backends.hf import engine as hf
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
@@ -26,7 +25,7 @@ def store(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy in prefill, in float32, as the reference of WINDOWS."""
     folder = tmp_path_factory.mktemp("prefill")
     engine = loaded(toy_model, dtype="float32")
-    list(window_scores.token_scores(engine, WINDOWS, Task(record=folder)))
+    list(engine.score(WINDOWS, ScoreRequest(record=folder)))
     reference.seal(folder, {}, len(WINDOWS))
     engine.close()
     return folder
@@ -34,7 +33,7 @@ def store(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kld(engine: TransformersEngine, store: Path) -> float:
     """The largest KLD of a token against the toy in prefill."""
-    found = window_scores.token_scores(engine, WINDOWS, Task(reference=store, vocab_size=TOY_VOCAB))
+    found = engine.score(WINDOWS, ScoreRequest(reference=store, vocab_size=TOY_VOCAB))
     return max(float(scores.kld.max()) for scores in found if scores.kld is not None)
 
 
@@ -50,7 +49,7 @@ def test_decode_scores_what_prefill_does(toy_model: Path, store: Path, tmp_path:
     assert kld(engine, store) < 1e-5
     lengths = [len(window.token_ids) for window in WINDOWS]
     assert sizes == [min(step, length - begin) for length in lengths for begin in range(0, length, step)]
-    list(window_scores.token_scores(engine, WINDOWS, Task(record=tmp_path)))
+    list(engine.score(WINDOWS, ScoreRequest(record=tmp_path)))
     reference.seal(tmp_path, {}, len(WINDOWS))
     assert reference.Reader(tmp_path).contents == "states"
     assert kld(engine, tmp_path) < 1e-6
@@ -95,7 +94,7 @@ def test_decode_behind_prompts(
         lambda _, given, keys: seen.append((given[0] if given else keys["input_ids"]).shape[1]), with_kwargs=True
     )
     window = replace(WINDOWS[0], spans=((30, 36), (58, 61)))
-    (found,), (gold,) = (list(window_scores.token_scores(each, [window], Task())) for each in (engine, whole))
+    (found,), (gold,) = (list(each.score([window], ScoreRequest())) for each in (engine, whole))
     np.testing.assert_allclose(found.logprob, gold.logprob, atol=1e-4)
     assert seen == sizes
     engine.close()

@@ -11,8 +11,7 @@ import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Task, Window
+from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.hf import engine as hf
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.engine
 def test_scores_against_float64(toy_model: Path) -> None:
     engine = loaded(toy_model, dtype="float32")
     windows = [with_gaps(window) for window in toy_windows(3, 60)]
-    for scores, window in zip(window_scores.token_scores(engine, windows, Task()), windows, strict=True):
+    for scores, window in zip(engine.score(windows, ScoreRequest()), windows, strict=True):
         gold = brute_force(engine.logits(window), window)
         assert scores.window == window.index
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Layer, Task
+from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf import layers
 from compare_q.backends.layers.groups import group_layers
@@ -69,7 +68,7 @@ def test_quantized_checkpoints_score_as_what_they_store(
                 module.register_forward_pre_hook(rounded_by_token)
     (window,) = toy_windows(1, 100)
     engine = loaded(quantized(preset), dtype=dtype)
-    (scores,) = window_scores.token_scores(engine, [window], Task())
+    (scores,) = engine.score([window], ScoreRequest())
     expected, unquantized = (brute_force(model.logits(window), window) for model in (gold, plain))
     np.testing.assert_allclose(scores.logprob, expected, atol=ATOL_LOGPROB)
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05
@@ -155,6 +154,6 @@ def test_quantizing_while_loading(toy_model: Path) -> None:
     engine.logits(toy_windows(1, 20)[0])
     first = engine.layers()[0]
     assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
-    storage = engine.files(engine.request).storage()
+    storage = engine.files(engine.planned).storage()
     assert storage.bpw_layer is None
     assert "bitsandbytes" in storage.note

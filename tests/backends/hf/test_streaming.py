@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Task
+from compare_q.backends.base import ScoreRequest
 from compare_q.backends.hf import streaming
 from compare_q.backends.reference import store
 from tests.support.toy import toy_windows
@@ -82,7 +81,7 @@ def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(streaming.Streamer, "copies", watched)
     streamed = loaded(tmp_path, BF16, streaming=True, streaming_windows=2)
-    assert len(list(window_scores.token_scores(streamed, toy_windows(6, 40), Task()))) == 6
+    assert len(list(streamed.score(toy_windows(6, 40), ScoreRequest()))) == 6
     layer = sum(host.nbytes for _, host in streamed.streamer.hosts[0])
     assert (len(there), max(there)) == (3 * 6, 2 * layer)
     streamed.close()
@@ -94,7 +93,7 @@ def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
     for name, options in (("whole", {}), ("streamed", {"streaming": True, "streaming_windows": 3})):
         (tmp_path / name).mkdir()
         engine = loaded(toy_model, BF16, **options)
-        scores.append(list(window_scores.token_scores(engine, windows, Task(record=tmp_path / name))))
+        scores.append(list(engine.score(windows, ScoreRequest(record=tmp_path / name))))
         store.seal(tmp_path / name, {}, len(windows))
         stores.append(store.Reader(tmp_path / name))
         engine.close()

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
+from compare_q.backends.base import ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.layers.noise import Noise
 from compare_q.backends.reference import store
 from demo.__main__ import BASE, ROOT, make_models
+from tests.support.planned import planned
 
 SCALE = 2.0**-9
 
@@ -127,11 +127,11 @@ def test_a_layer_that_ran_without_noise_is_found() -> None:
     assert layers[4](given) is given
 
 
-def scores_of(windows: list[Window], task: Task, **options: Any) -> list[TokenScores]:
+def scores_of(windows: list[Window], task: ScoreRequest, **options: Any) -> list[TokenScores]:
     """SmolLM2 in bf16."""
-    engine = TransformersEngine(LoadRequest("x", "transformers_auto_bf16", str(BASE), 512, options))
+    engine = TransformersEngine(planned("x", "transformers_auto_bf16", str(BASE), 512, options))
     engine.load()
-    found = list(window_scores.token_scores(engine, windows, task))
+    found = list(engine.score(windows, task))
     engine.close()
     return found
 
@@ -147,8 +147,8 @@ def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
     windows = [Window.scored_from(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
     assert len(windows[1].token_ids) == 512
     (tmp_path / "store").mkdir()
-    scores_of(windows, Task(record=tmp_path / "store"))
+    scores_of(windows, ScoreRequest(record=tmp_path / "store"))
     store.seal(tmp_path / "store", {}, len(windows))
-    task = Task(tmp_path / "store", store.Reader(tmp_path / "store").head.vocab_size)
+    task = ScoreRequest(tmp_path / "store", store.Reader(tmp_path / "store").head.vocab_size)
     floor = np.mean([scores.kld for scores in scores_of(windows, task, noise="bf16")])
     assert 0.001 < floor < 0.004

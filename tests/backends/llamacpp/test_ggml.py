@@ -17,12 +17,12 @@ import gguf
 import pytest
 import torch
 
-from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.packages import package_folder
 from compare_q.backends.layers.schemes import UNKNOWN
 from compare_q.backends.llamacpp import ggml
 from compare_q.backends.llamacpp.engine import NO_TILES, LlamacppEngine
 from tests.support.llama_cpp import needs_llama_cpp
+from tests.support.planned import planned
 
 
 class CpuTraits(ctypes.Structure):
@@ -156,7 +156,7 @@ def test_tile_code_runs_only_on_demand(
 ) -> None:
     """It may crash the process, and with it the results of every model."""
     options = {} if option is None else {"use_extra_bufts": option}
-    engine = LlamacppEngine(LoadRequest("m", "llamacpp", "m.gguf", 100, options))
+    engine = LlamacppEngine(planned("m", "llamacpp", "m.gguf", 100, options))
     monkeypatch.setattr(engine, "_system_info", lambda: "AMX_INT8 = 1" if tiles else "AVX2 = 1")
     engine.repacks = engine._may_repack()
     assert engine.repacks is repacks

@@ -13,17 +13,18 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Decode, LoadRequest, LogitsEngine, Task, Window
+from compare_q.backends.base import Decode, ScoreRequest, Window
 from compare_q.backends.checkpoint import gguf as gguf_file
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp.engine import FLOOR, LlamacppEngine
+from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import store as reference
 from demo.__main__ import BASE, ROOT, make_models
 from demo.smollm2 import find_gguf
 from tests.backends.llamacpp.conftest import write_gguf
 from tests.support.llama_cpp import EXACT, loaded, request_for, runs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
+from tests.support.planned import planned
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, save_llama, toy_windows, with_gaps
 
 
@@ -31,12 +32,12 @@ from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, save_llama, t
 def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path) -> None:
     """Same weights, no quantization anywhere: what differs is the order of float32 operations."""
     ours = loaded(toy_gguf, **EXACT)
-    theirs = TransformersEngine(LoadRequest("t", "transformers", str(toy_model), 100, {"dtype": "float32"}))
+    theirs = TransformersEngine(planned("t", "transformers", str(toy_model), 100, {"dtype": "float32"}))
     theirs.load()
     for window in [toy_windows(1, 100, 3)[0], with_gaps(toy_windows(1)[0])]:
         logits = ours.logits(window).cpu()
         torch.testing.assert_close(logits, theirs.logits(window).cpu(), atol=2e-3, rtol=0)
-        (scores,) = window_scores.token_scores(ours, [window], Task())
+        (scores,) = ours.score([window], ScoreRequest())
         np.testing.assert_allclose(scores.logprob, brute_force(logits, window), atol=1e-5)
     facts = ours.files(ours.request).facts()
     assert (facts.vocab_size, facts.context) == (TOY_VOCAB, TOY_CONTEXT)
@@ -73,9 +74,9 @@ def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypa
         sizes.append(batch.n_tokens)
         return int(decode(context, batch))
 
-    (whole,) = window_scores.token_scores(engines[0], [window], Task())
+    (whole,) = engines[0].score([window], ScoreRequest())
     monkeypatch.setattr(engines[1].library, "llama_decode", counted)
-    (found,) = window_scores.token_scores(engines[1], [window], Task())
+    (found,) = engines[1].score([window], ScoreRequest())
     np.testing.assert_allclose(found.logprob, whole.logprob, atol=1e-3)
     assert sizes == [16, 3, *[1] * 10, 16, 4, *[1] * 5, 7]
     for engine in engines:
@@ -110,12 +111,12 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     windows, store = toy_windows(2), tmp_path / "store"
     ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
     store.mkdir()
-    list(window_scores.token_scores(ours, windows, Task(record=store)))
+    list(ours.score(windows, ScoreRequest(record=store)))
     reference.seal(store, {}, len(windows))
     assert reference.Reader(store).window(0).dtype == torch.float32
-    task = Task(reference=store, vocab_size=TOY_VOCAB)
-    assert not any(np.any(scores.kld) for scores in window_scores.token_scores(ours, windows, task))
-    for window, scores in zip(windows, window_scores.token_scores(other, windows, task), strict=True):
+    task = ScoreRequest(reference=store, vocab_size=TOY_VOCAB)
+    assert not any(np.any(scores.kld) for scores in ours.score(windows, task))
+    for window, scores in zip(windows, other.score(windows, task), strict=True):
         p, q = (engine.logits(window)[:-1].double().log_softmax(-1).cpu() for engine in (ours, other))
         exact = (p.exp() * (p - q)).sum(-1).numpy()
         assert 0 < exact.mean() < 1e-2
@@ -133,7 +134,7 @@ def opticks() -> list[Window]:
 
 def perplexity(engine: LogitsEngine, windows: list[Window]) -> float:
     engine.load()
-    scores = list(window_scores.token_scores(engine, windows, Task()))
+    scores = list(engine.score(windows, ScoreRequest()))
     engine.close()
     return math.exp(-float(np.concatenate([each.logprob for each in scores]).mean(dtype=np.float64)))
 
@@ -142,7 +143,7 @@ def perplexity(engine: LogitsEngine, windows: list[Window]) -> float:
 def test_quantized_model_is_as_good_as_its_dequantized_weights(opticks: list[Window]) -> None:
     """SmolLM2's Q4_1 in llama.cpp, and the same weights unpacked: what is left are activations rounded to 8 bits."""
     ours = LlamacppEngine(request_for(find_gguf(), tokens=1024))
-    theirs = TransformersEngine(LoadRequest("t", "transformers", str(BASE), 1024, {"dtype": "float32"}))
+    theirs = TransformersEngine(planned("t", "transformers", str(BASE), 1024, {"dtype": "float32"}))
     quantized, plain = perplexity(ours, opticks), perplexity(theirs, opticks)
     assert quantized == pytest.approx(plain, rel=0.005)
     assert quantized != plain
@@ -174,7 +175,7 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
     logits = engine.logits(window)
     assert (logits[:99, rare] == FLOOR).all()
     assert logits[40, target] == -math.inf
-    (scores,) = window_scores.token_scores(engine, [window], Task())
+    (scores,) = engine.score([window], ScoreRequest())
     assert [i for i in range(99) if not math.isfinite(scores.logprob[i])] == [40]
     masked = logits.double().cpu()
     masked[:, rare] = -math.inf

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import compare_q_vllm
-from compare_q.backends.base import Task
+from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from tests.support import ROOT
 from tests.support.toy import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, brute_force, toy_windows
@@ -40,7 +40,7 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
     )
     try:
         assert (bpw_layer, bpw_head, vram_bits) == (16.0, 16.0, 16 * (81_920 + 20_480))
-        assert model.request.max_tokens == 256  # upstream asks for length + 512; the toy's context is 256
+        assert model.planned.max_tokens == 256  # upstream asks for length + 512; the toy's context is 256
         reference = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
         for window in [*toy_windows(2, 150), toy_windows(1, 150)[0]]:  # the first once more: no prefix cache
             ids = torch.from_numpy(window.token_ids).long()[None]
@@ -48,7 +48,7 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
             assert logits.shape == (1, 150, TOY_VOCAB)
             with torch.inference_mode():
                 torch.testing.assert_close(logits[0], reference(ids).logits[0], atol=ATOL_LOGIT, rtol=0)
-            (scores,) = model.score([window], Task())
+            (scores,) = model.score([window], ScoreRequest())
             np.testing.assert_allclose(brute_force(logits[0], window), scores.logprob, atol=ATOL_BATCH)
         with pytest.raises(ModelError, match=r"must be \[1, L\]"):
             compare_q_vllm.fwd_vllm_score(model, torch.zeros(2, 5, dtype=torch.long))

@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Layer, LoadRequest, Task
+from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.layers.groups import KVCache
 from tests.support import ROOT
+from tests.support.planned import planned
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import engine, scores_of
 
@@ -95,9 +95,9 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
 
 def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
     """Log-probabilities of WINDOWS, [windows, 99], by Transformers."""
-    backend = TransformersEngine(LoadRequest("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
+    backend = TransformersEngine(planned("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
     backend.load()
-    scores = [scores.logprob for scores in window_scores.token_scores(backend, WINDOWS, Task())]
+    scores = [scores.logprob for scores in backend.score(WINDOWS, ScoreRequest())]
     backend.close()
     return np.stack(scores)
 
@@ -269,10 +269,10 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
 
     shape = MoeShape(hidden=128, heads=2, experts=4, intermediate=128)
     folders = make(tmp_path, shape, ("nvfp4-w4a16",))
-    plain = LoadRequest("x", "transformers", str(folders["nvfp4-dequantized"]), TOY_CONTEXT, {"dtype": "float32"})
+    plain = planned("x", "transformers", str(folders["nvfp4-dequantized"]), TOY_CONTEXT, {"dtype": "float32"})
     reference = TransformersEngine(plain)
     reference.load()
-    gold = [scores.logprob for scores in window_scores.token_scores(reference, WINDOWS[:2], Task())]
+    gold = [scores.logprob for scores in reference.score(WINDOWS[:2], ScoreRequest())]
     reference.close()
     with engine(folders["nvfp4-w4a16"], tmp_path / "log", alone=True) as backend:
         found = scores_of(backend, WINDOWS[:2])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import LoadRequest, Task, Window
+from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import driver, install
@@ -22,6 +22,7 @@ from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.stats.answers import summarize
 from tests.support import ROOT
+from tests.support.planned import planned
 from tests.support.questions import asked, evaluated, model_class
 from tests.support.stores import window_of
 from tests.support.toy import (
@@ -138,13 +139,12 @@ def test_vocabularies_are_cut_to_what_both_have(noisy_engine: VllmEngine, toy_st
 def test_a_reference_from_transformers_gives_the_same(
     toy_model: Path, noisy_engine: VllmEngine, toy_store: Path, tmp_path: Path
 ) -> None:
-    from compare_q.backends import window_scores
     from compare_q.backends.hf.engine import TransformersEngine
 
-    backend = TransformersEngine(LoadRequest("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
+    backend = TransformersEngine(planned("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
     backend.load()
     (tmp_path / "store").mkdir()
-    list(window_scores.token_scores(backend, WINDOWS, Task(record=tmp_path / "store")))
+    list(backend.score(WINDOWS, ScoreRequest(record=tmp_path / "store")))
     reference.seal(tmp_path / "store", {}, len(WINDOWS))
     backend.close()
     found = scores_of(noisy_engine, WINDOWS, against(tmp_path / "store"))
@@ -443,7 +443,7 @@ def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, 
 
     windows = toy_windows(3, 100)
     options = {"dtype": "float32", "noise": "bf16", "noise_seed": 3}
-    backend = TransformersEngine(LoadRequest("hf", "transformers", str(toy_model), 100, options))
+    backend = TransformersEngine(planned("hf", "transformers", str(toy_model), 100, options))
     backend.load()
     gold = {window.index: np.array(brute_force(backend.logits(window), window)) for window in reversed(windows)}
     found, plain = (scores_of(each, windows) for each in (floor_engine, toy_engine))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare_q.backends.base import Decode, LoadRequest
+from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
@@ -31,6 +31,7 @@ from compare_q.backends.vllm.options import (
 )
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
+from tests.support.planned import planned
 from tests.support.toy import refusal
 from tests.support.vllm_engine import ARGUMENTS, request_for
 
@@ -41,7 +42,7 @@ OURS = {"max_model_len": 101, "load_format": "safetensors", "trust_remote_code":
 
 
 def arguments(folder: Path, *, cpu: bool = False, **options: Any) -> dict[str, Any]:
-    request = LoadRequest("x", "vllm_score", str(folder), 100, options)
+    request = planned("x", "vllm_score", str(folder), 100, options)
     return engine_arguments(request, CheckpointConfig.read(folder).raw, cpu=cpu)
 
 
@@ -97,8 +98,8 @@ def test_windows_that_the_spec_has_split(
         VllmEngine.check(request_for(toy_model, **other))
 
 
-def decoding(folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **options: Any) -> LoadRequest:
-    return LoadRequest("x", "vllm_score", str(folder), tokens, options, decode=Decode(step, batch))
+def decoding(folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **options: Any) -> PlannedModel:
+    return planned("x", "vllm_score", str(folder), tokens, options, decode=Decode(step, batch))
 
 
 def test_steps_of_decode(toy_model: Path) -> None:

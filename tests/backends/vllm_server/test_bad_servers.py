@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.base import ModelFacts, Task
+from compare_q.backends.base import ModelFacts, ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
-from compare_q.backends.worker.messages import DescribeJob
 from compare_q.eval.run.hosts import Hosts
 from tests.support.command_line import Run, Specs
 from tests.support.toy import toy_windows
@@ -181,7 +180,7 @@ def test_an_answer_grows_with_what_was_asked(stub: Stub) -> None:
                 found["decoded_token"] = "x" * padding[0]
 
     stub.edit = pad
-    assert len(list(engine.score(toy_windows(1, 250), Task()))) == 1
+    assert len(list(engine.score(toy_windows(1, 250), ScoreRequest()))) == 1
     padding.pop(0)
     assert "answers more than 4.5 MB" in failure(engine, toy_windows(1, 250))
 
@@ -189,11 +188,11 @@ def test_an_answer_grows_with_what_was_asked(stub: Stub) -> None:
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
     """Whatever the server's own limits are; else it says what the model is."""
     stub.tokens = {"tokens": [5], "token_strs": ["water"]}
-    good = Hosts().describe(None, DescribeJob("vllm_server", request_for(stub.url)))
+    good = Hosts().inspect(None, request_for(stub.url))
     assert (good.stamp, good.facts) == (described(stub).stamp, ModelFacts(context=255, tokenizer={5: "water"}))
     stub.bad = lambda handler: time.sleep(20) is None
     with pytest.raises(ModelError, match=r"did not load for 1 s, and was ended \(--deadline\)"):
-        Hosts(load_s=1.0).describe(None, DescribeJob("vllm_server", request_for(stub.url)))
+        Hosts(load_s=1.0).inspect(None, request_for(stub.url))
 
 
 def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:

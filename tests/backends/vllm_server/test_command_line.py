@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compare_q.backends.base import Task
+from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.vllm_server.served import ServedModel
@@ -78,7 +77,7 @@ def test_no_reference(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     assert ran.status == 2
     assert "served: reference: 'vllm_server' gives no logits to compare with; mark another model" in ran.err
     with pytest.raises(ModelError, match="cannot be the reference"):
-        list(loaded(stub).score(toy_windows(1), Task(record=tmp_path)))
+        list(loaded(stub).score(toy_windows(1), ScoreRequest(record=tmp_path)))
     assert not stub.windows
 
 
@@ -111,7 +110,7 @@ def new_root(stub: Stub) -> None:
 @pytest.mark.parametrize("change", [new_weights, new_configuration, new_root])
 def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], None]) -> None:
     request = request_for(stub.url)
-    stamped = replace(request, stamp=ServedModel(request).stamp())
+    stamped = request.updated(stamp=ServedModel(request).stamp())
     moved(-1e-4)(stub)
     assert ServedModel(request).stamp() == stamped.stamp
     VllmServerEngine(stamped).load()
@@ -121,7 +120,7 @@ def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], Non
     with pytest.raises(ModelError) as caught:
         VllmServerEngine(stamped).load()
     assert str(caught.value) == f"{stub.url}: the server's model changed before it was scored; run again"
-    VllmServerEngine(replace(request, stamp=ServedModel(request).stamp())).load()  # under a key of its own
+    VllmServerEngine(request.updated(stamp=ServedModel(request).stamp())).load()  # under a key of its own
 
 
 def test_a_server_that_goes_after_its_last_window(stub: Stub) -> None:

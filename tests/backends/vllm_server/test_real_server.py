@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare_q.backends.base import Task, Window
+from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from tests.support.toy import GPU, TOY_CONTEXT, refusal, toy_windows
@@ -85,7 +85,7 @@ def test_real_server_against_vllm_in_this_process(real_server: str, toy_engine: 
     again = scores_of(backend, windows[:1])  # a cached prefix must not shorten it
     np.testing.assert_allclose(again[0].logprob, served[0].logprob, atol=ATOL_REAL)
 
-    for scores in toy_engine.score(windows, Task()):
+    for scores in toy_engine.score(windows, ScoreRequest()):
         np.testing.assert_allclose(served[scores.window].logprob, scores.logprob, atol=ATOL_REAL, rtol=0)
 
 

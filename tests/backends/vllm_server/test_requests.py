@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_q.backends.base import Task
+from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
 from compare_q.backends.vllm_server.engine import VllmServerEngine
@@ -203,7 +203,7 @@ def test_results_as_they_finish(stub: Stub) -> None:
     windows, release = toy_windows(2, 20), threading.Event()
     slow = windows[0].token_ids.tolist()
     stub.hold = lambda prompt: suppress_result(prompt != slow or release.wait(20))
-    found = loaded(stub).score(windows, Task())
+    found = loaded(stub).score(windows, ScoreRequest())
     assert next(found).window == 1
     release.set()
     assert [scores.window for scores in found] == [0]

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.base import LoadRequest
 from compare_q.backends.worker import engine_process
-from compare_q.backends.worker.messages import LoadJob, encoded
+from compare_q.backends.worker.messages import LoadCommand, encoded
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import PROCESSES, EngineProcess, WorkerProcess
 from tests.support import ROOT, fake_engine, made_engine
 from tests.support.comparisons import fake
 from tests.support.made_engine import IMPORT
+from tests.support.planned import planned
 from tests.support.processes import parent_of, processes_of, runs, wait_until, workers_of
 from tests.support.toy import Ran
 
@@ -142,7 +142,7 @@ def segments_of(cache: Path) -> int:
 def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
     """The worker, which waits for jobs, and what its engine has started."""
     worker = WorkerProcess(engine="fake")
-    worker.channel.send_bytes(encoded(LoadJob("fake", LoadRequest("child", "fake", "none", 100))))
+    worker.channel.send_bytes(encoded(LoadCommand(planned("child", "fake", "none", 100))))
     started = own_cache / "child"
     wait_until(lambda: started.exists() and started.read_text())
     worker.engine_process.socket.close()  # as the system does

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import PlannedModel, ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.worker import serving
-from compare_q.backends.worker.messages import DescribeJob, Failed, LoadJob, ScoreJob, write_windows
+from compare_q.backends.worker.messages import Failed, LoadCommand, ScoreCommand, write_windows
+from tests.support.planned import planned
 from tests.support.toy import toy_windows
 
 CURE = "close what else uses it, give the model more GPUs, or shorten eval_len"
@@ -33,14 +34,14 @@ SAID = [
 ]
 
 
-def job(engine: str = "fake", folder: Path | str = "none", **options: Any) -> DescribeJob:
-    return DescribeJob(engine, LoadRequest("m", engine, str(folder), 100, options))
+def model(engine: str = "fake", folder: Path | str = "none", **options: Any) -> PlannedModel:
+    return planned("m", engine, str(folder), 100, options)
 
 
 @pytest.mark.parametrize("error", SAID, ids=lambda error: str(error)[:20])
 def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    said = serving.memory_advice(job(), error)
+    said = serving.memory_advice(model(), error)
     assert said.startswith(f"out of memory: {CURE}; the engine says: ")
     assert said.endswith(str(error)[-20:])
     assert len(said.splitlines()) == 1
@@ -50,14 +51,14 @@ def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> 
     "error", [ModelError("told to fail"), RuntimeError("shape mismatch"), KeyError("memory"), OSError(28, "No space")]
 )
 def test_other_errors_are_no_want_of_memory(error: Exception) -> None:
-    assert serving.memory_advice(job(), error) == ""
+    assert serving.memory_advice(model(), error) == ""
 
 
 def test_numbers(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 4 x 64 x 64 + 3 x 64 x 128 and a head of 320 x 64, in 16 bits: 204,800 bytes; 1.5 of 80 GiB."""
     cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=lambda: (3 << 29, 80 << 30))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    said = serving.memory_advice(job("transformers", toy_model), MemoryError("no"))
+    said = serving.memory_advice(model("transformers", toy_model), MemoryError("no"))
     numbers = "its weights take 204.8 kB, 1.6 GB of the GPU's 85.9 GB are free"
     assert said == f"out of memory ({numbers}): {CURE}; the engine says: no"
 
@@ -70,18 +71,18 @@ def test_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=broken)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    said = serving.memory_advice(job("transformers", tmp_path / "gone"), MemoryError("no"))
+    said = serving.memory_advice(model("transformers", tmp_path / "gone"), MemoryError("no"))
     assert said == f"out of memory: {CURE}; the engine says: no"
 
 
 def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
     windows = toy_windows(2, 10)
     write_windows(tmp_path / "w.npz", windows)
-    request = LoadRequest("m", "fake", "none", 100, {"vocab_size": 500, "fail": 1, "failure": "memory"})
+    request = planned("m", "fake", "none", 100, {"vocab_size": 500, "fail": 1, "failure": "memory"})
     messages: list[Any] = []
     server = serving.Server(time.time())
-    server.perform(LoadJob("fake", request), messages.append)
-    job = ScoreJob(windows=tmp_path / "w.npz", scores=tmp_path / "scores", tag="alone", session="s")
+    server.perform(LoadCommand(request), messages.append)
+    job = ScoreCommand(ScoreRequest(), windows=tmp_path / "w.npz", scores=tmp_path / "scores", tag="alone", session="s")
     server.perform(job, messages.append)
     assert isinstance(messages[-1], Failed)
     assert messages[-1].reason.startswith("out of memory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,34 +9,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_q.backends.base import LoadRequest
+from compare_q.backends.base import Decode, EngineInfo, ModelFacts, ScoreRequest
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.worker.messages import (
-    JOB,
-    CallJob,
-    DescribeJob,
+    CallCommand,
     Ended,
     Failed,
-    LoadJob,
+    InspectEngine,
+    LoadCommand,
     Ready,
     Returned,
-    ScoreJob,
+    ScoreCommand,
     Told,
     encoded,
+    parse_command,
     parse_message,
     read_windows,
     write_windows,
 )
+from tests.support.planned import planned
 from tests.support.scores import random_windows
 
-REQUEST = LoadRequest(
+REQUEST = planned(
     'Q4 "\n\u2028ü', "vllm_score", "/models/q4", 2048, {"nested": {"a": [1, 0.1, None, True]}, "ü": "\t"},
-    (Path("a.safetensors"), Path("b.safetensors")), "main", '["stamp", 0.1]', Path("/log"),
+    (Path("a.safetensors"), Path("b.safetensors")), revision="main", stamp='["stamp", 0.1]', log_file=Path("/log"),
+    decode=Decode(2, 8), info=EngineInfo(installed=("vllm", "0.26"), facts=ModelFacts(tokenizer={3: "\ud800"})),
 )  # fmt: skip
-SCORE = ScoreJob(
-    reference=Path("/store"), vocab_size=320, windows=Path("/windows.npz"), scores=Path("/scores"),
-    tag="0123456789abcdef", session="session", facts={"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
+SCORE = ScoreCommand(
+    ScoreRequest(reference=Path("/store"), vocab_size=320), Path("/windows.npz"), Path("/scores"),
+    "0123456789abcdef", "session", {"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
 )  # fmt: skip
 
 
@@ -45,16 +46,16 @@ SCORE = ScoreJob(
     "job",
     [
         SCORE,
-        replace(SCORE, reference=None, record=Path("/record"), facts={}),
-        LoadJob("vllm_score", REQUEST, ("0", "MIG-1"), (0, 2)),
-        LoadJob("vllm_score", REQUEST),
-        DescribeJob("fake", LoadRequest("fake", "fake", "none", 100)),
-        CallJob("module:function", {"words": ["\u2028", "\ud800"]}),
+        replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={}),
+        LoadCommand(REQUEST, ("0", "MIG-1"), (0, 2)),
+        LoadCommand(REQUEST),
+        InspectEngine(planned("fake", "fake", "none", 100)),
+        CallCommand("module:function", {"words": ["\u2028", "\ud800"]}),
     ],
     ids=lambda job: job.type,
 )
 def test_jobs_come_back(job: Any) -> None:
-    assert JOB.validate_python(json.loads(encoded(job))) == job
+    assert parse_command(encoded(job)) == job
 
 
 @pytest.mark.parametrize(

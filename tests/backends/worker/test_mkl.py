@@ -10,11 +10,11 @@ import pytest
 from tests.support import ROOT, mkl
 
 LOADS = """
-from compare_q.backends.base import LoadRequest
 from tests.support.fake_engine import FakeEngine
+from tests.support.planned import planned
 from compare_q.backends.worker import messages, serving
 FakeEngine.load = lambda self: print(mkl.cpu_type())
-serving.Server(0.0).load(messages.LoadJob("fake", LoadRequest("m", "fake", "none", 100, {})))
+serving.Server(0.0).load(messages.LoadCommand(planned("m", "fake", "none", 100, {})))
 """
 IS_IMPORTED_BY_A_RANK = "import compare_q.backends.vllm.worker; print(mkl.cpu_type())"
 

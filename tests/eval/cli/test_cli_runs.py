@@ -35,7 +35,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     load = FakeEngine.load
 
     def counted(self: FakeEngine) -> None:
-        found.append(self.request.label)
+        found.append(self.planned.label)
         load(self)
 
     monkeypatch.setattr(FakeEngine, "load", counted)

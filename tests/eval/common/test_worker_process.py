@@ -13,19 +13,19 @@ from types import SimpleNamespace
 import pytest
 
 from compare_q import backends
-from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import InputError, ModelError, StoppedError
-from compare_q.backends.worker.messages import DescribeJob
+from compare_q.backends.worker.messages import InspectEngine
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import WorkerProcess
 from compare_q.eval.run.hosts import Hosts
 from tests.support import ROOT
+from tests.support.planned import planned
 from tests.support.processes import wait_until, workers_of
 from tests.support.toy import refusal
 
 pytestmark = pytest.mark.engine
 CODE = Path(backends.__file__).resolve().parent
-QUESTION = DescribeJob("fake", LoadRequest("a", "fake", "none", 1))
+QUESTION = InspectEngine(planned("a", "fake", "none", 1))
 
 
 def copy_of_the_code(folder: Path, added: str = "") -> Path:

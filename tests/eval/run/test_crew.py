@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.common.machine import Gpu
-from compare_q.backends.worker.messages import LoadJob
+from compare_q.backends.worker.messages import LoadCommand
 from compare_q.eval.run.hosts import Hosts
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
 from tests.support.threaded import threaded
@@ -75,7 +75,7 @@ def test_two_gpus_score_two_models_at_the_same_time(measured: Compare, monkeypat
     told.first = {("a", "score"): ("b", "load done"), ("b", "score"): ("a", "load done")}
     ran = measured(three())
     assert ran.status == 0, ran.err
-    loads = {job.request.label: job.devices for job in told.jobs if isinstance(job, LoadJob)}
+    loads = {job.model.label: job.devices for job in told.jobs if isinstance(job, LoadCommand)}
     assert {loads["a"], loads["b"]} == {("0",), ("1",)}
     assert loads["c"] in (("0",), ("1",))
 
@@ -120,6 +120,6 @@ def test_replicas_share_the_gpus_and_cores(measured: Compare, monkeypatch: pytes
     told = threaded(monkeypatch, gpus=H200)
     ran = measured([{**fake("a"), "replicas": 3}, {**fake("b", boost=1.0), "replicas": 2, "gpus": 2}])
     assert ran.status == 0, ran.err
-    assert sorted(job.devices for job in told.jobs if isinstance(job, LoadJob)) == [("0",), ("0", "1"), ("1",)]
+    assert sorted(job.devices for job in told.jobs if isinstance(job, LoadCommand)) == [("0",), ("0", "1"), ("1",)]
     fewer = "scored by 2 replicas, not by 3: there were no more GPUs, or no more windows"
     assert [model["notes"][0] for model in ran.models.values()] == [fewer, fewer.replace("2", "1").replace("3", "2")]

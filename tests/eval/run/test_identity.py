@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.base import LoadRequest
 from compare_q.backends.common import machine
 from compare_q.backends.worker import serving
-from compare_q.backends.worker.messages import DescribeJob
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.hosts import Job
 from compare_q.eval.run.jobs import identity
 from compare_q.eval.specs.reading import parse_model_spec
+from tests.support.planned import planned
 from tests.support.toy import needs_accelerate
 
 pytestmark = needs_accelerate
@@ -39,8 +38,8 @@ def model(toy_model: Path, tmp_path: Path) -> Path:
 def key_of(folder: Path, **options: Any) -> str:
     """The key of a model's scores in Transformers on the CPU; what the engine refuses is an error."""
     name, engine = backends.resolve("transformers", None)
-    request = LoadRequest("toy", "transformers", str(folder), 100, options)
-    described = serving.describe(DescribeJob(name, request))
+    request = planned("toy", "transformers", str(folder), 100, options)
+    described = serving.inspect(request)
     assert not described.problem
     spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(folder)}, Path("m.json"))
     session: Any = SimpleNamespace(verify_weights=False, progress=Progress(quiet=True), digests={})
@@ -93,8 +92,8 @@ def test_options_and_the_files_that_they_name(model: Path, tmp_path: Path) -> No
 
 
 def test_a_repository_of_the_hub_in_an_option_is_refused(model: Path) -> None:
-    request = LoadRequest("toy", "transformers", str(model), 100, {"attn_implementation": "owner/kernels"})
-    said = serving.describe(DescribeJob(backends.resolve("transformers", None)[0], request)).problem
+    request = planned("toy", "transformers", str(model), 100, {"attn_implementation": "owner/kernels"})
+    said = serving.inspect(request).problem
     assert said.startswith("engine.attn_implementation: owner/kernels is no path here")
 
 

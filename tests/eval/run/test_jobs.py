@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.base import Decode, Engine, LoadRequest, ModelFacts, ModelFiles, Storage
+from compare_q.backends.base import Decode, Engine, EngineInfo, ModelFacts, ModelFiles, PlannedModel, Storage
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.layers import noise
-from compare_q.backends.worker.messages import Described
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.devices import Devices
@@ -25,10 +24,11 @@ from compare_q.eval.run.hosts import Hosts, Job, Session
 from compare_q.eval.run.jobs import emulated_dtypes, identity, plan, wanted_gpus
 from compare_q.eval.specs.reading import parse_model_spec
 from tests.support.fake_engine import FakeEngine
+from tests.support.planned import planned
 
 MIB = 1024**2
 GPU_MIB, ROOM_MIB = 1000.0, 700
-REQUEST = LoadRequest("m", "fake", "none", 100)
+REQUEST = planned("m", "fake", "none", 100)
 
 
 def devices(count: int, mib: float = GPU_MIB) -> Devices:
@@ -51,7 +51,7 @@ def job(needs: int | None, weights: float | None = None, *, remote: bool = False
         files = Files
 
         @classmethod
-        def gpus(cls, request: LoadRequest) -> int | None:
+        def gpus(cls, request: PlannedModel) -> int | None:
             return needs
 
     spec = parse_model_spec({"load_fn": "fake", "model_dir": "none", **keys}, Path("m.json"))
@@ -107,7 +107,7 @@ def test_without_gpus_nothing_is_measured() -> None:
 def test_what_engines_need(load_fn: str, options: dict[str, Any], gold: int | None) -> None:
     """0: all, since the options name GPUs by their places among all."""
     engine_class: type[Engine] = backends.resolve(load_fn, None)[1]
-    assert engine_class.gpus(LoadRequest("m", load_fn, "none", 100, options)) == gold
+    assert engine_class.gpus(planned("m", load_fn, "none", 100, options)) == gold
 
 
 def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path:
     file = folder / "model.safetensors"
     spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(folder)}, Path("m.json"))
     engine, engine_class = backends.resolve("transformers", None)
-    request = LoadRequest("m", "transformers", str(folder), 100)
+    request = planned("m", "transformers", str(folder), 100)
     session = Session(Cache(tmp_path / "cache"), Progress(quiet=True), verify_weights=True)
 
     def weights() -> list[str]:
@@ -142,7 +142,7 @@ def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
     session = Session(Cache(tmp_path / "cache"), Progress(quiet=True))
 
     def keys() -> list[dict[str, Any]]:
-        requests = [LoadRequest("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})]
+        requests = [planned("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})]
         jobs = [Job(spec, engine, engine_class, request) for request in requests]
         return [identity(job, SimpleNamespace(series="s"), session) for job in jobs]
 
@@ -162,7 +162,7 @@ def test_a_line_says_what_float32_would_gain(
     monkeypatch.setattr(FakeEngine, "capabilities", replace(FakeEngine.capabilities, torch=True))
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(dtype=dtype))
     on_gpu = replace(job(1), gpus=(Gpu("0", "NVIDIA H200", "580.1", GPU_MIB),))
-    for_cpus = replace(on_gpu, described=Described(("fake", ""), cpu_only=True))
+    for_cpus = replace(on_gpu, described=EngineInfo(installed=("fake", ""), cpu_only=True))
     line = emulated_dtypes([job(0), job(0, remote=True), on_gpu, for_cpus])
     assert (line is not None) is said
     if line is not None:
@@ -175,7 +175,7 @@ def test_a_line_says_what_float32_would_gain(
      ("transformers", {"dtype": "auto"}, "bfloat16"), ("transformers_auto_bf16", {"dtype": "float32"}, "float32")],
 )  # fmt: skip
 def test_the_dtype_of_products(load_fn: str, options: dict[str, Any], gold: str, toy_model: Path) -> None:
-    request = LoadRequest("m", load_fn, str(toy_model), 100, options)
+    request = planned("m", load_fn, str(toy_model), 100, options)
     assert backends.resolve(load_fn, None)[1].files(request).facts().dtype == gold
 
 
@@ -186,7 +186,7 @@ def test_rotary_factors_of_long_contexts_are_other_scores(
     """llama.cpp takes them by its context, which is as long as the run's longest window: ``-r`` may leave that out."""
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
     session, made = Session(Cache(tmp_path), Progress(quiet=True)), replace(job(0), engine_class=FakeEngine)
-    jobs = [replace(made, request=replace(REQUEST, max_tokens=longest)) for longest in (99, 100, 101, 102)]
+    jobs = [replace(made, request=REQUEST.updated(max_tokens=longest)) for longest in (99, 100, 101, 102)]
     short, at_edge, above, long = (identity(each, SimpleNamespace(series="s"), session) for each in jobs)
     assert short == at_edge
     assert above == long

@@ -88,8 +88,8 @@ def test_a_model_that_cannot_be_loaded_is_tried_once(start: Start, monkeypatch: 
     tries = []
 
     def load(engine: FakeEngine) -> None:
-        tries.append(engine.request.label)
-        if engine.request.label == "b":
+        tries.append(engine.planned.label)
+        if engine.planned.label == "b":
             raise ModelError("no kernel for it")
 
     monkeypatch.setattr(FakeEngine, "load", load)
@@ -191,7 +191,7 @@ def test_texts_on_both_sides_of_a_change_of_rope_are_refused(start: Start, monke
     edge = 0
 
     def facts(files: ModelFiles) -> ModelFacts:
-        return ModelFacts(rope_changes_above=edge if files.request.label == "a" else None)
+        return ModelFacts(rope_changes_above=edge if files.planned.label == "a" else None)
 
     monkeypatch.setattr(ModelFiles, "facts", facts)
     run = start(three())

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from compare_q.backends.base import Engine, LoadRequest
+from compare_q.backends.base import Engine
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp.engine import LlamacppEngine
 from compare_q.eval.run.hosts import Job
@@ -15,11 +15,12 @@ from compare_q.eval.run.rows import file_bytes
 from compare_q.eval.specs.types import ModelSpec
 from tests.support.checkpoints import write_checkpoint
 from tests.support.fake_engine import FakeEngine
+from tests.support.planned import planned
 
 
 def job(engine: type[Engine], model: Path | str, *override_tensors: Path) -> Job:
     spec = ModelSpec(load_fn=engine.capabilities.load_fns[0], model_dir=str(model))
-    request = LoadRequest("model", spec.load_fn, str(model), 100, override_tensors=override_tensors)
+    request = planned("model", spec.load_fn, str(model), 100, override_tensors=override_tensors)
     return Job(spec, "engine", engine, request)
 
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.base import ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
@@ -24,6 +23,7 @@ from compare_q.eval.text.cutting import Cut
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData, TextSize
 from tests.support.command_line import Run, Specs
+from tests.support.planned import planned
 from tests.support.toy import ATOL_LOGPROB, brute_force, refusal
 
 BOS = 90
@@ -328,10 +328,10 @@ def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: 
     data = of("lm_eval", replace(LED, ids=ids, ends=ends, sizes=None, lead=256), eval_len=16)
     assert len({len(window.token_ids) for window in data.windows}) > 2
     backend = TransformersEngine(
-        LoadRequest("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
+        planned("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
     )
     backend.load()
-    found = {scores.window: scores.logprob for scores in window_scores.token_scores(backend, data.windows, Task())}
+    found = {scores.window: scores.logprob for scores in backend.score(data.windows, ScoreRequest())}
     backend.close()
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
     for window in data.windows:

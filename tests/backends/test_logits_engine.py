@@ -13,31 +13,22 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import window_scores
-from compare_q.backends.base import Engine, LoadRequest, LogitsEngine, Task, TokenScores, Window
+from compare_q.backends.base import ScoreRequest, TokenScores, Window
 from compare_q.backends.common import head
+from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import comparison
 from compare_q.backends.reference import store as reference
 from tests.support.definitions import assert_divergences_of
+from tests.support.planned import planned
 from tests.support.toy import brute_force, toy_windows, with_gaps
 
-REQUEST = LoadRequest("given", "given", "none", 100)
+REQUEST = planned("given", "given", "none", 100)
 
 
-class Neither(Engine):
-    """An engine that can only be opened and closed."""
-
-    @classmethod
-    def versions(cls) -> dict[str, str]:
-        return {}
+class Given(LogitsEngine):
+    """An engine whose logits are given, so many rows at a time; it shows no head."""
 
     def load(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Given(Neither, LogitsEngine):
-    """An engine whose logits are given, so many rows at a time; it shows no head."""
 
     def __init__(self, logits: Mapping[int, torch.Tensor], rows: int = 1000) -> None:
         super().__init__(REQUEST)
@@ -47,8 +38,8 @@ class Given(Neither, LogitsEngine):
         yield from self.given[window.index].split(self.rows)
 
 
-def scores_of(logits: torch.Tensor, window: Window, task: Task | None = None) -> TokenScores:
-    (scores,) = window_scores.token_scores(Given({window.index: logits}), [window], task or Task())
+def scores_of(logits: torch.Tensor, window: Window, task: ScoreRequest | None = None) -> TokenScores:
+    (scores,) = Given({window.index: logits}).score([window], task or ScoreRequest())
     return scores
 
 
@@ -80,9 +71,9 @@ def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, windo
         folder = tmp_path / name
         folder.mkdir()
         engine = Given({window.index: logits}, at_a_time)
-        (alone,) = window_scores.token_scores(engine, [window], Task(record=folder))
+        (alone,) = engine.score([window], ScoreRequest(record=folder))
         reference.seal(folder, {}, 1)
-        (beside,) = window_scores.token_scores(engine, [window], Task(reference=tmp_path / "whole", divergences=True))
+        (beside,) = engine.score([window], ScoreRequest(reference=tmp_path / "whole", divergences=True))
         kept[name] = [each for scores in (alone, beside) for each in vars(scores).values()], sorted(folder.glob("row*"))
     np.testing.assert_equal(kept["pieces"][0], kept["whole"][0])
     assert [file.name for file in kept["pieces"][1]] == [file.name for file in kept["whole"][1]]  # with their checksums
@@ -93,10 +84,10 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Against float64, on the scored positions; in pieces of 5 rows it is the same."""
     before, after = random_logits(40, 300).half(), (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half()
     (tmp_path / "store").mkdir()
-    scores_of(before, window, Task(record=tmp_path / "store"))
+    scores_of(before, window, ScoreRequest(record=tmp_path / "store"))
     reference.seal(tmp_path / "store", {}, 1)
     assert reference.Reader(tmp_path / "store").reason == "this engine does not show its head"
-    task = Task(reference=tmp_path / "store", vocab_size=300, divergences=True)
+    task = ScoreRequest(reference=tmp_path / "store", vocab_size=300, divergences=True)
     found = scores_of(after, window, task)
     p, q = (logits[window.positions - 1].double().log_softmax(-1) for logits in (before, after))
     assert found.kld is not None
@@ -108,7 +99,7 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(scores_of(after, window, task).kld, found.kld)
     assert not np.any(scores_of(before, window, task).kld)
     assert_divergences_of(found, after[window.positions - 1], before[window.positions - 1], atol=1e-5)
-    assert scores_of(after, window, replace(task, divergences=False)).tv is None
+    assert scores_of(after, window, task.model_copy(update={"divergences": False})).tv is None
 
 
 class Masked(Given):
@@ -129,9 +120,7 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
     """The head alone would give the masked token its probability back."""
     (window,) = (replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40))
     (tmp_path / "store").mkdir()
-    (scores,) = window_scores.token_scores(
-        Masked({0: random_logits(40, 300)}), [window], Task(record=tmp_path / "store")
-    )
+    (scores,) = Masked({0: random_logits(40, 300)}).score([window], ScoreRequest(record=tmp_path / "store"))
     reference.seal(tmp_path / "store", {}, 1)
     store = reference.Reader(tmp_path / "store")
     assert (store.contents, store.reason) == ("logits", "its head's product differs from its logits by inf")

@@ -1,0 +1,225 @@
+"""``LogitsEngine``: scores windows of an engine that hands out logits.
+
+The logits at position i predict token i + 1.  They are scored by the definitions of all engines
+(``backends/scoring/statistics.py``), compared with the same reference store (``backends/reference/comparison.py``) and
+recorded into the same store (``backends/reference/recorder.py``).
+
+This is a whole engine, whose model has 1,000 tokens that are all equally probable.  A line in ``backends/__init__.py``
+registers it:
+
+    class UniformEngine(LogitsEngine):
+        capabilities = Capabilities(
+            load_fns=("uniform",), fwd_fn="uniform", packages=("torch",), install="pip install torch", summary="uniform"
+        )
+        files = ModelFiles  # the default, without files; HuggingFaceFolder: a folder with config.json and safetensors
+
+        def load(self) -> None:
+            import torch
+
+            self.table = torch.zeros(1000, 1000)
+
+        def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+            yield self.table[window.token_ids]
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from compare_q.backends.base import Engine, PlannedModel, ScoreRequest, TokenScores, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.options import EngineOptions, parse_options
+from compare_q.backends.reference.comparison import Comparison
+from compare_q.backends.reference.reading import StoredRows, open_reference
+from compare_q.backends.reference.recorder import Recorder
+from compare_q.backends.scoring import divergences, statistics
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from compare_q.backends.common.head import Head
+
+PIECE_ELEMENTS = 1 << 28
+"""Logits that an engine computes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256 entries."""
+
+
+class LogitsEngine(Engine):
+    """One model in an engine that hands out logits.
+
+    Attributes:
+        options_type: class of the ``engine`` object of its specs; ``options`` is one.
+        model: the loaded model, for subclasses.
+        entered: states [n, H] of the last piece of logits, once ``head`` has returned a head.
+    """
+
+    options_type: ClassVar[type[EngineOptions]] = EngineOptions
+
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
+        self.options: Any = parse_options(self.options_type, model.options)
+        self.model: Any = None
+        self.entered: Any = None
+
+    @classmethod
+    def check(cls, model: PlannedModel) -> None:
+        parse_options(cls.options_type, model.options)
+
+    def prepare(self, windows: Sequence[Window]) -> None:
+        """Called before the first window of a text, with all its windows in order.
+
+        Scores of a text must not depend on texts before it: whatever was counted or drawn starts anew.
+        """
+
+    @abstractmethod
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+        """Yield logits [n, V] of the next n positions of one window, until all L have come.
+
+        They cover the vocabulary without padding, in any float dtype, on any device.  A piece without a position that
+        predicts a scored token may be left out, as [n, 0].  A piece has at most ``PIECE_ELEMENTS`` logits where the
+        engine can limit them, and is not used after the next one is requested.
+        """
+
+    def logits(self, window: Window) -> torch.Tensor:
+        """Logits [L, V] of a whole window."""
+        import torch
+
+        return torch.cat(list(self.pieces(window)))
+
+    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
+        """(weight [V, H], bias [V] or None, ``Head``) to recompute logits from states, or why that is impossible."""
+        return "this engine does not show its head"
+
+    def states(self) -> torch.Tensor:
+        """States [n, H] that entered the head for the last of ``pieces``, once ``head`` has returned a head."""
+        states: torch.Tensor = self.entered
+        return states
+
+    def in_steps(
+        self, start: int, length: int, step: int, forward: Callable[[int, int], torch.Tensor], rows: int | None = None
+    ) -> Iterator[torch.Tensor]:
+        """Yield logits [..., n, V] of positions ``start`` to ``length`` in decode, those of many steps together.
+
+        ``forward(begin, end)`` returns the logits [..., end - begin, V] of these positions; earlier ones are in the
+        cache.  The logits are copied, since the next step may reuse their memory; ``entered`` is not.  ``rows``: number
+        of positions n in a piece; None: as many as ``PIECE_ELEMENTS`` allows.
+        """
+        import torch
+
+        logits: torch.Tensor | None = None
+        first, states = 0, []
+        for begin in range(start, length, step):
+            part = forward(begin, min(begin + step, length))
+            if logits is None:
+                most = rows or max(PIECE_ELEMENTS // part[..., :1, :].numel() // step, 1) * step
+                first, logits = begin, part.new_empty((*part.shape[:-2], min(most, length - begin), part.shape[-1]))
+            logits[..., begin - first : begin - first + step, :] = part
+            states.append(self.entered)
+            if begin + step - first >= logits.shape[-2]:
+                self.entered = None if self.entered is None else torch.cat(states, -2)
+                yield logits
+                logits, states = None, []
+
+    def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
+        """Yield the scores of every window, in the order of the windows."""
+        self.prepare(windows)
+        scorer = LogitsScorer(self, request)
+        try:
+            for window in windows:
+                yield scorer.scores(window)
+            scorer.write_head()
+        finally:
+            scorer.close()
+
+
+class LogitsScorer:
+    """Scores one window after the other, and holds no more of its logits at a time than one piece of the engine's.
+
+    Comparison and recorder are created with the first logits, whose dtype, device and size they need.
+    """
+
+    def __init__(self, engine: LogitsEngine, request: ScoreRequest) -> None:
+        self.engine, self.request = engine, request
+        self.head = engine.head() if request.record else ""  # before the first logits: the engine keeps states from now
+        self.comparison: Comparison | None = None
+        self.recorder: Recorder | None = None
+
+    def scores(self, window: Window) -> TokenScores:
+        """Return the scores of one window, and record its states or logits if the request says so."""
+        shard: list[NDArray[np.float32]] = []
+        kept = self.pieces_to_record(window, shard)
+        if self.request.record is None:
+            deque(kept, maxlen=0)
+        else:
+            first = next(kept)
+            assert self.recorder is not None
+            self.recorder.write_pieces(window.index, window.n_scored, chain([first], kept))
+        if self.comparison is not None:
+            self.comparison.drop(window.index)
+        return divergences.scores(window.index, window.targets, [np.concatenate(shard)])
+
+    def pieces_to_record(self, window: Window, shard: list[NDArray[np.float32]]) -> Iterator[torch.Tensor]:
+        """Append the statistics [n, F] of each piece's scored rows to ``shard``; yield the rows to be recorded."""
+        length, begin, done = len(window.token_ids), 0, 0
+        for logits in self.engine.pieces(window):
+            if logits.ndim != 2:
+                shape = tuple(logits.shape)
+                raise ModelError(f"window {window.index}: logits of shape {shape} for a window of {length} tokens")
+            chosen = list(window.predicting(begin, begin + len(logits)))
+            begin += len(logits)
+            if chosen:
+                logits = rows_of(logits, chosen)
+                rows = StoredRows(window.index, window.n_scored, done, done := done + len(logits))
+                kept = self.rows_to_record(logits, chosen)
+                shard.append(self.statistics(rows, logits, window.targets[rows.begin : rows.end]))
+                del logits  # else it would be in memory together with the next piece
+                yield kept
+                del kept
+        if begin != length:
+            raise ModelError(f"window {window.index}: logits of {begin} positions for a window of {length} tokens")
+
+    def rows_to_record(self, logits: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
+        """States or logits of the scored rows, ``chosen`` of the last piece; logits if nothing is recorded."""
+        if self.request.record is None:
+            return logits
+
+        def states() -> torch.Tensor:
+            return rows_of(self.engine.states(), chosen)
+
+        self.recorder = self.recorder or Recorder.of_engine(self.request.record, self.head, logits, states)
+        return self.recorder.chosen(logits, states)
+
+    def statistics(self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Partial statistics [n, F] of scored rows, over the vocabulary that reference and model share."""
+        request = self.request
+        if request.reference is None:
+            return statistics.of_rows(rows.window, logits, targets)
+        if self.comparison is None:
+            store = open_reference(request.reference)
+            entries = min(request.vocab_size or store.head.vocab_size, logits.shape[1])
+            self.comparison = Comparison(store, (0, entries), logits.device, with_divergences=request.divergences)
+        return self.comparison.statistics(rows, logits, targets)
+
+    def write_head(self) -> None:
+        """Write the head, if states were recorded."""
+        if self.recorder is not None and self.recorder.contents == "states":
+            self.recorder.write_head(self.head)
+
+    def close(self) -> None:
+        """Stop reading the reference."""
+        if self.comparison is not None:
+            self.comparison.close()
+
+
+def rows_of(values: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
+    """Some rows of logits [n, V] or states [n, H]; a view if there is one range."""
+    import torch
+
+    rows = [values[each] for each in chosen]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
