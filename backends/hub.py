@@ -1,10 +1,8 @@
-"""The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache, or downloaded.
+"""The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache or downloaded.
 
-Data sets and GGUF files take the same way (``fetch``): one question to the hub, with a deadline, says what there is and
-how large it is; then the client downloads what its cache lacks.  Where the hub cannot be asked the cache has to do.
-
-On its own the client retries: without a network it gave up on a data set after 24 s where connections are refused, and
-not within 130 s where nothing answers at all.  Here one request with a deadline asks first whether the hub answers.
+``huggingface_hub`` does the work.  One request with a deadline comes first: it says what a repository has and how large
+it is.  If the hub does not answer, the files in the local cache are used.  Without the deadline the client retries: it
+takes 24 s where connections are refused, and more than 130 s where nothing answers.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -29,22 +26,20 @@ from compare_q.backends.common.json_files import expanded, is_file, is_folder
 from compare_q.backends.common.messages import bytes_in_words, nearest, one_line
 
 REMEMBERED_S = 60.0
-"""Seconds for which an answer of ``why_away`` holds: a run of hours must notice that the network has come back."""
+"""Seconds for which an endpoint that did not answer is not asked again."""
 SIGN_IN = "`hf auth login` or HF_TOKEN"
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "tokenizer*"]
-"""Patterns of everything that AutoTokenizer may read; code only runs where a spec trusts it."""
+"""Patterns of all files that AutoTokenizer may read; code runs only if a spec trusts it."""
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
 """Patterns of the files of a model that are fetched."""
-_answers: dict[str, tuple[float, str]] = {}
-"""Endpoint -> when it was asked (seconds of the monotonic clock), and why it cannot be reached ("" if it can)."""
-
+AWAY: dict[str, tuple[float, str]] = {}
+"""Endpoint that did not answer -> when (seconds of the monotonic clock), and why."""
 RepoType = Literal["model", "dataset"]
-"""What the hub's client calls the two sorts of repositories that are used here."""
 
 
 class Watch(Protocol):
-    """An object that is told of one download; calls may come from several threads, one call at a time."""
+    """Receives the progress of one download; calls may come from several threads, one call at a time."""
 
     def expect(self, total: int) -> None:
         """``total`` bytes will come."""
@@ -60,88 +55,25 @@ class Watch(Protocol):
 
 
 class Silent(Watch):
-    """A Watch that tells nobody."""
+    """A Watch that ignores everything."""
 
 
 SILENT = Silent()
 
 
 class HubAwayError(InputError):
-    """The hub cannot be asked now; files in the local cache can still be used."""
-
-
-def why_away() -> str:
-    """Why the hub cannot be asked, or an empty string; takes at most ``deadline_s``, also where DNS never answers.
-
-    The request runs in a thread, since a time limit of the HTTP client does not count the look-up of the host's name.
-    """
-    from huggingface_hub import constants, get_session
-
-    endpoint = constants.ENDPOINT
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-
-    def request() -> None:
-        try:
-            get_session().head(endpoint, timeout=2 * deadline_s(), follow_redirects=False)
-            answers.append("")
-        except Exception as error:  # the client's, the HTTP library's, proxies', TLS
-            answers.append(f"{endpoint} cannot be reached ({one_line(error)})")
-
-    when, why = _answers.get(endpoint, (-math.inf, ""))
-    if time.monotonic() - when > REMEMBERED_S:
-        late = f"no answer within {deadline_s():.0f} s; HF_HUB_ETAG_TIMEOUT sets another number"
-        answers: list[str] = []
-        thread = threading.Thread(target=request, daemon=True)
-        thread.start()
-        thread.join(deadline_s())
-        why = answers[0] if answers else f"{endpoint} cannot be reached ({late})"
-        _answers[endpoint] = time.monotonic(), why
-    return why
-
-
-def deadline_s() -> float:
-    """Seconds within which the hub has to answer; HF_HUB_ETAG_TIMEOUT, the client's own variable, lengthens it."""
-    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
-
-
-@dataclass(frozen=True)
-class Repo:
-    """What the hub says of one revision of a repository.
-
-    ``name`` is the name in the spec, ``id`` its name on the hub now; ``sizes``: file -> bytes.
-    """
-
-    repo_type: RepoType
-    name: str
-    id: str
-    commit: str
-    sizes: Mapping[str, int]
-
-    def wanted(self, patterns: Sequence[str]) -> list[str]:
-        """Names of the files that match one of the patterns."""
-        return [name for name in self.sizes if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-
-    def missing(self, patterns: Sequence[str]) -> int:
-        """Bytes of the files that match and are not in the local cache."""
-        from huggingface_hub import try_to_load_from_cache
-
-        here = {
-            file: try_to_load_from_cache(self.name, file, None, self.commit, self.repo_type)
-            for file in self.wanted(patterns)
-        }
-        return sum(self.sizes[file] for file, path in here.items() if not isinstance(path, str))
+    """The hub does not answer now; files in the local cache can still be used."""
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether ``name`` can be a hub id (``owner/model``): it is no existing path and does not look like one."""
-    return HUB_ID.fullmatch(name) is not None and "/" in name and not Path(name).exists()
+    """True if ``name`` can be a hub id (``owner/model``): it has that form, and is not an existing path."""
+    return HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 def resolve(
     name: str, revision: str | None, *, tokenizer_only: bool = False, download: bool = True, watch: Watch = SILENT
 ) -> Path:
-    """Folder of a local path or hub id; with ``download`` off a hub id is looked for in the local cache only.
+    """Folder of a local path or hub id.  Without ``download`` a hub id is looked for in the local cache only.
 
     Raises InputError with the reason in one line.  Never fetches pickled weights.
     """
@@ -149,12 +81,12 @@ def resolve(
         return local_folder(name)
     patterns = TOKENIZER_FILES if tokenizer_only else MODEL_FILES
     if not download:
-        return cached("model", name, revision, patterns, "")
+        return cached("model", name, revision, patterns)
     return fetch("model", name, revision, patterns, watch)
 
 
 def local_folder(name: str) -> Path:
-    """Folder of a local path; InputError if there is none.  The hub is never asked."""
+    """Folder of a local path; InputError if there is none."""
     folder = expanded(name)
     if not is_folder(folder):
         if is_file(folder):
@@ -168,15 +100,15 @@ def local_folder(name: str) -> Path:
 def would_fetch(
     name: str, revision: str | None = None, patterns: Sequence[str] = MODEL_FILES, *, repo_type: RepoType = "model"
 ) -> str:
-    """What fetching from the hub would mean: ``16.1 GB to download`` or ``in the local cache``; downloads nothing.
+    """``16.1 GB to download`` or ``in the local cache``: what ``fetch`` would do.  Nothing is downloaded.
 
-    Raises InputError with the reason in one line if the files cannot be had; the InputError is a HubAwayError if the
-    hub cannot be asked and the files are not in the local cache.
+    Raises InputError with the reason in one line if the files are not available, HubAwayError if the hub does not
+    answer and the files are not in the local cache.
     """
     try:
-        missing = checked(look_up(repo_type, name, revision), patterns).missing(patterns)
+        missing = missing_bytes(look_up(repo_type, name, revision), repo_type, name, patterns)
     except HubAwayError as error:
-        cached(repo_type, name, revision, patterns, str(error).removeprefix(f"{name}: "))
+        cached(repo_type, name, revision, patterns, error)
         missing = 0
     return f"{bytes_in_words(missing)} to download" if missing else "in the local cache"
 
@@ -189,12 +121,12 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
     from huggingface_hub import constants, snapshot_download
 
     try:
-        repo = checked(look_up(repo_type, name, revision), patterns)
+        found = look_up(repo_type, name, revision)
     except HubAwayError as error:
-        return cached(repo_type, name, revision, patterns, str(error).removeprefix(f"{name}: "))
-    if repo.id != name:
-        watch.say(f"{name}: is {repo.id} on the hub now")
-    missing = repo.missing(patterns)
+        return cached(repo_type, name, revision, patterns, error)
+    missing = missing_bytes(found, repo_type, name, patterns)
+    if found.id != name:
+        watch.say(f"{name}: is {found.id} on the hub now")
     watch.expect(missing)
     if missing:
         watch.say(f"{name}: {bytes_in_words(missing)} to download")
@@ -205,64 +137,94 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
                 f"{name}: {bytes_in_words(missing)} to download, but {cache} has room for {bytes_in_words(free)}; "
                 "HF_HOME names another place for the hub's cache"
             )
-
-    shown = watch is not SILENT  # otherwise the client's own bars are all that a user sees
+    watched = watch is not SILENT  # otherwise a user sees the client's own progress bars
     try:
-        with warnings_told(watch, name) if shown else nullcontext():
+        with warnings_to(watch, name) if watched else nullcontext():
             folder = snapshot_download(
                 name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns),
-                tqdm_class=bar_for(watch) if shown else None,
+                tqdm_class=bar_for(watch) if watched else None,
             )  # fmt: skip
     except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
         raise InputError(f"{name}: {failure_reason(error, repository_page(repo_type, name), revision)}") from None
     return Path(folder)
 
 
-def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Repo:
-    """What the hub has under a name; InputError with the reason in one line, HubAwayError if the hub cannot be asked.
+def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Any:
+    """``huggingface_hub``'s description of a repository: its ``id`` and ``sha``, and the sizes of its files.
 
-    ``files`` off: ``Repo.sizes`` stays empty, since the sizes of all files make a long answer for a large data set.
+    Without ``files`` there are no sizes, which make a long answer for a large data set.  Raises InputError with the
+    reason in one line, HubAwayError if the hub does not begin to answer in time (HF_HUB_ETAG_TIMEOUT, else 4 s).  The
+    request runs in a thread, because the HTTP client has no time limit for DNS.
     """
-    if why := why_away():
-        raise HubAwayError(f"{name}: {why}")
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError
 
-    try:
-        found: Any = HfApi().repo_info(
-            name, repo_type=repo_type, revision=revision, timeout=deadline_s(),
-            **({"files_metadata": True} if files else {"expand": ["sha", "gated"]}),
-        )  # fmt: skip
-        if found.gated:  # anybody may ask what there is, not everybody may have it
-            HfApi().auth_check(name, repo_type=repo_type)
-        sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
-        return Repo(repo_type, name, str(found.id), str(found.sha or ""), sizes)
-    except Exception as error:  # the hub's answers, and whatever the layers below the client raise
-        why = failure_reason(error, repository_page(repo_type, name), revision)
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        known = status is not None and status not in (408, 429) and status < 500
-        final = known or isinstance(error, HFValidationError)
-        raise (InputError if final else HubAwayError)(f"{name}: {why}") from None
+    if constants.HF_HUB_OFFLINE:
+        raise HubAwayError(f"{name}: HF_HUB_OFFLINE is set")
+    when, why = AWAY.get(constants.ENDPOINT, (-math.inf, ""))
+    if time.monotonic() - when < REMEMBERED_S:
+        raise HubAwayError(f"{name}: {why}")
+    deadline = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
+    began, answers = time.monotonic(), list[Any]()
+    asked: dict[str, Any] = {"files_metadata": True} if files else {"expand": ["sha", "gated"]}
+
+    def ask() -> None:
+        try:
+            found: Any = HfApi().repo_info(name, repo_type=repo_type, revision=revision, timeout=deadline, **asked)
+            if found.gated:  # anybody may ask what a gated repository has
+                HfApi().auth_check(name, repo_type=repo_type)
+            answers.append(found)
+        except Exception as error:  # the hub's refusals, and whatever the layers below the client raise
+            answers.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(4 * deadline)  # a long list of files may take longer than its beginning
+    answer = answers[0] if answers else TimeoutError()
+    if not isinstance(answer, Exception):
+        return answer
+    reason = failure_reason(answer, repository_page(repo_type, name), revision)
+    status = getattr(getattr(answer, "response", None), "status_code", None)
+    if isinstance(answer, HFValidationError) or (status is not None and status not in (408, 429) and status < 500):
+        raise InputError(f"{name}: {reason}")
+    if status is None:
+        late = time.monotonic() - began >= deadline
+        why = f"no answer within {deadline:g} s; HF_HUB_ETAG_TIMEOUT sets another number" if late else reason
+        reason = f"{constants.ENDPOINT} cannot be reached ({why})"
+        if late:
+            AWAY[constants.ENDPOINT] = time.monotonic(), reason
+    raise HubAwayError(f"{name}: {reason}")
 
 
-def checked(repo: Repo, patterns: Sequence[str]) -> Repo:
-    """The same repository; InputError if it lacks a file that is wanted."""
+def missing_bytes(found: Any, repo_type: RepoType, name: str, patterns: Sequence[str]) -> int:
+    """Bytes of the files that match ``patterns`` and are not in the local cache; InputError if the hub lacks a file.
+
+    ``found``: the repository as ``look_up`` describes it.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
+    matching = {pattern: [file for file in sizes if fnmatch.fnmatchcase(file, pattern)] for pattern in patterns}
+    if not matching.get("*.safetensors", True):
+        file = next((file for file in sizes if file.lower().endswith(".gguf")), "")
+        hint = f'; with "load_fn": "llamacpp" {name}/{file} can be measured' if file else ""
+        raise InputError(f"{name}: no .safetensors files; compare_q loads no pickled weights{hint}")
     for pattern in patterns:
-        if pattern == "*.safetensors" and not repo.wanted([pattern]):
-            file = next((name for name in repo.sizes if name.lower().endswith(".gguf")), "")
-            cure = f'; with "load_fn": "llamacpp" {repo.name}/{file} can be measured' if file else ""
-            raise InputError(f"{repo.name}: no .safetensors files; compare_q loads no pickled weights{cure}")
-        if "*" not in pattern and pattern not in repo.sizes:
-            raise InputError(f"{repo.name}: no file {pattern} on the hub{nearest(pattern, repo.sizes)}")
-    if not repo.wanted(patterns):
-        raise InputError(f"{repo.name}: no file {' or '.join(patterns)} on the hub")
-    return repo
+        if "*" not in pattern and not matching[pattern]:
+            raise InputError(f"{name}: no file {pattern} on the hub{nearest(pattern, sizes)}")
+    wanted = {file for files in matching.values() for file in files}
+    if not wanted:
+        raise InputError(f"{name}: no file {' or '.join(patterns)} on the hub")
+    here = {file: try_to_load_from_cache(name, file, None, found.sha, repo_type) for file in wanted}
+    return sum(sizes[file] for file, path in here.items() if not isinstance(path, str))
 
 
-def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], why: str) -> Path:
+def cached(
+    repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], away: HubAwayError | None = None
+) -> Path:
     """Folder of a repository in the local cache; InputError if a wanted file is not there.
 
-    ``why``: the reason for which the hub was not asked, which makes the InputError a HubAwayError; "" if none is told.
+    ``away``: why the hub was not asked; then a HubAwayError is raised instead.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -282,12 +244,12 @@ def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Seque
         how_much = "only partly" if "incomplete" in str(error) else "not"
     except Exception as error:
         raise InputError(f"{name}: {one_line(error)}") from None
-    and_why = f", and {why}" if why else ""
-    raise (HubAwayError if why else InputError)(f"{name}: {how_much} in the local cache{and_why}")
+    why = "" if away is None else f", and {str(away).removeprefix(f'{name}: ')}"
+    raise (InputError if away is None else HubAwayError)(f"{name}: {how_much} in the local cache{why}")
 
 
 def repository_page(repo_type: RepoType, name: str) -> str:
-    """Address of a repository's page for people."""
+    """Address of a repository's web page."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{name}"
@@ -295,7 +257,7 @@ def repository_page(repo_type: RepoType, name: str) -> str:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """While it holds, both clients use the files in their caches, and do not ask the hub."""
+    """In the block, ``huggingface_hub`` and ``datasets`` use the files in their caches, and do not ask the hub."""
     import datasets
     from huggingface_hub import constants
 
@@ -311,8 +273,8 @@ def offline() -> Iterator[None]:
 
 
 @contextmanager
-def warnings_told(watch: Watch, name: str) -> Iterator[None]:
-    """While it holds, the client draws no bars, and its warnings (retries, waits) are told to ``watch``."""
+def warnings_to(watch: Watch, name: str) -> Iterator[None]:
+    """In the block, the client draws no bars, and its warnings (retries, waits) go to ``watch``."""
     from huggingface_hub import utils
 
     class Handler(logging.Handler):
@@ -329,9 +291,9 @@ def warnings_told(watch: Watch, name: str) -> Iterator[None]:
 
 
 def bar_for(watch: Watch) -> type[Any]:
-    """The class of a bar for the client, which draws nothing, and tells ``watch`` how many bytes came.
+    """A class of progress bars for the client that draw nothing, and pass the number of bytes to ``watch``.
 
-    The client counts the bytes twice, as received and as written; ``watch`` is told the larger count.
+    The client counts bytes twice, as received and as written; ``watch`` gets the larger count.
     """
     from huggingface_hub.utils.tqdm import tqdm
 

@@ -392,7 +392,7 @@ class GgufFiles(ModelFiles):
             return self.planned
         repository, names = self.hub_files()
         with suppress(InputError):
-            folder = hub.cached("model", repository, self.planned.revision, names, "")
+            folder = hub.cached("model", repository, self.planned.revision, names)
             return self.planned.updated(model_dir=str(folder / names[0]))
         return None
 

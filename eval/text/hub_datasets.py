@@ -212,7 +212,7 @@ def hub_records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
     """The chosen columns of a data set, row by row; InputError with the reason if the data set cannot be had."""
     source = source_of(spec)
     first, name = FIRST_ROWS.fullmatch(source.split), f"dataset {source.path!r}"
-    with in_one_line(spec, source), hub.warnings_told(SILENT, source.path):
+    with in_one_line(spec, source), hub.warnings_to(SILENT, source.path):
         rows = split_rows(source, row_limit(spec))
         if rows.column_names:
             choose(rows.column_names, name)
@@ -279,7 +279,7 @@ def would_fetch(spec: DataSpec) -> str:
     """
     source = source_of(spec)
     if is_fetched(source, row_limit(spec)):
-        with in_one_line(spec, source), hub.warnings_told(SILENT, source.path):
+        with in_one_line(spec, source), hub.warnings_to(SILENT, source.path):
             size = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
         return f"{source.path}, {size}"
     processes.apart(check_split, f"asking for {source.path}", spec=reading.packed(spec))
@@ -290,7 +290,7 @@ def check_split(spec: Mapping[str, Any]) -> None:
     """InputError unless the library finds the data set, the configuration and the split of a packed ``spec``."""
     unpacked = reading.unpacked(spec)
     source = source_of(unpacked)
-    with in_one_line(unpacked, source), hub.warnings_told(SILENT, source.path):
+    with in_one_line(unpacked, source), hub.warnings_to(SILENT, source.path):
         builder = ask_library(quiet_library().load_dataset_builder, source)
         splits = list(map(str, builder.config.data_files or builder.info.splits or ()))
         if splits and source.base_split not in splits:
