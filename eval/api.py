@@ -136,12 +136,14 @@ class Comparison:
         ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` ("bpw", "vram", "size"), ``title``,
         ``dark``, ``card``.
         """
-        from compare_q.eval.plots import measures, pictures, style
+        from compare_q.eval.plots import measures, scatter, style
 
         kind, size = options.pop("measure", None), options.pop("x_axis", None)
         try:
             measure = measures.chosen(self.results, kind, None)
-            drawn = pictures.plot(self.results, measure, size=measures.SIZES[size] if size else None, **options)
+            drawn = scatter.scatter_figure(
+                *self.results.texts, size=measures.SIZES[size or "bpw"], measure=measure, **options
+            )
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:

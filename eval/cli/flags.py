@@ -64,8 +64,6 @@ ELSEWHERE = {
     "--kl-divergence": "nothing: KLD is measured anyway, against the first model", "--kl-divergence-base": "-lf",
 }  # fmt: skip
 """Flags of llama-perplexity and lm-eval -> what compare-q has in their place."""
-OF_ONE_TEXT = ("--kld-value", "-mx", "-my", "--log_y")
-"""Flags that the plot of several texts does not know."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -416,7 +414,7 @@ def check_texts(args: argparse.Namespace, texts: Sequence[str]) -> None:
         raise InputError("--logits_file: a reference store is of one text; leave it out, or run once for each text")
 
 
-def unused_picture_flags(args: argparse.Namespace, n_texts: int) -> str | None:
+def unused_picture_flags(args: argparse.Namespace) -> str | None:
     """A line on flags that change a picture where no such picture is asked for; None if there are no such flags."""
     given = {
         "-v" if args.x_axis == "vram" else "--x-axis": args.x_axis, "--kld-value": args.kld_value,
@@ -424,9 +422,6 @@ def unused_picture_flags(args: argparse.Namespace, n_texts: int) -> str | None:
         "-my": args.max_y < math.inf, "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
     }  # fmt: skip
     flags = [flag for flag, is_given in given.items() if is_given]
-    only_one = [flag for flag in flags if flag in OF_ONE_TEXT]
-    if n_texts > 1 and only_one:
-        return f"{', '.join(only_one)}: for the plot of one text; the plot of {n_texts} texts is drawn without"
     if args.plot_file or args.card or not flags:
         return None
     return f"{', '.join(flags)}: for the picture of -p (or -pf FILE), which was not asked for"

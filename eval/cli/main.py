@@ -117,7 +117,7 @@ def check_asked(
         raise InputError(f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")')
     pairs.check_labels(args.pair, labels)
     flags.check_texts(args, texts)
-    remark(flags.unused_picture_flags(args, len(texts)))
+    remark(flags.unused_picture_flags(args))
 
 
 def convert_project(args: argparse.Namespace) -> int:

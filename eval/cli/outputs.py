@@ -155,7 +155,7 @@ def write(args: argparse.Namespace, results: Results, inspect: Callable[[], Sequ
     def draw(file: Path) -> None:
         from compare_q.eval.plots import pictures  # a package that is missing is this output's failure alone
 
-        measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES.get(args.x_axis)
+        measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES[args.x_axis or "bpw"]
         pictures.draw(
             results, file, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark, log_y=args.log_y,
             card=file == args.card,

@@ -18,8 +18,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from compare_q.eval.html.drawings import embedded, swatch
-from compare_q.eval.plots import curves, looks, measures, spread
-from compare_q.eval.plots.dumbbell import dumbbell_plot, rows_of
+from compare_q.eval.plots import looks, measures, percentiles, position
 from compare_q.eval.plots.measures import ACCURACIES, KLD, KLD_VALUES, PPL, SIZES
 from compare_q.eval.plots.points import pareto_front, points_of
 from compare_q.eval.plots.scatter import scatter_figure
@@ -137,7 +136,7 @@ def preselected(text: TextResult) -> list[int]:
     if len(text.models) <= FEW:
         return []
     measure, floor = measures.chosen(Results((text,)), None, None), text.noise_floor
-    points = sorted(points_of(text, measures.BPW, measure)[0], key=lambda point: point.cost)
+    points = sorted(points_of([text], measures.BPW, measure)[0], key=lambda point: point.cost)
     front = pareto_front(points)
     chosen = [number for number, model in enumerate(text.models) if model.is_reference or model is floor]
     room = min(CHOSEN - len(chosen), len(front))
@@ -321,7 +320,7 @@ def scatter_drawings(text: TextResult, i: int) -> Drawings:
     for (of, measure), (over, size) in itertools.product(known.items(), sizes.items()):
         if of in OVER_BPW and over != "bpw":
             continue
-        shown, left_out = points_of(text, size, measure)
+        shown, left_out = points_of([text], size, measure)
         words = {p.number: f"{p.label}: {size.name} {p.x:.2f}, {measure.name} {p.shown}" for p in shown}
         draw = partial(scatter_figure, text, size=size, measure=measure, title="")
         drawing = drawn(draw, f"s{i}-{of}-{over}-", f"{measure.title} over {size.name}", words)
@@ -336,13 +335,10 @@ def words_of(text: TextResult) -> dict[int, str]:
 
 def spread_drawings(text: TextResult, i: int) -> Drawings:
     """How the KLD of single tokens is spread."""
-    if not spread.spreads_of(text):
+    if not any(m.estimates and m.estimates.against and m.estimates.against.kld_percentiles for m in text.models):
         return {}
-    kinds = {"kld_spread": ("quartiles", spread.spread_plot), "kld_histograms": ("histograms", spread.ridge_plot)}
-    return {
-        (name,): ((title,), drawn(partial(draw, text), f"{name}{i}-", spread.TITLE, words_of(text)))
-        for name, (title, draw) in kinds.items()
-    }
+    draw = partial(percentiles.percentile_plot, text)
+    return {("spread",): (("quartiles",), drawn(draw, f"spread{i}-", percentiles.TITLE, words_of(text)))}
 
 
 def position_drawings(text: TextResult, i: int) -> Drawings:
@@ -351,7 +347,7 @@ def position_drawings(text: TextResult, i: int) -> Drawings:
     drawings: Drawings = {}
     for kind, known in {"loss": any(curve.nll for curve in shown), "KLD": any(curve.kld for curve in shown)}.items():
         if known:
-            draw = partial(curves.by_position, text, kld=kind == "KLD")
+            draw = partial(position.by_position, text, kld=kind == "KLD")
             drawing = drawn(draw, f"p{i}{kind}-", f"{kind} by position in the window", words_of(text))
             drawings[kind,] = (kind,), drawing
     return drawings
@@ -394,16 +390,10 @@ def overview(results: Results) -> str:
     models = columns.models_of(results).models
     drawings: Drawings = {}
     for key, measure in OVERVIEW.items():
-        if rows := rows_of(results, measure, None):
-            several = len(results.texts)
-            words = {
-                row.number * several + spot.text: f"{row.label} on {results.texts[spot.text].name}: "
-                f"{measures.value_text(spot.value, spot.error, measure)}"
-                for row in rows for spot in row.spots
-            }  # fmt: skip
-            draw = partial(dumbbell_plot, results, measure)
-            drawing = drawn(draw, f"all-{key}-", f"{measure.title} on {several} texts", words, several)
-            drawings[key,] = (measure.name,), drawing
+        drawn_points, _ = points_of(results.texts, measures.BPW, measure)
+        words = {p.number: f"{p.label}: {measure.name} {p.shown}" for p in drawn_points}
+        draw = partial(scatter_figure, *results.texts, measure=measure, title="")
+        drawings[key,] = (measure.name,), drawn(draw, f"all-{key}-", f"{measure.title}, mean of the texts", words)
     known = any(results.mean_ppl(label).value is not None for label in results.labels)
     notes = [
         *(f"{text.name} failed: {text.error}" for text in results.texts if text.error),

@@ -1,4 +1,4 @@
-"""Places for labels: none overlaps another, a point, or the name of a line.
+"""Places for labels: none overlaps another label, a point, or the name of a line.
 
 In a scatter plot each label in turn, the most crowded first, moves to the cheapest of many places around its point,
 five times over.  Boxes are [x0, y0, x1, y1] and segments [xa, ya, xb, yb], in pixels, y upwards, one per row of an

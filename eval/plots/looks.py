@@ -1,4 +1,4 @@
-"""How models look: the group of a label, names that fit, colour and marker of a group, colour and dashes of a line."""
+"""Appearance of models: short names, colour and marker of each group, colour and dashes of each line."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from compare_q.eval.plots.style import DARK, Theme
 
-NAME_LETTERS = 40
-"""Letters of a label beside the axes or in the name of a line: 40 W would take 6 of the 10.5 inches."""
+NAME_CHARACTERS = 40
+"""Longest label beside the axes or in the name of a line: 40 W take 6 of the 10.5 inches."""
 TAILS = (17, 33, 4)
-"""How many of them may be behind the cut."""
+"""Characters kept after the cut of a longer label: the first number that keeps the labels different."""
 MOST_FULL = 15
-"""So many models have room for their whole labels in a scatter plot."""
+"""Largest number of models that have room for their whole labels in a scatter plot."""
 SIZE = re.compile(r"(I?Q|TQ)?\d+(\.\d+)?(?![A-Za-z\d])")
-"""A name that says how large its model is: "4.0 bpw", "Q4_K_M", "IQ2_XXS imatrix", but not "4bit-32g"."""
+"""Names that tell a model's size: "4.0 bpw", "Q4_K_M", "IQ2_XXS imatrix", but not "4bit-32g"."""
 
 # Okabe-Ito, but grey for its yellow, which vanishes on white, and ink ("") for its black.
 # Without red or green sight a lighter grey (#8C8C8C) is as good as the green beside it: 0.08 apart, this one 0.12.
 COLOURS = ("#CC79A7", "#D55E00", "#0072B2", "#009E73", "#E69F00", "#56B4E9", "#6B6B6B", "")
 KNOWN = ("EXL3:o", "GGUF:s", "W4A16:^ INT:X VLLM:o", "EXL2:D W8A8:<", "NVFP4:v FP4:< AWQ:s", "FP8:P GPTQ:o",
          "BNB:X W8A16:> MXFP4:D", "BF16:p FP16:o")  # fmt: skip
-"""The groups of each colour whose marker is theirs alone; those that are often drawn together differ in both."""
+"""Groups with a fixed marker, by colour; groups that are often drawn together differ in both."""
 MARKERS = "os^DvPXp<>"
 
 Styles = dict[str, tuple[str, str]]  # group -> colour, marker
@@ -37,17 +37,17 @@ Scheme = tuple[str, str]
 DASHES: tuple[tuple[float, ...], ...] = (
     (6, 2), (1, 1.5), (6, 2, 1, 2), (12, 3), (6, 2, 1, 2, 1, 2), (3, 1.5), (12, 3, 2, 3), ()
 )  # fmt: skip
-"""Lengths of lines and gaps, in widths of the line; the pattern of each of ``COLOURS``."""
+"""Lengths of dashes and gaps, in widths of the line, for each of ``COLOURS``."""
 MOST, MOST_OF_SCHEME = 12, 7
-"""Coloured lines of a picture, and of one scheme: seven have steps of 6.5 of lightness, of which 2 can be seen."""
+"""Most coloured lines of a picture, and of one scheme: seven are 6.5 of lightness apart, of which 2 can be seen."""
 LIGHT_RANGE, DARK_RANGE = (22.0, 61.0), (44.0, 90.0)
-"""Lightness (CIE L*) of lines on either paper: 3:1 of contrast to the paper (WCAG), and not yet black or white."""
+"""Lightness (CIE L*) of lines on light and dark paper: a contrast of 3:1 (WCAG), but not yet black or white."""
 
 
 def split_label(label: str, group: str = "") -> tuple[str, str]:
-    """(group, point text): "EXL3 4.0 [h8]" -> ("EXL3", "4.0"), "bf16" -> ("bf16", "bf16").
+    """Return (group, name): "EXL3 4.0 [h8]" -> ("EXL3", "4.0"), "bf16" -> ("bf16", "bf16").
 
-    A ``group`` that the spec names takes the place of the first word; the text keeps that word unless it is the group.
+    A ``group`` from the spec replaces the first word, which then stays in the name unless it is the group.
     """
     text = _without_brackets(label)
     start = group.strip() or text.split()[0]
@@ -55,10 +55,10 @@ def split_label(label: str, group: str = "") -> tuple[str, str]:
 
 
 def drawn_names(models: Sequence[tuple[str, str]]) -> list[str]:
-    """What a plot calls each model (label, group): its label, without the brackets at its end if that is no other's.
+    """Return the name of each (label, group) in a plot: its label, without brackets at its end if it stays unique.
 
-    Among more than ``MOST_FULL`` a name that is a size, "4.0 bpw" or "Q4_K_M", leaves its group to the legend, unless
-    models of another group have such a name.  No other does: "NVFP4 W4A16" is no "W4A16", and nobody knows a "g32".
+    Among more than ``MOST_FULL`` models a name that is a size ("4.0 bpw", "Q4_K_M") omits its group, which the legend
+    has, unless another group has a model of that name.  Other names keep it: a "g32" alone says nothing.
     """
     labels = [label for label, _ in models]
     names = _distinct([(_without_brackets(label), label) for label in labels])
@@ -76,7 +76,7 @@ def drawn_names(models: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _distinct(texts: Sequence[Sequence[str]]) -> list[str]:
-    """For each label the first of its texts that no other label has; the last of them is the whole label."""
+    """Return for each label (last in its list of texts) the first text that no other label has."""
     rank = [0] * len(texts)
     while True:
         found = [each[at] for each, at in zip(texts, rank, strict=True)]
@@ -95,23 +95,23 @@ def _without_brackets(label: str) -> str:
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:
-    """The labels of a picture, cut in the middle to ``NAME_LETTERS``: models differ in the last words, a mark is last.
+    """Return the labels cut in the middle to ``NAME_CHARACTERS``, since models differ in their last words.
 
-    Labels that would be one text are cut nearer to their beginning or end, or not at all.
+    Labels that would become equal are cut nearer to the start or end, or not at all.
     """
-    return _distinct([(*(_cut(" ".join(label.split()), tail) for tail in TAILS), label) for label in labels])
 
+    def cut(label: str, tail: int) -> str:
+        too_long = len(label) > NAME_CHARACTERS
+        return f"{label[: NAME_CHARACTERS - 3 - tail]}...{label[-tail:]}" if too_long else label
 
-def _cut(label: str, tail: int) -> str:
-    """A label of at most ``NAME_LETTERS``, ``tail`` of them its last."""
-    return label if len(label) <= NAME_LETTERS else f"{label[: NAME_LETTERS - 3 - tail]}...{label[-tail:]}"
+    return _distinct([(*(cut(" ".join(label.split()), tail) for tail in TAILS), label) for label in labels])
 
 
 def group_styles(groups: Sequence[str], ink: str, *, distinct: bool = True) -> Styles:
-    """Colour and marker of each group, which follow from its name: it looks the same in every picture, in any company.
+    """Return colour and marker of each group, which depend on its name: a group looks the same in every picture.
 
-    No pair twice: of groups of one pair the first by name has it, and the other the next marker of the same colour.
-    More groups than there are pairs: ValueError, or, not ``distinct`` (each line has its name), pairs that repeat.
+    If two groups have one pair, the second by name gets the next marker of its colour.  With more groups than pairs,
+    raise ValueError, or repeat pairs if not ``distinct`` (where each line has its name beside it).
     """
     owned = {name: (place, mark) for place, row in enumerate(KNOWN) for name, mark in re.findall(r"(\S+):(.)", row)}
     ranked = sorted(set(groups), key=lambda group: (group.upper() not in owned, group))
@@ -125,7 +125,7 @@ def group_styles(groups: Sequence[str], ink: str, *, distinct: bool = True) -> S
 
 
 def _pairs_of(group: str, owned: dict[str, tuple[int, str]]) -> list[tuple[int, str]]:
-    """All pairs (number of a colour, marker), the group's own first, then those of its colour; known groups' last."""
+    """Return all pairs (index of a colour, marker): the group's own, then those of its colour; fixed pairs are last."""
     digest = zlib.crc32(group.upper().encode())
     first, turn = owned.get(group.upper(), (digest % len(COLOURS), ""))[0], digest // len(COLOURS) % len(MARKERS)
     marks = MARKERS[turn:] + MARKERS[:turn]
@@ -133,24 +133,18 @@ def _pairs_of(group: str, owned: dict[str, tuple[int, str]]) -> list[tuple[int, 
     return sorted(pairs, key=lambda pair: (pair != owned.get(group.upper()), pair[0] != first, pair in owned.values()))
 
 
-def text_styles(names: Sequence[str], ink: str) -> Styles:
-    """Colour and marker of each text of a run (or kind of layers), in its order; beyond forty pairs repeat."""
-    looks = ((COLOURS[i % len(COLOURS)] or ink, MARKERS[i % len(MARKERS)]) for i in range(len(names)))
-    return dict(zip(names, looks, strict=True))
-
-
 @dataclass(frozen=True)
 class LineStyle:
-    """A colour, and lengths of lines and gaps; no lengths: a solid line."""
+    """Colour of a line, and lengths of its dashes and gaps; no lengths: a solid line."""
 
     colour: str
     dashes: tuple[float, ...] = ()
 
 
-def told_apart(schemes: Sequence[Scheme], ranked: Sequence[int], must: int) -> list[int]:
-    """Which of ``ranked`` lines, the most important first, get a colour: all if all can be told apart.
+def distinguishable(schemes: Sequence[Scheme], ranked: Sequence[int], must: int) -> list[int]:
+    """Return which of the ``ranked`` lines (the most important first) get a colour: all, if all can be distinguished.
 
-    Else only the first ``must`` count, as many of them as can be told apart.
+    Otherwise return the subset of the first ``must`` lines that can still be distinguished.
     """
     kept: list[int] = []
     for i in ranked:
@@ -161,28 +155,26 @@ def told_apart(schemes: Sequence[Scheme], ranked: Sequence[int], must: int) -> l
 
 
 def line_styles(schemes: Sequence[Scheme], sizes: Sequence[float | None], theme: Theme) -> list[LineStyle]:
-    """The style of each line [N] of at most eight schemes; the largest model of a scheme is the nearest to the ink.
+    """Return the style of each line [N] of at most eight schemes; a scheme's largest model is nearest to the ink.
 
-    The first scheme of a group has the group's colour in the other pictures.
+    The first scheme of a group has the group's colour.
     """
     groups = group_styles([group for group, _ in schemes], theme.ink, distinct=False)
     hues = [colour or theme.ink for colour in COLOURS]
-    free = sorted(hues, key=lambda hue: hue in {look[0] for look in groups.values()})  # others' are taken last
+    free = sorted(hues, key=lambda hue: hue in {look[0] for look in groups.values()})  # other groups' are taken last
     found: dict[int, LineStyle] = {}
     for scheme in dict.fromkeys(schemes):
         colour = groups[scheme[0]][0] if groups[scheme[0]][0] in free else free[0]
         free.remove(colour)
-        dashes = DASHES[hues.index(colour)]
         members = [i for i, each in enumerate(schemes) if each == scheme]
         members.sort(key=lambda i: -(sizes[i] or 0.0))
-        found |= {
-            i: LineStyle(shade, dashes) for i, shade in zip(members, shades(colour, len(members), theme), strict=True)
-        }
+        for i, shade in zip(members, shades(colour, len(members), theme), strict=True):
+            found[i] = LineStyle(shade, DASHES[hues.index(colour)])
     return [found[i] for i in range(len(schemes))]
 
 
 def shades(colour: str, count: int, theme: Theme) -> list[str]:
-    """Shades of a colour at equal steps of lightness, the nearest to the ink first; one is the colour if that shows."""
+    """Return shades of a colour at equal steps of lightness, nearest to the ink first; a single one is the colour."""
     low, high = DARK_RANGE if theme == DARK else LIGHT_RANGE
     wanted = np.linspace(low, high, count) if count > 1 else np.clip([lightness(to_rgb(colour))], low, high)
     grey = np.linspace(0, 1, 200)[:, None]
@@ -194,7 +186,7 @@ def shades(colour: str, count: int, theme: Theme) -> list[str]:
 
 
 def lightness(rgb: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """CIE L*, 0 to 100, of sRGB colours [..., 3] from 0 to 1."""
+    """Return CIE L* (0 to 100) of sRGB colours [..., 3] (0 to 1)."""
     channels = np.asarray(rgb, dtype=np.float64)
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     y = linear @ [0.2126, 0.7152, 0.0722]

@@ -1,13 +1,17 @@
-"""What a plot can show: sizes for its x axis, values for its y axis, the errors of these, and what each is called."""
+"""Values that a plot can show on its axes, and their errors.
+
+Imports no matplotlib, because the command line reads the names and file suffixes from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult, macro_mean
 from compare_q.eval.stats.answers import Accuracy, difference_error
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import Mean, Value
@@ -15,20 +19,19 @@ from compare_q.eval.stats.uncertainty import Mean, Value
 
 @dataclass(frozen=True)
 class Size:
-    """What an x axis shows: its ``name`` in messages, its ``unit``, its ``axis`` (short without the parentheses)."""
+    """An x axis: ``name`` in messages, and the title of the axis, whose parentheses a small picture leaves out."""
 
     name: str
-    unit: str
     axis: str
     of: Callable[[ModelResult], float | None]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a y axis shows: its names in titles and in messages, its ``axis`` (short without what is in parentheses).
+    """A y axis: ``title`` of the plot, ``name`` in messages, and the title of the axis, as in ``Size``.
 
-    ``percentile``: of the KLD of single tokens, a key of ``kld_percentiles``; empty for a mean and for other kinds.
-    ``digits``: that are written of a value of unknown error, 0 for as many as the table has.
+    ``percentile``: key of ``kld_percentiles`` for a percentile of the tokens' KLD; empty for means.
+    ``digits``: significant digits of a value without an error; 0: as many as the table shows.
     """
 
     title: str
@@ -40,26 +43,21 @@ class Measure:
 
     @property
     def kld(self) -> bool:
-        """Whether it is a KL divergence."""
+        """Return True for a KL divergence."""
         return self.kind == "kld"
 
     @property
     def more(self) -> bool:
-        """Whether more is better, as of accuracy."""
+        """Return True if larger values are better (accuracy)."""
         return self.kind in ("acc", "acc_norm")
 
-    @property
-    def distance(self) -> str:
-        """What the error of a value that is paired with the reference's is an error of."""
-        return "the difference from the reference's" if self.more else "the ratio to the reference's"
-
     def accuracy(self, model: ModelResult) -> Accuracy | None:
-        """The model's accuracy of this kind; None if it did not answer questions."""
+        """Return the model's accuracy of this kind; None without answers."""
         answers = model.estimates.answers if model.estimates else None
         return None if answers is None else answers.acc if self.kind == "acc" else answers.acc_norm
 
     def of(self, model: ModelResult) -> float | None:
-        """The model's value, of accuracy in percent; a reference's KLD is 0 by definition."""
+        """Return the model's value, None if unknown; accuracy is in percent, the reference's KLD is 0."""
         if self.more:
             found = self.accuracy(model)
             return None if found is None or found.accuracy.value is None else 100 * found.accuracy.value
@@ -72,22 +70,22 @@ class Measure:
 
 
 SIZES = {
-    "bpw": Size("bits per weight", "bpw", "Bits per weight (without embedding and output head)",
+    "bpw": Size("bits per weight", "Bits per weight (without embedding and output head)",
                 lambda model: model.storage.bpw_layer),
-    "vram": Size("VRAM", "GiB", "Stored weights / GiB (without embedding, with output head)",
+    "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)",
                  lambda model: model.storage.vram_gib),
-    "size": Size("file size", "GB", "Weight files on disk / GB", lambda model: model.storage.file_gb),
-    "kv": Size("KV cache", "MB", "KV cache / MB (of 1,000 tokens)", lambda model: model.kv_mb),
+    "size": Size("file size", "Weight files on disk / GB", lambda model: model.storage.file_gb),
+    "kv": Size("KV cache", "KV cache / MB (of 1,000 tokens)", lambda model: model.kv_mb),
 }  # fmt: skip
-"""``--x-axis``."""
+"""Values of ``--x-axis``."""
 PPL = Measure("Perplexity", "PPL", "Perplexity", "ppl")
 ACCURACIES = {
     "acc": Measure("Accuracy", "acc", "Accuracy / % (acc: the answer of the largest log-probability)", "acc", digits=3),
     "acc_norm": Measure("Accuracy", "acc norm", "Accuracy / % (acc norm: log-probability per character)", "acc_norm",
                         digits=3),
 }  # fmt: skip
-"""``-acc`` and ``-acc_norm``."""
-# Of the 65,472 tokens of results/cpu, as if independent, medians are 0.3 to 0.4 % off by chance, 99.9 % KLDs 3 to 4 %.
+"""Values of ``-acc`` and ``-acc_norm``."""
+# Medians of 65,472 tokens are 0.3 to 0.4 % off by chance, 99.9 % KLDs 3 to 4 %.
 KLD_VALUES = {
     "mean": Measure("KL divergence", "KLD", "KL divergence (nats, mean over tokens)"),
     "median": Measure("Median KLD", "median KLD", "Median KLD of tokens (nats)", percentile="50", digits=3),
@@ -95,21 +93,19 @@ KLD_VALUES = {
     "p99.9": Measure("99.9 % KLD", "99.9 % KLD", "99.9 % KLD (nats; 99.9 % of tokens have less)",
                      percentile="99.9", digits=2),
 }  # fmt: skip
-"""``--kld-value``."""
+"""Values of ``--kld-value``."""
 BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
 KLD = KLD_VALUES["mean"]
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""Formats that can be written, each with the metadata that would change with the time of day.  They stand here, where
-nothing imports matplotlib: file names are checked before it is needed."""
-AXIS_LETTERS = 70
-"""Letters that a plot's height has room for."""
+"""File formats, each with the metadata that would otherwise hold the time of day."""
+AXIS_CHARACTERS = 70
+"""Longest title of a y axis."""
 
 
 def chosen(results: Results, kind: str | None, value: str | None) -> Measure:
-    """What ``-kld``, ``-ppl``, ``-acc`` and ``--kld-value`` ask for.
+    """Return the measure that ``-kld``, ``-ppl``, ``-acc`` (``kind``) and ``--kld-value`` (``value``) select.
 
-    Without them accuracy if all texts are answers, whose perplexity is over wrong ones too; else KLD where a model has
-    one that is not 0, and perplexity where none has.
+    Default: accuracy if all texts are answers; else KLD if a model has one that is not 0; else perplexity.
     """
     if kind is None and results.scored and all(text.is_answers for text in results.scored):
         kind = "acc"
@@ -120,11 +116,32 @@ def chosen(results: Results, kind: str | None, value: str | None) -> Measure:
     return KLD_VALUES[value or "mean"] if wanted else PPL
 
 
-def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
-    """The standard error that a plot draws, and whether it is of the distance from the reference (paired).
+def mean_over_texts(texts: Sequence[TextResult], number: int, measure: Measure) -> tuple[Value, bool]:
+    """Return (mean over the texts of model ``number``, True if its error is of the difference from the reference).
 
-    None for a percentile, whose error is not known.
+    Each text counts equally.  Perplexity: the geometric mean of the texts that are not answers; accuracy: the mean of
+    those that are.  Unknown unless every such text has a value.
     """
+    if len(texts) > 1:
+        texts = [text for text in texts if text.error or measure.kld or text.is_answers == measure.more]
+    models = [None if text.error else text.models[number] for text in texts]
+    values = [measure.of(model) if model else None for model in models]
+    found = [error_of(text, model, measure) for text, model in zip(texts, models, strict=True) if model]
+    errors, paired = [error for error, _ in found], all(is_paired for _, is_paired in found)
+    if not texts or None in values:
+        return Value(None), True
+    if len(texts) == 1:
+        return Value(values[0], errors[0]), paired
+    if measure is not PPL:
+        return macro_mean(values, errors), paired
+    ppls = [value for value in values if value]
+    mean = macro_mean([math.log(ppl) for ppl in ppls], [e and e / ppl for e, ppl in zip(errors, ppls, strict=True)])
+    ppl = math.exp(mean.value or 0.0)
+    return Value(ppl, None if mean.stderr is None else ppl * mean.stderr), paired
+
+
+def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
+    """Return (standard error, True if it is the error of the difference from the reference); percentiles have none."""
     if measure.more:
         return accuracy_error(text, model, measure)
     if not measure.kld:
@@ -133,25 +150,12 @@ def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[fl
     return mean.stderr if mean else None, True
 
 
-def value_text(value: float, error: float | None, measure: Measure) -> str:
-    """A value with as many decimals as its error has until its first digit: 0.44419 +- 0.0052 is 0.444.
-
-    Without an error: with the measure's significant digits, or as in the table.
-    """
-    if error:
-        return number_text(value, max(decimals_of_error(error) - 1, 0))
-    if measure.digits:
-        size = int(f"{value:.{measure.digits - 1}e}".partition("e")[2])  # of the rounded value: 0.999 is 1.0
-        return number_text(value, max(measure.digits - 1 - size, 0))
-    return number_text(value, KLD_DIGITS if measure.kld else PPL_DIGITS - 1)
-
-
 def ppl_error(text: TextResult, model: ModelResult) -> tuple[float | None, bool]:
-    """(PPL(model) * standard error of ln(PPL(model) / PPL(reference)), True); (its own error, False) if unpaired.
+    """Return (PPL(model) * standard error of ln(PPL(model) / PPL(reference)), True), or (the PPL's own error, False).
 
-    This error says how far the point would move if the reference stayed in place.  The error of the difference of both
-    perplexities does not: it grows with the text's own error times (ratio - 1), and is 1.4 for a perplexity of 34 where
-    the error returned here is 0.14.  The reference has no error.  A model that was not scored beside the reference (a
+    This error tells how far the point would move if the reference stayed in place.  The error of the difference of both
+    perplexities does not: it grows with the text's own error times (ratio - 1), to 1.4 for a perplexity of 34 where the
+    error returned here is 0.14.  The reference has no error.  A model that was not scored beside the reference (a
     server) is paired with it by blocks of the text.
     """
     if model.is_reference or model.estimates is None or model.ppl is None or model.ppl.value is None:
@@ -166,9 +170,9 @@ def ppl_error(text: TextResult, model: ModelResult) -> tuple[float | None, bool]
 
 
 def accuracy_error(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
-    """(percentage points: error of the difference from the reference's accuracy, True); (its own error, False) else.
+    """Return (error of the difference from the reference's accuracy, True), or (the accuracy's own error, False).
 
-    The own error is mostly about which questions were asked, and common to all models.
+    Both in percentage points.  The own error is mostly about the choice of questions, which all models share.
     """
     own = measure.accuracy(model)
     if model.is_reference or own is None:
@@ -181,7 +185,20 @@ def accuracy_error(text: TextResult, model: ModelResult, measure: Measure) -> tu
     return None if own.accuracy.stderr is None else 100 * own.accuracy.stderr, False
 
 
+def value_text(value: float, error: float | None, measure: Measure) -> str:
+    """Return a value rounded at the first digit of its error: 0.44419 +- 0.0052 is 0.444.
+
+    Without an error: with the measure's significant digits, or as in the table.
+    """
+    if error:
+        return number_text(value, max(decimals_of_error(error) - 1, 0))
+    if measure.digits:
+        size = int(f"{value:.{measure.digits - 1}e}".partition("e")[2])  # of the rounded value: 0.999 is 1.0
+        return number_text(value, max(measure.digits - 1 - size, 0))
+    return number_text(value, KLD_DIGITS if measure.kld else PPL_DIGITS - 1)
+
+
 def kld_axis(text: TextResult, measure: Measure = KLD) -> str:
-    """The KLD axis; it names the reference where that fits."""
+    """Return the title of a KLD axis, with the reference's label if that fits."""
     named = f"{measure.axis} against {text.reference['label']}" if text.reference else measure.axis
-    return named if len(named) <= AXIS_LETTERS else measure.axis
+    return named if len(named) <= AXIS_CHARACTERS else measure.axis

@@ -1,4 +1,4 @@
-"""Results -> the plot that is asked for, or all pictures in a folder."""
+"""Pictures of a run: the plot of ``-p`` and ``--card``, and all pictures of ``--plots``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from compare_q.eval.common.files import Outputs, file_names
-from compare_q.eval.plots import curves, measures, scatter, spread, style
-from compare_q.eval.plots.dumbbell import dumbbell_plot
+from compare_q.eval.plots import measures, percentiles, position, scatter, style
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import points_of
 from compare_q.eval.results.run_result import Results, TextResult
@@ -21,34 +20,20 @@ SCATTER = {
     "ppl_bpw": (BPW, PPL), "ppl_vram": (VRAM, PPL), "ppl_size": (FILES, PPL), "kld_bpw": (BPW, KLD),
     "kld_vram": (VRAM, KLD), "kld_size": (FILES, KLD), "kld_p99.9_size": (FILES, KLD_VALUES["p99.9"]),
 }  # fmt: skip
-"""Name -> what is drawn over what.  The last one is what people post."""
+"""Name -> axes of the scatter plots of every text."""
 OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIES["acc"])}
-"""And of answers to questions."""
+"""Further ones of answers to questions."""
 
 
-def plot(
-    results: Results, measure: Measure, *, size: Size | None = None, title: str | None = None, dark: bool = False,
-    card: bool = False, **limits: Any,
-) -> Figure:  # fmt: skip
-    """The plot of a run: of one text the scatter plot, of several texts how far they differ.
+def draw(results: Results, file: Path, measure: Measure, *, size: Size = BPW, **options: Any) -> None:
+    """Write the scatter plot of a run, or print one line that says why there is none.
 
-    ``size`` None: bits per weight, beside a label the size of the files where these are not known; ``title`` None: it
-    names the measure.  ``limits``: ``max_x``, ``max_y`` and ``log_y``, of the scatter plot alone.  ValueError if there
-    is nothing to draw.
+    Prints one line for each model that is not in it.  ``options``: of ``scatter.scatter_figure``.
     """
-    shared: Any = {"title": title, "dark": dark, "card": card}
-    if len(results.texts) > 1:
-        return dumbbell_plot(results, measure, size=size, **shared)
-    return scatter.scatter_figure(results.texts[0], size=size or BPW, measure=measure, **shared, **limits)
-
-
-def draw(results: Results, file: Path, measure: Measure, *, size: Size | None = None, **options: Any) -> None:
-    """``plot`` as a file, or one line that says why there is none; a line for each model that a scatter plot lacks."""
-    if len(results.texts) == 1:
-        for line in points_of(results.texts[0], size or BPW, measure)[1]:
-            print(line)
+    for line in points_of(results.texts, size, measure)[1]:
+        print(line)
     try:
-        figure = plot(results, measure, size=size, title=results.title, **options)
+        figure = scatter.scatter_figure(*results.texts, size=size, measure=measure, title=results.title, **options)
     except ValueError as error:  # nothing to draw, or more groups than can be told apart
         print(f"no plot: {error}")
         return
@@ -57,35 +42,26 @@ def draw(results: Results, file: Path, measure: Measure, *, size: Size | None = 
 
 
 def write_all(results: Results, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
-    """The pictures of a run's text; of several texts their plot, and a folder with the pictures of each scored text."""
+    """Write all pictures of a run's text, or those of several texts' means and a folder for each scored text."""
     if len(results.texts) == 1:
-        write_pictures(results.texts[0], folder, outputs, dark=dark, title=results.title or "")
+        tell_left_out(results.texts[0])
+        write(pictures_of(results.texts[0], dark=dark, title=results.title), folder, outputs)
         return
-    shared = ["texts.png", "texts.svg"]
-    for name in shared:
-        with outputs.writing(folder / name):
-            folder.mkdir(parents=True, exist_ok=True)
-            draw(results, folder / name, measures.chosen(results, None, None), dark=dark)
-    names = file_names([*shared, *(text.name for text in results.texts)])[len(shared) :]
+    measure = measures.chosen(results, None, None)
+    mean = partial(scatter.scatter_figure, *results.texts, measure=measure, title=results.title, dark=dark)
+    write({"texts": mean}, folder, outputs)
+    names = file_names(["texts.png", "texts.svg", *(text.name for text in results.texts)])[2:]
     for text, name in zip(results.texts, names, strict=True):
         if text.error:
             print(f"no pictures of {text.name}: {text.error}")
         else:
-            write_pictures(text, folder / name, outputs, dark=dark, title=results.title or "")
+            tell_left_out(text)
+            write(pictures_of(text, dark=dark, title=results.title), folder / name, outputs)
 
 
-def write_pictures(text: TextResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
-    """Writes every picture as PNG and SVG; prints the files written.
-
-    Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
-    each picture has a title of its own.
-    """
-    plots = [points_of(text, size, measure) for size, measure in scatter_of(text).values()]
-    # of a plot without a point one line says why it is missing, and not one for each model
-    lines = [line for points, left_out in plots if points for line in left_out]
-    for line in dict.fromkeys(lines):
-        print(line)
-    for name, picture in all_pictures(text, dark=dark, title=title).items():
+def write(pictures: dict[str, Picture], folder: Path, outputs: Outputs) -> None:
+    """Write pictures as PNG and SVG; print a line for each file, and for each picture that cannot be drawn."""
+    for name, picture in pictures.items():
         try:
             figure = picture()
         except ValueError as error:
@@ -99,20 +75,28 @@ def write_pictures(text: TextResult, folder: Path, outputs: Outputs, *, dark: bo
                 print(f"plot: {file}")
 
 
-def all_pictures(text: TextResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
-    """Name of a picture -> the function that draws it, with a ValueError if the text has nothing to draw."""
-    pictures: dict[str, Picture] = {
-        name: partial(scatter.scatter_figure, text, size=size, measure=measure, title=title or None, dark=dark)
-        for name, (size, measure) in scatter_of(text).items()
-    }
-    return pictures | {
-        "kld_spread": partial(spread.spread_plot, text, title=title, dark=dark),
-        "kld_histograms": partial(spread.ridge_plot, text, title=title, dark=dark),
-        "loss_by_position": partial(curves.by_position, text, title=title, dark=dark),
-        "kld_by_position": partial(curves.by_position, text, kld=True, title=title, dark=dark),
-    }
+def tell_left_out(text: TextResult) -> None:
+    """Print one line for each model that is not in one of the text's scatter plots."""
+    plots = [points_of([text], size, measure) for size, measure in axes_of(text).values()]
+    for line in dict.fromkeys(line for points, left_out in plots if points for line in left_out):
+        print(line)
 
 
-def scatter_of(text: TextResult) -> dict[str, tuple[Size, Measure]]:
-    """Which scatter plots a text has."""
+def pictures_of(text: TextResult, *, dark: bool = False, title: str | None = None) -> dict[str, Picture]:
+    """Return the name of each picture of a text with the function that draws it, or raises ValueError.
+
+    ``title`` None: each picture has a title of its own.
+    """
+    same: dict[str, Any] = {"title": title, "dark": dark}
+    return {
+        **{name: partial(scatter.scatter_figure, text, size=size, measure=measure, **same)
+           for name, (size, measure) in axes_of(text).items()},
+        "kld_percentiles": partial(percentiles.percentile_plot, text, **same),
+        "loss_by_position": partial(position.by_position, text, **same),
+        "kld_by_position": partial(position.by_position, text, kld=True, **same),
+    }  # fmt: skip
+
+
+def axes_of(text: TextResult) -> dict[str, tuple[Size, Measure]]:
+    """Return the name and axes of each scatter plot of a text."""
     return {**OF_ANSWERS, **SCATTER} if text.is_answers else SCATTER

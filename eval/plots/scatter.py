@@ -1,6 +1,6 @@
 """Scatter plot of a quality measure (perplexity, KLD, accuracy) over the size of a model (bits per weight, GiB).
 
-Every point carries its name and value; ``eval/plots/labels.py`` finds places for them.
+Every point carries its name and value; ``labels.place_labels`` finds their places.
 """
 
 from __future__ import annotations
@@ -30,55 +30,52 @@ from compare_q.eval.plots.points import (
     finite_reference,
     front_in_words,
     levels_of,
-    marked_subtitle,
     pareto_front,
     points_of,
     points_within,
     series,
+    subtitle_of,
 )
 from compare_q.eval.plots.style import Theme, is_wide
 from compare_q.eval.results.run_result import TextResult
 
 EXCESS_AXIS = "Perplexity above the reference's"
 HEIGHT, MORE = 8.4, 0.06
-"""Inches, and those for each point beyond the first ``looks.MOST_FULL``: labels stand nearer to their points."""
+"""Height (inches), and what each point beyond the first ``looks.MOST_FULL`` adds to it."""
 MARKER_SIZE = 9.0
 """Points."""
 RING, CARD_RING = 8.0, 5.0
-"""Points: a marker is so much larger than the marker that covers it (less for each further one), on a card less."""
+"""How much larger a marker is than one that covers it (points; less for each further one), in a plot and on a card."""
 COVERED = 10.0
-"""Pixels, half a marker: a point is covered by every later point that is nearer."""
+"""A point is covered by every later point that is nearer than this (pixels)."""
 FLOOR = 0.045
 """Share of the axis below y = 0, or below the smallest y of a logarithmic axis: room for half a marker."""
 MOST_TICKS, MOST_SPARSE = 16, 7
-"""With more ticks at 1, 2 and 5 times the powers of ten, of a plot and of a card, only the powers have one."""
+"""With more ticks than this, in a plot and on a card, only powers of ten have one."""
 NEAREST, NEAREST_SPARSE = 0.035, 0.075
-"""Share of the axis that is between two ticks, of a plot and of a card, at least: the height of their letters."""
+"""Smallest distance between two ticks, in a plot and on a card, as a share of the axis."""
 
 
 def scatter_figure(
-    text: TextResult, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
+    *texts: TextResult, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
     title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
-    """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for values over
-    more than a decade and a half, a linear one for less and for accuracy, and for PPL, where the reference's is known,
-    one by the excess over it.
+    """Return the plot of a measure over a size, of several texts of the mean over them; ValueError without a point.
 
-    KLD runs over three powers of ten, from rounding to 2 bits: 17 of the 27 rows of results/h200 lie in the lowest
-    twentieth of a linear axis.  Their PPL only doubles, with one exception, and 15 of them are within 4 % of the
-    reference's, where neither a linear nor a logarithmic axis can tell them apart.
+    ``title`` None: it names the measure.  ``log_y`` None: the y axis is logarithmic if values span more than a decade
+    and a half.  Accuracy is always linear; perplexity is drawn as the excess over the reference's, if that is known.
     """
-    shown = points_within(points_of(text, size, measure)[0], max_x, max_y)
+    shown = points_within(points_of(texts, size, measure)[0], max_x, max_y)
     if not shown:
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
-    reference = finite_reference(text) if measure is PPL and log_y is None else None
+    reference = finite_reference(texts) if measure is PPL and log_y is None else None
     wide = is_wide(point.y for point in shown)
     best = front_in_words(pareto_front(shown), shown)
     bold = f"bold: the best of their size or smaller: {best}" if best else ""
-    bars = error_note(text, [point.label for point in shown if point.error is not None], measure)
-    below = (marked_subtitle(text, [point.label for point in shown]), bars, bold)
-    levels = [level for level in levels_of(text, measure) if level.y <= max_y]
-    y_label, near = measures.kld_axis(text, measure) if measure.kld else measure.axis, None
+    bars = error_note(texts, shown, measure)
+    below = (subtitle_of(texts, [point.label for point in shown]), bars, bold)
+    levels = [level for level in levels_of(texts, measure) if level.y <= max_y]
+    y_label, near = measures.kld_axis(texts[0], measure) if measure.kld else measure.axis, None
     if reference:
         shown, levels, near = excesses(reference, shown, levels)
         y_label = EXCESS_AXIS if math.isinf(near) else f"{EXCESS_AXIS} (logarithmic; linear near 0)"
@@ -87,7 +84,7 @@ def scatter_figure(
         x_label=size.axis.partition(" (" if card else "\n")[0],
         y_label=y_label.partition(" (" if card else "\n")[0],
         title=f"{measure.title} of quantized models" if title is None else title,
-        subtitle=text.subtitle if card else "\n".join(filter(None, below)),
+        subtitle=subtitle_of(texts, []) if card else "\n".join(filter(None, below)),
         dark=dark,
         levels=levels,
         from_zero=measure.kld,
@@ -102,20 +99,20 @@ def scatter_plot(
     levels: Sequence[Level] = (), from_zero: bool = False, log_y: bool = False,
     near: float | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
-    """The finished plot.  On a logarithmic axis a y that is not above 0 is hollow at a tick of its own.
+    """Return the finished plot, in which labels of points on the Pareto front are bold.
 
-    ``near``: every y is a percentage around 0, nearly to scale below so many percent and logarithmic beyond (infinite:
-    linear).  ``from_zero`` starts a linear y axis at 0.  Unquantized points far to the right stand at the edge, behind
-    a break of the axis.  Labels of points that no other beats are bold; a ``card``, small and with large letters, has
-    no other labels.
+    ``from_zero``: a linear y axis starts at 0.  ``log_y``: values that are not above 0 are hollow markers at a tick of
+    their own.  ``near``: y are percentages, on an axis that is linear up to this value and logarithmic beyond it
+    (infinite: all linear).  ``card``: a small plot that labels only the front.  Unquantized points far to the right are
+    drawn at the edge, after a break of the axis.
     """
     if log_y and not any(p.y > 0 for p in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
     unquantized = {style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}
     points, edge = at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
     tall = HEIGHT + MORE * max(len(points) - looks.MOST_FULL, 0)
-    height, width, letters = (*style.CARD[::-1], 70) if card else (tall, style.WIDTH, style.LETTERS)
-    with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
+    height, width, characters = (*style.CARD[::-1], 70) if card else (tall, style.WIDTH, style.CHARACTERS)
+    with style.canvas(height, title, subtitle, dark=dark, characters=characters, width=width) as (figure, axes, theme):
         styles = looks.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
         set_limits(axes, points, levels, log_y=log_y, near=near, sparse=card)
@@ -137,7 +134,7 @@ def scatter_plot(
 
 
 def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text]:
-    """The lines right across, and their names, each still on its line."""
+    """Draw the horizontal lines, and return their names, which are not placed yet."""
     names = []
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     for i, level in enumerate(levels):
@@ -156,7 +153,7 @@ def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text
 
 
 def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) -> None:
-    """The line on which unquantized points stand, a tick of that name, and a break of the axis behind the ``last``."""
+    """Draw the vertical line of the unquantized points with its tick, and a break of the axis after ``last``."""
     low, high = axes.get_xlim()
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= last]
     axes.set_xticks([*ticks, edge], [*axes.xaxis.get_major_formatter().format_ticks(ticks), name])
@@ -169,7 +166,7 @@ def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) ->
 
 
 def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
-    """A dotted line through the points of each scheme, and the legend, outside the axes, where it covers nothing."""
+    """Draw a dotted line through the points of each scheme, and the legend beside the axes."""
     handles, ranked = [], sorted(styles, key=str.casefold)
     joined = series([p for p in points if p.y > 0 or axes.get_yscale() != "log"])
     for group in ranked:
@@ -189,9 +186,9 @@ def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
 def _draw_points(
     axes: Axes, points: Sequence[Point], styles: Styles, theme: Theme, *, card: bool
 ) -> tuple[list[Line2D], list[Text | None]]:
-    """Each point with its label, which lies on the point until ``labels.place_labels`` moves it.
+    """Draw each point; return the markers and their labels, which are not placed yet (None: no label).
 
-    On a card only points that no other beats have a label, without a value, and of many of one group the ends alone.
+    A card labels only points of the front, without values, and only the ends of a long series.
     """
     marks: list[Line2D] = []
     texts: list[Text | None] = []
@@ -203,7 +200,7 @@ def _draw_points(
         colour, marker = styles[point.split[0]]
         face, edge, width = (colour, theme.paper, 0.8) if y == point.y else (theme.paper, colour, 1.8)
         covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
-        # of points at about one place, each shows around the next
+        # enlarge covered markers so that their rims stay visible
         size = MARKER_SIZE + (CARD_RING if card else RING) * covering**0.75
         mark = axes.plot(point.x, y, marker, color=colour, ms=size, mfc=face, mec=edge, mew=width, clip_on=False)[0]
         mark.set(zorder=4, gid=f"point-{point.number}")
@@ -222,7 +219,7 @@ def _draw_points(
 
 
 def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -> None:
-    """A thin bar of one error up and down behind each point that is drawn to scale, unless its marker hides the bar."""
+    """Draw a thin bar of one standard error up and down behind each point, unless its marker hides the bar."""
     low, high = axes.get_ylim()
     for point, mark in zip(points, marks, strict=True):
         if not point.error or not low < point.y < high:
@@ -238,12 +235,11 @@ def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -
 def excesses(
     reference: float, points: Sequence[Point], levels: Sequence[Level]
 ) -> tuple[list[Point], list[Level], float]:
-    """(points and levels by their excess over the reference in percent, up to which excess the axis is linear).
+    """Return (points and levels as percent above the reference, the percentage up to which the axis is linear).
 
-    On a scale of the inverse hyperbolic sine equal steps are equal factors of the excess, but near 0 equal differences.
-    The rows of results/h200/table that differ by 0.35 to 15,000 % from the reference share three quarters of it.  It is
-    nearly to scale up to the smallest excess or error, whichever is larger, of a quantized point; and wholly (infinite)
-    if these are not far apart.
+    On an inverse hyperbolic sine axis equal steps are equal factors, but equal differences near 0.  It is nearly linear
+    up to the smallest excess or error (the larger of both) of a quantized point, and wholly (infinite) if the excesses
+    span less than a decade and a half.
     """
     percents = [
         replace(p, y=100 * (p.y / reference - 1), error=100 * p.error / reference if p.error else p.error)
@@ -255,8 +251,10 @@ def excesses(
 
 
 def percent_ticks(near: float, low: float, high: float, most: int) -> list[float]:
-    """Percents between the ends: 0, and on both sides 1, 2 and 5 times the powers of ten from about ``near`` on; the
-    powers alone if there would be more than ``most``."""
+    """Return ticks between ``low`` and ``high`` percent: 0, and 1, 2 and 5 times the powers of ten from ``near`` on.
+
+    With more than ``most`` ticks, only the powers of ten.
+    """
     decades = range(math.floor(math.log10(near)), math.ceil(math.log10(max(near, -low, high))) + 1)
     for factors in (1, 2, 5), (1,):
         steps = [f * 10.0**d for d in decades for f in factors if f * 10.0**d >= 0.7 * near]
@@ -269,27 +267,32 @@ def percent_ticks(near: float, low: float, high: float, most: int) -> list[float
 def set_limits(
     axes: Axes, points: Sequence[Point], levels: Sequence[Level], *, log_y: bool, near: float | None, sparse: bool,
 ) -> None:  # fmt: skip
-    """Room for all points, their error bars, and the levels.
+    """Set scale, limits and ticks of the y axis, with room for all points, error bars and levels.
 
-    ``sparse``: ticks at the powers of ten alone.
+    ``sparse``: ticks only at powers of ten.
     """
     heights = [p.y for p in points] + [level.y for level in levels]
     heights += [p.y + sign * p.error for p in points if p.error for sign in (1, -1)]
+    excess_is_wide = near is not None and math.isfinite(near)
     if log_y:
         lowest = min(p.y for p in points if p.y > 0)
         heights = [max(y, lowest / 2) for y in heights if y > 0]  # a bar may reach down to 0
         axes.set_yscale("log")
-    elif near is not None and math.isfinite(near):
+    elif excess_is_wide:
         axes.set_yscale("asinh", linear_width=near)
     axes.update_datalim([(p.x, heights[0]) for p in points] + [(points[0].x, y) for y in heights])
     axes.autoscale_view()
     axes.autoscale(False)
-    limits = axes.get_ylim()
     if log_y:
         style.log_ticks(axes.yaxis, sparse=sparse)
-        make_room_for_zero(axes, points, sparse=sparse)
-    elif near is not None and math.isfinite(near):
-        ticks = percent_ticks(near, *limits, MOST_SPARSE if sparse else MOST_TICKS)
+        if any(p.y <= 0 for p in points):  # a tick for 0 below all others
+            low, high = axes.get_ylim()
+            ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+            axes.set_ylim(bottom=low / (high / low) ** (2 * FLOOR))
+            texts = ["0", *axes.yaxis.get_major_formatter().format_ticks(ticks)]
+            write_ticks(axes, [zero(axes), *ticks], texts, zero(axes), sparse=sparse)
+    elif excess_is_wide:
+        ticks = percent_ticks(near or 0.0, *axes.get_ylim(), MOST_SPARSE if sparse else MOST_TICKS)
         write_ticks(axes, ticks, [percent(tick) for tick in ticks], 0.0, sparse=sparse)
         axes.minorticks_off()
     elif near is not None:
@@ -298,23 +301,12 @@ def set_limits(
 
 
 def percent(excess: float) -> str:
-    """A tick of excesses: +10 %."""
+    """Return the text of a tick: +10 %."""
     return f"{'+' if excess > 0 else ''}{style.tick_text(excess)} %"
 
 
-def make_room_for_zero(axes: Axes, points: Sequence[Point], *, sparse: bool) -> None:
-    """A tick for 0 below a logarithmic axis that has points at 0 or below."""
-    if all(p.y > 0 for p in points):
-        return
-    low, high = axes.get_ylim()
-    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
-    axes.set_ylim(bottom=low / (high / low) ** (2 * FLOOR))
-    texts = ["0", *axes.yaxis.get_major_formatter().format_ticks(ticks)]
-    write_ticks(axes, [zero(axes), *ticks], texts, zero(axes), sparse=sparse)
-
-
 def write_ticks(axes: Axes, ticks: Sequence[float], texts: Sequence[str], first: float, *, sparse: bool) -> None:
-    """The ticks, without those whose texts would touch that of the ``first``, which is one of them."""
+    """Write the ticks, without those whose texts would touch the text of the tick ``first``."""
     heights = axes.transAxes.inverted().transform(axes.transData.transform([(1, y) for y in (first, *ticks)]))[:, 1]
     away = np.abs(heights[1:] - heights[0])
     kept = [i for i, gap in enumerate(away) if gap < 1e-9 or gap > (NEAREST_SPARSE if sparse else NEAREST)]
@@ -322,6 +314,6 @@ def write_ticks(axes: Axes, ticks: Sequence[float], texts: Sequence[str], first:
 
 
 def zero(axes: Axes) -> float:
-    """The y at which a logarithmic axis shows 0."""
+    """Return the y at which a logarithmic axis shows 0."""
     low, high = axes.get_ylim()
     return float(low * (high / low) ** FLOOR)

@@ -1,4 +1,4 @@
-"""What all pictures share: light and dark theme, headings, saving."""
+"""Look of all pictures: light and dark theme, canvas with its heading, ticks, saving."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from compare_q.eval.common.files import replacing
 from compare_q.eval.plots.measures import SUFFIXES
 
 DPI = 160
-WIDTH, LETTERS = 10.5, 105
-"""Inches, and letters that a line of the heading holds: a phone shows a picture 390 pixels wide, and letters of 10.5
-points then are 5.7 pixels high; with 13 inches they were 4.4."""
+WIDTH, CHARACTERS = 10.5, 105
+"""Width of a picture (inches), and of a line of its heading (characters): on a phone, 390 pixels wide, letters of 10.5
+points are then 5.7 pixels high; with 13 inches they were 4.4."""
 CARD = 7.5, 4.21875
-"""Inches of a picture for social media, 1,200 x 675 pixels, whose letters are as large as those of a plot."""
+"""Inches of a picture for social media, 1,200 x 675 pixels, with letters of the same size."""
 WIDE = 10**1.5
-"""An axis is logarithmic if the largest value above 0 is more than so many times the smallest: on such an axis there is
-no place for 0, and a third of the largest value looks like nothing beside it."""
+"""An axis is logarithmic if the largest value above 0 is more than this many times the smallest."""
 
 
 class Theme(NamedTuple):
@@ -46,12 +45,12 @@ DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37")
 
 
 def ink_of(colour: str, theme: Theme) -> tuple[float, ...]:
-    """A group's colour for text: half way to the ink, so that it can be read."""
+    """Return a group's colour for text: half way to the ink, so that it can be read."""
     return _between(colour, theme.ink)
 
 
 def paper_of(colour: str, theme: Theme) -> tuple[float, ...]:
-    """A group's colour for surfaces: half way to the paper."""
+    """Return a group's colour for surfaces: half way to the paper."""
     return _between(colour, theme.paper)
 
 
@@ -60,33 +59,33 @@ def _between(one: str, other: str) -> tuple[float, ...]:
 
 
 def halo(theme: Theme) -> list[withStroke]:
-    """The rim of paper that keeps text readable on a line."""
+    """Return the rim of paper that keeps text readable on a line."""
     return [withStroke(linewidth=2.5, foreground=theme.paper)]
 
 
 @contextmanager
 def canvas(
-    height: float, title: str, subtitle: str, *, dark: bool, letters: int = LETTERS, width: float = WIDTH
+    height: float, title: str, subtitle: str, *, dark: bool, characters: int = CHARACTERS, width: float = WIDTH
 ) -> Iterator[tuple[Figure, Axes, Theme]]:
-    """A figure of that height (inches) with one pair of axes and its heading; all is to be drawn within the block.
+    """Yield a figure with one pair of axes and a heading; draw everything within the block.
 
-    ``letters``: at most in a line of the subtitle, which begins where the axes do.
+    ``height``, ``width``: inches.  ``characters``: longest line of the subtitle.
     """
     theme = DARK if dark else LIGHT
-    below = "\n".join(textwrap.fill(line, letters) for line in subtitle.splitlines())
+    below = "\n".join(textwrap.fill(line, characters) for line in subtitle.splitlines())
     with style.context(["default", _settings(theme)]):
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        axes.set_title(textwrap.fill(title, letters // 2), loc="left", pad=16 + 17 * len(below.splitlines()))  # points
+        axes.set_title(textwrap.fill(title, characters // 2), loc="left", pad=16 + 17 * len(below.splitlines()))
         axes.annotate(below, (0, 1), (0, 12), "axes fraction", "offset points", va="bottom", size=12, color=theme.muted)
         yield figure, axes, theme
 
 
 def freeze_layout(figure: Figure) -> None:
-    """Lays the figure out once and for all: artists that are placed to the pixel afterwards keep their places.
+    """Lay the figure out for good, so that artists that are then placed to the pixel stay where they are.
 
-    Without an engine saving draws once and not twice; all pictures of 27 models take 8.5 s of a core instead of 10.3.
+    Saving also draws once instead of twice, without a layout engine.
     """
     engine = figure.get_layout_engine()
     if engine is not None:
@@ -95,20 +94,20 @@ def freeze_layout(figure: Figure) -> None:
 
 
 def is_wide(values: Iterable[float]) -> bool:
-    """Whether the values above 0 need a logarithmic axis; else an axis from 0 shows how many times as large each is."""
+    """Return True if the values above 0 need a logarithmic axis."""
     above = [value for value in values if value > 0]
     return bool(above) and max(above) > WIDE * min(above)
 
 
 def tick_text(value: float) -> str:
-    """A tick: 0.0001, but 1e-5; 1,000."""
+    """Return the text of a tick: 0.0001, but 1e-5; 1,000."""
     return f"{value:,.8g}".replace("e-0", "e-")
 
 
 def log_ticks(axis: Axis, *, sparse: bool = False) -> None:
-    """Plain numbers at 1, 2 and 5 times the powers of ten of a log axis, fewer over many decades, more within one.
+    """Write plain numbers at 1, 2 and 5 times the powers of ten: fewer over many decades, more within one.
 
-    ``sparse``: at the powers of ten alone.
+    ``sparse``: only at the powers of ten.
     """
     low, high = sorted(axis.get_view_interval())
     decades = math.log10(high / low)
@@ -120,7 +119,7 @@ def log_ticks(axis: Axis, *, sparse: bool = False) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes PNG, SVG or PDF by suffix, whole or not at all, the same bytes for the same figure."""
+    """Write PNG, SVG or PDF by suffix, whole or not at all; the same figure gives the same bytes."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"cannot write {path.name}: its suffix must be one of {', '.join(SUFFIXES)}")

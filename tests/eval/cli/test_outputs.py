@@ -40,7 +40,7 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
         pictures, "draw", lambda run, file, measure, **keys: told.append((file, {"measure": measure, **keys}))
     )
     plot = tmp_path / "p.svg"
-    plain = {"size": None, "measure": measures.KLD, "max_x": math.inf, "max_y": math.inf,
+    plain = {"size": measures.BPW, "measure": measures.KLD, "max_x": math.inf, "max_y": math.inf,
              "dark": False, "log_y": None, "card": False}  # fmt: skip
     asked = {"size": measures.VRAM, "max_x": 3.0, "max_y": 4.0, "dark": True, "log_y": False}
     words = "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark", "--no-log_y"

@@ -9,7 +9,7 @@ from collections import Counter
 from matplotlib.colors import to_hex
 
 from compare_q.eval.html import drawings
-from compare_q.eval.plots import curves, looks, measures, scatter, spread, style
+from compare_q.eval.plots import looks, measures, percentiles, position, scatter, style
 from tests.support.real_table import real_text
 
 TEXT = real_text()
@@ -20,9 +20,8 @@ def test_every_mark_names_its_model() -> None:
     names = {number: model.label for number, model in enumerate(TEXT.models)}
     figures = {
         "point": scatter.scatter_figure(TEXT, measure=measures.KLD),
-        "mean": spread.spread_plot(TEXT),
-        "ridge": spread.ridge_plot(TEXT),
-        "line": curves.by_position(TEXT, kld=True),
+        "mean": percentiles.percentile_plot(TEXT),
+        "line": position.by_position(TEXT, kld=True),
     }
     for kind, figure in figures.items():
         svg = drawings.embedded(figure, "a-", "A <title>", names)
@@ -30,9 +29,7 @@ def test_every_mark_names_its_model() -> None:
         marks = [each for each in root.iter() if each.get("class") == kind]
         compared = {n for n, model in enumerate(TEXT.models) if kind == "point" or not model.is_reference}
         assert {int(mark.get("data-model", -1)) for mark in marks} == compared
-        assert all(
-            mark.get("aria-label") == names[int(mark.get("data-model", -1))] for mark in marks if kind != "ridge"
-        )
+        assert all(mark.get("aria-label") == names[int(mark.get("data-model", -1))] for mark in marks)
         assert root.get("aria-label") == "A <title>"
         assert not re.findall(r" style=|<style|font-family|<metadata", svg)
         assert all(each.get("id", "a-").startswith("a-") for each in root.iter())

@@ -99,7 +99,7 @@ def test_drawings_tell_and_select(show: ShowPage) -> None:
     """Each mark names its model, tells its numbers to pointer and keyboard, and selects it; another measure, too."""
     opened = show(*MODELS, SIZELESS)
     text = text_of(*MODELS, SIZELESS)
-    points, left_out = points_of(text, BPW, KLD)
+    points, left_out = points_of([text], BPW, KLD)
     marks = opened.page.locator("#scatter figure:visible .point")
     numbers = marks.evaluate_all("all => all.map(mark => Number(mark.dataset.model))")
     assert sorted(numbers) == [point.number for point in points] == list(range(len(MODELS)))

@@ -45,25 +45,6 @@ def test_the_table_of_all_texts(show: ShowPage) -> None:
     assert opened.texts(LABELS) == ["EXL3 4.0", "noise ≈", "bf16", "GGUF Q4_K"]
 
 
-def test_the_drawing_of_all_texts(show: ShowPage) -> None:
-    """A marker for each model and text tells both, and selects the model; KLD or PPL."""
-    opened = show(results=three())
-    spots = opened.page.locator("#texts figure:visible .point")
-    found = spots.evaluate_all("all => all.map(e => [e.dataset.model, e.dataset.text, e.getAttribute('aria-label')])")
-    assert ["2", "1", "EXL3 4.0 on c4: 0.020"] in found
-    assert len(found) == 9
-    opened.page.locator("#texts .point[data-model='2'][data-text='1']").hover()
-    assert opened.heading() == "EXL3 4.0 on c4"
-    assert opened.tip()["KLD"] == "0.02000 ± 0.0020"
-    opened.page.locator("#texts .chart .label[data-model='2']").first.hover()  # of all texts, it tells no numbers
-    assert not opened.page.locator("#tip").is_visible()
-    opened.page.locator("#texts .point[data-model='2'][data-text='1']").click()
-    assert opened.page.locator("#texts .point.chosen").count() == 3
-    opened.pick("texts", "PPL")
-    spots.first.wait_for()
-    assert opened.page.locator("#texts figure:visible .point[data-model='0']").count() == 3
-
-
 def test_tabs_choose_the_text_of_all_below(show: ShowPage) -> None:
     """By click and by key, named in the address, and back again; the selected models and the focus stay."""
     opened = show(results=measured_texts())

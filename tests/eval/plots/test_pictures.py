@@ -1,4 +1,4 @@
-"""All pictures of a run: which files there are, what is skipped and why, the same bytes each time."""
+"""Pictures of a run: which files there are, what is missing and why, and that each shows what the run holds."""
 
 import functools
 from dataclasses import replace
@@ -9,15 +9,17 @@ from matplotlib.figure import Figure
 
 from compare_q.eval.common.files import Outputs
 from compare_q.eval.plots import measures, pictures, style
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.plots.measures import KLD, PPL
+from compare_q.eval.results.run_result import Results, TextResult
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of
+from tests.support.several_texts import text_of, three, with_answers, with_failed_text
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
 
-NAMES = ("ppl_bpw", "ppl_vram", "ppl_size", "kld_bpw", "kld_vram", "kld_size", "kld_p99.9_size", "kld_spread",
-         "kld_histograms", "loss_by_position", "kld_by_position")  # fmt: skip
+SCATTER = ("ppl_bpw", "ppl_vram", "ppl_size", "kld_bpw", "kld_vram", "kld_size", "kld_p99.9_size")
+OTHERS = ("kld_percentiles", "loss_by_position", "kld_by_position")
 
 
 def small() -> TextResult:
@@ -29,48 +31,59 @@ def small() -> TextResult:
 
 @functools.cache
 def drawn() -> dict[str, Figure]:
-    """The pictures of the small run, each drawn once, for tests that ask for ``unwritten``."""
-    return {name: draw() for name, draw in pictures.all_pictures(small()).items()}
+    """The pictures of the small run."""
+    return {name: draw() for name, draw in pictures.pictures_of(small()).items()}
 
 
 def test_every_picture_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unplaced: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(style, "DPI", 40)  # at 160 the files take three times as long
     some = {name: pictures.SCATTER[name] for name in ("ppl_bpw", "kld_p99.9_size")}
     monkeypatch.setattr(pictures, "SCATTER", some)
-    pictures.write_pictures(small(), tmp_path, Outputs())
-    expected = {f"{name}.{suffix}" for name in (*some, *NAMES[7:]) for suffix in ("png", "svg")}
+    pictures.write_all(Results((small(),)), tmp_path, Outputs())
+    expected = {f"{name}.{suffix}" for name in (*some, *OTHERS) for suffix in ("png", "svg")}
     assert {file.name for file in tmp_path.iterdir() if file.stat().st_size} == expected
     said = capsys.readouterr().out.splitlines()
     assert sorted(said) == sorted(f"plot: {tmp_path / name}" for name in expected)
 
 
+def test_several_texts_have_a_picture_of_their_means_and_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder's name is safe, and not that of a file."""
+    monkeypatch.setattr(style, "DPI", 40)
+    monkeypatch.setattr(pictures, "SCATTER", {"kld_bpw": pictures.SCATTER["kld_bpw"]})
+    odd = ("a/b", "texts.png", "a b")
+    named = Results(tuple(replace(text, name=name) for text, name in zip(three().texts, odd, strict=True)))
+    pictures.write_all(with_failed_text(named, "a b", "no such file"), tmp_path, Outputs())
+    assert {file.name for file in tmp_path.iterdir()} == {"a_b", "texts.png-2"}  # a text that failed leaves no mean
+    assert {"kld_bpw.png", "kld_percentiles.svg"} <= {file.name for file in (tmp_path / "a_b").iterdir()}
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("no texts: no model has both KLD and bits per weight")
+    assert said[-1] == "no pictures of a b: no such file"
+    pictures.write_all(named, tmp_path, Outputs())
+    assert (tmp_path / "texts.svg").stat().st_size
+
+
 @pytest.fixture
-def unwritten(monkeypatch: pytest.MonkeyPatch, unplaced: None) -> None:
-    """Nothing is written, and labels stay on their points."""
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written."""
     monkeypatch.setattr(style, "save_figure", lambda *_: None)
 
 
 def test_without_a_reference_only_perplexity_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], unwritten: None
 ) -> None:
-    pictures.write_pictures(run_of(BASE, FAILED, reference=None), tmp_path, Outputs())
+    pictures.write_all(Results((run_of(BASE, FAILED, reference=None),)), tmp_path, Outputs())
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("/")[2] for line in lines if line.startswith("plot: ")] == [
         f"{name}.{suffix}" for name in ("ppl_bpw", "ppl_vram", "loss_by_position") for suffix in ("png", "svg")
     ]
-    assert [line for line in lines if not line.startswith("plot: ")] == [
-        "broken: not in the plot: PPL unknown",
-        "no ppl_size: no model has both PPL and file size within the limits",
-        "no kld_bpw: no model has both KLD and bits per weight within the limits",
-        "no kld_vram: no model has both KLD and VRAM within the limits",
-        "no kld_size: no model has both KLD and file size within the limits",
-        "no kld_p99.9_size: no model has both 99.9 % KLD and file size within the limits",
-        "no kld_spread: no model was compared with a reference",
-        "no kld_histograms: no model was compared with a reference",
-        "no kld_by_position: no model has scores by position",
-    ]
+    others = [line for line in lines if not line.startswith("plot: ")]
+    assert others[0] == "broken: not in the plot: PPL unknown"
+    missing = ("ppl_size", "kld_bpw", "kld_vram", "kld_size", "kld_p99.9_size", "kld_percentiles", "kld_by_position")
+    assert [line.partition(":")[0] for line in others[1:]] == [f"no {name}" for name in missing]
 
 
 def test_each_model_that_is_missing_is_named_once(
@@ -78,7 +91,7 @@ def test_each_model_that_is_missing_is_named_once(
 ) -> None:
     ref, quant, base = (replace(each, storage=replace(each.storage, file_bytes=10**9)) for each in (REF, QUANT, BASE))
     sizeless = replace(quant, label="sizeless", storage=replace(quant.storage, bpw_layer=None))
-    pictures.write_pictures(run_of(ref, quant, base, sizeless), tmp_path, Outputs())
+    pictures.write_all(Results((run_of(ref, quant, base, sizeless),)), tmp_path, Outputs())
     assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("plot: ")] == [
         "sizeless: not in the plot: bits per weight unknown",
         "base: not in the plot: KLD unknown",
@@ -86,50 +99,58 @@ def test_each_model_that_is_missing_is_named_once(
     ]
 
 
-def test_titles_are_the_pictures_own_or_the_one_given(unwritten: None) -> None:
+def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures.draw(Results((run_of(REF, QUANT, FAILED),), "mine"), tmp_path / "a.png", PPL, dark=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "broken: not in the plot: PPL unknown", f"plot: {tmp_path / 'a.png'}"
+    ]  # fmt: skip
+    assert (tmp_path / "a.png").is_file()
+    pictures.draw(Results((run_of(REF, QUANT),)), tmp_path / "b.png", PPL, max_x=1)
+    assert capsys.readouterr().out == "no plot: no model has both PPL and bits per weight within the limits\n"
+    many = run_of(*(replace(QUANT, label=f"group{i}") for i in range(81)))
+    pictures.draw(Results((many,)), tmp_path / "b.png", PPL)
+    assert capsys.readouterr().out == "no plot: 81 groups, but only 80 can be told apart\n"
+    assert not (tmp_path / "b.png").exists()
+
+
+def test_titles_are_the_pictures_own_or_the_one_given() -> None:
     own = {name: figure.axes[0].get_title(loc="left") for name, figure in drawn().items()}
-    assert own == {
-        **dict.fromkeys(("ppl_bpw", "ppl_vram", "ppl_size"), "Perplexity of quantized models"),
-        **dict.fromkeys(("kld_bpw", "kld_vram", "kld_size"), "KL divergence of quantized models"),
-        "kld_p99.9_size": "99.9 % KLD of quantized models",
-        **dict.fromkeys([name for name in own if name in NAMES[7:9]], "KL divergence of single tokens"),
-        "loss_by_position": "Loss by position in the window",
-        "kld_by_position": "KL divergence by position in the window",
-    }
-    mine = pictures.all_pictures(small(), title="Mine", dark=True)
-    for name in ("ppl_bpw", *NAMES[7:]):
+    assert own["ppl_bpw"].startswith("Perplexity")
+    assert own["kld_bpw"].startswith("KL divergence")
+    assert all(own.values())
+    mine = pictures.pictures_of(small(), title="Mine", dark=True)
+    for name in ("ppl_bpw", *OTHERS):
         figure = mine[name]()
         assert figure.axes[0].get_title(loc="left") == "Mine"
         assert figure.get_facecolor()[:3] < (0.2, 0.2, 0.2)
 
 
-def test_pictures_show_what_the_run_holds(unwritten: None) -> None:
+def test_pictures_show_what_the_run_holds() -> None:
     found = drawn()
     words = {"bpw": "Bits per weight", "vram": "Stored weights", "size": "Weight files"}
-    for name in NAMES[:7]:
+    for name in SCATTER:
         assert found[name].axes[0].get_xlabel().startswith(words[name.rpartition("_")[2]])
-    for name in ("kld_spread", "kld_histograms"):
-        rows = [text.get_text() for text in artists_of_kind(found[name], "label")]
-        assert rows == ["bf16 Transformers", "EXL3 4.0 bpw", "NVFP4 W4A4 as run †"]
-        assert "†: ran otherwise than its checkpoint asks" in found[name].axes[0].texts[0].get_text()
-        assert len(artists_of_kind(found[name], "level")) == 1
+    rows = [text.get_text() for text in artists_of_kind(found["kld_percentiles"], "label")]
+    assert rows == ["bf16 Transformers", "EXL3 4.0 bpw", "NVFP4 W4A4 as run †"]
+    assert "†: ran otherwise" in found["kld_percentiles"].axes[0].texts[0].get_text()
     loss, kld = found["loss_by_position"], found["kld_by_position"]
     assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)
     assert (loss.axes[0].get_yscale(), kld.axes[0].get_yscale()) == ("linear", "log")
-    assert kld.axes[0].get_ylabel() == measures.kld_axis(small())
-    assert artists_of_kind(loss, "line")[0].get_linewidth() == 3.0
+    assert kld.axes[0].get_ylabel() == measures.kld_axis(small(), KLD)
     curve = small().models[3].estimates.curve  # type: ignore[union-attr]
     assert artists_of_kind(kld, "line")[2].get_ydata().tolist() == list(curve.kld or ())
     assert artists_of_kind(loss, "line")[3].get_ydata().tolist() == list(curve.nll)
+    answers = with_answers(text_of("c4", 1), **{"bf16": "11", "noise": "11", "EXL3_4.0": "10", "GGUF_Q4_K": "01"})
+    assert set(pictures.pictures_of(answers)) == {"acc_bpw", "acc_size", *SCATTER, *OTHERS}
 
 
-def test_a_group_has_one_colour_in_all_pictures(unwritten: None) -> None:
-    found = pictures.all_pictures(real_table.real_text())
+def test_a_group_has_one_colour_in_all_pictures() -> None:
+    found = pictures.pictures_of(real_table.real_text())
     scatter = found["kld_bpw"]()
     points = {
         text.get_text(): mark
         for text, mark in zip(artists_of_kind(scatter, "label"), artists_of_kind(scatter, "point"), strict=True)
     }
-    row = next(text for text in artists_of_kind(found["kld_spread"](), "label") if text.get_text() == "W8A16 g128")
+    row = next(text for text in artists_of_kind(found["kld_percentiles"](), "label") if text.get_text() == "W8A16 g128")
     colour = points["W8A16 g128\n0.00360"].get_color()
     assert row.get_color() == style.ink_of(colour, style.LIGHT)

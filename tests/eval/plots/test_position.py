@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from compare_q.eval.plots import curves, looks
+from compare_q.eval.plots import looks, position
 from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.stats.distributions import Curve
 from tests.support import real_table
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @functools.cache
 def real(kld: bool, dark: bool = False) -> Figure:
-    return curves.by_position(real_table.real_text(), kld=kld, dark=dark)
+    return position.by_position(real_table.real_text(), kld=kld, dark=dark)
 
 
 def text_with(edges: tuple[int, ...], **curves_of: tuple[float | None, ...]) -> TextResult:
@@ -57,7 +57,7 @@ def test_names_of_the_real_table_are_in_the_order_of_their_lines_and_joined_to_t
 
 def test_bins_are_drawn_in_their_middle() -> None:
     """Positions 1; 2 and 3; 4 to 9: at 1, the roots of 2 * 3 and of 4 * 9."""
-    figure = curves.by_position(text_with((1, 2, 4, 10), EXL3_4=(3.0, 2.0, 1.0)))
+    figure = position.by_position(text_with((1, 2, 4, 10), EXL3_4=(3.0, 2.0, 1.0)))
     (line,) = artists_of_kind(figure, "line")
     assert line.get_xdata().tolist() == pytest.approx([1, 6**0.5, 6])
     assert line.get_ydata().tolist() == [3.0, 2.0, 1.0]
@@ -68,7 +68,7 @@ def test_bins_are_drawn_in_their_middle() -> None:
 def test_what_is_not_known_is_a_gap_and_the_last_known_value_is_named() -> None:
     text = text_with((1, 2, 3, 4), a=(30.0, None, 0.1), b=(0.0, 2.0, None), c=(None, None, None))
     for kld, b in (True, [np.nan, 2.0, np.nan]), (False, [0.0, 2.0, np.nan]):  # a logarithmic axis, a linear one
-        figure = curves.by_position(text, kld=kld)
+        figure = position.by_position(text, kld=kld)
         drawn = [line.get_ydata().tolist() for line in artists_of_kind(figure, "line")]
         assert drawn[:2] == [pytest.approx(values, nan_ok=True) for values in ([30.0, np.nan, 0.1], b)]
         assert [label.get_text() for label in artists_of_kind(figure, "label")] == ["a", "b"]
@@ -76,7 +76,7 @@ def test_what_is_not_known_is_a_gap_and_the_last_known_value_is_named() -> None:
 
 def test_positions_that_no_model_was_asked_for_are_no_gaps() -> None:
     """The last tokens of each stretch are joined: a line of points that nothing joins would not be seen."""
-    figure = curves.by_position(
+    figure = position.by_position(
         text_with((1, 2, 4, 8, 16), a=(3.0, None, 2.0, None), b=(3.0, None, None, 1.0)), kld=True
     )
     lines = artists_of_kind(figure, "line")
@@ -86,7 +86,7 @@ def test_positions_that_no_model_was_asked_for_are_no_gaps() -> None:
 
 @pytest.mark.parametrize(("widest", "scale"), [(0.31, "linear"), (0.32, "log")])
 def test_klds_begin_at_zero_where_they_are_within_a_decade_and_a_half(widest: float, scale: str) -> None:
-    axes = curves.by_position(text_with((1, 2, 3), a=(0.01, 0.02), b=(0.02, widest)), kld=True).axes[0]
+    axes = position.by_position(text_with((1, 2, 3), a=(0.01, 0.02), b=(0.02, widest)), kld=True).axes[0]
     assert (axes.get_yscale(), axes.get_ylim()[0] == 0) == (scale, scale == "linear")
 
 
@@ -99,8 +99,8 @@ def test_standard_errors_are_bands() -> None:
         replace(model, estimates=replace(model.estimates, curve=curve)) for model in text.models if model.estimates
     ]
     log, linear = (
-        curves.by_position(replace(text, models=tuple(models)), kld=True),
-        curves.by_position(replace(text, models=tuple(models))),
+        position.by_position(replace(text, models=tuple(models)), kld=True),
+        position.by_position(replace(text, models=tuple(models))),
     )
     assert [len(artists_of_kind(figure, "band")) for figure in (log, linear)] == [2, 1]
     assert artists_of_kind(linear, "band")[0].get_gid() == "band-1"
@@ -111,14 +111,14 @@ def test_standard_errors_are_bands() -> None:
         assert ends == pytest.approx([np.exp(-0.5), np.exp(0.5)] if factor else [0.5, 1.5])
         assert corners[:, 0].max() < 3
     assert "± one standard error" in log.axes[0].texts[0].get_text()
-    assert artists_of_kind(curves.by_position(text), "band") == []
+    assert artists_of_kind(position.by_position(text), "band") == []
 
 
 def test_nothing_to_draw_is_an_error() -> None:
     with pytest.raises(ValueError, match="no model has scores by position"):
-        curves.by_position(run_of())
-    with pytest.raises(ValueError, match="no model has a value to draw"):
-        curves.by_position(text_with((1, 2), a=(None,)))
+        position.by_position(run_of())
+    with pytest.raises(ValueError, match="no model has scores by position"):
+        position.by_position(text_with((1, 2), a=(None,)))
 
 
 def test_the_reference_is_thicker_above_the_others_and_named() -> None:
@@ -148,16 +148,3 @@ def test_of_many_models_those_that_matter_are_coloured(dark: bool) -> None:
     assert reference not in drawn[True].values()
     bits = ("2.0", "2.5", "3.0", "3.5", "4.0", "5.0", "6.0")
     assert set(drawn[True]) == {real_table.FLOOR, "GGUF Q4_K_M", "W8A16 g128", *(f"EXL3 {each} bpw" for each in bits)}
-
-
-@pytest.mark.filterwarnings("error")
-def test_many_and_long_names_stay_apart_and_in_the_figure() -> None:
-    """151 of them make the picture higher; of nine that are long the letters are smaller."""
-    many = text_with((1, 2, 3), **{f"G{i}_model": (1.0, 1.0 + i / 1000) for i in range(151)})
-    long = text_with((1, 2, 3), **{f"{i}_" + ("W" * 300 if i % 2 else "word_" * 60): (1.0, 1.0 + i) for i in range(9)})
-    for text in many, long:
-        figure = curves.by_position(text)
-        assert len(boxes_of(figure)) == len(text.models)
-        assert smallest_gap(boxes_of(figure)) > 0
-        assert all(is_within(box, figure.bbox) for box in boxes_of(figure))
-        assert figure.axes[0].bbox.width > 0.4 * figure.bbox.width

@@ -1,0 +1,106 @@
+"""Percentiles of the tokens' KLD: a row per model, sorted by mean, with the numbers of its marks beside it."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from compare_q.eval.plots import looks, style
+from compare_q.eval.plots.percentiles import percentile_plot
+from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.stats.uncertainty import Mean
+from tests.support import real_table
+from tests.support.drawn import artists_of_kind
+from tests.support.made import QUANT, run_of, with_against
+
+pytestmark = pytest.mark.slow
+
+PERCENTS = {"1": 0.001, "25": 0.01, "50": 0.02, "75": 0.05, "99": 0.8, "max": 4.0}
+TENTHS = {percent: value / 10 for percent, value in PERCENTS.items()}
+
+
+def model_of(label: str, mean: float, percentiles: dict[str, float], **keys: Any) -> ModelResult:
+    return with_against(replace(QUANT, label=label, **keys), kld=Mean(mean, 0.0, 40, 0), kld_percentiles=percentiles)
+
+
+LARGE = model_of("EXL3 3.0 bpw", 0.07, PERCENTS)
+SMALL = model_of("GGUF Q8_0", 0.003, TENTHS)
+
+
+@functools.cache
+def real() -> Figure:
+    return percentile_plot(real_table.real_text())
+
+
+def test_rows_of_the_real_table_are_sorted_by_mean_in_their_groups_colours() -> None:
+    ranked = sorted((row[4], row[0]) for row in real_table.ROWS if row[4])
+    shown = [f"{label} †" if label == real_table.MARKED else label for _, label in ranked]
+    texts, means = artists_of_kind(real(), "label"), artists_of_kind(real(), "mean")
+    assert [text.get_text() for text in texts] == shown
+    assert [float(mark.get_xdata()[0]) for mark in means] == pytest.approx([kld for kld, _ in ranked])
+    styles = looks.group_styles([label.split()[0] for label in shown], style.LIGHT.ink)
+    for text, mark in zip(texts, means, strict=True):
+        assert (mark.get_color(), mark.get_marker()) == styles[text.get_text().split()[0]]
+        assert text.get_color() == style.ink_of(mark.get_color(), style.LIGHT)
+
+
+def test_quartiles_whiskers_mean_and_maximum_are_where_the_percentiles_say() -> None:
+    figure = percentile_plot(run_of(LARGE, SMALL))
+    for i, (p, mean) in enumerate(((TENTHS, 0.003), (PERCENTS, 0.07))):
+        found = {kind: artists_of_kind(figure, kind)[i] for kind in ("box", "whisker", "median", "max", "mean")}
+        box = found["box"]
+        assert (box.get_x(), box.get_x() + box.get_width()) == pytest.approx((p["25"], p["75"]))
+        assert box.get_y() + box.get_height() / 2 == pytest.approx(i)
+        assert tuple(found["whisker"].get_xdata()) == (p["1"], p["99"])
+        assert tuple(found["median"].get_xdata()) == (p["50"], p["50"])
+        assert (float(found["max"].get_xdata()[0]), float(found["mean"].get_xdata()[0])) == (p["max"], mean)
+        assert {float(found[kind].get_ydata()[0]) for kind in ("whisker", "max", "mean")} == {i}
+    assert figure.axes[0].get_xscale() == "log"
+    assert not artists_of_kind(figure, "level")
+
+
+def test_the_numbers_are_those_of_the_row() -> None:
+    figure = percentile_plot(run_of(LARGE, SMALL))
+    numbers = [text.get_text() for text in artists_of_kind(figure, "number")]
+    assert [text.get_text() for text in artists_of_kind(figure, "head")] == ["median", "mean", "p99", "max"]
+    assert numbers == ["0.00200", "0.00300", "0.0800", "0.400", "0.0200", "0.0700", "0.800", "4.00"]
+
+
+def test_numbers_have_two_or_three_digits() -> None:
+    values = {0.0: "0", -9e-9: "0", -1e-7: "-1.0e-7", -0.02: "-0.0200", 4.56e-6: "4.6e-6", 0.000123: "0.000123",
+              0.00154: "0.00154", 1.0: "1.00", 12.34: "12.3", 842.2: "842"}  # fmt: skip
+    text = run_of(*(model_of("a", value, PERCENTS) for value in values))
+    numbers = [text.get_text() for text in artists_of_kind(percentile_plot(text), "number")]
+    assert numbers[1::4] == [values[value] for value in sorted(values)]
+
+
+def test_what_is_not_above_zero_comes_out_of_the_edge() -> None:
+    """A reference against itself in most tokens: the whisker has no cap there, and nothing is drawn beyond the axis."""
+    zeros = with_against(replace(LARGE, label="W8A8"), kld_percentiles=PERCENTS | {"1": -1e-9, "25": 0.0})
+    figure = percentile_plot(run_of(zeros, SMALL))
+    edge = figure.axes[0].get_xlim()[0]
+    assert edge == pytest.approx(1e-4 / 1.5)
+    assert tuple(artists_of_kind(figure, "whisker")[1].get_xdata()) == (edge, 0.8)
+    assert artists_of_kind(figure, "box")[1].get_x() == edge
+    caps = [tuple(line.get_xdata()) for line in artists_of_kind(figure, "cap")]
+    assert caps == [(1e-4, 0.08), (0.8,)]
+    with pytest.raises(ValueError, match="no model was compared"):
+        percentile_plot(run_of())
+    with pytest.raises(ValueError, match="no token has a KLD above 0"):
+        percentile_plot(run_of(model_of("a", 0.0, dict.fromkeys(PERCENTS, 0.0))))
+
+
+def test_the_noise_floor_is_a_line_at_its_mean() -> None:
+    (line,), (name,) = artists_of_kind(real(), "level"), artists_of_kind(real(), "level-name")
+    assert tuple(line.get_xdata()) == (0.00154269, 0.00154269)
+    assert name.get_text() == "noise floor (bf16 Transformers) 0.00154"
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_that_differ_in_their_last_words_stay_different_and_colours_repeat() -> None:
+    """Of 81 groups, more than there are looks."""
+    names = [f"{'W' * 300}{i}" if i % 2 else f"{'word ' * 60}Q{i}" for i in range(81)]
+    figure = percentile_plot(run_of(*(replace(LARGE, label=name) for name in names)))
+    assert len({label.get_text() for label in artists_of_kind(figure, "label")}) == 81

@@ -1,0 +1,299 @@
+"""Points of a scatter plot: values, errors, means over texts, the lines between them, and the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from compare_q.backends.base import Storage
+from compare_q.backends.layers.groups import KVCache
+from compare_q.eval.plots import measures
+from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM
+from compare_q.eval.plots.points import (
+    Point,
+    at_edge,
+    error_note,
+    front_in_words,
+    levels_of,
+    pareto_front,
+    points_of,
+    points_within,
+    series,
+    subtitle_of,
+)  # fmt: skip
+from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.stats.uncertainty import Mean, Perplexity
+from tests.support import real_table
+from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
+from tests.support.scatter_cases import TABLE
+from tests.support.several_texts import KLDS, NAMES, text_of, three, with_answers, with_failed_text, with_text
+
+ACC = ACCURACIES["acc"]
+RIGHT = {"bf16": "1111", "noise": "1111", "EXL3_4.0": "1010", "GGUF_Q4_K": "0111"}
+SPREAD = 100 * math.sqrt(1 / 12)
+"""Of -1, -1, 0, 0: mean -1/2, squares 1; over 3, over 4."""
+
+
+def points(*rows: tuple[str, float, float]) -> list[Point]:
+    return [Point(label, x, y, unquantized=x >= 16) for label, x, y in rows]
+
+
+def labels(found: list[Point]) -> list[str]:
+    return [each.label for each in found]
+
+
+def test_lines_join_one_scheme_in_order_of_size() -> None:
+    found = series(
+        points(
+            ("GGUF Q6_K", 6.5, 1), ("GGUF Q4_K_M", 4.8, 2), ("GGUF Q3_K_S", 3.5, 3), ("GGUF Q4_0", 4.5, 2.5),
+            ("GGUF Q8_0", 8.5, 0.5), ("GGUF IQ3_XXS", 3.1, 4), ("GGUF F16", 16, 0.1), ("GGUF BF16", 16, 0.1),
+            ("EXL3 2.0 bpw", 2, 5), ("EXL3 2.25 bpw", 2.25, 4), ("W4A16 g32", 4.5, 1), ("NVFP4 W4A16", 4.5, 2),
+            ("NVFP4 W4A4", 4.5, 3), ("FP8", 8, 1),
+        )
+    )  # fmt: skip
+    assert [labels(each) for each in found] == [
+        ["EXL3 2.0 bpw", "EXL3 2.25 bpw"],
+        ["GGUF Q3_K_S", "GGUF Q4_K_M", "GGUF Q6_K"],
+        ["GGUF Q4_0", "GGUF Q8_0"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "gold"),
+    [
+        ([("a", 2, 5), ("b", 3, 5), ("c", 4, 1), ("d", 5, 2), ("e", 6, 0.5)], "ace"),
+        ([("a", 4, 1), ("b", 4, 2), ("c", 4, 1)], "ac"),  # as good and as small: both
+        ([("a", 4.5, 2), ("b", 4.501, 1), ("c", 4.53, 1)], "b"),  # 4.5 and 4.501 are alike, 4.53 is larger
+        ([("a", 4, 1), ("bf16", 16, 0)], "a"),  # of quantized rows
+        ([("bf16", 16, 0)], ""),
+    ],
+)
+def test_the_front_by_hand(rows: list[tuple[str, float, float]], gold: str) -> None:
+    assert "".join(labels(pareto_front(points(*rows)))) == gold
+
+
+def test_the_front_of_the_table_is_what_no_other_row_beats() -> None:
+    """By the definition, pair by pair."""
+    quantized = [each for each in TABLE if each.label != "bf16"]
+    beaten = {
+        one.label for one in quantized for other in quantized
+        if other.x <= 1.005 * one.x and other.y <= one.y and (other.y < one.y or 1.005 * other.x < one.x)
+    }  # fmt: skip
+    table = [replace(each, unquantized=each.label == "bf16") for each in TABLE]
+    assert set(labels(pareto_front(table))) == {each.label for each in quantized} - beaten
+
+
+def test_a_front_in_words() -> None:
+    rows = points(("EXL3 2.0", 2, 9), ("EXL3 3.0", 3, 8), ("EXL3 4.0", 4, 7), ("FP8", 8, 6), ("GGUF Q8_0", 8.5, 5),
+                  ("GGUF Q9_0", 9.5, 4))  # fmt: skip
+    assert front_in_words(pareto_front(rows), rows) == "EXL3 2.0 to EXL3 4.0, FP8, GGUF Q8_0, GGUF Q9_0"
+    beaten = [*rows, Point("EXL3 3.5", 3.5, 8.5)]
+    assert front_in_words(pareto_front(beaten), beaten) == "EXL3 2.0, EXL3 3.0, EXL3 4.0, FP8, GGUF Q8_0, GGUF Q9_0"
+    named = [replace(rows[3], label="W8A16 g128", group="INT")]
+    assert front_in_words(named, named) == "W8A16 g128"  # nobody calls it INT W8A16 g128
+    assert front_in_words([], rows) == ""
+
+
+def test_unquantized_points_stand_beside_the_others() -> None:
+    rows = points(("a", 2, 5), ("b", 8, 1), ("bf16", 16, 0), ("f16", 16.5, 0))
+    moved, edge = at_edge(rows)
+    assert edge == pytest.approx(8 + 0.1 * 6)
+    assert [each.x for each in moved] == [2, 8, edge, edge]
+    assert at_edge(rows[:2]) == (rows[:2], None)
+    assert at_edge(rows[2:]) == (rows[2:], None)
+    near = [*points(("b", 14, 1)), rows[2]]
+    assert at_edge(near) == (near, None)
+
+
+def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
+    a, b, c = Point("a", 8, 2), Point("b", 4, 3), Point("c", 6, 9)
+    broken = [Point("n", float("nan"), 1), Point("i", 1, float("inf")), Point("m", 1, float("nan"))]
+    assert points_within([a, broken[0], b, broken[1], c, broken[2]], math.inf, math.inf) == [a, b, c]
+    assert points_within([a, b, c], 6, math.inf) == [b, c]
+    assert points_within([a, b, c], math.inf, 3) == [a, b]
+    assert points_within([a, b, c], 6, 3) == [b]
+
+
+def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
+    """PPL 8 times the error of ln(ratio), 0.002."""
+    quant = with_ppl(with_against(QUANT, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0, 0.002)), Perplexity(8.0, -20.8, 10, 0, 0.9))
+    run = run_of(REF, quant)
+    assert measures.ppl_error(run, REF) == (None, True)
+    assert measures.ppl_error(run, quant) == (0.016, True)
+    assert measures.ppl_error(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0))) == (None, True)
+
+
+def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
+    """nll off by (0, 0, 0, 4), 0.1 a token of 40, left over (-1, -1, -1, 3): 0.115487
+    (tests/eval/results/test_differences.py); times PPL 8."""
+    server = with_sums(with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0))
+    reference = with_sums(with_ppl(REF, Perplexity(5.0, -64.0, 40, 0, 0.8)), nll=(10.0, 20.0, 30.0, 36.0))
+    error, paired = measures.ppl_error(run_of(reference, server), server)
+    assert paired
+    assert error == pytest.approx(8 * 0.115487, rel=1e-5)
+    elsewhere = with_sums(server, tokens=(10, 10, 10, 9))
+    with_holes = with_sums(server, whole=())
+    for other in (elsewhere, with_holes):
+        assert measures.ppl_error(run_of(reference, other), other) == (0.9, False)
+    assert measures.ppl_error(run_of(server, reference=None), server) == (0.9, False)
+
+
+def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() -> None:
+    """The two ways to the same error, from one set of token scores."""
+    from compare_q.eval.stats import estimates
+
+    rng = np.random.default_rng(0)
+    reference = -rng.exponential(3, 5000)
+    scores = reference - rng.normal(0.1, 0.5, 5000)
+    zeros = {"ref_logprob": reference, "ref_top1_logprob": reference, "kld": np.zeros(5000), "same_top": np.ones(5000)}
+    index = np.arange(5000)
+    both = estimates.summarize({"logprob": scores, **zeros}, index, index % 100 + 1)
+    alone = estimates.summarize({"logprob": scores}, index, index % 100 + 1)
+    ref = replace(REF, estimates=estimates.summarize({"logprob": reference}, index, index % 100 + 1))
+    beside, server = replace(QUANT, estimates=both), replace(QUANT, estimates=alone)
+    expected = measures.ppl_error(run_of(ref, beside), beside)[0]
+    assert measures.ppl_error(run_of(ref, server), server)[0] == pytest.approx(expected)
+    assert both.against is not None
+    assert expected == pytest.approx(both.ppl.value * both.against.ln_ppl_ratio.stderr)
+
+
+def test_points_are_what_is_known() -> None:
+    sizeless = replace(QUANT, label="sizeless", storage=Storage(file_bytes=2_500_000_000))
+    run = run_of(REF, QUANT, sizeless, BASE, FAILED)
+    drawn, left_out = points_of([run], BPW, PPL)
+    assert drawn == [
+        Point("bf16", 4.5, 7.5, "7.500"),
+        Point("W4A16", 4.5, 7.5, "7.50", error=0.015, number=1),
+        Point("base", 4.5, 7.5, "7.500", error=0.0, number=3),
+    ]
+    assert left_out == ["sizeless: not in the plot: bits per weight unknown", "broken: not in the plot: PPL unknown"]
+    drawn, left_out = points_of([run], VRAM, KLD)
+    assert drawn == [
+        Point("bf16", 1.0, 0.0, "reference: 0"),
+        Point("W4A16", 1.0, 0.01234567, "0.0123", 0.000452, number=1),
+    ]
+    assert left_out == ["sizeless: not in the plot: VRAM unknown", "base: not in the plot: KLD unknown",
+                        "broken: not in the plot: KLD unknown"]  # fmt: skip
+
+
+def test_points_of_file_sizes_and_percentiles() -> None:
+    """The reference's KLD is 0; 0.999 is the 99.9 % KLD of results made by hand, shown with two digits."""
+    files = [replace(model, storage=Storage(file_bytes=size)) for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))]
+    drawn, left_out = points_of([run_of(*files, BASE)], FILES, KLD_VALUES["p99.9"])
+    assert drawn == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 0.3, 0.999, "1.0", number=1)]
+    assert left_out == ["base: not in the plot: 99.9 % KLD unknown"]
+    drawn, _ = points_of([run_of(*files)], FILES, KLD_VALUES["median"])
+    assert [point.shown for point in drawn] == ["reference: 0", "0.500"]
+    cache = {"kv_cache_layers": [asdict(KVCache("*", 32, "fp8", prefill="", named=True, token_bytes=2048.0))]}
+    drawn, left_out = points_of([run_of(replace(QUANT, provenance=cache), BASE)], SIZES["kv"], PPL)
+    assert [(p.label, p.x) for p in drawn] == [(f"{QUANT.label}", 65.536)]
+    assert left_out == ["base: not in the plot: KV cache unknown"]
+    assert points_of([run_of(QUANT)], FILES, KLD) == ([], ["W4A16: not in the plot: file size unknown"])
+
+
+def test_lines_are_the_reference_and_the_noise_floor() -> None:
+    floor = replace(QUANT, label="bf16 " + "noise " * 20, spec={"noise_floor": True})
+    run = run_of(REF, floor)
+    assert [(level.y, level.name, level.dotted) for level in levels_of([run], PPL)] == [(7.5, "reference 7.50", False)]
+    name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
+    assert [(level.y, level.name, level.dotted) for level in levels_of([run], KLD)] == [(0.01234567, name, True)]
+    assert [level.y for level in levels_of([run], KLD_VALUES["p99.9"])] == [0.999]
+    assert levels_of([run_of(REF, QUANT)], KLD) == []
+    assert levels_of([run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0)))], KLD) == []
+    assert levels_of([run_of(BASE, reference=None)], PPL) == []
+
+
+def asked(place: int, **changed: str) -> TextResult:
+    return with_answers(text_of(NAMES[place], place), **{**RIGHT, **changed})
+
+
+def test_values_errors_and_the_reference_by_hand() -> None:
+    """75 and 50 %; the errors are of the difference from the reference, whose accuracy is a line."""
+    drawn, left_out = points_of([asked(1)], BPW, ACC)
+    assert left_out == []
+    assert [(p.y, p.shown) for p in drawn] == [(100, "100"), (100, "100"), (50, "50"), (75, "75")]
+    assert [p.error for p in drawn] == [None, 0, pytest.approx(SPREAD), pytest.approx(25)]
+    assert [level.name for level in levels_of([asked(1)], ACC)] == ["reference 100.0"]
+    best = [p.label for p in pareto_front(drawn)]
+    assert best == ["EXL3 4.0", "GGUF Q4_K"]  # larger files, but more right answers
+    worse = points_of([asked(1, GGUF_Q4_K="0000")], BPW, ACC)[0]
+    assert [p.label for p in pareto_front(worse)] == ["EXL3 4.0"]
+
+
+def test_without_a_reference_an_error_is_the_models_own() -> None:
+    alone = with_answers(text_of("c4", 1, reference=False), **RIGHT)
+    assert alone
+    drawn = points_of([alone], BPW, ACC)[0]
+    assert drawn[3].error == pytest.approx(25)  # three of four
+    assert levels_of([alone], ACC) == []
+    words = "one standard error of the accuracy (mostly common to all)"
+    assert error_note([alone], drawn, ACC).endswith(words)
+
+
+def test_an_open_question_leaves_a_model_out() -> None:
+    drawn, left_out = points_of([asked(1, noise="11?1")], BPW, ACC)
+    assert "noise ≈" not in [p.label for p in drawn]
+    assert left_out == ["noise: not in the plot: acc unknown"]
+
+
+def test_of_several_texts_a_point_is_the_mean() -> None:
+    """KLD: of 0.05, 0.02 and 0.08, whose errors are a tenth; PPL: geometric, its error 0.01 of each paired PPL."""
+    kld, left_out = points_of(three().texts, BPW, KLD)
+    assert [(p.label, p.x) for p in kld] == [("bf16", 16), ("noise", 16), ("EXL3 4.0", 4), ("GGUF Q4_K", 4.5)]
+    assert left_out == []
+    assert [p.y for p in kld] == pytest.approx([0, 0.002, 0.05, 0.03])
+    assert kld[2].error == pytest.approx(math.sqrt(0.005**2 + 0.002**2 + 0.008**2) / 3)
+    ppl = points_of(three().texts, BPW, PPL)[0]
+    mean = math.prod(20 * (1 + (value or 0)) for value in KLDS["EXL3 4.0"]) ** (1 / 3)
+    assert (ppl[0].error, ppl[2].y) == (None, pytest.approx(mean))
+    assert ppl[2].error == pytest.approx(mean * 0.01 / math.sqrt(3))
+    assert [level.y for level in levels_of(three().texts, KLD)] == pytest.approx([0.002])
+    assert [level.y for level in levels_of(three().texts, PPL)] == pytest.approx([20])
+    assert all(name in subtitle_of(three().texts, []) for name in NAMES)
+
+
+def test_a_model_or_text_that_failed_leaves_no_mean() -> None:
+    lacking = three(c4={"noise": "out of memory"})
+    drawn, left_out = points_of(lacking.texts, BPW, KLD)
+    assert [p.label for p in drawn] == ["bf16", "EXL3 4.0", "GGUF Q4_K"]
+    assert left_out == ["noise: not in the plot: KLD unknown"]
+    assert levels_of(lacking.texts, KLD) == []
+    assert points_of(with_failed_text(three(), "chat", "no such file").texts, BPW, KLD)[0] == []
+    nothing = tuple(TextResult(name, error="no such file") for name in NAMES)
+    assert points_of(nothing, BPW, KLD) == ([], [])
+
+
+def test_the_mean_accuracy_is_of_the_texts_that_are_answers() -> None:
+    """Means of 50 and 50, and of 75 and 25; perplexity is of the text that is not."""
+    result = Results((text_of("wiki2", 0), asked(1), asked(2, GGUF_Q4_K="0001")))
+    drawn = points_of(result.texts, BPW, ACC)[0]
+    assert [p.y for p in drawn] == [100, 100, 50, 50]
+    assert drawn[2].error == pytest.approx(SPREAD / math.sqrt(2))
+    assert [p.y for p in points_of(result.texts, BPW, PPL)[0]] == [
+        p.y for p in points_of(result.texts[:1], BPW, PPL)[0]
+    ]
+    assert points_of(with_failed_text(result, "chat", "no such file").texts, BPW, ACC)[0] == []
+    assert points_of(three().texts, BPW, ACC)[0] == []
+
+
+def test_the_measure_is_what_the_texts_have() -> None:
+    alone = three()
+    for i, name in enumerate(NAMES):
+        assert measures.chosen(alone, None, None) is KLD
+        alone = with_text(alone, text_of(name, i, reference=False))
+    assert measures.chosen(alone, None, None) is PPL
+    assert measures.chosen(three(), "ppl", None) is PPL
+    assert measures.chosen(Results((asked(1), asked(2))), None, None) is ACC
+    assert measures.chosen(Results((text_of("wiki2", 0), asked(1))), None, None) is KLD
+    assert measures.chosen(Results((asked(1),)), "kld", None) is KLD
+    assert measures.chosen(Results((asked(1),)), "acc_norm", None) is ACCURACIES["acc_norm"]
+
+
+def test_the_kld_axis_names_the_reference_where_that_fits() -> None:
+    axis = "KL divergence (nats, mean over tokens)"
+    assert measures.kld_axis(real_table.real_text()) == f"{axis} against bf16 vLLM"
+    assert measures.kld_axis(run_of(REF, QUANT, reference={"label": "x" * 60})) == axis
+    assert measures.kld_axis(run_of(REF, QUANT, reference=None)) == axis
