@@ -1,13 +1,11 @@
-"""A vLLM server over HTTP: URL, key, timeouts, retries.
+"""HTTP requests to a vLLM server: deadlines, retries, bounded answers.
 
-A request that failed on the way (no connection, 429, 500, 502 to 504) is sent again, after a wait that doubles and is
-drawn at random, so that many windows do not come back at once.  A request that the server refused is not.
+A request that fails on the way (no connection, 429, 500, 502 to 504) is sent again, after a wait that doubles and is
+drawn at random, so that many windows do not come back at once.  A request that the server refuses is not.
 
-Nothing that a server does can hold or fill this process: a request, with all of its repetitions, has one deadline, of
-an answer no more bytes are read than what was asked for can take, and whatever it holds otherwise than vLLM is a
-ServerError in one line.  Answers are asked for uncompressed, and redirections are not followed.
-
-What this file does not know: specs, windows, scores.
+No server can hold or fill this process.  A request, with all its repetitions, has one deadline.  No more bytes of an
+answer are read than the request can explain.  An answer that differs from vLLM's is a ServerError in one line.  Answers
+are requested uncompressed, and redirections are not followed.
 """
 
 from __future__ import annotations
@@ -16,12 +14,15 @@ import asyncio
 import html
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
+
+from pydantic import BaseModel, ValidationError
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import parsed
 from compare_q.backends.common.messages import bytes_in_words
+from compare_q.backends.common.options import describe
 
 if TYPE_CHECKING:
     import httpx2
@@ -29,21 +30,22 @@ if TYPE_CHECKING:
 CONNECT_S = 5.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 LONGEST_ASKED_S = 60.0
-"""Seconds that a server may ask to wait (Retry-After)."""
+"""Longest wait (Retry-After) that a server may ask for, in seconds."""
 SHORT_S = 120.0
-"""Seconds for what takes a server milliseconds, though perhaps behind the windows of others."""
+"""Seconds for requests that take a server milliseconds, but may queue after windows of others."""
 RETRIED = (429, 500, 502, 503, 504)
 MESSAGE = 300
 """Characters of a server's own words that an error quotes."""
 SMALL = 1 << 22
-"""Bytes of an answer whose length does not depend on what is asked: a list of models, the tokens of ``WORDS``."""
+"""Bytes of an answer whose length does not depend on the request: a list of models, the tokens of a few words."""
 PER_TOKEN = 1 << 10
-"""Bytes that one token may take in an answer, beside ``SMALL`` for all of it; vLLM's entries take about 80."""
+"""Bytes that one token may add to an answer; vLLM's entries take about 80."""
 OURS = "give the URL of vLLM's own server, `vllm serve`"
+Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class ServerError(Exception):
-    """One line: why there is no answer.  ``status`` is the HTTP status, None where there was none."""
+    """One line: why there is no answer.  ``status`` is the HTTP status, None if there was none."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -51,13 +53,13 @@ class ServerError(Exception):
 
 
 def base_url(name: str) -> str:
-    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if it is none, or holds a secret."""
+    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if it is not one, or holds a secret."""
     if any(mark in name for mark in "@?#"):
         raise InputError("model_dir: the server's URL must hold no password, key or query; give engine.api_key_env")
     try:
         parts = urlsplit(name)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number
+    except ValueError:  # the port is not a number
         usable = False
     if not usable or not name.isprintable() or " " in name:
         raise InputError(f"model_dir: must be the server's base URL, as http://localhost:8000 (got {name!r})")
@@ -74,7 +76,7 @@ def without_key(text: str, key: str | None) -> str:
 
 
 class Server:
-    """Where a server is and how patiently it is asked.  ``key`` goes into a header and nowhere else.
+    """A server's address, key and patience.  ``key`` goes into a header and nowhere else.
 
     ``retried`` counts the requests that had to be sent again.
     """
@@ -87,23 +89,24 @@ class Server:
         self.retried = 0
 
     def client(self, connections: int = 1) -> httpx2.AsyncClient:
-        """Connections for one event loop; to be closed."""
+        """A client for one event loop; to be closed."""
         import httpx2
 
         return httpx2.AsyncClient(
             headers={"Accept-Encoding": "identity"}
             | ({} if self.key is None else {"Authorization": f"Bearer {self.key}"}),
-            timeout=httpx2.Timeout(None, connect=min(CONNECT_S, self.timeout_s)),  # for the rest: ``ask``
+            timeout=httpx2.Timeout(None, connect=min(CONNECT_S, self.timeout_s)),  # ``ask`` bounds the rest
             limits=httpx2.Limits(max_connections=connections),
         )
 
     async def ask(
-        self, client: httpx2.AsyncClient, path: str, body: Any = None, *, within: float, largest: int = SMALL
-    ) -> dict[str, Any]:
-        """The JSON object that answers a GET, or a POST of ``body``; ServerError.
+        self, client: httpx2.AsyncClient, path: str, shape: type[Shape], body: Any = None, *, within: float,
+        largest: int = SMALL,
+    ) -> Shape:  # fmt: skip
+        """The answer to a GET, or to a POST of ``body``, as a ``shape``; ServerError.
 
-        ``within``: seconds for all of it, at most ``timeout_s``; ``largest``: bytes that a right answer can have.  Who
-        has no more than ``CONNECT_S`` tries once whether there is a server.
+        ``within``: seconds for all of it, at most ``timeout_s``; with ``CONNECT_S`` or less the server is tried once.
+        ``largest``: bytes that a correct answer can have.
         """
         import httpx2
 
@@ -123,11 +126,12 @@ class Server:
                             raise refused from None
                     else:
                         if response.status_code == 200:
-                            return json_object(content, path)
+                            return shaped(shape, content, path)
                         refused = ServerError(self.refusal_text(response, content, path), response.status_code)
                         if response.status_code not in RETRIED:
                             raise refused
-                        wait = max(wait, retry_after(response))
+                        asked = response.headers.get("Retry-After", "")
+                        wait = max(wait, min(float(asked), LONGEST_ASKED_S) if asked.isdecimal() else 0.0)
                     if attempt < self.retries:
                         self.retried += 1
                         await asyncio.sleep(wait)
@@ -141,7 +145,7 @@ class Server:
     async def exchange(
         self, client: httpx2.AsyncClient, path: str, body: Any, largest: int
     ) -> tuple[httpx2.Response, bytes]:
-        """(status and headers, body) of one answer, as it was sent; of a refusal the beginning; ServerError."""
+        """(status and headers, body) of one answer; of a refusal only the beginning; ServerError if it is too long."""
         content = bytearray()
         async with client.stream("GET" if body is None else "POST", self.url + path, json=body) as response:
             async for piece in response.aiter_raw():
@@ -177,15 +181,17 @@ def json_object(content: bytes, path: str) -> dict[str, Any]:
     try:
         answer = parsed(content, path)
     except InputError as error:
-        raise ServerError(
-            f"{path} answers no JSON object ({str(error).removeprefix(f'{path}: ')}); {OURS}", 200
-        ) from None
+        reason = str(error).removeprefix(f"{path}: ")
+        raise ServerError(f"{path} answers no JSON object ({reason}); {OURS}", 200) from None
     if not isinstance(answer, dict):
         raise ServerError(f"{path} answers no JSON object; {OURS}", 200)
     return answer
 
 
-def retry_after(response: httpx2.Response) -> float:
-    """Seconds that the server asks for, and may ask for; 0 if it does not, or names a date."""
-    asked = response.headers.get("Retry-After", "")
-    return min(float(asked), LONGEST_ASKED_S) if asked.isdecimal() else 0.0
+def shaped(shape: type[Shape], content: bytes, path: str) -> Shape:
+    """An answer with the keys and types of vLLM's; ServerError with status 200 for any other."""
+    try:
+        return shape.model_validate(json_object(content, path), strict=True)
+    except ValidationError as error:
+        reason = f"its answer has another shape than vLLM's: {describe(error, ())}"
+        raise ServerError(f"{reason}; {OURS}", 200) from None

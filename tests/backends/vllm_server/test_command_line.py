@@ -14,8 +14,7 @@ import pytest
 
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm_server.engine import VllmServerEngine
-from compare_q.backends.vllm_server.served import ServedModel
+from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
 from tests.support.command_line import Run, Specs
 from tests.support.toy import toy_windows
 from tests.support.vllm_server import (

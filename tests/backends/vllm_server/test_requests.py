@@ -15,8 +15,7 @@ import pytest
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
-from compare_q.backends.vllm_server.engine import VllmServerEngine
-from compare_q.backends.vllm_server.served import ServedModel
+from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
 from tests.support.toy import BPW_BF16, refusal, toy_windows, with_gaps
 from tests.support.vllm_server import (
     KEY,
