@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.common.head import head_logits
 from compare_q.backends.reference.reading import Blocks, ReferenceWindows, StoredRows
-from compare_q.backends.reference.store import ReferenceStore
+from compare_q.backends.reference.store import Reader
 from compare_q.backends.scoring import divergences, statistics
 
 if TYPE_CHECKING:
@@ -48,14 +48,12 @@ class LoadedHead:
     is_own: bool = False
 
 
-def head_key(store: ReferenceStore, shard: tuple[int, int]) -> HeadKey:
+def head_key(store: Reader, shard: tuple[int, int]) -> HeadKey:
     """What the loaded head of a store depends on."""
     return store.path, tuple(store.head_digests), *shard
 
 
-def load_head(
-    store: ReferenceStore, shard: tuple[int, int], device: Any, own: torch.Tensor | None = None
-) -> LoadedHead:
+def load_head(store: Reader, shard: tuple[int, int], device: Any, own: torch.Tensor | None = None) -> LoadedHead:
     """The head of a store of states, on a device.
 
     ``own``: the model's own head [last - first, H] on that device, if it has a plain one without a bias; its memory is
@@ -67,7 +65,7 @@ def load_head(
     return LoadedHead(head_key(store, shard), weight, bias, f"a copy, {weight.nbytes >> 20} MiB")
 
 
-def is_same_weight(store: ReferenceStore, weight: torch.Tensor, first: int, last: int) -> bool:
+def is_same_weight(store: Reader, weight: torch.Tensor, first: int, last: int) -> bool:
     """Whether the stored head is the given weight [last - first, H] bit for bit, compared piece by piece."""
     import torch
 
@@ -90,7 +88,7 @@ class Comparison:
     """
 
     def __init__(
-        self, store: ReferenceStore, shard: tuple[int, int], device: torch.device, head: LoadedHead | None = None,
+        self, store: Reader, shard: tuple[int, int], device: torch.device, head: LoadedHead | None = None,
         *, with_divergences: bool = False,
     ) -> None:  # fmt: skip
         self.store, self.shard, self.device, self.with_divergences = store, shard, device, with_divergences

@@ -1,4 +1,4 @@
-"""Reading a reference store, of compare_q or of upstream: windows ahead of their use, and rows in blocks on a device.
+"""Reading a reference store: windows ahead of their use, and rows in blocks on a device.
 
 ``Blocks`` serves steps that take one row of each of hundreds of windows.  One token a step, the 256 windows of a step
 took their rows from the store in 256 pieces of 8 KB, while the GPU waited.  Read in blocks of several rows, most steps
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.reference.store import MANIFEST, Reader, ReferenceStore
-from compare_q.backends.reference.upstream import UpstreamReader
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.reference.store import MANIFEST, Reader, holds_upstreams_logits
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +31,16 @@ ROWS, MOST = 2048, 64
 of one window at most."""
 
 
-def open_reference(path: Path) -> ReferenceStore:
-    """The store at ``path``; InputError names what is wrong with it."""
-    return Reader(path) if (path / MANIFEST).is_file() else UpstreamReader(path)
+def open_reference(path: Path) -> Reader:
+    """Return the store at ``path``; InputError names what is wrong with it."""
+    if (path / MANIFEST).is_file():
+        return Reader(path)
+    if holds_upstreams_logits(path):
+        raise InputError(
+            f"{path}: holds logits that ExLlamaV3's compare_q kept, which cannot be read; name another path and mark "
+            'the model as the reference ("reference": true), so that it is recorded anew'
+        )
+    raise InputError(f"{path}: holds no reference: there is no {MANIFEST}")
 
 
 class StoredRows(NamedTuple):
@@ -66,7 +72,7 @@ class ReferenceWindows:
     ``pin``: in pinned memory, from which a GPU copies without waiting.
     """
 
-    def __init__(self, store: ReferenceStore, *, pin: bool) -> None:
+    def __init__(self, store: Reader, *, pin: bool) -> None:
         self.store = store
         self.pin = pin
         self.pool = ThreadPoolExecutor(1)

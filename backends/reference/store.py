@@ -25,7 +25,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -114,49 +113,25 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1))
 
 
-class ReferenceStore(ABC):
-    """A store to read; InputError names the file that is missing, damaged or of another version."""
+def holds_upstreams_logits(path: Path) -> bool:
+    """True for reference logits of ExLlamaV3's compare_q: one file per window in a folder, or one file for all."""
+    folder = path if path.is_dir() else path.with_name(f"{path.name}.rows")
+    if folder.is_dir() and any(folder.glob("row_*.safetensors")):
+        return True
+    with suppress(Exception):  # safetensors raises its own for what is something else
+        from safetensors import safe_open
 
-    path: Path
-    identity: dict[str, Any]
-    contents: Contents
-    reason: str
-    head: Head
-    n_windows: int
-
-    @property
-    def head_digests(self) -> list[str]:
-        """Checksums of the head's files, which are in their names."""
-        return []
-
-    @property
-    @abstractmethod
-    def stored_bytes(self) -> int:
-        """Bytes of all windows and the head."""
-
-    @abstractmethod
-    def verify(self, advance: Callable[[], None] = lambda: None) -> None:
-        """Check every file; calls ``advance`` after each."""
-
-    @abstractmethod
-    def window_bytes(self, index: int) -> int:
-        """About how many bytes window ``index`` takes; 0 where that cannot be known."""
-
-    @abstractmethod
-    def n_rows(self, index: int) -> int:
-        """Scored positions of window ``index``, read from its file."""
-
-    @abstractmethod
-    def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
-        """States [n, H] or logits [n, V], by ``contents``, of rows ``begin`` to ``end`` of a window, on the CPU."""
-
-    def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of a store of states, the head's weight [last - first, H] and bias, on a device."""
-        raise TypeError(f"{self.path}: keeps {self.contents}, no head")
+        if storage.is_regular(path):  # a pipe would be waited for
+            with safe_open(path, "np") as file:
+                return any(re.fullmatch(r"tensor(\.\d+)?", name) for name in file.keys())  # noqa: SIM118
+    return False
 
 
-class Reader(ReferenceStore):
-    """A store that compare_q wrote; ``n_windows``: windows 0 to n - 1 are there."""
+class Reader:
+    """A store to read; InputError names the file that is missing, damaged or of another version.
+
+    ``n_windows``: windows 0 to n - 1 are there.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -167,13 +142,16 @@ class Reader(ReferenceStore):
 
     @property
     def head_digests(self) -> list[str]:
+        """Checksums of the head's files, which are in their names."""
         return list(self.manifest.heads.values())
 
     @property
     def stored_bytes(self) -> int:
+        """Bytes of all windows and the head."""
         return sum(self.manifest.files.values())
 
     def verify(self, advance: Callable[[], None] = lambda: None) -> None:
+        """Check every file; calls ``advance`` after each."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for problem in pool.map(problem_of, (self.path / name for name in self.manifest.files)):
                 if problem:
@@ -181,13 +159,16 @@ class Reader(ReferenceStore):
                 advance()
 
     def window_bytes(self, index: int) -> int:
+        """Bytes of window ``index``; 0 where there is none."""
         return self.manifest.files.get(self.windows.get(index, ""), 0)
 
     def n_rows(self, index: int) -> int:
+        """Scored positions of window ``index``, read from its file."""
         rows: int = self._slice(index, lambda opened: opened.get_shape()[0])
         return rows
 
     def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        """States [n, H] or logits [n, V], by ``contents``, of rows ``begin`` to ``end`` of a window, on the CPU."""
         tensor: torch.Tensor = self._slice(index, lambda opened: opened[begin:end])
         return tensor
 
@@ -216,6 +197,7 @@ class Reader(ReferenceStore):
                     yield low, weight[low - begin : high - begin], bias
 
     def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the head's weight [last - first, H] and bias on a device."""
         import torch
 
         parts = list(self.head_parts(first, last))

@@ -237,7 +237,6 @@ FLAGS = {
              "(default: the order of the specs)", type=sort_key, metavar="COLUMN"),
         on("--by-text", SHOWN, "of several texts: a table each, one below the other"),
         on("--notes", SHOWN, "print what the columns and marks of the table mean"),
-        on("--statistics", SHOWN, "print llama.cpp's block of statistics for every model"),
         on("--timing", SHOWN, "print where the seconds of every row went"),
         on("--pairs", SHOWN, "print how every row differs from the next one, with errors"),
         flag("--pair", SHOWN, "print how the models with these two labels differ, with errors", nargs=2,

@@ -24,7 +24,7 @@ from compare_q.eval.results.differences import near_lossless
 from compare_q.eval.results.run_result import Results
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
-from compare_q.eval.table import columns, llama_statistics, markdown, pairs, terminal
+from compare_q.eval.table import columns, markdown, pairs, terminal
 
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import Finished
@@ -128,11 +128,9 @@ def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
         terminal.show(table, console, args.columns, by_text=args.by_text, notes=args.notes)
         if args.timing:
             terminal.show_timing(table, console)
-        for text in table.scored if args.statistics or args.pairs or args.pair else ():
+        for text in table.scored if args.pairs or args.pair else ():
             if len(table.texts) > 1:
                 terminal.heading(console, text.name)
-            if args.statistics:
-                print("", *llama_statistics.statistics_lines(text), sep="\n")
             chosen = [*(pairs.neighbours(text) if args.pairs else []), *pairs.pairs_by_label(text, args.pair)]
             if chosen:
                 known = near_lossless(text.models)

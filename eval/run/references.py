@@ -7,7 +7,6 @@ store says of them is checked.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -19,8 +18,7 @@ from typing import Any
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.reference import store as reference_store
 from compare_q.backends.reference.reading import open_reference
-from compare_q.backends.reference.store import MANIFEST, ReferenceStore, is_free
-from compare_q.backends.reference.upstream import UpstreamReader
+from compare_q.backends.reference.store import MANIFEST, Reader, holds_upstreams_logits, is_free
 from compare_q.backends.scoring import segments
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.cache import Cache, Lock, NoLock
@@ -206,7 +204,10 @@ def of_model(job: Job, data: EvalData, session: Session) -> Reference:
         if not (session.clear and logits_file is None):
             check(open_reference(path), {"decode": None, **identity})
     elif path != in_cache and not is_free(path):
-        raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
+        what = (
+            "logits that ExLlamaV3's compare_q kept" if holds_upstreams_logits(path) else "no store of this compare_q"
+        )
+        raise InputError(f"{key_name}: {path}: holds {what}; name another path")
     if path == in_cache or (reference.has(len(data.windows)) and not session.clear):
         return reference
     with suppress(OSError):
@@ -217,37 +218,22 @@ def of_model(job: Job, data: EvalData, session: Session) -> Reference:
 
 
 def of_store(path: Path, data: EvalData, session: Session) -> Reference:
-    """A reference from a store alone: compare_q's own, or upstream's, which does not say where it comes from."""
+    """A reference from a store alone; InputError if it is of another text, tokenizer or version, or too short."""
     store = open_reference(path)
-    if not isinstance(store, UpstreamReader):
-        check(store, {"series": data.series, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION})
-    elif data.spec.windows != "exllamav3":
-        raise InputError(f"{path}: upstream's stores hold exllamav3's windows and no others")
+    check(store, {"series": data.series, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION})
     if store.n_windows < len(data.windows):
         raise InputError(
             f"{path}: has {store.n_windows} windows, window {store.n_windows} of {len(data.windows)} is missing; "
             f"use -r {store.n_windows if data.answers is None else data.answers.requests.question[store.n_windows]}"
         )
-    if isinstance(store, UpstreamReader) and (rows := store.n_rows(0)) != data.windows[0].n_scored:
-        raise InputError(
-            f"{path}: scores {rows} positions a window, these windows {data.windows[0].n_scored}: "
-            "it was made with another eval_len or warm-up"
-        )
     if store.head.vocab_size <= data.top_id:
         raise InputError(f"{path}: has {store.head.vocab_size} logits, the tokenizer reaches id {data.top_id}")
-    label = store.identity.get("label", "upstream's logits")
     identity = {name: value for name, value in store.identity.items() if name != "label"}
-    if isinstance(store, UpstreamReader):
-        with session.progress.phase("reading upstream's logits"):
-            digest = hashlib.sha256()
-            for file in store.files or [store.path]:
-                with file.open("rb") as stream:
-                    digest.update(hashlib.file_digest(stream, "sha256").digest())
-        identity["upstream"] = digest.hexdigest()
-    return Reference(Cache.key("reference", identity), path, label, identity, divergences=session.divergences)
+    key = Cache.key("reference", identity)
+    return Reference(key, path, str(store.identity.get("label")), identity, divergences=session.divergences)
 
 
-def check(store: ReferenceStore, expected: Mapping[str, Any]) -> None:
+def check(store: Reader, expected: Mapping[str, Any]) -> None:
     """InputError that says in what a store's identity differs from the ``expected`` entries."""
     for name in sorted(expected, key=lambda name: list(MEANING).index(name) if name in MEANING else len(MEANING)):
         if store.identity.get(name) != expected[name]:

@@ -24,7 +24,7 @@ from compare_q.backends.worker.messages import Ended, Failed, Ready, Returned, T
 from compare_q.eval.html import report, sections
 from compare_q.eval.results import combine, flat, results_json
 from compare_q.eval.results.run_result import Results, TextResult
-from compare_q.eval.table import columns, llama_statistics, markdown, pairs, terminal
+from compare_q.eval.table import columns, markdown, pairs, terminal
 from compare_q.eval.table.registry import BY_NAME
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
 from tests.support.made import FAILED, LAYERS, QUANT, REF, run_of
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def show(results: Results, excerpts: list[Any], folder: Path) -> None:
-    """Every reader of a run but the pictures: table, pairs, statistics, Markdown, CSV, JSON, report."""
+    """Every reader of a run but the pictures: table, pairs, Markdown, CSV, JSON, report."""
     for key in (None, *BY_NAME):
         table = columns.ordered(results, key)
     stream = io.StringIO()
@@ -69,7 +69,6 @@ def show(results: Results, excerpts: list[Any], folder: Path) -> None:
     terminal.show_timing(table, Console(file=stream, width=80))
     lines = stream.getvalue().split("\n")
     for text in table.scored:
-        lines += llama_statistics.statistics_lines(text)
         lines += pairs.pair_lines(pairs.neighbours(text), text.data.get("text_tokens"))
     lines += markdown.markdown_text(table, tuple(BY_NAME), timing=True).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]

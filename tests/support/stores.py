@@ -1,4 +1,4 @@
-"""Reference stores made by hand, ours and upstream's."""
+"""Reference stores made by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.head import Head
@@ -77,26 +76,3 @@ def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
     seal(folder / "store", {}, 1)
     store = open_reference(folder / "store")
     return store.contents, store.reason
-
-
-UPSTREAM = [numbers(1, 5, 8, seed=window) * 4 for window in range(3)]
-"""Logits [1, L, V] of three windows."""
-LAYOUTS = ["folder", "rows beside the name", "single with one tensor", "single with a tensor a window"]
-"""The layouts of upstream's stores; the first two have one file a window."""
-
-
-def upstream_store(folder: Path, layout: str) -> Path:
-    """The path that a user would give for a store of UPSTREAM."""
-    path = folder / "logits.safetensors"
-    if layout == "single with one tensor":
-        save_file({"tensor": torch.cat(UPSTREAM)}, path)
-    elif layout == "single with a tensor a window":
-        save_file({f"tensor.{window}": tensor for window, tensor in enumerate(UPSTREAM)}, path)
-    else:
-        path = path if layout == "rows beside the name" else folder / "kept"
-        files = path.with_name(f"{path.name}.rows") if layout == "rows beside the name" else path
-        files.mkdir()
-        for window, tensor in enumerate(UPSTREAM):
-            save_file({"tensor": tensor}, files / f"row_{window:06d}.safetensors")
-        (files / "row_000003.safetensors.tmp").write_bytes(b"half")  # as an interrupted run leaves it
-    return path

@@ -1,8 +1,8 @@
-"""What is read of a store: windows ahead of their use, rows in blocks, a shard's logits beside a model's; and stores
-that exllamav3's compare_q left behind."""
+"""What is read of a store: windows ahead of their use, rows in blocks, a shard's logits beside a model's."""
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.reference import comparison, reading
+from compare_q.backends.reference import store as reference_store
 from compare_q.backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
 from compare_q.backends.reference.reading import Blocks, Piece, ReferenceWindows, StoredRows, open_reference
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import Reader, seal
-from compare_q.backends.reference.upstream import UpstreamReader
 from tests.support import ROOT
-from tests.support.stores import IDENTITY, LAYOUTS, UPSTREAM, numbers, record, state_store, store_of, upstream_store
+from tests.support.stores import IDENTITY, numbers, record, state_store, store_of
 from tests.support.toy import refusal
 
 
@@ -138,14 +138,14 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
 
 
 def test_what_goes_wrong_ahead_is_raised_for_its_window(tmp_path: Path) -> None:
-    path = upstream_store(tmp_path, "folder")
-    store = open_reference(path)
-    (path / "row_000001.safetensors").write_bytes(b"damaged")
+    store = state_store(tmp_path / "store", 3)
+    (file,) = store.path.glob("row.000001.*")
+    file.write_bytes(b"damaged")
     windows = ReferenceWindows(store, pin=False)
-    assert torch.equal(windows.get(whole(0, 4)), UPSTREAM[0][0, :4])
-    with pytest.raises(InputError, match=r"row_000001\.safetensors: window 1 of the reference cannot be read"):
+    assert torch.equal(windows.get(whole(0)), numbers(3, 4, seed=0))
+    with pytest.raises(InputError, match=r"row\.000001.*: window 1 of the reference cannot be read"):
         windows.get(whole(1))
-    assert torch.equal(windows.get(whole(2, 4)), UPSTREAM[2][0, :4])
+    assert torch.equal(windows.get(whole(2)), numbers(3, 4, seed=2))
     windows.close()
 
 
@@ -157,13 +157,12 @@ from pathlib import Path
 from compare_q.backends.reference import store
 from compare_q.backends.reference.reading import open_reference
 from compare_q.backends.scoring import segments
-ours, upstream, scores = map(Path, sys.argv[1:4])
+ours, scores = map(Path, sys.argv[1:3])
 assert sorted(store.recorded(ours)) == [0, 1, 2]  # and 3, whose file is there
 store.seal(ours, {"windows": "abc"}, 4)
-for path, count in ((ours, 4), (upstream, 3)):
-    opened = open_reference(path)
-    opened.verify()
-    assert (opened.n_windows, opened.stored_bytes > 0) == (count, True)
+opened = open_reference(ours)
+opened.verify()
+assert (opened.n_windows, opened.stored_bytes > 0) == (4, True)
 segments.load(scores, "alone", [])
 store.discard(ours)
 assert not ours.exists()
@@ -176,8 +175,7 @@ def test_reading_manifests_verifying_and_counting_need_no_torch(tmp_path: Path) 
     ours = state_store(tmp_path / "ours").path
     record(ours, [2])
     record(ours, [3])
-    upstream = upstream_store(tmp_path, "single with one tensor")
-    command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, (ours, upstream, tmp_path / "scores"))]
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(ours), str(tmp_path / "scores")]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (ran.stdout, ran.stderr) == ("[]\n", "")
 
@@ -292,14 +290,19 @@ def test_a_shard_is_its_part_of_the_whole_vocabulary(tmp_path: Path, has_bias: b
 
 def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
     """It is cut out of what is stored; there is no head to load."""
-    compared = Comparison(open_reference(upstream_store(tmp_path, "folder")), (2, 5), CPU)
+    folder = tmp_path / "store"
+    reference_store.begin(folder, IDENTITY)
+    recorder, logits = Recorder(folder, "logits", "its head is a Strange"), numbers(4, 8)
+    recorder.write(0, logits)
+    seal(folder, IDENTITY, 1)
+    store = open_reference(folder)
+    compared = Comparison(store, (2, 5), CPU)
     assert compared.head is None
-    assert torch.equal(compared.logits([StoredRows(1, 4, 1, 3)]), UPSTREAM[1][0, 1:3, 2:5])
+    assert torch.equal(compared.logits([StoredRows(0, 4, 1, 3)]), logits[1:3, 2:5])
     compared.close()
 
 
 def test_a_reference_of_other_windows_is_refused(tmp_path: Path) -> None:
-    """Upstream's stores say nothing of their windows: a warm-up would shift every position."""
     compared = Comparison(store_of(tmp_path / "store", numbers(50, 4)), (0, 50), CPU)
     assert compared.logits([StoredRows(0, 3, 0, 1)]).shape == (1, 50)
     with pytest.raises(ModelError, match="window 0: the reference has 3 positions, the window 5"):
@@ -349,74 +352,28 @@ def test_rows_of_several_windows_lie_one_after_the_other(tmp_path: Path) -> None
     compared.close()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_upstreams_logits(tmp_path: Path, layout: str) -> None:
-    """The last position predicts a token beyond the window and is left out."""
-    store = open_reference(upstream_store(tmp_path, layout))
-    assert isinstance(store, UpstreamReader)
-    assert (store.contents, store.n_windows, store.head, store.identity) == ("logits", 3, Head(8, "float32"), {})
-    for window in (2, 0, 1):
-        assert store.window(window).dtype == torch.float32
-        assert torch.equal(store.window(window), UPSTREAM[window][0, :4])
-    assert store.stored_bytes == sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors") if file.is_file())
-    done: list[int] = []
-    store.verify(lambda: done.append(1))
-    assert len(done) == 3
-    with pytest.raises(TypeError, match="keeps logits, no head"):
-        store.weight(0, 8, "cpu")
-
-
-def test_upstreams_window_files_come_before_the_single_file(tmp_path: Path) -> None:
-    path = upstream_store(tmp_path, "rows beside the name")
-    save_file({"tensor": torch.zeros(9, 5, 8)}, path)
-    store = open_reference(path)
-    assert store.n_windows == 3
-    assert torch.equal(store.window(1), UPSTREAM[1][0, :4])
-
-
-def test_a_store_of_ours_is_known_by_its_manifest(tmp_path: Path) -> None:
-    state_store(tmp_path / "store")
-    save_file({"tensor": UPSTREAM[0]}, tmp_path / "store" / "row_000000.safetensors")
-    assert isinstance(open_reference(tmp_path / "store"), Reader)
+@pytest.mark.parametrize("names", [["tensor"], ["tensor.0", "tensor.1"], []])
+def test_logits_of_upstreams_compare_q_are_known_for_what_they_are(tmp_path: Path, names: list[str]) -> None:
+    """One file for all windows, or one file per window next to the path or in it."""
+    paths = [tmp_path / "logits.safetensors"]
+    if names:
+        save_file({name: numbers(1, 5, 8) for name in names}, paths[0])
+    else:
+        paths.append(tmp_path / "logits.safetensors.rows")
+        paths[1].mkdir()
+        save_file({"tensor": numbers(1, 5, 8)}, paths[1] / "row_000000.safetensors")
+    for path in paths:
+        text = refusal(open_reference, path)
+        assert text.startswith(f"{path}: holds logits that ExLlamaV3's compare_q kept")
+        assert '"reference": true' in text
 
 
 def test_no_store_at_all(tmp_path: Path) -> None:
+    save_file({"lm_head.weight": numbers(5, 8)}, tmp_path / "model.safetensors")
     (tmp_path / "logits.safetensors.rows").mkdir()
-    for path in (tmp_path / "nowhere", tmp_path, tmp_path / "logits.safetensors"):
-        text = refusal(open_reference, path)
-        assert text == f"{path}: holds no reference: neither reference.json nor windows of upstream's compare_q"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS[:2])
-def test_upstreams_missing_window(tmp_path: Path, layout: str) -> None:
-    path = upstream_store(tmp_path, layout)
-    (gone,) = tmp_path.rglob("row_000001.safetensors")
-    gone.unlink()
-    store = open_reference(path)
-    assert store.n_windows == 2
-    assert torch.equal(store.window(0), UPSTREAM[0][0, :4])
-    assert refusal(store.window, 1).startswith(f"{gone}: window 1 of the reference cannot be read: ")
-    assert refusal(store.verify).startswith(f"{gone}: window 1 ")
-
-
-@pytest.mark.parametrize("name", ["tensor.2", "lm_head.weight"])
-def test_a_single_file_without_a_window_or_with_something_else(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "logits.safetensors"
-    save_file({name: UPSTREAM[2]}, path)
-    assert refusal(open_reference, path).startswith(f"{path}: window 0 of the reference cannot be read: ")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("content", [b"", b"no safetensors file at all", None])
-def test_upstreams_damaged_file(tmp_path: Path, layout: str, content: bytes | None) -> None:
-    """Empty, something else, or cut off before its end; the first file is read on opening, any on verifying."""
-    path = upstream_store(tmp_path, layout)
-    damaged = next(tmp_path.rglob("row_000000.safetensors"), path)
-    damaged.write_bytes(damaged.read_bytes()[:-1] if content is None else content)
-    assert str(damaged) in refusal(open_reference, path)
-    if layout in LAYOUTS[:2]:
-        damaged.rename(tmp_path / "away")
-        save_file({"tensor": UPSTREAM[0]}, damaged)
-        later = damaged.with_name("row_000002.safetensors")
-        (tmp_path / "away").rename(later)
-        assert str(later) in refusal(open_reference(path).verify)
+    (tmp_path / "notes").write_text("no safetensors")
+    os.mkfifo(tmp_path / "pipe")  # it is not waited for
+    for path in (
+        tmp_path / name for name in ("nowhere", "", "logits.safetensors", "model.safetensors", "notes", "pipe")
+    ):
+        assert refusal(open_reference, path) == f"{path}: holds no reference: there is no reference.json"

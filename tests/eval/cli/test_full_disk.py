@@ -106,7 +106,7 @@ def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", [">&-", ">&- 2>&- <&-", "| head -1", "2>&1 | true", "2>/dev/full | true"])
 def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str) -> None:
     """The files are written, none of them gets the number of a closed stream, and the status is the run's own."""
-    words = shlex.join([sys.executable, str(ROOT / "eval" / "compare_q.py"), "show", str(finished), "--statistics"])
+    words = shlex.join([sys.executable, str(ROOT / "eval" / "compare_q.py"), "show", str(finished)])
     script = f"set -o pipefail; {words} -o {tmp_path / 'r.json'} --csv {tmp_path / 'r.csv'} {shell}"
     for unbuffered in ("", "1"):
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

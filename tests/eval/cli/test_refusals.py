@@ -192,7 +192,7 @@ def test_every_flag_of_upstream_is_there() -> None:
     }  # fmt: skip
     ours = {
         "-r", "--rows", "-o", "--output", "--csv", "--tokens-out", "--cache-dir",
-        "--verbose", "--sort", "--statistics", "--pairs", "--pair", "--markdown", "--html", "--plots",
+        "--verbose", "--sort", "--pairs", "--pair", "--markdown", "--html", "--plots",
     }  # fmt: skip
     assert upstream | ours <= known
 

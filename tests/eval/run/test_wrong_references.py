@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from compare_q.backends.reference.store import Reader
 from compare_q.eval.text import vocabulary
@@ -104,21 +106,23 @@ def test_a_model_with_another_tokenizer(measured: Compare, stub_model: Path, tmp
     assert abs(ran.models["same"]["kld"]) <= rounding_of_rows()
 
 
-@pytest.mark.parametrize("content", [b"no store", None])
-def test_a_path_that_holds_something_else(measured: Compare, tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize("kind", ["a file", "a folder", "upstream's logits"])
+def test_a_path_that_holds_something_else(measured: Compare, tmp_path: Path, kind: str) -> None:
     """It is neither read nor replaced."""
     path = tmp_path / "something"
-    if content is None:
+    if kind == "a folder":
         path.mkdir()
         (path / "mine").write_text("")
+    elif kind == "a file":
+        path.write_bytes(b"no store")
     else:
-        path.write_bytes(content)
+        save_file({"tensor.0": torch.zeros(1, 5, 8)}, path)
+    before = path.is_file() and path.read_bytes()
     models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
-    assert_refused(
-        measured(models, "-lf", path), "--logits_file", f"{path}: is there and is no store of this compare_q"
-    )
+    what = "logits that ExLlamaV3's compare_q kept" if kind.startswith("up") else "no store of this compare_q"
+    assert_refused(measured(models, "-lf", path), "--logits_file", f"{path}: holds {what}")
     assert_refused(measured(models[1:], "-lf", path), str(path))
-    assert path.is_dir() if content is None else path.read_bytes() == content
+    assert path.is_dir() if kind == "a folder" else path.read_bytes() == before
 
 
 def test_a_path_without_a_store(measured: Compare, tmp_path: Path) -> None:

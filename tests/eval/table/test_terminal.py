@@ -14,7 +14,6 @@ from compare_q.backends.common.messages import CONTROL
 from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import terminal
-from compare_q.eval.table.llama_statistics import statistics_lines
 from compare_q.eval.table.pairs import pair_lines
 from tests.support.made import FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_ppl, with_sums
 
@@ -106,6 +105,6 @@ def test_nothing_moves_the_cursor() -> None:
     """Labels, kernels, titles and an engine's reasons are shown with their control characters escaped."""
     hostile = "a\x1b[2J\r\u202eb\nc"
     run = replace(run_of(REF, replace(QUANT, label=hostile), replace(FAILED, error=hostile)), subtitle=hostile)
-    lines = [shown(run, 200), *pair_lines([(REF, run.models[1])]), *statistics_lines(run)]
+    lines = [shown(run, 200), *pair_lines([(REF, run.models[1])])]
     assert not any(CONTROL.search(line) for text in lines for line in text.split("\n"))
     assert shown(run, 200).count("a\\x1b[2J\\r\\u202eb\\nc") == 3
