@@ -20,7 +20,7 @@ from compare_q import __version__
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
-from compare_q.eval.cli import until
+from compare_q.eval.cli import adaptive
 from compare_q.eval.common.cache import default_root
 from compare_q.eval.plots.measures import KLD_VALUES, SIZES
 from compare_q.eval.table import registry
@@ -32,7 +32,6 @@ COMMANDS = {
     "doctor": "say what checkpoints are, and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
-    "convert": "write a qbench project (YAML) as specs",
 }
 """Subcommands -> what they do."""
 PAGE = f"""\
@@ -53,9 +52,6 @@ called like a command is ./NAME.
 """
 """``compare-q --help``."""
 TAKES_WORDS_OF_RUN = "It takes the same words as run, whose flags are shown by: compare-q run --help"
-OLD = {"--check": "check", "--from": "show", "--doctor": "doctor", "--cache": "cache", "--list-engines": "engines",
-       "--from-qbench": "convert"}  # fmt: skip
-"""Flags that are subcommands now, and go with the next version."""
 ELSEWHERE = {
     "-f": "-d", "--file": "-d", "--tasks": "-d lm_eval:TASK", "--chunks": "-r", "--limit": "-r", "--output_path": "-o",
     "--model": "the models alone, as compare-q MODEL MODEL ...", "--model_args": "the models alone",
@@ -197,7 +193,6 @@ FLAGS = {
         flag("models", "doctor", "folders, GGUF files, hub ids, or model specs", nargs="+", metavar="MODEL"),
         file("source", "show", "results.json or report.html of finished runs; several become one table", nargs="+",
              default=[]),
-        file("project", "convert", "a project of ExLlamaV3's qbench (YAML)"),
         flag("-d --dataspec", RUN, "data specs (JSON), wildcards allowed, or with MODELs: wiki2, code, chat, "
              "lm_eval:TASK, a file of text; a model loads once for all", type=path_argument, metavar="TEXT", **many),
         flag("-m --modelspec", RUN, "model specs (JSON), wildcards allowed", metavar="SPEC", **many),
@@ -207,8 +202,8 @@ FLAGS = {
              metavar="FOLDER"),
         on("--no-reference", RUN, "MODELs are not compared with the first one"),
         flag("-r --rows", RUN, "number of windows, or all (also 0), in place of max_rows", type=window_count),
-        flag("--until", RUN, "score until every row's KLD is known (kld:2%%), or the rows' order (ranked)",
-             type=until.target, metavar="ANSWER"),
+        flag("--until", RUN, "score windows until every row's KLD is known to this error (kld:2%%)",
+             type=adaptive.relative_error, metavar="kld:PERCENT%"),
         on("--divergences", RUN, "measure reverse KLD, Jensen-Shannon, total variation and top-5 agreement too"),
         file("-lf --logits_file", RUN, "reference store for KL divergence: read, or made there"),
         on("-cc --clear_cache", RUN, "forget what is stored of this text and these models first"),
@@ -323,22 +318,15 @@ def spelled(words: Sequence[str], command: str, known: Iterable[str]) -> list[st
     return list(map(as_declared, words))
 
 
-def command_of(words: Sequence[str]) -> tuple[str, list[str], str | None]:
-    """(the subcommand, its words, a line if what was a flag stands for it); InputError for a misspelled subcommand."""
+def command_of(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return (the subcommand, its words); InputError for a misspelled subcommand."""
     first = words[0]
     if first in COMMANDS:
-        return first, list(words[1:]), None
-    named = [(word.partition("=")[0].replace("_", "-"), word.partition("=")[2], word) for word in words]
-    old = dict.fromkeys(name for name, _, _ in named if name in OLD)
-    if len(old) > 1:
-        raise InputError(f"{' and '.join(old)}: are two commands; give one of them")
-    for gone in old:
-        rest = [value if name == gone else word for name, value, word in named]
-        return OLD[gone], [word for word in rest if word], f"{gone}: is a command now: compare-q {OLD[gone]} ..."
+        return first, list(words[1:])
     hint = "" if json_files.exists(first) or re.search(r"[^\w]", first) else nearest(first, COMMANDS)
     if hint:
         raise InputError(f"{first}: no such command, folder or file{hint}; see compare-q --help")
-    return "run", list(words), None
+    return "run", list(words)
 
 
 def unknown(name: str, command: str) -> str:
@@ -346,8 +334,6 @@ def unknown(name: str, command: str) -> str:
     name = printable(name)
     if not name.startswith("-"):
         return f"{name}: compare-q {command} takes no such word; see compare-q {command} --help"
-    if name in OLD:
-        return f"{name}: is a command of its own: compare-q {OLD[name]}"
     if name in ELSEWHERE and command in RUN.split():
         return f"{name}: in its place compare-q has {ELSEWHERE[name]}; see compare-q {command} --help"
     others = [other for other in COMMANDS if name in parser(other)._option_string_actions]
@@ -360,14 +346,14 @@ def unknown(name: str, command: str) -> str:
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The flags; InputError for flags that cannot go together.  With ``-p`` there always is a ``plot_file``.
 
-    ``command``: the subcommand; ``note``: a line on how it is called now, or None.
+    ``command``: the subcommand.
     """
-    command, rest, note = command_of(words)
+    command, rest = command_of(words)
     p = parser(command)
     args, left = p.parse_known_intermixed_args(spelled(rest, command, p._option_string_actions))
     if left:
         raise InputError(unknown(left[0], command))
-    args.command, args.note = command, note
+    args.command = command
     if args.plot and args.plot_file is None:
         args.plot_file = Path("compare_q.png")
     if args.kld_value:

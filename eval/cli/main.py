@@ -23,14 +23,14 @@ from rich.table import Table
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.common.messages import one_line, printable
-from compare_q.eval.cli import cache_listing, flags, outputs, until
+from compare_q.eval.cli import adaptive, cache_listing, flags, outputs
 from compare_q.eval.common import streams
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import CURE, Outputs
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.plots.measures import ACCURACIES
 from compare_q.eval.results import combine
-from compare_q.eval.specs import qbench, reading
+from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import pairs
 from compare_q.eval.table.first_look import FirstLook
@@ -64,7 +64,6 @@ def answer(words: Sequence[str]) -> int:
         return 0 if words else 2
     try:
         args = flags.parse(words)
-        remark(args.note)
         return PERFORM[args.command](args)
     except CompareQError as error:
         return complain(str(error))
@@ -87,7 +86,7 @@ def measure(args: argparse.Namespace) -> int:
     texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
     reference = bool(args.logits_file) or any(spec.is_reference for spec in model_specs)
     if args.until or (args.models and args.rows is None):
-        args.until, texts = until.settled(args.until, texts, reference=reference)
+        args.until, texts = adaptive.settled(args.until, texts, reference=reference)
     check_asked(
         args, list(texts), [spec.name for spec in model_specs], reference=reference,
         answers=any(spec.is_answers for spec in data_specs),
@@ -118,14 +117,6 @@ def check_asked(
     pairs.check_labels(args.pair, labels)
     flags.check_texts(args, texts)
     remark(flags.unused_picture_flags(args))
-
-
-def convert_project(args: argparse.Namespace) -> int:
-    """``convert``: write a project's specs, and print what was not carried over and how to run them."""
-    said, command = qbench.convert(args.project)
-    remark(*said)
-    print(command)
-    return 0
 
 
 def complain(problems: str) -> int:
@@ -170,7 +161,7 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: 
     writes(args, texts, model_specs)
     lines, problems, is_wrong = checking.check(session_of(args), texts, model_specs, args.rows)
     if args.until:
-        lines.append(f"--until: of spread windows {until.PILOT} come first, then as many as the answer takes")
+        lines.append(f"--until: of spread windows {adaptive.PILOT} come first, then as many as the answer takes")
     print(*map(printable, lines), sep="\n")
     return complain("\n".join(problems)) or int(is_wrong)
 
@@ -219,7 +210,7 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
     shown = replace(session, row_done=look.add)
     with signals_interrupt(session.hosts):
         if args.until:
-            finished = until.run(args.until, texts, partial(one_stage, shown, model_specs), remark)
+            finished = adaptive.run(args.until, texts, partial(one_stage, shown, model_specs), remark)
         else:
             finished = runner.run(shown, texts, model_specs, args.rows)
         interrupted = 128 + finished.signal if finished.signal else 0
@@ -298,6 +289,6 @@ def list_engines(args: argparse.Namespace) -> int:
 
 PERFORM: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": measure, "check": measure, "show": show_again, "doctor": examine, "cache": show_cache,
-    "engines": list_engines, "convert": convert_project,
+    "engines": list_engines,
 }  # fmt: skip
 """Subcommands -> what performs them."""

@@ -93,7 +93,7 @@ def test_a_finished_table_on_a_disk_without_room_for_a_lock(
 
 @pytest.mark.engine
 def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
-    """--list-engines prints more than a buffer holds, --version less, and argparse ends the program there."""
+    """``engines`` prints more than a buffer holds, --version less, and argparse ends the program there."""
     for flags in (["show", finished, "-o", tmp_path / "r.json"], ["engines"], ["--version"]):
         with open("/dev/full", "w") as full:
             ran = in_a_process(*flags, stdout=full)

@@ -38,7 +38,6 @@ KLD = '--kld: no model is the reference: mark one with "reference": true (or out
         ("-d x -m y -o x --output y", "--output: is given twice; it takes one value"),
         ("x --ray auto --gpus 0", "--gpus: names GPUs of this machine; with --ray the cluster hands out its own"),
         ("engines --cache-limit 1GB", "--cache-limit: is no flag of compare-q engines, but of compare-q run"),
-        ("--doctor x --cache", "--doctor and --cache: are two commands; give one of them"),
         ("-d x -m y --python vllm", "--python: 'vllm' is not ENGINE=PYTHON; see compare-q run --help"),
         ("-d x -m y --deadline 0", "--deadline: '0' is no positive number of seconds; see compare-q run --help"),
     ],

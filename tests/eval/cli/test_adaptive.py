@@ -8,14 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.common.errors import InputError
-from compare_q.eval.cli import until
-from compare_q.eval.cli.until import Known, Target, klds, order, settled, windows_for
+from compare_q.eval.cli import adaptive
+from compare_q.eval.cli.adaptive import settled, windows_for, windows_needed
 from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec
@@ -23,10 +24,10 @@ from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Mean
 from tests.support.command_line import Run
 from tests.support.comparisons import fake
-from tests.support.made import QUANT, REF, run_of, with_against, with_sums
+from tests.support.made import QUANT, REF, run_of, with_against
 from tests.support.toy import assert_refused
 
-TWO = Target("kld", 0.02)
+TWO = 0.02
 
 
 def row(label: str, kld: float, error: float | None, **spec: Any) -> ModelResult:
@@ -53,81 +54,71 @@ def test_windows_that_an_error_asks_for() -> None:
 
 def test_what_is_known_of_klds() -> None:
     """The row with the largest relative error counts; one without a KLD or an error that is known does not pass."""
-    known = klds(TWO, run_of(REF, row("a", 0.1, 0.001), row("b", 0.1, 0.003)), 16, 100)
-    assert (known.takes, known.is_enough, known.next_count) == (pytest.approx(30), False, 33)
-    assert known.words == "the whole text's KLD of every row is known to 3 % or better"
-    assert klds(TWO, run_of(REF, row("a", 0.1, 0.001)), 16, 100).is_enough
-    unknown = klds(TWO, run_of(REF, row("a", 0.1, None)), 16, 100)
-    assert (unknown.next_count, unknown.words) == (100, "a has no error of its KLD")
-    assert klds(TWO, run_of(REF, row("a", 0.1, None)), 100, 100).words == "the whole text was scored"
-    assert klds(TWO, run_of(REF), 16, 100).words == "no row has a KLD"
+    needed, words = windows_needed(run_of(REF, row("a", 0.1, 0.001), row("b", 0.1, 0.003)), TWO, 16, 100)
+    assert (needed, words) == (33, "the whole text's KLD of every row is known to 3 % or better")
+    assert windows_needed(run_of(REF, row("a", 0.1, 0.001)), TWO, 16, 100)[0] == 16
+    unknown = run_of(REF, row("a", 0.1, None))
+    assert windows_needed(unknown, TWO, 16, 100) == (100, "a has no error of its KLD")
+    assert windows_needed(unknown, TWO, 100, 100) == (100, "the whole text was scored")
+    assert windows_needed(run_of(REF), TWO, 16, 100) == (16, "no row has a KLD")
 
 
 def test_a_kld_of_roundings_is_asked_for_no_better_than_roundings_are() -> None:
     """0.0001 ± 0.00001 is known to 10 %, but to 1 % of 0.001; beside a noise floor of 0.004 to 1 % of 0.008."""
-    assert klds(TWO, run_of(REF, row("again", 0.0001, 0.00001)), 16, 100).is_enough
-    assert klds(TWO, run_of(REF, row("again", 0.0, 0.0)), 16, 100).is_enough
-    near = row("near", 0.002, 0.00008)
-    assert not klds(TWO, run_of(REF, near), 16, 100).is_enough
-    assert klds(TWO, run_of(REF, near, row("floor", 0.004, 0.001, noise_floor=True)), 16, 100).is_enough
+
+    def is_enough(*rows: ModelResult) -> bool:
+        return windows_needed(run_of(REF, *rows), TWO, 16, 100)[0] == 16
+
+    near, floor = row("near", 0.002, 0.00008), row("floor", 0.004, 0.001, noise_floor=True)
     same_weights = replace(row("in another engine", 0.002, 0.0005), storage=Storage(16.0, 16.0, 2.0**30))
-    beside = klds(TWO, run_of(REF, row("a", 0.1, 0.001), same_weights), 16, 100)
-    assert (beside.is_enough, beside.words) == (
-        True, "the whole text's KLD of every quantized row is known to 1 % or better"
-    )  # fmt: skip
-    assert not klds(TWO, run_of(REF, same_weights), 16, 100).is_enough
+    assert is_enough(row("again", 0.0001, 0.00001))
+    assert is_enough(row("again", 0.0, 0.0))
+    assert not is_enough(near)
+    assert is_enough(near, floor)
+    assert is_enough(row("a", 0.1, 0.001), same_weights)
+    assert not is_enough(same_weights)
+    words = windows_needed(run_of(REF, row("a", 0.1, 0.001), same_weights), TWO, 16, 100)[1]
+    assert words == "the whole text's KLD of every quantized row is known to 1 % or better"
 
 
-def test_what_is_known_of_the_order() -> None:
-    """The blocks' differences 0.1, 0.1, 0.1, 0.3 of 10 tokens each have a mean of 0.015; equal rows have no order."""
-    other = with_sums(replace(QUANT, label="other"), kld=(1.1, 1.1, 1.1, 1.3))
-    other = with_against(other, kld=Mean(0.02, 0.8, 40, 0, 0.001, 0.001))
-    assert 0 < order(Target("ranked"), run_of(REF, QUANT, other), 16, 100).takes < math.inf
-    same = with_against(replace(QUANT, label="same"), kld=Mean(0.012, 0.5, 40, 0, 0.001, 0.001))
-    found = order(Target("ranked"), run_of(REF, QUANT, same), 16, 100)
-    assert (found.takes, found.next_count, found.words) == (math.inf, 100, "same and W4A16 are not told apart by KLD")
-    holes = with_sums(other, whole=("nll",))
-    why = "W4A16 and other cannot be compared (other has positions without a finite KL divergence)"
-    assert order(Target("ranked"), run_of(REF, QUANT, holes), 16, 100).words == why
-    floor = with_against(replace(same, label="floor", spec={"noise_floor": True}))
-    assert order(Target("ranked"), run_of(REF, floor, QUANT, same), 16, 100).is_enough  # all within twice the floor
-
-
-@pytest.mark.parametrize("given", ["kld", "kld:2", "kld:0%", "kld:100%", "kld:nan%", "ppl:2%", "rank", ""])
+@pytest.mark.parametrize("given", ["kld", "kld:2", "kld:0%", "kld:100%", "kld:nan%", "ppl:2%", "ranked", ""])
 def test_answers_that_nobody_knows(given: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="neither kld:PERCENT%"):
-        until.target(given)
-    assert until.target("kld:0.5%") == Target("kld", 0.005)
+    with pytest.raises(argparse.ArgumentTypeError, match="expected kld:PERCENT%"):
+        adaptive.relative_error(given)
+    assert adaptive.relative_error("kld:0.5%") == 0.005
 
 
-def test_each_text_has_its_own_number_of_windows() -> None:
-    """A long text that takes 40 of 100 windows, a short one of 20 that is used up, one that 16 are enough for."""
-    asked = []
+def staged(errors: Mapping[str, float], sizes: Mapping[str, int], signal: int = 0) -> tuple[list[Any], list[str]]:
+    """(windows of each text and ``again`` of the runs that were made, the lines that were printed)."""
+    asked, lines = [], list[str]()
 
-    def score(counts: Mapping[str, int]) -> dict[str, Known]:
-        asked.append(dict(counts))
-        return {name: Known(min(count, size), size, takes) for (name, count), (size, takes) in zip(
-            counts.items(), ((100, 40.0), (20, math.inf), (50, 3.0)), strict=True)}  # fmt: skip
+    def score(texts: Mapping[str, DataSpec], *, again: bool) -> Any:
+        counts = {name: min(spec.max_rows or 0, sizes[name]) for name, spec in texts.items()}
+        asked.append((*counts.values(), again))
+        results = [replace(run_of(REF, row("a", 0.1, errors[name])), name=name) for name in texts]
+        data = [SimpleNamespace(windows=range(count), available=sizes[name]) for name, count in counts.items()]
+        return SimpleNamespace(results=SimpleNamespace(texts=results), data=data, signal=signal)
 
-    until.in_stages(["long", "short", "easy"], score)
-    assert asked == [{"long": 16, "short": 16, "easy": 16}, {"long": 44, "short": 20, "easy": 16}]
+    adaptive.run(TWO, {name: text(name) for name in errors}, score, lines.append)
+    return asked, lines
 
 
-def test_it_ends_after_three_stages() -> None:
-    asked = []
+def test_each_text_has_its_own_number_of_windows_in_two_stages() -> None:
+    """3 % of 16 windows of 100 asks for 30 and a tenth more; a short text is used up; 16 are enough for another."""
+    errors = {"long": 0.003, "short": math.inf, "easy": 0.001}
+    asked, lines = staged(errors, {"long": 100, "short": 20, "easy": 50})
+    assert asked == [(16, 16, 16, False), (33, 20, 16, True)]
+    assert [line.split(" windows ")[0] for line in lines] == [
+        "long: after 16 of the text's 100", "short: after 16 of the text's 20", "easy: after 16 of the text's 50",
+        "long: after 33 of the text's 100", "short: after 20 of the text's 20", "easy: after 16 of the text's 50",
+    ]  # fmt: skip
+    assert lines[0].endswith("; 33 windows will do")
+    assert lines[3].endswith("; it takes about 58 (-r 58)")  # 3 % again: 1 / (4/9/33 + 5/9/100) = 52.6
 
-    def score(counts: Mapping[str, int]) -> dict[str, Known]:
-        asked.append(counts["t"])
-        return {"t": Known(counts["t"], 10**6, 2.0 * counts["t"])}
 
-    until.in_stages(["t"], score)
-    assert asked == [16, 36, 80]  # 16 * 2 * 1.1 = 35.2; 36 * 2 * 1.1 = 79.2
-    known = Known(80, 500, 120.0, "it is", "; the rest")
-    assert until.in_words(known, is_last=False) == "after 80 of the text's 500 windows it is; 132 windows will do"
-    assert (
-        until.in_words(known, is_last=True) == "after 80 of the text's 500 windows it is; it takes about 132 (-r 132)"
-    )
-    assert until.in_words(replace(known, takes=70), is_last=True).endswith(" it is; the rest")
+def test_a_run_that_is_ended_has_no_second_stage() -> None:
+    asked, lines = staged({"t": 0.003}, {"t": 100}, signal=15)
+    assert (asked, lines) == ([(16, False)], [])
 
 
 def test_texts_that_it_decides() -> None:
@@ -137,10 +128,10 @@ def test_texts_that_it_decides() -> None:
     counts = {asked: [spec.max_rows for spec in settled(asked, texts, reference=True)[1].values()]
               for asked in (None, TWO)}  # fmt: skip
     assert counts == {None: [5, None, 7], TWO: [None, None, 7]}
-    assert settled(None, texts, reference=True)[0] == until.DEFAULT
+    assert settled(None, texts, reference=True)[0] == adaptive.DEFAULT
     assert settled(None, {"own": texts["own"], "chat": chat}, reference=True)[0] is None
     asked, sized = settled(None, texts, reference=False)
-    assert (asked, [spec.max_rows for spec in sized.values()]) == (None, [5, until.ROWS, 7])
+    assert (asked, [spec.max_rows for spec in sized.values()]) == (None, [5, adaptive.ROWS, 7])
 
 
 def test_texts_of_which_it_cannot_be_asked() -> None:

@@ -1,0 +1,134 @@
+"""``--until kld:2%``: score as many spread windows as the answer needs, in two stages (Stein 1945).
+
+The first stage scores ``PILOT`` windows of each text.  Their scores show how much windows differ, and so how many
+windows the second stage needs.  The second stage adds to the windows of the first, whose scores are in the cache.
+
+The answer is known when the standard error of every row's KLD, as the KLD of all windows of the text, is within the
+given percentage (``eval.stats.uncertainty.sampling_error``).  A row whose KLD is as small as rounding would use up any
+text: a KLD up to ``sampled.least_kld`` counts as that one, and if there are quantized rows, only their KLDs count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import nearest
+from compare_q.eval.results import sampled
+from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.specs.types import DataSpec
+
+if TYPE_CHECKING:
+    from compare_q.eval.run.runner import Finished
+
+PILOT = 16
+"""Windows of the first stage."""
+SPARE = 1.1
+"""Factor on the number of windows that the pilot asks for: the pilot knows the variance to about a third."""
+DEFAULT = 0.02
+"""Relative standard error for models and texts that are named without specs."""
+ROWS = 64
+"""Windows of such a run without a reference."""
+
+
+def relative_error(given: str) -> float:
+    """Return 0.02 for ``kld:2%``."""
+    kind, colon, percent = given.partition(":")
+    try:
+        relative = float(percent.removesuffix("%")) / 100
+    except ValueError:
+        relative = 0.0
+    if kind != "kld" or not colon or not percent.endswith("%") or not 0 < relative < 1:
+        near = nearest(given, {re.sub(r"\D*([\d.]+).*", r"kld:\1%", given)} - {given})
+        raise argparse.ArgumentTypeError(f"{given!r}: expected kld:PERCENT%, such as kld:2%{near}")
+    return relative
+
+
+def settled(
+    asked: float | None, texts: Mapping[str, DataSpec], *, reference: bool
+) -> tuple[float | None, dict[str, DataSpec]]:
+    """Return (the relative error to reach, the texts by name); texts whose windows ``run`` chooses have no max_rows.
+
+    If none was ``asked``, the default applies to spread texts without a max_rows.  InputError if there is no reference,
+    or if a text's windows are not a sample of the text.
+    """
+    spread = {name for name, spec in texts.items() if spec.sample == "spread" and (asked or spec.max_rows is None)}
+    if asked is None and not reference:
+        return None, {name: sized_to(spec, ROWS) if name in spread else spec for name, spec in texts.items()}
+    if not reference:
+        raise InputError("--until: is about KL divergence from a reference, and there is none; give -r in its place")
+    documents = {name for name, spec in texts.items() if spec.is_chat or spec.is_answers}
+    if asked and (first := texts.keys() - spread - documents):
+        raise InputError(
+            f"--until: {', '.join(sorted(first))}: a run takes the first windows, which say little of the whole text; "
+            'add "sample": "spread" to the data spec, or give -r in place of --until'
+        )
+    if asked and not spread:
+        raise InputError("--until: is for texts that are cut into windows; of conversations and questions give -r")
+    sized = {name: sized_to(spec, None) if name in spread else spec for name, spec in texts.items()}
+    return (asked or DEFAULT) if spread else None, sized
+
+
+def run(
+    wanted: float, texts: Mapping[str, DataSpec], score: Callable[..., Finished], say: Callable[[str], None]
+) -> Finished:
+    """Return the last of at most two runs; texts whose windows are not spread are scored as their specs say.
+
+    ``score``: makes a run of these texts; its ``again`` is True for the second run.  ``say``: prints a line.
+    """
+    counts = {name: PILOT for name, spec in texts.items() if spec.sample == "spread" and spec.max_rows is None}
+    for is_last in (False, True):
+        sized = {name: sized_to(spec, counts[name]) if name in counts else spec for name, spec in texts.items()}
+        finished = score(sized, again=is_last)
+        if finished.signal:
+            break
+        more = {}
+        for text, data in zip(finished.results.texts, finished.data, strict=True):
+            if data is None or text.error or text.name not in counts:
+                continue
+            done = len(data.windows)
+            needed, words = windows_needed(text, wanted, done, data.available)
+            if needed > done:
+                more[text.name] = needed
+                words += f"; it takes about {needed:,} (-r {needed})" if is_last else f"; {needed:,} windows will do"
+            else:
+                words += sampled.rest_in_words(text)
+            title = f"{text.name}: " if len(texts) > 1 else ""
+            say(f"{title}after {done:,} of the text's {data.available:,} windows {words}")
+        if not more:
+            break
+        counts |= more
+    return finished
+
+
+def sized_to(spec: DataSpec, windows: int | None) -> DataSpec:
+    """Return the spec with this number of windows; None: without a number."""
+    return spec.model_copy(update={"max_rows": windows})
+
+
+def windows_needed(text: TextResult, wanted: float, done: int, available: int) -> tuple[int, str]:
+    """Return (the number of windows that the answer needs in all, how well the KLDs are known, in words)."""
+    worst = sampled.worst_kld(text)
+    if worst is None or done == available:
+        return done, "no row has a KLD" if worst is None else "the whole text was scored"
+    takes = windows_for(worst.error, wanted, done, available)
+    needed = done if takes <= done else math.ceil(min(takes * SPARE, available))
+    if math.isinf(worst.error):
+        return needed, f"{worst.label} has no error of its KLD"
+    rows = sampled.kind_of_rows(text)
+    return needed, f"the whole text's KLD of every {rows} is known to {100 * worst.error:.2g} % or better"
+
+
+def windows_for(error: float, wanted: float, done: int, available: int) -> float:
+    """Return the number of windows with a standard error of ``wanted``, if ``done`` windows have ``error``.
+
+    The square of the error of n windows of N is proportional to 1 / n - 1 / N.
+    """
+    if error <= wanted:
+        return min(done, available)
+    ratio = (wanted / error) ** 2
+    return 1 / (ratio / done + (1 - ratio) / available)
