@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,15 +11,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.reference import comparison, reading
 from compare_q.backends.reference import store as reference_store
-from compare_q.backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
+from compare_q.backends.reference.comparison import Comparison, is_same_weight
 from compare_q.backends.reference.reading import Blocks, Piece, ReferenceWindows, StoredRows, open_reference
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import Reader, seal
-from tests.support import ROOT
 from tests.support.stores import IDENTITY, numbers, record, state_store, store_of
 from tests.support.toy import refusal
 
@@ -98,30 +95,6 @@ def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     windows.close()
 
 
-def test_windows_that_go_on_together_read_every_piece_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in decode: windows of four pieces and of one, a row of each at a time.  Nothing is held at the end."""
-    lengths = (400, 100, 400, 100)
-    record(tmp_path, [])
-    for window, length in enumerate(lengths):
-        Recorder(tmp_path, "states").write(window, numbers(length, 4, seed=window))
-    seal(tmp_path, IDENTITY, len(lengths))
-    monkeypatch.setattr(reading, "PIECE_BYTES", 2000)
-    store = Counting(tmp_path)
-    windows = ReferenceWindows(store, pin=False)
-    assert [windows.n_pieces(window) for window in range(4)] == [4, 1, 4, 1]
-    for row in range(400):
-        for window, length in enumerate(lengths):
-            if row < length:
-                found = windows.get(StoredRows(window, length, row, row + 1))
-                assert torch.equal(found, numbers(length, 4, seed=window)[row : row + 1])
-            if row == length - 1:
-                windows.drop(window)
-    assert windows.futures == {}
-    assert torch.equal(windows.get(StoredRows(0, 400, 0, 400)), numbers(400, 4, seed=0))  # one that goes back
-    windows.close()
-    assert sorted(store.read) == [0] * 8 + [1] + [2] * 4 + [3]
-
-
 def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> None:
     store = counting(tmp_path / "store", 2)
     windows = ReferenceWindows(store, pin=False)
@@ -135,49 +108,6 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
     assert store.read.count(0) == 2
     with pytest.raises(RuntimeError):  # what is closed reads no more
         windows.get(whole(1))
-
-
-def test_what_goes_wrong_ahead_is_raised_for_its_window(tmp_path: Path) -> None:
-    store = state_store(tmp_path / "store", 3)
-    (file,) = store.path.glob("row.000001.*")
-    file.write_bytes(b"damaged")
-    windows = ReferenceWindows(store, pin=False)
-    assert torch.equal(windows.get(whole(0)), numbers(3, 4, seed=0))
-    with pytest.raises(InputError, match=r"row\.000001.*: window 1 of the reference cannot be read"):
-        windows.get(whole(1))
-    assert torch.equal(windows.get(whole(2)), numbers(3, 4, seed=2))
-    windows.close()
-
-
-WITHOUT_TORCH = """
-import sys
-import subprocess
-import sys
-from pathlib import Path
-from compare_q.backends.reference import store
-from compare_q.backends.reference.reading import open_reference
-from compare_q.backends.scoring import segments
-ours, scores = map(Path, sys.argv[1:3])
-assert sorted(store.recorded(ours)) == [0, 1, 2]  # and 3, whose file is there
-store.seal(ours, {"windows": "abc"}, 4)
-opened = open_reference(ours)
-opened.verify()
-assert (opened.n_windows, opened.stored_bytes > 0) == (4, True)
-segments.load(scores, "alone", [])
-store.discard(ours)
-assert not ours.exists()
-print(sorted(name for name in ("torch", "pyarrow", "transformers") if name in sys.modules))
-"""
-
-
-@pytest.mark.engine
-def test_reading_manifests_verifying_and_counting_need_no_torch(tmp_path: Path) -> None:
-    ours = state_store(tmp_path / "ours").path
-    record(ours, [2])
-    record(ours, [3])
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(ours), str(tmp_path / "scores")]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert (ran.stdout, ran.stderr) == ("[]\n", "")
 
 
 CPU = torch.device("cpu")
@@ -237,42 +167,6 @@ def test_windows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes) > min(sizes) == 2  # as small as a block can be
 
 
-def test_the_chunks_of_a_step_do_not_push_each_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two chunks of 8 windows take turns: the first step makes room for 16, and then every row is read once."""
-    monkeypatch.setattr(reading, "ROWS", 80)
-    reads = Reads()
-    held = Blocks(reads, CPU)
-    for begin in range(LENGTH):
-        for first in (0, 8):
-            parts = [rows(window, begin) for window in range(first, first + 8)]
-            check(held, parts)
-    assert held.size == 5
-    n_read = sum(part.end - part.begin for part in reads.pieces)
-    assert n_read <= 16 * LENGTH + 8 * 10  # and the first chunk's first blocks of 10, made when it was alone
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [rows(window % N_WINDOWS, 0) for window in range(60)],  # a block would be one row, and windows come twice
-        [rows(1, 0), rows(2, 0, 31)],
-        [rows(1, 0), rows(1, 3)],
-    ],
-    ids=["many", "long", "twice"],
-)
-def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, parts: list[StoredRows]) -> None:
-    monkeypatch.setattr(reading, "ROWS", 60)
-    reads = Reads()
-    assert not Blocks(reads, CPU).get(parts, torch.empty(len(parts), WIDTH))
-    assert reads.pieces == []
-
-
-def test_the_dtype_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = torch.empty(2, WIDTH, dtype=torch.bfloat16)
-    assert Blocks(Reads(), CPU).get([rows(1, 2), rows(3, 4)], out)
-    assert torch.equal(out, stored([rows(1, 2), rows(3, 4)]).bfloat16())
-
-
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_shard_is_its_part_of_the_whole_vocabulary(tmp_path: Path, has_bias: bool) -> None:
     weight, bias = numbers(50, 4), numbers(50, seed=1) if has_bias else None
@@ -323,33 +217,6 @@ def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monk
         other[changed, 3] += 1
         assert not is_same_weight(store, other, 0, 50)
     assert not is_same_weight(store_of(tmp_path / "bias", weight, torch.zeros(50)), weight, 0, 50)
-
-
-def test_a_shared_head_takes_no_memory_of_its_own(tmp_path: Path) -> None:
-    weight = numbers(50, 4)
-    store = store_of(tmp_path / "store", weight)
-    shared, copied = load_head(store, (20, 50), CPU, weight[20:]), load_head(store, (20, 50), CPU, weight[:30])
-    assert shared.weight.data_ptr() == weight[20:].data_ptr()
-    assert (shared.origin, copied.origin) == ("the model's own, bit for bit", "a copy, 0 MiB")
-    assert torch.equal(copied.weight, weight[20:])
-    assert shared.key == copied.key == head_key(store, (20, 50))
-    assert head_key(store, (20, 50)) != head_key(store, (0, 50))
-
-
-def test_rows_of_several_windows_lie_one_after_the_other(tmp_path: Path) -> None:
-    """Also in a buffer that is longer than they are."""
-    weight = numbers(50, 4)
-    compared = Comparison(store_of(tmp_path / "store", weight, windows=3), (0, 50), CPU)
-    parts = [StoredRows(2, 3, 1, 3), StoredRows(0, 3, 2, 3), StoredRows(1, 3, 0, 2)]
-    states = torch.cat([compared.windows.get(part) for part in parts])
-    assert torch.equal(compared.on_device(parts), states)
-    buffer = torch.zeros(7, 4)
-    found = compared.on_device(parts, buffer)
-    assert torch.equal(found, states)
-    assert found.data_ptr() == buffer.data_ptr()
-    torch.testing.assert_close(compared.logits(parts), states @ weight.T)
-    torch.testing.assert_close(compared.logits(parts, states), states @ weight.T)
-    compared.close()
 
 
 @pytest.mark.parametrize("names", [["tensor"], ["tensor.0", "tensor.1"], []])

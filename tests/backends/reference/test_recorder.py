@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from compare_q.backends.reference.recorder import Recorder
 from tests.support.stores import numbers
 
 HEAD = Head(50, "float32")
-NEVER: Any = lambda: pytest.fail("there is no head to compare states with")  # noqa: E731
 
 
 def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_path: Path) -> None:
@@ -33,18 +31,6 @@ def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_pat
         recorder = Recorder.of_engine(tmp_path, (weight, None, HEAD), given, lambda: states)
         assert (recorder.contents, bool(recorder.reason)) == (contents, contents == "logits")
         assert recorder.chosen(given, lambda: states) is (states if contents == "states" else given)
-
-
-def test_the_reason_of_an_engine_without_a_head_is_kept(tmp_path: Path) -> None:
-    recorder = Recorder.of_engine(tmp_path, "its head is a Strange", numbers(3, 50), NEVER)
-    assert (recorder.contents, recorder.reason) == ("logits", "its head is a Strange")
-
-
-def test_states_without_a_head_are_an_error(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, "states")
-    recorder.write(0, recorder.chosen(numbers(3, 50), lambda: torch.zeros(3, 4)))
-    with pytest.raises(RuntimeError, match="its head is quantized"):
-        recorder.write_head("its head is quantized")
 
 
 CASES = {
@@ -69,16 +55,6 @@ def test_files_are_byte_for_byte_those_of_the_library(
     assert data == save({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, metadata=metadata)
     assert file.name == f"row.000000.{hashlib.sha256(data).hexdigest()[:40]}.safetensors"
     assert storage.header_of(file)[0] == {"reason": "é"}
-
-
-def test_nothing_half_written_stays(tmp_path: Path) -> None:
-    class Failing(torch.Tensor):
-        def cpu(self, *_: object) -> torch.Tensor:
-            raise OSError("no space is left")
-
-    with pytest.raises(OSError, match="no space"):
-        Recorder(tmp_path, "states").write(0, numbers(3, 4).as_subclass(Failing))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -96,9 +96,3 @@ def test_a_link_beside_another_program_finds_its_checkout(tmp_path: Path) -> Non
     command = [sys.executable, "-c", LINKED, str(link)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == f"<run_path> {ROOT / 'compare_q' / '__init__.py'}\n", done.stderr
-
-
-@pytest.mark.usefixtures("stand_in_vllm")
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], toy_text: Path) -> None:
-    assert compare_q_vllm.main(["--model", "/nowhere", "--text", str(toy_text)]) == 2
-    assert capsys.readouterr().err == "error: /nowhere: /nowhere: no such folder\n"

@@ -255,11 +255,6 @@ class Flat:
 WINDOW = Window.scored_from(3, np.array([5, 6, 7], np.int32))
 
 
-def test_entry_i_belongs_to_token_i_whatever_the_top_k() -> None:
-    flat = Flat([6, 1, 7, 2], [-1.0, -0.1, -2.0, -0.2], [0, 0, 2], [0, 2, 4])
-    assert driver.own_logprobs(WINDOW, flat).tolist() == [-1.0, -2.0]
-
-
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
@@ -307,10 +302,6 @@ def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, 
     same[alike, :3] = same[alike.start, :3]
     assert driver.stuck(window, [same]) is driver.stuck(window, [same, same]) is found
     assert not driver.stuck(window, [same, shard])
-
-
-def test_nan_is_not_the_same_as_nan() -> None:
-    assert not driver.stuck(TWELVE, [np.full((12, 5), np.nan, np.float32)])
 
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
@@ -409,16 +400,6 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
         pass
     assert "root cause" not in str(failure.value)
     assert "\n" not in str(failure.value)
-
-
-def test_kernel_settings_of_the_environment_are_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_CPU_INT4_W4A8", raising=False)
-    before = VllmEngine.versions()
-    assert "torch" in before
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    assert VllmEngine.versions() == before
-    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
-    assert VllmEngine.versions() == {**before, "VLLM_CPU_INT4_W4A8": "0"}
 
 
 @pytest.mark.engine

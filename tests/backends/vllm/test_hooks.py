@@ -13,7 +13,7 @@ from torch import nn
 
 from compare_q.backends.reference.reading import StoredRows
 from compare_q.backends.vllm import hooks
-from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, scored_rows, states_of
+from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, scored_rows
 from compare_q.backends.vllm.logits import LogitsSource
 from compare_q.backends.vllm.worker import ScoringExtension
 from tests.support.stores import numbers
@@ -96,10 +96,6 @@ def test_v2_rows() -> None:
     assert len(seen) == 1
 
 
-def test_an_earlier_pipeline_stage_has_nothing_to_hook() -> None:
-    assert attach(SimpleNamespace(prompt_logprobs_worker=None), pytest.fail).startswith("V2")
-
-
 def test_an_unknown_vllm_is_refused() -> None:
     class Renamed:
         def _get_prompt_logprobs_dict(self, states: object, num_scheduled_tokens: object) -> None: ...
@@ -162,7 +158,6 @@ def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
     assert found == [[[5, 6, 7], [0, 1, 4]]]
 
 
-NUMBERED = torch.arange(20.0)[:, None].expand(20, 3)
 STEP = [
     RequestRows([5, [(1, 10)]], 4, 12, 6, 10, "e"),  # window 5: positions 4 to 9, of which 9 predicts nothing
     RequestRows([2, [(4, 10)]], 0, 0, 8, 10, "b"),  # window 2: scored from token 4 on, so the rows at positions 3 to 7
@@ -201,13 +196,6 @@ def test_chunks_cut_parts() -> None:
     assert pack.between(8, 20) == [ScoredRows(StoredRows(5, 9, 7, 9), 15, 2, "e", 8)]
     assert pack.between(10, 12) == []
     assert len(Pack(scored_rows(STEP[2:]))) == 0
-
-
-def test_states_are_gathered_only_where_they_lie_apart() -> None:
-    pack = Pack(PARTS)
-    assert states_of(NUMBERED, pack.between(0, 5)).data_ptr() == NUMBERED[3:].data_ptr()
-    assert states_of(NUMBERED, pack.between(3, 8))[:, 0].tolist() == [6, 7, 12, 13, 14]
-    assert states_of(NUMBERED, pack.between(5, 10))[:, 0].tolist() == [12, 13, 14, 15, 16]
 
 
 WEIGHT = numbers(7, 4)

@@ -7,8 +7,8 @@ from packaging.version import Version
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import install
-from compare_q.backends.vllm.options import ONLINE, OWN_OPTIONS
-from tests.support.vllm_engine import ARGUMENTS, WORDS
+from compare_q.backends.vllm.options import OWN_OPTIONS
+from tests.support.vllm_engine import ARGUMENTS
 
 
 @pytest.mark.engine
@@ -25,25 +25,6 @@ def test_arguments_are_those_of_the_installed_vllm() -> None:
     assert install.arguments() == fields | parameters
     assert install.arguments() > ARGUMENTS  # which stand for the others in tests without vLLM
     assert install.arguments().isdisjoint(OWN_OPTIONS)
-
-
-@pytest.mark.engine
-def test_words_are_those_of_the_installed_vllm() -> None:
-    from typing import get_args
-
-    from vllm.config.cache import CacheDType
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    assert install.words("kv_cache_dtype") == set(get_args(CacheDType)) > WORDS["kv_cache_dtype"]
-    assert install.words("attention_backend") == set(AttentionBackendEnum.__members__) > WORDS["attention_backend"]
-
-
-@pytest.mark.engine
-def test_online_names_are_those_of_the_installed_vllm() -> None:
-    quantization = pytest.importorskip("vllm.config.quantization", reason="vLLM 0.26 has no such names")
-
-    weights = {name for name in quantization.QUANT_KEY_NAMES if not name.endswith(("dynamic", "token", "group_32"))}
-    assert {*quantization.ONLINE_QUANT_SHORTHAND_NAMES, *weights} - {"online"} <= ONLINE.keys()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.base import Layer
 from compare_q.backends.common.packages import package_folder
-from compare_q.backends.layers.groups import FIRST_STEP, SPARSE, KVCache
+from compare_q.backends.layers.groups import FIRST_STEP, SPARSE
 from compare_q.backends.layers.schemes import Scheme
 from compare_q.backends.vllm import layers
 
@@ -123,19 +122,6 @@ def test_weights_quantized_while_loading_are_named_by_the_kernel(shape: tuple[in
     assert layer.weights == "fp8 channel"
 
 
-def test_experts_before_their_weights_are_loaded() -> None:
-    """The method holds the class that it has chosen."""
-    method = named("M", moe_kernel=None, experts_cls=type(named("MarlinExperts")))
-    assert layers.layer("x", SimpleNamespace(), method, NVFP4, BF16) == Layer(
-        "x", "nvfp4 g16", BF16, "MarlinExperts", "nvfp4 g16"
-    )
-    for name in ("CutlassExpertsFp4", "CpuNvFp4EmulationExperts"):
-        method = named("M", moe_kernel=None, experts_cls=type(named(name)))
-        assert layers.layer("x", SimpleNamespace(), method, NVFP4, BF16) == Layer("x", "nvfp4 g16", "nvfp4 g16", name)
-    method = named("UnquantizedFusedMoEMethod", moe_kernel=None, experts_cls=type(named("TritonExperts")))
-    assert layers.layer("x", SimpleNamespace(), method, None, BF16) == Layer("x", BF16, BF16, "TritonExperts")
-
-
 def test_layers_are_linear_layers_experts_and_heads() -> None:
     """Attention has a quant_method for its cache, and an embedding one that only looks up."""
     linear = type("UnquantizedLinearMethod", (type("LinearMethodBase", (), {}),), {})()
@@ -173,16 +159,6 @@ def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tu
     assert (cache.layers, cache.stored, cache.scales, cache.asked) == ("attn", *found)
 
 
-@pytest.mark.parametrize(
-    ("told", "gold"),
-    [(None, []), ("auto", []), ("fp8_e4m3", ["fp8"]), ("bfloat16", [BF16]), ("turboquant_k8v4", ["turboquant_k8v4"])],
-)
-def test_caches_that_the_spec_names(told: str | None, gold: list[str]) -> None:
-    """Layers that are left out of a quantized cache (``kv_cache_dtype_skip_layers``) are not what the spec names."""
-    caches = [KVCache("x", 1, stored) for stored in ("fp8", BF16, "turboquant_k8v4")]
-    assert [cache.stored for cache in layers.named(caches, told) if cache.named] == gold
-
-
 PARALLEL = {"tensor_parallel_size": 1, "decode_context_parallel_size": 1}
 
 
@@ -213,17 +189,6 @@ def test_sizes_of_caches_by_hand() -> None:
     for shared, times in (1, 4), (2, 2):
         config = vllm_config(tensor_parallel_size=4, decode_context_parallel_size=shared)
         assert layers.kv_sizes(specs, config)["bf16"] == (times * two_bytes, None)
-
-
-def test_sizes_belong_to_layers() -> None:
-    """A layer that uses another one's cache takes nothing; with an indexer's cache beside, no size is the model's."""
-    own = SimpleNamespace(kv_cache_dtype="auto", impl=impl("FlashAttentionImpl"))
-    sharing = SimpleNamespace(kv_cache_dtype="auto", impl=impl("FlashAttentionImpl"), kv_sharing_target_layer_name="0")
-    model = SimpleNamespace(named_modules=lambda: [("0", own), ("1", sharing)])
-    found = list(layers.kv_caches(model, "", BF16, {"0": (512.0, 1024)}))
-    assert [(cache.token_bytes, cache.window) for cache in found] == [(512, 1024), (0, None)]
-    found = list(layers.kv_caches(model, "", BF16, {"0": (512.0, None), "0.indexer": (132.0, None)}))
-    assert [cache.token_bytes for cache in found] == [None, None]
 
 
 @pytest.mark.parametrize("kind", ["PrefillPrefixLMAttention", "EncoderOnlyAttention"])
@@ -258,14 +223,6 @@ def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str
     model = SimpleNamespace(named_modules=lambda: modules)
     with pytest.raises(RuntimeError, match=said) if said else nullcontext():
         layers.check_caches(model, told, "bfloat16")
-
-
-@pytest.mark.engine
-def test_the_installed_vllm_says_which_caches_its_attention_reads() -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    assert CPUAttentionBackend.supports_kv_cache_dtype("fp8")
-    assert not CPUAttentionBackend.supports_kv_cache_dtype("int8_per_token_head")
 
 
 def impl(*classes: str, **attributes: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,15 @@ from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import install
-from compare_q.backends.vllm.engine import VllmEngine, VllmFolder
+from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm.options import (
-    ONLINE,
     check_checkpoint,
     emulation_arguments,
     engine_arguments,
-    kv_cache_bytes,
     quantized_on_load,
     stored_on_load,
-    tokens_at_work,
     without_kernel,
 )
-from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.planned import planned
 from tests.support.toy import refusal
@@ -137,27 +132,6 @@ def test_options_with_which_steps_would_be_others(
     assert refusal(VllmEngine.check, decoding(toy_model, 2, 32, **options)) == reason
 
 
-@pytest.mark.parametrize("other", ["kv_lora_rank", "mamba_d_state", "state_size"])
-def test_a_cache_of_another_kind_is_left_to_vllm(toy_model: Path, tmp_path: Path, other: str) -> None:
-    config = json.loads((toy_model / "config.json").read_text()) | {other: 16}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert arguments(tmp_path) == OURS
-    assert arguments(tmp_path, cpu=True)["kv_cache_memory_bytes"] == 4 << 30
-
-
-def test_kv_cache_bytes_by_hand() -> None:
-    """Llama 3.1 8B: 32 layers x 8 heads x 128 x 2 (k, v) x 2 bytes = 131,072 bytes a token."""
-    assert kv_cache_bytes(2 * 32 * 8 * 128, 10_000) == 1_310_720_000
-    assert kv_cache_bytes(None, 10_000) == 4 << 30
-
-
-def test_tokens_at_work_by_hand() -> None:
-    """Short windows fill two steps; of long ones there is a whole one, and what two steps begin or end."""
-    assert tokens_at_work(2_049, 16_384) == 32_768
-    assert tokens_at_work(8_193, 16_384) == 32_772
-    assert tokens_at_work(131_073, 16_384) == 131_073 + 32_768
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -184,12 +158,6 @@ def test_tokens_at_work_by_hand() -> None:
 def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         VllmEngine.check(request_for(toy_model, **options))
-
-
-@pytest.mark.parametrize("backend", ["TRITON_ATTN", "triton_attn", "auto", None])
-@pytest.mark.parametrize("cache", ["auto", "fp8", "int4_per_token_head"])
-def test_words_of_the_installed_vllm(toy_model: Path, backend: str | None, cache: str) -> None:
-    VllmEngine.check(request_for(toy_model, attention_backend=backend, kv_cache_dtype=cache))
 
 
 def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,34 +191,6 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
         assert said.startswith("engine.max_model_len: missing; this model's longrope factors depend on it")
         check_checkpoint(request_for(folder, **options, max_model_len=128), folder)
     check_checkpoint(request_for(toy_model, hf_overrides={"rope_theta": 1e5}), toy_model)
-
-
-@pytest.mark.parametrize(
-    ("config", "options", "message"),
-    [
-        ({"model_type": "llama4"}, {}, "engine.max_model_len: missing; this model's attention depends on it"),
-        ({"speculators_config": {}}, {}, "drafts tokens for another model"),
-        ({}, {"load_format": "mistral"}, "engine.load_format: may load "),
-    ],
-)
-def test_folders_of_which_vllm_makes_something_else(
-    tmp_path: Path, config: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    folder = write_checkpoint(tmp_path, ENDS, config)
-    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-    index = {"weight_map": dict.fromkeys(ENDS, "model-1.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    shutil.copy(folder / "model-1.safetensors", folder / "consolidated.safetensors")
-    assert message in refusal(check_checkpoint, request_for(folder, **options), folder)
-
-
-def test_quantized_while_loading_has_no_stored_size(toy_model: Path) -> None:
-    storage = VllmFolder(request_for(toy_model, quantization="fp8")).storage()
-    assert (storage.bpw_layer, storage.vram_bits) == (None, None)
-    assert storage.note == (
-        "quantized while loading to fp8 tensor (quantization); what that takes, the checkpoint does not say"
-    )
-    assert VllmFolder(request_for(toy_model)).storage().bpw_layer == 16.0
 
 
 @pytest.mark.parametrize(
@@ -288,12 +228,6 @@ def test_what_vllm_stores_of_what_it_quantizes_while_loading(options: dict[str, 
     assert stored_on_load(options) == words
 
 
-def test_page_of_the_formats_has_every_online_scheme() -> None:
-    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
-    section = page[page.index("## Quantized while loading") :].split("\n\n")[1]
-    assert set(re.findall(r"`(\w+)`", section)) == ONLINE.keys()
-
-
 @pytest.mark.parametrize(
     ("where", "options"), [("quantization", {"quantization": "bitsandbytes"}), ("load_format", {"load_format": "gguf"})]
 )
@@ -305,15 +239,6 @@ def test_missing_plugins_are_named(tmp_path: Path, toy_model: Path, where: str, 
     folder = write_checkpoint(tmp_path, ENDS, {"quantization_config": {"quant_method": form}})
     with pytest.raises(InputError, match=rf"model_dir: vLLM reads {form} by a plugin"):
         VllmEngine.check(request_for(folder))
-
-
-def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "toy"
-    shutil.copytree(toy_model, folder)
-    said = refusal(VllmEngine.check, request_for(folder, quantization_config={"linear": {"weight": "fp8"}}))
-    assert said == "engine.quantization_config: vLLM ignores it without engine.quantization; give both"
-    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
-    assert "other.safetensors: vLLM would load it as well" in refusal(VllmEngine.check, request_for(folder))
 
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -363,12 +288,6 @@ def with_scales(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_unequal_scales_end_the_run_before_it_starts(tmp_path: Path) -> None:
-    folder = with_scales(tmp_path / "x", "mlp.gate_proj.weight_global_scale", "mlp.up_proj.weight_global_scale")
-    said = refusal(VllmEngine.check, request_for(folder))
-    assert "model_dir: mlp: gate_proj and up_proj have unequal weight_global_scale (1, 2)" in said
-
-
 @pytest.mark.parametrize(
     ("names", "arguments"),
     [
@@ -396,7 +315,6 @@ def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp
 
 MX = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
 QUARK = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
-NVFP4_EXPERT = "mlp.experts.0.w2.weight_global_scale"
 
 
 def with_config(folder: Path, quantization: dict[str, Any], name: str) -> Path:
@@ -438,15 +356,26 @@ def test_mx_activations_are_emulated_or_refused_by_name(
         assert emulation_arguments(folder, {}) == {"linear_backend": "emulation"} | experts
 
 
-def test_what_no_kernel_for_cpus_takes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "is_cpu_build", lambda: True)
-    monkeypatch.setattr(install, "has_cpu_router", lambda: False)
-    mxfp4 = with_config(tmp_path / "mxfp4", grouped(MX, None), "o_proj.weight_packed")
-    said = refusal(VllmEngine.check, request_for(mxfp4))
-    assert said == "model_dir: vLLM has no kernel for MXFP4 layers on a CPU; score it on a GPU"
-    VllmEngine.check(request_for(with_config(tmp_path / "oss", {"quant_method": "mxfp4"}, "experts.w2_blocks")))
-    experts = with_scales(tmp_path / "nvfp4", NVFP4_EXPERT)
-    said = refusal(VllmEngine.check, request_for(experts))
-    assert said == "model_dir: vLLM has no way to be given a kernel for NVFP4 experts before 0.32; score it on a GPU"
-    monkeypatch.setattr(install, "has_cpu_router", lambda: True)
-    VllmEngine.check(request_for(experts))
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({"model_type": "llama4"}, {}, "engine.max_model_len: missing; this model's attention depends on it"),
+        ({"speculators_config": {}}, {}, "drafts tokens for another model"),
+        ({}, {"load_format": "mistral"}, "engine.load_format: may load "),
+    ],
+)
+def test_folders_of_which_vllm_makes_something_else(
+    tmp_path: Path, config: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    folder = write_checkpoint(tmp_path, ENDS, config)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": dict.fromkeys(ENDS, "model-1.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(folder / "model-1.safetensors", folder / "consolidated.safetensors")
+    assert message in refusal(check_checkpoint, request_for(folder, **options), folder)
+
+
+def test_unequal_scales_end_the_run_before_it_starts(tmp_path: Path) -> None:
+    folder = with_scales(tmp_path / "x", "mlp.gate_proj.weight_global_scale", "mlp.up_proj.weight_global_scale")
+    said = refusal(VllmEngine.check, request_for(folder))
+    assert "model_dir: mlp: gate_proj and up_proj have unequal weight_global_scale (1, 2)" in said

@@ -92,15 +92,6 @@ def test_when_one_product_gives_both_logits(
     assert not under_test.has_head_beside
 
 
-def test_shards_are_cut_to_what_the_reference_has() -> None:
-    cut = scorer(320, vocab_size=250)
-    cut.source.shard = (160, 300)  # type: ignore[misc]
-    assert cut.shard == (160, 250)
-    cut.source.shard = (256, 300)  # type: ignore[misc]
-    assert cut.shard == (250, 250)  # nothing on this rank
-    assert scorer(320, gathered=True).shard == (0, 320)
-
-
 STATES, REFERENCE, TOKENS = draw(1000, 40), draw(1000, 40, seed=1), torch.arange(1000) % 40
 REQUEST = RequestRows((7, [(2, 1000)]), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7, scored from position 2 on; on a CPU in chunks of 256."""
@@ -155,23 +146,6 @@ def test_chunks_that_do_not_fit_are_halved(fits: int, asked: list[int]) -> None:
     assert one.buffers.windows[7].landed == 998
     assert one.buffers.windows[7].written.all()
     np.testing.assert_array_equal(one.buffers.windows[7].statistics, whole.buffers.windows[7].statistics)
-
-
-def test_one_row_that_does_not_fit_is_an_error() -> None:
-    source = Small(0)
-    one = stepped(source)
-    assert one.error == "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."
-    assert source.asked == [256, 128, 64, 32, 16, 8, 4, 2, 1]
-
-
-@pytest.mark.parametrize("plan", [{"gathered": True}, {"probe": True}])
-def test_ranks_that_gather_together_do_not_try_again(plan: dict[str, Any]) -> None:
-    """The other ranks would not: each chunk is gathered once, on all of them."""
-    source = Small(100)
-    one = stepped(source, **plan)
-    assert one.error == "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."
-    assert source.asked == [256, 256, 256, 230]
-    assert not one.buffers.windows
 
 
 def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.base import ModelFacts, ScoreRequest
+from compare_q.backends.base import ModelFacts
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm_server import client
 from compare_q.eval.run.hosts import Hosts
 from tests.support.command_line import Run, Specs
-from tests.support.toy import toy_windows
-from tests.support.vllm_server import Handler, Stub, described, failure, loaded, request_for
+from tests.support.vllm_server import Handler, Stub, described, request_for
 
 ENOUGH = 1 << 27
 """Bytes that a test sends at most, of an answer without an end."""
@@ -126,65 +124,6 @@ def replaced(**changes: Any) -> Callable[..., Any]:
     return lambda body, answer: answer | changes
 
 
-def entries(change: Callable[[list[Any]], Any]) -> Callable[..., None]:
-    """Change the positions of an answer."""
-
-    def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
-        found = answer["choices"][0]
-        found["prompt_logprobs"] = change(found["prompt_logprobs"])
-
-    return edit
-
-
-def scored(value: Any) -> Callable[..., None]:
-    """The last position has this value in all of its entries."""
-    return entries(lambda found: [*found[:-1], {token: {"logprob": value} for token in found[-1]}])
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (replaced(system_fingerprint={}), "system_fingerprint: input should be a valid string"),
-        (entries(len), "prompt_logprobs: input should be a valid list"),
-        (scored("-1.0"), "logprob: input should be a valid number"),
-        (scored(10**39), "--logprobs-mode"),
-        (scored(-1e300), "--logprobs-mode"),
-    ],
-)  # fmt: skip
-def test_types_of_scores(stub: Stub, edit: Callable[..., Any], message: str) -> None:
-    """Both of the sample, of which every entry is read, and of a window."""
-    engine = loaded(stub)
-    stub.edit = edit
-    assert message in failure(engine)
-    assert message in described(stub).silence
-
-
-def test_a_wait_has_an_end(stub: Stub) -> None:
-    """A server may ask for a year, and gets a minute, of the time that its answer has."""
-    engine = loaded(stub)
-    engine.served.server.timeout_s = 0.3
-    stub.faults = [(503, {"Retry-After": "9" * 400}, "busy")] * 9
-    late = "no answer from /v1/completions within 0.3 s; engine.timeout_s allows more, and before that: HTTP 503"
-    assert late in failure(engine)
-    assert len(stub.windows) == 1
-
-
-def test_an_answer_grows_with_what_was_asked(stub: Stub) -> None:
-    """An honest answer of long tokens is taken, and no answer a few times as long."""
-    engine = loaded(stub)
-    padding = [client.PER_TOKEN - 200, 40 * client.PER_TOKEN]
-
-    def pad(body: dict[str, Any], answer: dict[str, Any]) -> None:
-        for entry in answer["choices"][0]["prompt_logprobs"][1:]:
-            for found in entry.values():
-                found["decoded_token"] = "x" * padding[0]
-
-    stub.edit = pad
-    assert len(list(engine.score(toy_windows(1, 250), ScoreRequest()))) == 1
-    padding.pop(0)
-    assert "answers more than 4.5 MB" in failure(engine, toy_windows(1, 250))
-
-
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
     """Whatever the server's own limits are; else it says what the model is."""
     stub.tokens = {"tokens": [5], "token_strs": ["water"]}
@@ -226,25 +165,3 @@ def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp
     for each in stubs[1:]:
         each.shutdown()
         each.server_close()
-
-
-def test_a_server_that_is_there_at_its_turn(stub: Stub, compare_q: Run, write_specs: Specs) -> None:
-    """It is asked again, and then measured, under a key that tells its weights."""
-    first = [True]
-
-    def once(handler: Handler) -> bool:
-        if first:
-            first.clear()
-            handler.reply(404, b"starting")
-            return True
-        return False
-
-    stub.bad = once
-    data, models = write_specs([{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}])
-    for model in (0, 1):
-        stub.model, first[:] = model, [True]
-        stub.windows.clear()
-        ran = compare_q("-d", data, "-m", models)
-        assert ran.status == 0, ran.err
-        assert f"served: {stub.url}: HTTP 404 from /v1/models: starting; asked again at its turn" in ran.err
-        assert stub.windows

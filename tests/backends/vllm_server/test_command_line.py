@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,15 +20,11 @@ from tests.support.vllm_server import (
     VOCAB,
     Stub,
     another,
-    assert_gold,
-    choice,
-    failure,
     gold,
     loaded,
     moved,
     new_weights,
     request_for,
-    scores_of,
 )
 
 pytestmark = pytest.mark.slow
@@ -56,18 +51,6 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     assert stub.windows  # other weights
 
 
-def test_command_line_refusals(stub: Stub, compare_q: Run, write_specs: Specs) -> None:
-    served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
-    data, models = write_specs([served])
-    stub.tokens = {"tokens": [65], "token_strs": ["A"]}  # the toy tokenizer's 65 is another letter
-    ran = compare_q("-d", data, "-m", models)
-    assert ran.status == 2
-    assert "tokenizer_dir: is not this model's tokenizer: token 65" in ran.err
-    stub.cards = []
-    assert compare_q("-d", data, "-m", models).status == 2
-    assert not stub.windows
-
-
 def test_no_reference(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """Refused before anything loads; the engine itself refuses too."""
     served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url, "reference": True}
@@ -78,24 +61,6 @@ def test_no_reference(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     with pytest.raises(ModelError, match="cannot be the reference"):
         list(loaded(stub).score(toy_windows(1), ScoreRequest(record=tmp_path)))
     assert not stub.windows
-
-
-@pytest.mark.parametrize(("by", "fits"), [(-0.03, True), (-0.06, False)])
-def test_a_sample_that_moves(stub: Stub, by: float, fits: bool) -> None:
-    """By what other traffic does to bfloat16, and by more; all else of the server stays."""
-
-    def one_value(body: dict[str, Any], answer: dict[str, Any]) -> None:
-        if body["prompt_logprobs"]:
-            choice(answer)["prompt_logprobs"][9][str(body["prompt"][9])]["logprob"] += by
-
-    engine, windows = loaded(stub), toy_windows(2, 20)
-    stub.edit = one_value
-    if fits:
-        assert_gold(scores_of(engine, windows), windows)
-    else:
-        changed = f"{stub.url}: the server's model changed while it was scored; run again"
-        assert failure(engine, windows) == changed
-    assert len(stub.windows) == 2
 
 
 def new_configuration(stub: Stub) -> None:
@@ -120,12 +85,6 @@ def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], Non
         VllmServerEngine(stamped).load()
     assert str(caught.value) == f"{stub.url}: the server's model changed before it was scored; run again"
     VllmServerEngine(request.updated(stamp=ServedModel(request).stamp())).load()  # under a key of its own
-
-
-def test_a_server_that_goes_after_its_last_window(stub: Stub) -> None:
-    engine = loaded(stub)
-    stub.edit = lambda body, answer: 400 if body["prompt_logprobs"] else None
-    assert failure(engine).startswith(f"{stub.url}: HTTP 400 from /v1/completions: ")
 
 
 def test_swapped_while_scored(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:

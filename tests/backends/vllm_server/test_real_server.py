@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare_q.backends.base import ScoreRequest, Window
+from compare_q.backends.base import ScoreRequest
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm_server.engine import VllmServerEngine
-from tests.support.toy import GPU, TOY_CONTEXT, refusal, toy_windows
-from tests.support.vllm_server import failure, request_for, scores_of
+from tests.support.toy import GPU, TOY_CONTEXT, toy_windows
+from tests.support.vllm_server import request_for, scores_of
 
 ATOL_REAL = 1e-3 if GPU else 5e-5  # same kernels, other batches; vLLM's CPU log_softmax is off by up to 1.7e-5
 
@@ -87,17 +87,3 @@ def test_real_server_against_vllm_in_this_process(real_server: str, toy_engine: 
 
     for scores in toy_engine.score(windows, ScoreRequest()):
         np.testing.assert_allclose(served[scores.window].logprob, scores.logprob, atol=ATOL_REAL, rtol=0)
-
-
-@pytest.mark.engine
-def test_real_server_refuses_what_the_stub_refuses(real_server: str) -> None:
-    found = refusal(VllmServerEngine.check, request_for(real_server, TOY_CONTEXT))
-    assert found.endswith(f"need a server started with --max-model-len {TOY_CONTEXT + 1}")
-    backend = VllmServerEngine(request_for(real_server))
-    backend.load()
-    unknown = Window.scored_from(3, np.asarray([1, 2, 5000], dtype=np.int32))
-    assert "window 3" in failure(backend, [unknown])
-    assert "out of vocabulary" in failure(backend, [unknown])
-    said = backend.provenance()
-    assert said["server"]["max_model_len"] == TOY_CONTEXT
-    assert said["system_fingerprint"].startswith("vllm-")

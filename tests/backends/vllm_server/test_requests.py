@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
 from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
-from tests.support.toy import BPW_BF16, refusal, toy_windows, with_gaps
+from tests.support.toy import toy_windows, with_gaps
 from tests.support.vllm_server import (
     KEY,
     Stub,
@@ -31,7 +26,6 @@ from tests.support.vllm_server import (
     moved,
     request_for,
     scores_of,
-    suppress_result,
     two,
     without,
 )
@@ -93,41 +87,6 @@ def test_a_server_that_fits(stub: Stub) -> None:
     assert said["tokenizer"] == "not compared: HTTP 404 from /tokenize: Not Found"
 
 
-def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said at once: nobody waits for a server that was not started."""
-
-    async def waited(seconds: float) -> None:
-        raise AssertionError(f"waited {seconds} s")
-
-    monkeypatch.setattr(client.asyncio, "sleep", waited)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    request = request_for(url)
-    for asked in (VllmServerEngine.check, lambda request: VllmServerEngine(request).load()):
-        with pytest.raises(ModelError, match=f"^{url}: cannot be reached \\("):
-            asked(request)
-
-
-@pytest.mark.parametrize(
-    ("url", "options", "message"),
-    [
-        ("localhost:8000", {}, "must be the server's base URL"),
-        (f"http://me:{KEY}@localhost", {}, "must hold no password"),
-        ("http://exam ple", {}, "must be the server's base URL"),
-        (f"http://localhost/?key={KEY}", {}, "must hold no password"),
-        ("http://localhost", {"api_key_env": KEY}, "engine.api_key_env: must name an environment variable"),
-        ("http://localhost", {"concurrency": 0}, "engine.concurrency: "),
-        ("http://localhost", {"concurency": 3}, "did you mean 'concurrency'"),
-        ("http://localhost", {"weights": "/nowhere"}, "engine.weights: /nowhere: no such folder"),
-        ("http://localhost", {"weights": "/nowhere.gguf"}, "engine.weights: /nowhere.gguf: no such file"),
-    ],
-)
-def test_bad_requests(url: str, options: dict[str, Any], message: str) -> None:
-    found = refusal(VllmServerEngine.check, request_for(url, **options))
-    assert message in found
-    assert KEY not in found
-
-
 def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     locked(stub)
     monkeypatch.setenv("OUR_KEY", f"{KEY}\n")
@@ -179,72 +138,12 @@ def test_it_gives_up_and_asks_no_more_what_was_refused(stub: Stub, status: int, 
     assert len(stub.windows) == asked
 
 
-def test_windows_in_flight(stub: Stub) -> None:
-    """Three are always under way, never four; each comes back as soon as it is there."""
-    barrier, lock, flying, most = threading.Barrier(3, timeout=20), threading.Lock(), 0, 0
-
-    def hold(prompt: list[int]) -> None:
-        nonlocal flying, most
-        with lock:
-            flying += 1
-            most = max(most, flying)
-        barrier.wait()
-        with lock:
-            flying -= 1
-
-    stub.hold = hold
-    windows = toy_windows(9, 20)
-    assert_gold(scores_of(loaded(stub, concurrency=3), windows), windows)
-    assert most == 3
-
-
-def test_results_as_they_finish(stub: Stub) -> None:
-    windows, release = toy_windows(2, 20), threading.Event()
-    slow = windows[0].token_ids.tolist()
-    stub.hold = lambda prompt: suppress_result(prompt != slow or release.wait(20))
-    found = loaded(stub).score(windows, ScoreRequest())
-    assert next(found).window == 1
-    release.set()
-    assert [scores.window for scores in found] == [0]
-
-
-def test_the_first_failure_cancels_the_others(stub: Stub) -> None:
-    engine, windows, release = loaded(stub, retries=0), toy_windows(6, 20), threading.Event()
-    bad = windows[2].token_ids.tolist()
-    together = threading.Barrier(4, timeout=20)
-
-    def hold(prompt: list[int]) -> None:
-        together.wait()
-        if prompt == bad:
-            stub.faults = [(500, {}, "oops")]
-        else:
-            release.wait(20)
-
-    stub.hold = hold
-    engine.options.concurrency = 4
-    assert failure(engine, windows).startswith("window 2: ")
-    assert (stub.answered, len(stub.windows)) == (0, 4)
-    release.set()
-
-
 def test_each_score_is_the_real_tokens(stub: Stub) -> None:
     windows = [toy_windows(1, 60, 4)[0], *map(with_gaps, toy_windows(5, 60)[1:])]
     found = scores_of(loaded(stub, concurrency=2), windows)
     assert_gold(found, windows)
     assert found[0].kld is found[0].entropy is found[0].top1 is None
     assert sorted(stub.windows) == sorted(window.token_ids.tolist() for window in windows)
-
-
-def test_minus_infinity_comes_back(stub: Stub) -> None:
-    def clamp(body: dict[str, Any], answer: dict[str, Any]) -> None:
-        if body["prompt_logprobs"] == 0:  # a window, not the sample
-            choice(answer)["prompt_logprobs"][7][str(body["prompt"][7])]["logprob"] = -9999.0
-
-    engine = loaded(stub)
-    stub.edit = clamp
-    logprob = scores_of(engine, toy_windows(1, 20))[0].logprob
-    assert logprob[6] == -np.inf
-    assert np.isfinite(np.delete(logprob, 6)).all()
 
 
 def shift(body: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -284,16 +183,3 @@ def test_answers_that_are_not_taken(stub: Stub, edit: Callable[..., Any], messag
     found = failure(engine)
     assert found.startswith(f"window 0: {stub.url}: ")
     assert message in found
-
-
-def test_tokenizer(stub: Stub) -> None:
-    stub.tokens = {"tokens": [5, 6, 7, 8], "token_strs": ["water", "Ċ", "▁the", "48"]}
-    assert ServedModel(request_for(stub.url)).facts().tokenizer == {5: "water", 8: "48"}
-    assert loaded(stub).provenance()["tokenizer"] == "2 tokens compared"
-    stub.tokens = {"tokens": [5]}
-    assert ServedModel(request_for(stub.url)).facts().tokenizer is None
-
-
-def test_stored_size(stub: Stub, toy_model: Path) -> None:
-    assert "engine.weights" in ServedModel(request_for(stub.url)).storage().note
-    assert ServedModel(request_for(stub.url, weights=str(toy_model))).storage().bpw_layer == BPW_BF16

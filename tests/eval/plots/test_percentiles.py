@@ -68,14 +68,6 @@ def test_the_numbers_are_those_of_the_row() -> None:
     assert numbers == ["0.00200", "0.00300", "0.0800", "0.400", "0.0200", "0.0700", "0.800", "4.00"]
 
 
-def test_numbers_have_two_or_three_digits() -> None:
-    values = {0.0: "0", -9e-9: "0", -1e-7: "-1.0e-7", -0.02: "-0.0200", 4.56e-6: "4.6e-6", 0.000123: "0.000123",
-              0.00154: "0.00154", 1.0: "1.00", 12.34: "12.3", 842.2: "842"}  # fmt: skip
-    text = run_of(*(model_of("a", value, PERCENTS) for value in values))
-    numbers = [text.get_text() for text in artists_of_kind(percentile_plot(text), "number")]
-    assert numbers[1::4] == [values[value] for value in sorted(values)]
-
-
 def test_what_is_not_above_zero_comes_out_of_the_edge() -> None:
     """A reference against itself in most tokens: the whisker has no cap there, and nothing is drawn beyond the axis."""
     zeros = with_against(replace(LARGE, label="W8A8"), kld_percentiles=PERCENTS | {"1": -1e-9, "25": 0.0})
@@ -90,17 +82,3 @@ def test_what_is_not_above_zero_comes_out_of_the_edge() -> None:
         percentile_plot(run_of())
     with pytest.raises(ValueError, match="no token has a KLD above 0"):
         percentile_plot(run_of(model_of("a", 0.0, dict.fromkeys(PERCENTS, 0.0))))
-
-
-def test_the_noise_floor_is_a_line_at_its_mean() -> None:
-    (line,), (name,) = artists_of_kind(real(), "level"), artists_of_kind(real(), "level-name")
-    assert tuple(line.get_xdata()) == (0.00154269, 0.00154269)
-    assert name.get_text() == "noise floor (bf16 Transformers) 0.00154"
-
-
-@pytest.mark.filterwarnings("error")
-def test_labels_that_differ_in_their_last_words_stay_different_and_colours_repeat() -> None:
-    """Of 81 groups, more than there are looks."""
-    names = [f"{'W' * 300}{i}" if i % 2 else f"{'word ' * 60}Q{i}" for i in range(81)]
-    figure = percentile_plot(run_of(*(replace(LARGE, label=name) for name in names)))
-    assert len({label.get_text() for label in artists_of_kind(figure, "label")}) == 81

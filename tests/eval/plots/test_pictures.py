@@ -86,19 +86,6 @@ def test_without_a_reference_only_perplexity_is_drawn(
     assert [line.partition(":")[0] for line in others[1:]] == [f"no {name}" for name in missing]
 
 
-def test_each_model_that_is_missing_is_named_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], unwritten: None
-) -> None:
-    ref, quant, base = (replace(each, storage=replace(each.storage, file_bytes=10**9)) for each in (REF, QUANT, BASE))
-    sizeless = replace(quant, label="sizeless", storage=replace(quant.storage, bpw_layer=None))
-    pictures.write_all(Results((run_of(ref, quant, base, sizeless),)), tmp_path, Outputs())
-    assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("plot: ")] == [
-        "sizeless: not in the plot: bits per weight unknown",
-        "base: not in the plot: KLD unknown",
-        "base: not in the plot: 99.9 % KLD unknown",
-    ]
-
-
 def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures.draw(Results((run_of(REF, QUANT, FAILED),), "mine"), tmp_path / "a.png", PPL, dark=True)
     assert capsys.readouterr().out.splitlines() == [
@@ -111,18 +98,6 @@ def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: p
     pictures.draw(Results((many,)), tmp_path / "b.png", PPL)
     assert capsys.readouterr().out == "no plot: 81 groups, but only 80 can be told apart\n"
     assert not (tmp_path / "b.png").exists()
-
-
-def test_titles_are_the_pictures_own_or_the_one_given() -> None:
-    own = {name: figure.axes[0].get_title(loc="left") for name, figure in drawn().items()}
-    assert own["ppl_bpw"].startswith("Perplexity")
-    assert own["kld_bpw"].startswith("KL divergence")
-    assert all(own.values())
-    mine = pictures.pictures_of(small(), title="Mine", dark=True)
-    for name in ("ppl_bpw", *OTHERS):
-        figure = mine[name]()
-        assert figure.axes[0].get_title(loc="left") == "Mine"
-        assert figure.get_facecolor()[:3] < (0.2, 0.2, 0.2)
 
 
 def test_pictures_show_what_the_run_holds() -> None:
@@ -142,15 +117,3 @@ def test_pictures_show_what_the_run_holds() -> None:
     assert artists_of_kind(loss, "line")[3].get_ydata().tolist() == list(curve.nll)
     answers = with_answers(text_of("c4", 1), **{"bf16": "11", "noise": "11", "EXL3_4.0": "10", "GGUF_Q4_K": "01"})
     assert set(pictures.pictures_of(answers)) == {"acc_bpw", "acc_size", *SCATTER, *OTHERS}
-
-
-def test_a_group_has_one_colour_in_all_pictures() -> None:
-    found = pictures.pictures_of(real_table.real_text())
-    scatter = found["kld_bpw"]()
-    points = {
-        text.get_text(): mark
-        for text, mark in zip(artists_of_kind(scatter, "label"), artists_of_kind(scatter, "point"), strict=True)
-    }
-    row = next(text for text in artists_of_kind(found["kld_percentiles"](), "label") if text.get_text() == "W8A16 g128")
-    colour = points["W8A16 g128\n0.00360"].get_color()
-    assert row.get_color() == style.ink_of(colour, style.LIGHT)

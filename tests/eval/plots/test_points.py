@@ -14,19 +14,14 @@ from compare_q.eval.plots import measures
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM
 from compare_q.eval.plots.points import (
     Point,
-    at_edge,
-    error_note,
-    front_in_words,
     levels_of,
     pareto_front,
     points_of,
     points_within,
-    series,
     subtitle_of,
 )  # fmt: skip
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
-from tests.support import real_table
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
 from tests.support.scatter_cases import TABLE
 from tests.support.several_texts import KLDS, NAMES, text_of, three, with_answers, with_failed_text, with_text
@@ -43,22 +38,6 @@ def points(*rows: tuple[str, float, float]) -> list[Point]:
 
 def labels(found: list[Point]) -> list[str]:
     return [each.label for each in found]
-
-
-def test_lines_join_one_scheme_in_order_of_size() -> None:
-    found = series(
-        points(
-            ("GGUF Q6_K", 6.5, 1), ("GGUF Q4_K_M", 4.8, 2), ("GGUF Q3_K_S", 3.5, 3), ("GGUF Q4_0", 4.5, 2.5),
-            ("GGUF Q8_0", 8.5, 0.5), ("GGUF IQ3_XXS", 3.1, 4), ("GGUF F16", 16, 0.1), ("GGUF BF16", 16, 0.1),
-            ("EXL3 2.0 bpw", 2, 5), ("EXL3 2.25 bpw", 2.25, 4), ("W4A16 g32", 4.5, 1), ("NVFP4 W4A16", 4.5, 2),
-            ("NVFP4 W4A4", 4.5, 3), ("FP8", 8, 1),
-        )
-    )  # fmt: skip
-    assert [labels(each) for each in found] == [
-        ["EXL3 2.0 bpw", "EXL3 2.25 bpw"],
-        ["GGUF Q3_K_S", "GGUF Q4_K_M", "GGUF Q6_K"],
-        ["GGUF Q4_0", "GGUF Q8_0"],
-    ]
 
 
 @pytest.mark.parametrize(
@@ -84,28 +63,6 @@ def test_the_front_of_the_table_is_what_no_other_row_beats() -> None:
     }  # fmt: skip
     table = [replace(each, unquantized=each.label == "bf16") for each in TABLE]
     assert set(labels(pareto_front(table))) == {each.label for each in quantized} - beaten
-
-
-def test_a_front_in_words() -> None:
-    rows = points(("EXL3 2.0", 2, 9), ("EXL3 3.0", 3, 8), ("EXL3 4.0", 4, 7), ("FP8", 8, 6), ("GGUF Q8_0", 8.5, 5),
-                  ("GGUF Q9_0", 9.5, 4))  # fmt: skip
-    assert front_in_words(pareto_front(rows), rows) == "EXL3 2.0 to EXL3 4.0, FP8, GGUF Q8_0, GGUF Q9_0"
-    beaten = [*rows, Point("EXL3 3.5", 3.5, 8.5)]
-    assert front_in_words(pareto_front(beaten), beaten) == "EXL3 2.0, EXL3 3.0, EXL3 4.0, FP8, GGUF Q8_0, GGUF Q9_0"
-    named = [replace(rows[3], label="W8A16 g128", group="INT")]
-    assert front_in_words(named, named) == "W8A16 g128"  # nobody calls it INT W8A16 g128
-    assert front_in_words([], rows) == ""
-
-
-def test_unquantized_points_stand_beside_the_others() -> None:
-    rows = points(("a", 2, 5), ("b", 8, 1), ("bf16", 16, 0), ("f16", 16.5, 0))
-    moved, edge = at_edge(rows)
-    assert edge == pytest.approx(8 + 0.1 * 6)
-    assert [each.x for each in moved] == [2, 8, edge, edge]
-    assert at_edge(rows[:2]) == (rows[:2], None)
-    assert at_edge(rows[2:]) == (rows[2:], None)
-    near = [*points(("b", 14, 1)), rows[2]]
-    assert at_edge(near) == (near, None)
 
 
 def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
@@ -223,22 +180,6 @@ def test_values_errors_and_the_reference_by_hand() -> None:
     assert [p.label for p in pareto_front(worse)] == ["EXL3 4.0"]
 
 
-def test_without_a_reference_an_error_is_the_models_own() -> None:
-    alone = with_answers(text_of("c4", 1, reference=False), **RIGHT)
-    assert alone
-    drawn = points_of([alone], BPW, ACC)[0]
-    assert drawn[3].error == pytest.approx(25)  # three of four
-    assert levels_of([alone], ACC) == []
-    words = "one standard error of the accuracy (mostly common to all)"
-    assert error_note([alone], drawn, ACC).endswith(words)
-
-
-def test_an_open_question_leaves_a_model_out() -> None:
-    drawn, left_out = points_of([asked(1, noise="11?1")], BPW, ACC)
-    assert "noise ≈" not in [p.label for p in drawn]
-    assert left_out == ["noise: not in the plot: acc unknown"]
-
-
 def test_of_several_texts_a_point_is_the_mean() -> None:
     """KLD: of 0.05, 0.02 and 0.08, whose errors are a tenth; PPL: geometric, its error 0.01 of each paired PPL."""
     kld, left_out = points_of(three().texts, BPW, KLD)
@@ -290,10 +231,3 @@ def test_the_measure_is_what_the_texts_have() -> None:
     assert measures.chosen(Results((text_of("wiki2", 0), asked(1))), None, None) is KLD
     assert measures.chosen(Results((asked(1),)), "kld", None) is KLD
     assert measures.chosen(Results((asked(1),)), "acc_norm", None) is ACCURACIES["acc_norm"]
-
-
-def test_the_kld_axis_names_the_reference_where_that_fits() -> None:
-    axis = "KL divergence (nats, mean over tokens)"
-    assert measures.kld_axis(real_table.real_text()) == f"{axis} against bf16 vLLM"
-    assert measures.kld_axis(run_of(REF, QUANT, reference={"label": "x" * 60})) == axis
-    assert measures.kld_axis(run_of(REF, QUANT, reference=None)) == axis

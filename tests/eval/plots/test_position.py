@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from compare_q.eval.plots import looks, position
 from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.stats.distributions import Curve
-from tests.support import real_table
-from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, smallest_gap
+from tests.support.drawn import artists_of_kind
 from tests.support.made import QUANT, REF, run_of
 
 pytestmark = pytest.mark.slow
-
-
-@functools.cache
-def real(kld: bool, dark: bool = False) -> Figure:
-    return position.by_position(real_table.real_text(), kld=kld, dark=dark)
 
 
 def text_with(edges: tuple[int, ...], **curves_of: tuple[float | None, ...]) -> TextResult:
@@ -33,26 +25,6 @@ def text_with(edges: tuple[int, ...], **curves_of: tuple[float | None, ...]) -> 
         estimates = replace(known.estimates, curve=Curve(edges, values, values))
         models.append(replace(known, label=label.replace("_", " "), estimates=estimates))
     return run_of(*models)
-
-
-@pytest.mark.parametrize("kld", [False, True])
-def test_names_of_the_real_table_are_in_the_order_of_their_lines_and_joined_to_them(kld: bool) -> None:
-    figure = real(kld)
-    axes, boxes = figure.axes[0], boxes_of(figure)
-    assert len(boxes) == (26 if kld else 27)
-    assert smallest_gap(boxes) > 0
-    assert smallest_gap(boxes, extents([*axes.get_xticklabels(), *axes.get_yticklabels()])) > 1
-    assert all(is_within(box, figure.bbox) and box.x0 > axes.bbox.x1 for box in boxes)
-    lines = artists_of_kind(figure, "line")
-    heights = [(box.y0 + box.y1) / 2 for box in boxes]
-    ends = [float(line.get_ydata()[-1]) for line in lines]
-    assert [end for _, end in sorted(zip(heights, ends, strict=True))] == sorted(ends)
-    assert axes.bbox.y0 - 1 <= min(heights) <= max(heights) <= axes.bbox.y1 + 1
-    for leader, line, box in zip(artists_of_kind(figure, "leader"), lines, boxes, strict=True):
-        start, *_, end = axes.transAxes.transform(leader.get_xydata())
-        assert start == pytest.approx(axes.transData.transform(line.get_xydata()[-1]))
-        assert end[1] == pytest.approx((box.y0 + box.y1) / 2, abs=4)
-        assert 0 < box.x0 - end[0] < 15
 
 
 def test_bins_are_drawn_in_their_middle() -> None:
@@ -112,39 +84,3 @@ def test_standard_errors_are_bands() -> None:
         assert corners[:, 0].max() < 3
     assert "± one standard error" in log.axes[0].texts[0].get_text()
     assert artists_of_kind(position.by_position(text), "band") == []
-
-
-def test_nothing_to_draw_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no model has scores by position"):
-        position.by_position(run_of())
-    with pytest.raises(ValueError, match="no model has scores by position"):
-        position.by_position(text_with((1, 2), a=(None,)))
-
-
-def test_the_reference_is_thicker_above_the_others_and_named() -> None:
-    reference, *others = artists_of_kind(real(False), "line")
-    assert reference.get_linewidth() == 3.0 > max(line.get_linewidth() for line in others)
-    assert reference.get_zorder() > max(line.get_zorder() for line in others)
-    names = [text.get_text() for text in artists_of_kind(real(False), "label")]
-    assert [name for name in names if "reference" in name] == [names[0]]
-    assert names[0].endswith(" (reference)")
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_of_many_models_those_that_matter_are_coloured(dark: bool) -> None:
-    """The reference, the noise floor, and EXL3, Q4_K_M and W8A16, which no row of the table beats; no style twice."""
-    drawn = {}
-    for kld in (False, True):
-        figure = real(kld, dark)
-        names = [text.get_text() for text in artists_of_kind(figure, "label")]
-        lines = artists_of_kind(figure, "line")
-        looks = {name: (line.get_color(), line._unscaled_dash_pattern) for name, line in zip(names, lines, strict=True)}
-        (grey,) = {look for look in looks.values() if list(looks.values()).count(look) > 1}
-        drawn[kld] = {name: look for name, look in looks.items() if look != grey}
-        assert len(set(drawn[kld].values())) == len(drawn[kld])
-        assert f"grey: the {len(looks) - len(drawn[kld])} others" in figure.axes[0].texts[0].get_text()
-    reference = drawn[False].pop("bf16 vLLM (reference)")
-    assert drawn[False] == drawn[True]
-    assert reference not in drawn[True].values()
-    bits = ("2.0", "2.5", "3.0", "3.5", "4.0", "5.0", "6.0")
-    assert set(drawn[True]) == {real_table.FLOOR, "GGUF Q4_K_M", "W8A16 g128", *(f"EXL3 {each} bpw" for each in bits)}

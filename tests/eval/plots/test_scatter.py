@@ -6,7 +6,6 @@ import functools
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -14,14 +13,14 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from compare_q.eval.plots import looks, measures, points, scatter, style
-from compare_q.eval.plots.measures import ACCURACIES, BPW, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
+from compare_q.eval.plots import measures, scatter, style
+from compare_q.eval.plots.measures import BPW, KLD, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import Level, Point
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.run_result import TextResult
 from tests.support import real_table
-from tests.support.drawn import artists_of_kind, boxes_of, extents
-from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, in_order, legend_of
-from tests.support.several_texts import text_of, three, with_answers
+from tests.support.drawn import artists_of_kind, extents
+from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, legend_of
+from tests.support.several_texts import three
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
 
@@ -60,36 +59,6 @@ def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size:
     assert len(bars) == (0 if kld else 18)  # KLD's errors are smaller than any marker
 
 
-@pytest.mark.parametrize("measure", [PPL, KLD])
-def test_a_card_names_the_ends_of_the_front(measure: Measure) -> None:
-    figure = scatter.scatter_figure(real_table.real_text(), measure=measure, card=True)
-    others = ["Q4_K_M", *(["W8A16 g128"] if measure.kld else [])]
-    names = sorted(text.get_text() for text in artists_of_kind(figure, "label"))
-    assert names == ["2.0 bpw", "6.0 bpw", *others]  # seven of EXL3 are on it
-    assert len(artists_of_kind(figure, "point")) == 27
-    assert tuple(figure.get_size_inches() * style.DPI) == (1200, 675)
-
-
-def crowd(figure: Figure) -> int:
-    """Points that share the twentieth of the axis above the lowest one."""
-    boxes = boxes_of(figure, "point")
-    heights = [(box.y0 + box.y1) / 2 - min((each.y0 + each.y1) / 2 for each in boxes) for box in boxes]
-    return sum(height < figure.axes[0].bbox.height / 20 for height in heights)
-
-
-def test_scales_show_the_rows_that_matter_unless_told_otherwise() -> None:
-    """On linear axes, as upstream's are, 17 rows by KLD and 26 by PPL share the lowest twentieth; on ours 1 and 5."""
-    found = {}
-    for measure, log_y in (KLD, None), (KLD, False), (PPL, None), (PPL, False), (PPL, True):
-        figure = scatter.scatter_figure(real_table.real_text(), measure=measure, log_y=log_y)
-        found[measure.name, log_y] = (figure.axes[0].get_yscale(), crowd(figure))
-        if measure is PPL:
-            shown = f"{scatter.EXCESS_AXIS} (logarithmic; linear near 0)" if log_y is None else "Perplexity"
-            assert figure.axes[0].get_ylabel() == shown
-    assert found == {("KLD", None): ("log", 1), ("KLD", False): ("linear", 17), ("PPL", None): ("asinh", 5),
-                     ("PPL", False): ("linear", 26), ("PPL", True): ("log", 17)}  # fmt: skip
-
-
 def of_rows(*labels: str) -> TextResult:
     """The real table with these rows alone."""
     run = real_table.real_text()
@@ -116,60 +85,6 @@ def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Me
     assert "(logarithmic" in more.axes[0].get_ylabel() or kind is KLD
 
 
-def test_a_group_has_one_colour_and_marker_whatever_rows_are_shown() -> None:
-    """In the table of 27 rows, and in tables of the reference and one row."""
-
-    def looks_of(run: TextResult) -> dict[str, tuple[object, object]]:
-        figure = scatter.scatter_figure(run, measure=KLD)
-        drawn = sorted(points.points_of([run], BPW, KLD)[0], key=lambda p: (p.x, p.y, p.label))
-        marks = artists_of_kind(figure, "point")
-        return {p.label: (m.get_color(), m.get_marker()) for p, m in zip(drawn, marks, strict=True)}
-
-    together = looks_of(real_table.real_text())
-    for model in real_table.real_text().models[1::5]:
-        alone = looks_of(of_rows("bf16 vLLM", model.label))
-        assert alone[model.marked_label] == together[model.marked_label]
-    assert len(set(together.values())) == 8  # bf16, W4A16, W8A16, W8A8, FP8, NVFP4, EXL3, GGUF
-
-
-def test_the_lines_of_the_real_table() -> None:
-    floor = f"noise floor ({real_table.FLOOR}) 0.0015"
-    for measure, size, height, name in (PPL, BPW, 0, "reference 21.99"), (KLD, VRAM, 0.00154269, floor):
-        figure = real(measure, size)
-        (line,), (text,) = artists_of_kind(figure, "level"), artists_of_kind(figure, "level-name")
-        assert tuple(line.get_ydata()) == (height, height)
-        assert text.get_text() == name
-
-
-def subtitles(run: TextResult, **keys: Any) -> list[str]:
-    return str(scatter.scatter_figure(run, **keys).axes[0].texts[0].get_text()).splitlines()
-
-
-def test_what_is_below_the_title() -> None:
-    mark = "wikitext2, 586 × 2048 tokens (†: ran otherwise than its checkpoint asks)"
-    bars = "error bars, where longer than the marker: one standard error of"
-    run = real_table.real_text()
-    best = "bold: the best of their size or smaller: EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q4_K_M"
-    assert subtitles(run) == [mark, f"{bars} the ratio to the reference's", best]
-    assert subtitles(run, measure=KLD) == [mark, f"{bars} the mean", f"{best}, W8A16 g128"]
-    unknown = "no error bars: errors of percentiles are not known"
-    assert subtitles(run, measure=KLD_VALUES["median"])[1] == unknown
-    assert subtitles(run, card=True) == [mark.split(" (")[0]]
-    alone = replace(run, models=tuple(on_its_own(model) for model in run.models if model.label != real_table.MARKED))
-    assert subtitles(alone)[:2] == [mark.split(" (")[0], f"{bars} the perplexity (mostly common to all)"]
-    mixed = replace(run, models=tuple(on_its_own(m) if "Q8" in m.label else m for m in run.models))
-    assert " ".join(subtitles(mixed)[1:3]) == f"{bars} the ratio to the reference's (GGUF Q8_0: of the perplexity)"
-    assert subtitles(replace(run, models=run.models[:1])) == [mark.split(" (")[0]]
-
-
-def on_its_own(model: ModelResult) -> ModelResult:
-    """A model that was not compared with a reference, from windows that no other has."""
-    estimates = model.estimates
-    assert estimates
-    blocks = replace(estimates.blocks, tokens=(40,), nll=(100.0,))
-    return replace(model, is_reference=False, estimates=replace(estimates, against=None, blocks=blocks))
-
-
 def test_limits_leave_points_and_lines_out() -> None:
     figure = scatter.scatter_figure(real_table.real_text(), max_x=5, max_y=25)
     shown = {text.get_text().split("\n")[0] for text in artists_of_kind(figure, "label")}
@@ -193,14 +108,6 @@ def test_several_texts_are_one_plot_of_their_means() -> None:
     assert best == pytest.approx(100 * (math.prod((1.05, 1.02, 1.08)) ** (1 / 3) - 1))
 
 
-def test_accuracy_is_on_a_linear_axis() -> None:
-    run = with_answers(text_of("c4", 1), **{"bf16": "1111", "noise": "1111", "EXL3_4.0": "1010", "GGUF_Q4_K": "0111"})
-    figure = scatter.scatter_figure(run, measure=ACCURACIES["acc"])
-    assert figure.axes[0].get_yscale() == "linear"
-    assert figure.axes[0].get_ylabel().startswith("Accuracy / %")
-    assert [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")] == [50, 75, 100, 100]
-
-
 def test_dotted_lines_through_schemes_in_x_order() -> None:
     dotted = [line for line in figure_of("table").axes[0].lines if line.get_linestyle() == ":"]
     paths = sorted(tuple(np.asarray(line.get_xdata())) for line in dotted)
@@ -210,14 +117,6 @@ def test_dotted_lines_through_schemes_in_x_order() -> None:
         (4.25, 4.63),
         (4.55, 8.5),  # Q4_0 and Q8_0
     ]
-
-
-def test_a_point_that_another_all_but_covers_shows_around_it() -> None:
-    figure = draw_kld(KLDS)
-    texts = [text.get_text() for text in artists_of_kind(figure, "label")]
-    assert texts == ["vLLM W4A16\n0.30000", "vLLM FP8\n0.02000", "bf16\nreference", "vLLM bf16\n0.00040"]
-    sizes = {mark.get_ydata()[0]: mark.get_markersize() for mark in artists_of_kind(figure, "point")}
-    assert sizes[0.0] > sizes[0.0004] == sizes[0.02] == sizes[0.3]
 
 
 def test_nothing_global_changes(tmp_path: Path) -> None:
@@ -239,53 +138,6 @@ def test_the_legend_is_sorted_and_each_name_has_the_look_of_its_group() -> None:
     assert looks == [(marks[i].get_color(), marks[i].get_marker()) for i in (3, 2, 1, 0)]
 
 
-def test_labels_give_name_and_value() -> None:
-    names = looks.drawn_names([(p.label, "") for p in in_order(TABLE)])
-    expected = [f"{name}\n{p.y:.3f}" for name, p in zip(names, in_order(TABLE), strict=True)]
-    assert [text.get_text() for text in artists_of_kind(draw(TABLE), "label")] == expected
-
-
-def test_odd_labels_are_shown_as_written() -> None:
-    figure = figure_of("odd labels")
-    legend = [text.get_text() for text in legend_of(figure).get_texts()]
-    assert {"_x", "?", "[a]"} <= set(legend)
-    first = artists_of_kind(figure, "label")[0]
-    assert first.get_text() == "_x $a$ b$\n1.000"
-    assert not first.get_parse_math()
-
-
-def test_a_value_below_zero_is_still_on_the_axis() -> None:
-    low, high = draw_kld([*KLDS, Point("EXL3 8.0", 8, -0.1)]).axes[0].get_ylim()
-    assert low == pytest.approx(-0.1 - scatter.FLOOR * high)
-
-
-def test_without_zero_a_logarithmic_axis_has_no_such_tick() -> None:
-    figure = draw_kld(KLDS[1:], log_y=True)
-    assert "0" not in [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert min(mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")) == 0.0004
-
-
-def test_nothing_above_zero_cannot_be_logarithmic() -> None:
-    with pytest.raises(ValueError, match="nothing above 0"):
-        draw_kld(KLDS[:1], log_y=True)
-
-
-@pytest.mark.parametrize(("other", "name"), [(16.0, "16"), (16.01, "16"), (32.0, "unquantized")])
-def test_the_break_is_behind_the_last_quantized_point_and_the_edge_says_what_is_there(other: float, name: str) -> None:
-    """The tick has the size of the unquantized rows if it is one size; the ticks before the break are all there."""
-    points = [
-        Point("Q 4.5", 4.5, 9.0), Point("Q 8.02", 8.02, 8.0),
-        Point("bf16 a", 16, 7.0, unquantized=True), Point("bf16 b", other, 7.1, unquantized=True),
-    ]  # fmt: skip
-    axes = draw(points).axes[0]
-    edge = 8.02 + 0.1 * (8.02 / 2)
-    assert axes.get_xticks()[-1] == pytest.approx(edge)
-    assert 8.0 in axes.get_xticks()
-    assert axes.get_xticklabels()[-1].get_text() == name
-    (broken,) = [text for text in axes.texts if text.get_gid() == "break-0"]
-    assert broken.get_position()[0] == pytest.approx((8.02 + edge) / 2)
-
-
 @pytest.mark.parametrize(
     ("rows", "near"),
     [
@@ -304,17 +156,6 @@ def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(
     assert [p.y for p in percents] == pytest.approx([5 * y - 100 for _, y, _, _ in rows])
     assert [p.error for p in percents] == [None if e is None else pytest.approx(5 * e) for _, _, e, _ in rows]
     assert levels[0].y == 0
-
-
-def test_ticks_of_excesses_are_percents() -> None:
-    """Powers of ten, and 2 and 5 times these as long as they are few."""
-    near = -1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000
-    assert scatter.percent_ticks(1.0, -1.5, 2500.0, scatter.MOST_TICKS) == pytest.approx(near)
-    assert scatter.percent_ticks(1.0, -1.5, 2500.0, scatter.MOST_SPARSE) == pytest.approx([-1, 0, 1, 10, 100, 1000])
-    assert scatter.percent_ticks(1e-3, -1.5, 2500.0, scatter.MOST_TICKS)[-2:] == pytest.approx([100, 1000])
-    axes = draw([Point("a", 4, -0.5), Point("b", 5, 2000.0)], near=1.0).axes[0]
-    assert axes.get_yscale() == "asinh"
-    assert {"0 %", "+1 %", "+1,000 %"} <= {text.get_text() for text in axes.get_yticklabels()}
 
 
 @pytest.mark.parametrize(
