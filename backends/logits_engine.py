@@ -35,16 +35,16 @@ import numpy as np
 from compare_q.backends.base import Engine, PlannedModel, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.options import EngineOptions, parse_options
-from compare_q.backends.reference.comparison import Comparison
-from compare_q.backends.reference.reading import StoredRows, open_reference
+from compare_q.backends.reference.comparison import Comparison, StoredRows
 from compare_q.backends.reference.recorder import Recorder
+from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import divergences, statistics
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from compare_q.backends.common.head import Head
+    from compare_q.backends.reference.head import Head
 
 PIECE_ELEMENTS = 1 << 28
 """Logits that an engine computes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256 entries."""

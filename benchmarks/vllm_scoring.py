@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from compare_q.backends.base import PlannedModel, ScoreRequest, Window  # noqa: E402
 from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
-from compare_q.backends.reference.reading import ReferenceWindows, StoredRows  # noqa: E402
+from compare_q.backends.reference.comparison import ReferenceWindows, StoredRows  # noqa: E402
 from compare_q.backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
 from compare_q.backends.vllm.engine import VllmEngine  # noqa: E402
 from compare_q.backends.vllm.hooks import TAG  # noqa: E402

@@ -27,11 +27,11 @@ from pydantic import Field, model_validator
 from compare_q.backends.base import Capabilities, Layer, PlannedModel
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.exllama.family import NOT_GPUS, OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
 from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers
 from compare_q.backends.layers.names import by_module
+from compare_q.backends.reference.head import Head
 
 if TYPE_CHECKING:
     import torch

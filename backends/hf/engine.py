@@ -30,7 +30,6 @@ from compare_q.backends.base import (
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.options import parse_options
 from compare_q.backends.common.packages import check_installed
@@ -46,6 +45,7 @@ from compare_q.backends.hf.streaming import Streamer, decoder_layers
 from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
 from compare_q.backends.logits_engine import PIECE_ELEMENTS, LogitsEngine
+from compare_q.backends.reference.head import Head
 
 if TYPE_CHECKING:
     import torch

@@ -1,44 +1,243 @@
-"""A reference store beside a model that is being scored: the reference's logits where the model's own logits are.
+"""A reference store next to a model that is being scored: the reference's logits on the device of the model's own.
 
-Every engine compares by this file: those that hand out logits with the whole vocabulary as the shard (0, V), vLLM's
-tensor-parallel ranks with the share of the vocabulary that each holds.
+``ReferenceWindows`` reads windows ahead of their use.  ``Blocks`` holds some rows of each window on the device, for
+decode steps that need one row of hundreds of windows: one gather instead of 256 copies of 8 KB.  ``Comparison`` turns
+stored rows into the reference's logits, for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from compare_q.backends.common.head import head_logits
-from compare_q.backends.reference.reading import Blocks, ReferenceWindows, StoredRows
+import numpy as np
+from numpy.typing import NDArray
+
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.reference.head import head_logits
 from compare_q.backends.reference.store import Reader
 from compare_q.backends.scoring import divergences, statistics
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
 
+AHEAD_BYTES = 512 << 20
+"""Bytes of windows to read ahead: 16 windows of 2,048 tokens and H = 4,096 take 268 MB."""
+PIECE_BYTES = 64 << 20
+"""Bytes of a window to read at a time: 8,192 states of H = 4,096 in bf16, so that most windows are one piece."""
+ROWS, MOST = 2048, 64
+"""Rows that ``Blocks`` holds of all windows (16 MiB of bf16 states with H = 4,096), and of one window."""
 CHUNK_ELEMENTS = 1 << 26
-"""Logits of the reference that ``Comparison.statistics`` makes at a time: 128 MiB in bfloat16."""
+"""Logits of the reference that ``Comparison.statistics`` computes at a time: 128 MiB in bfloat16."""
 COMPARED_ENTRIES = 1 << 13
-"""Entries of a head that are compared at a time."""
-
+"""Vocabulary entries of two heads that are compared at a time."""
 FEW_ROWS = 64
-"""Stored rows of several windows go to a GPU in one copy where a window has fewer on average, and else by themselves: a
-window of 2,048 is not copied on the host first."""
-
+"""With fewer rows per window on average, rows of several windows are joined on the host and copied to the GPU once."""
 HeadKey = tuple[Path, tuple[str, ...], int, int]
-"""Which head of which store: its path, the checksums of the head's files, and the vocabulary entries."""
+"""Identity of a head: the store's path, the checksums of the head's files, the vocabulary entries [first, last)."""
+
+
+class StoredRows(NamedTuple):
+    """Scored positions ``begin`` to ``end`` of a window that has ``n_scored``."""
+
+    window: int
+    n_scored: int
+    begin: int
+    end: int
+
+
+class Piece(NamedTuple):
+    """One piece of a window, by its number in the window."""
+
+    window: int
+    number: int
+
+
+class Read(NamedTuple):
+    """The rows of a piece, and the number of rows of its whole window in the store."""
+
+    tensor: torch.Tensor
+    n_rows: int
+
+
+class ReferenceWindows:
+    """Reads windows of a store in pieces of at most ``PIECE_BYTES``; a thread reads ahead in their order.
+
+    ``pin``: into pinned memory, from which a GPU copies without waiting.
+    """
+
+    def __init__(self, store: Reader, *, pin: bool) -> None:
+        self.store = store
+        self.pin = pin
+        self.pool = ThreadPoolExecutor(1)
+        piece = max(store.stored_bytes // max(store.n_windows * self.n_pieces(0), 1), 1)
+        self.ahead = min(max(AHEAD_BYTES // piece, 1), 64)
+        self.futures: dict[Piece, Future[Read]] = {}
+        self.asked: set[Piece] = set()  # also those that were forgotten, which are not read ahead again
+
+    def n_pieces(self, window: int) -> int:
+        """Number of pieces in which a window is read."""
+        return max(-(-self.store.window_bytes(window) // PIECE_BYTES), 1)
+
+    def pieces(self, window: int, number: int) -> Iterator[Piece]:
+        """Yield this piece and all later ones, in order."""
+        for later in range(window, self.store.n_windows):
+            for each in range(number if later == window else 0, self.n_pieces(later)):
+                yield Piece(later, each)
+
+    def _read(self, piece: Piece) -> Read:
+        n_rows = self.store.n_rows(piece.window)
+        size = -(-n_rows // self.n_pieces(piece.window))
+        tensor = self.store.window(piece.window, piece.number * size, (piece.number + 1) * size)
+        return Read(tensor.pin_memory() if self.pin else tensor, n_rows)
+
+    def get(self, rows: StoredRows) -> torch.Tensor:
+        """Return states [n, H] or logits [n, V] of rows of a window, on the CPU; forget the pieces before them.
+
+        ModelError unless the store has as many rows of the window as are scored: with another warm-up, every position
+        would be shifted.
+        """
+        import torch
+
+        size = -(-rows.n_scored // self.n_pieces(rows.window))
+        first, last = rows.begin // size, (rows.end - 1) // size
+        self.forget(rows.window, first)
+        found = [self._piece(Piece(rows.window, number)) for number in range(first, last + 1)]
+        if (stored := found[0].n_rows) != rows.n_scored:
+            raise ModelError(f"window {rows.window}: the reference has {stored} positions, the window {rows.n_scored}")
+        tensor = found[0].tensor if first == last else torch.cat([each.tensor for each in found])
+        return tensor[rows.begin - first * size : rows.end - first * size]
+
+    def _piece(self, piece: Piece) -> Read:
+        if piece not in self.asked or piece not in self.futures:  # a preempted window starts again
+            self.asked.add(piece)
+            ahead = islice(self.pieces(*piece), 1, 1 + self.ahead)
+            for wanted in (piece, *(each for each in ahead if each not in self.asked)):
+                if wanted not in self.futures:
+                    self.futures[wanted] = self.pool.submit(self._read, wanted)
+        return self.futures[piece].result()
+
+    def forget(self, window: int, before: int) -> None:
+        """Forget the pieces of a window before one of them."""
+        for number in range(before):
+            self.futures.pop(Piece(window, number), None)
+            self.asked.add(Piece(window, number))
+
+    def drop(self, window: int) -> None:
+        """Forget a window that has been scored."""
+        self.forget(window, self.n_pieces(window))
+
+    def close(self) -> None:
+        """Stop reading."""
+        self.pool.shutdown(cancel_futures=True)
+        self.futures.clear()
+        self.asked.clear()
+
+
+class Block(NamedTuple):
+    """Rows ``begin`` to ``end`` of a window, stored from row ``place`` on."""
+
+    place: int
+    begin: int
+    end: int
+
+
+class Blocks:
+    """Holds blocks of ``size`` rows of each window on a device; ``read`` returns stored rows on the host.
+
+    All device work is in the current stream, which must be the same each time.
+    """
+
+    def __init__(self, read: Callable[[StoredRows], torch.Tensor], device: torch.device) -> None:
+        self.read, self.device = read, device
+        self.rows: torch.Tensor | None = None
+        self.size = 0
+        self.held: dict[int, Block] = {}
+        self.used: dict[int, int] = {}
+        self.free: list[int] = []
+
+    def get(self, parts: Sequence[StoredRows], out: torch.Tensor) -> bool:
+        """Write the rows of ``parts`` into ``out`` [n, H], in order; False if there is no room for blocks."""
+        import torch
+
+        windows = {part.window for part in parts}
+        most = max(part.end - part.begin for part in parts)
+        if len(windows) < len(parts) or most > MOST:
+            return False
+        if missing := [part for part in parts if not self.has(part)]:
+            waiting = {window for window, block in self.held.items() if self.used[window] < block.end} - windows
+            if ROWS // (len(parts) + len(waiting)) < 2:
+                waiting = set()
+            count = len(parts) + len(waiting)  # waiting: windows of other chunks of this step
+            if ROWS // count < 2:
+                return False
+            if self.rows is None or count * self.size > len(self.rows):
+                self.plan(count, out)
+                missing = list(parts)
+            if most > self.size:
+                return False
+            self.load(missing, windows | waiting)
+        assert self.rows is not None
+        index: list[int] = []
+        for part in parts:
+            block = self.held[part.window]
+            begin = block.place + part.begin - block.begin
+            self.used[part.window] = part.end
+            index.extend(range(begin, begin + part.end - part.begin))
+        torch.index_select(self.rows, 0, sent(np.array(index, np.int64), self.device), out=out)
+        return True
+
+    def plan(self, count: int, like: torch.Tensor) -> None:
+        """Allocate blocks for ``count`` windows, with rows like [n, H]; rows held so far are read again."""
+        import torch
+
+        self.size, self.held = min(ROWS // count, MOST), {}
+        self.free = [place * self.size for place in range(count)]
+        self.rows = torch.empty(self.size * count, like.shape[1], dtype=like.dtype, device=self.device)
+
+    def has(self, part: StoredRows) -> bool:
+        """Return True if a part's rows are on the device."""
+        block = self.held.get(part.window)
+        return block is not None and block.begin <= part.begin and part.end <= block.end
+
+    def load(self, parts: Sequence[StoredRows], wanted: set[int]) -> None:
+        """Read a block for each part, from its first row on, in place of windows that are not ``wanted``."""
+        import torch
+
+        assert self.rows is not None
+        for window in [window for window in self.held if window not in wanted]:
+            self.free.append(self.held.pop(window).place)
+        stored, places = [], []
+        for part in parts:
+            end = min(part.begin + self.size, part.n_scored)
+            place = self.held[part.window].place if part.window in self.held else self.free.pop()
+            self.held[part.window] = Block(place, part.begin, end)
+            stored.append(self.read(part._replace(end=end)))
+            places.append(np.arange(place, place + end - part.begin))
+        host = torch.cat(stored, out=torch.empty(
+            sum(map(len, stored)), self.rows.shape[1], dtype=stored[0].dtype, pin_memory=self.device.type == "cuda"
+        ))  # fmt: skip
+        rows = host.to(self.device, non_blocking=True).to(self.rows.dtype)
+        self.rows.index_copy_(0, sent(np.concatenate(places), self.device), rows)
+
+
+def sent(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Copy an array to a device, through pinned memory, because a pageable copy would wait for the GPU."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """The reference's head on a device: ``weight`` [n, H], ``bias`` [n] or None, of the entries that ``key`` names.
+    """The reference's head on a device: ``weight`` [n, H] and ``bias`` [n] or None, of the entries in ``key``.
 
-    ``origin`` says for the results whether it is the model's own memory (``is_own``) or a copy.
+    ``is_own``: it is the model's own memory; ``origin`` states that, or the size of the copy, for the results.
     """
 
     key: HeadKey
@@ -49,15 +248,15 @@ class LoadedHead:
 
 
 def head_key(store: Reader, shard: tuple[int, int]) -> HeadKey:
-    """What the loaded head of a store depends on."""
+    """Return the identity of a store's head."""
     return store.path, tuple(store.head_digests), *shard
 
 
 def load_head(store: Reader, shard: tuple[int, int], device: Any, own: torch.Tensor | None = None) -> LoadedHead:
-    """The head of a store of states, on a device.
+    """Return the head of a store of states, on a device.
 
-    ``own``: the model's own head [last - first, H] on that device, if it has a plain one without a bias; its memory is
-    used where it holds the same numbers.  Comparing a head of 1 GB takes 0.12 s.
+    ``own``: the model's own head [last - first, H] on that device, if it has one without a bias; its memory is used if
+    it holds the same numbers.
     """
     if own is not None and is_same_weight(store, own, *shard):
         return LoadedHead(head_key(store, shard), own, None, "the model's own, bit for bit", is_own=True)
@@ -66,7 +265,7 @@ def load_head(store: Reader, shard: tuple[int, int], device: Any, own: torch.Ten
 
 
 def is_same_weight(store: Reader, weight: torch.Tensor, first: int, last: int) -> bool:
-    """Whether the stored head is the given weight [last - first, H] bit for bit, compared piece by piece."""
+    """Return True if the stored head equals ``weight`` [last - first, H] bit for bit."""
     import torch
 
     for begin in range(first, last, COMPARED_ENTRIES):
@@ -81,10 +280,10 @@ def is_same_weight(store: Reader, weight: torch.Tensor, first: int, last: int) -
 
 
 class Comparison:
-    """The logits of a reference store, over the vocabulary entries [first, last) of ``shard``, on a device.
+    """Logits of a reference store on a device, over the vocabulary entries [first, last) of ``shard``.
 
-    ``head``: the store's head, if it is there already; None: a store of states loads it; ``with_divergences``: score by
-    both passes (``backends/scoring/divergences.py``).  ``close`` ends the reading.
+    ``head``: the store's head, if it is loaded already; ``with_divergences``: also compute the second pass of
+    ``backends/scoring/divergences.py``.  ``close`` ends the reading.
     """
 
     def __init__(
@@ -97,12 +296,12 @@ class Comparison:
         self.blocks = Blocks(self.on_host, device)
 
     def on_host(self, rows: StoredRows) -> torch.Tensor:
-        """What is stored of some rows of a window: states [n, H], or logits [n, last - first] of the shard."""
+        """Return the stored states [n, H], or logits [n, last - first] of the shard, of some rows of a window."""
         part = self.windows.get(rows)
         return part if self.head is not None else part[:, slice(*self.shard)]
 
     def on_device(self, parts: Sequence[StoredRows], out: torch.Tensor | None = None) -> torch.Tensor:
-        """What is stored of several windows' rows, one after the other, on the device; into ``out`` where it is given.
+        """Return stored rows of several windows, one after the other, on the device, in ``out`` if given.
 
         Nothing waits for the copy.
         """
@@ -125,9 +324,9 @@ class Comparison:
         return out[:n]
 
     def logits(self, parts: Sequence[StoredRows], stored: torch.Tensor | None = None) -> torch.Tensor:
-        """The reference's logits [n, last - first] at the rows of ``parts``, one after the other.
+        """Return the reference's logits [n, last - first] of the rows of ``parts``, one after the other.
 
-        ``stored``: what ``on_device`` gives of them, if it is there already.
+        ``stored``: the result of ``on_device`` for them, if it exists already.
         """
         stored = self.on_device(parts) if stored is None else stored
         if self.head is None:
@@ -137,9 +336,9 @@ class Comparison:
     def statistics(
         self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.integer[Any]]
     ) -> NDArray[np.float32]:
-        """Partial statistics [n, F] of a window's rows from their logits [n, V], cut to the shard (0, V').
+        """Return partial statistics [n, F] of rows of a window from their logits [n, V], cut to the shard (0, V').
 
-        ``targets`` integers [n].  The reference's logits are made in pieces of bounded size.
+        ``targets``: integers [n].  The reference's logits are computed in pieces of at most ``CHUNK_ELEMENTS``.
         """
         import torch
 
@@ -152,7 +351,7 @@ class Comparison:
             end = min(begin + step, n_rows)
             reference = self.logits([rows._replace(begin=rows.begin + begin, end=rows.begin + end)])
             divergences.both_passes(logits[begin:end], ids[begin:end], out[begin:end], reference)
-        return out.cpu().numpy()  # waits for a GPU's copies of the window
+        return out.cpu().numpy()  # waits until the GPU has copied the window
 
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""
@@ -174,10 +373,7 @@ class Fetched:
 
 
 class StatesAhead:
-    """Fetches states of at most ``rows`` rows at a time: one chunk is copied while the one before it is in use.
-
-    In the stream of the computation the copies of 64 windows of 2,048 tokens (H = 4,096) took 20 ms of 3.6 s.
-    """
+    """Copies states of at most ``rows`` rows to the device, in its own stream, while the chunk before is used."""
 
     def __init__(self, comparison: Comparison, rows: int, width: int, dtype: torch.dtype) -> None:
         import torch
@@ -191,7 +387,7 @@ class StatesAhead:
         self.slot = 1
 
     def fetch(self, parts: Sequence[StoredRows]) -> None:
-        """Begin to copy the rows of ``parts`` once the buffer is free; nothing here waits."""
+        """Start to copy the rows of ``parts`` once the buffer is free; returns at once."""
         import torch
 
         self.slot = 1 - self.slot
@@ -203,7 +399,7 @@ class StatesAhead:
         self.fetched = Fetched(list(parts), states, ready, self.slot)
 
     def take(self, parts: Sequence[StoredRows]) -> Fetched:
-        """The states [n, H] of ``parts``, which the current stream may use from now on, until ``give_back``."""
+        """Return the states [n, H] of ``parts``, for the current stream, until ``give_back``."""
         import torch
 
         if self.fetched is None or self.fetched.parts != list(parts):
@@ -214,7 +410,7 @@ class StatesAhead:
         return taken
 
     def give_back(self, taken: Fetched) -> None:
-        """The buffer may be written again once the current stream has come here."""
+        """Let the buffer be written again after the current stream's work so far."""
         import torch
 
         self.free[taken.slot] = torch.cuda.current_stream().record_event()

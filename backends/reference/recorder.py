@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.common import storage
-from compare_q.backends.common.head import Contents, head_difference, head_mismatch, largest_finite
 from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.reference.head import Contents, head_difference, head_mismatch, largest_finite
 from compare_q.backends.reference.store import DTYPES
 
 if TYPE_CHECKING:
     import torch
 
-    from compare_q.backends.common.head import RecomputableHead
+    from compare_q.backends.reference.head import RecomputableHead
 
 SAMPLED_ROWS = 64
 """Rows of a window's logits on which the head's product is compared with them."""

@@ -36,8 +36,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.head import Contents, Head
 from compare_q.backends.common.messages import one_line
+from compare_q.backends.reference.head import Contents, Head
 
 if TYPE_CHECKING:
     import torch
@@ -207,6 +207,18 @@ class Reader:
         weight = parts[0][1] if len(parts) == 1 else torch.cat([weight for _, weight, _ in parts])
         biases = [bias for _, _, bias in parts if bias is not None]
         return weight.to(device), torch.cat(biases).to(device) if biases else None
+
+
+def open_reference(path: Path) -> Reader:
+    """Return the store at ``path``; InputError names what is wrong with it."""
+    if (path / MANIFEST).is_file():
+        return Reader(path)
+    if holds_upstreams_logits(path):
+        raise InputError(
+            f"{path}: holds logits that ExLlamaV3's compare_q kept, which cannot be read; name another path and mark "
+            'the model as the reference ("reference": true), so that it is recorded anew'
+        )
+    raise InputError(f"{path}: holds no reference: there is no {MANIFEST}")
 
 
 def problem_of(file: Path) -> str:

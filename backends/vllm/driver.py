@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from compare_q.backends.base import Layer, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.head import head_mismatch, spacing
 from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
+from compare_q.backends.reference.head import head_mismatch, spacing
 from compare_q.backends.scoring import divergences, statistics
 from compare_q.backends.vllm.hooks import TAG
 from compare_q.backends.vllm.scorer import Plan

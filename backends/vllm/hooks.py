@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.reference.reading import StoredRows, sent
+from compare_q.backends.reference.comparison import StoredRows, sent
 from compare_q.backends.vllm.install import NEWEST, OLDEST
 
 if TYPE_CHECKING:

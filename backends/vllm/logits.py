@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compare_q.backends.common.head import Head, head_difference, largest_difference
+from compare_q.backends.reference.head import Head, head_difference, largest_difference
 
 if TYPE_CHECKING:
-    from compare_q.backends.common.head import RecomputableHead
     from compare_q.backends.reference.comparison import LoadedHead
+    from compare_q.backends.reference.head import RecomputableHead
 
 UNLIMITED = 1 << 60
 

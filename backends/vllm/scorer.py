@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.head import Contents
 from compare_q.backends.common.messages import dtype_name, one_line
-from compare_q.backends.reference.comparison import Comparison, StatesAhead, head_key, load_head
-from compare_q.backends.reference.reading import StoredRows, open_reference
+from compare_q.backends.reference.comparison import Comparison, StatesAhead, StoredRows, head_key, load_head
+from compare_q.backends.reference.head import Contents
 from compare_q.backends.reference.recorder import Recorder
+from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import divergences, statistics
 from compare_q.backends.scoring.statistics import Column
 from compare_q.backends.vllm.hooks import Pack, RequestRows, ScoredRows, Tokens, scored_rows, states_of

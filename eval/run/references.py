@@ -17,8 +17,7 @@ from typing import Any
 
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.reference import store as reference_store
-from compare_q.backends.reference.reading import open_reference
-from compare_q.backends.reference.store import MANIFEST, Reader, holds_upstreams_logits, is_free
+from compare_q.backends.reference.store import MANIFEST, Reader, holds_upstreams_logits, is_free, open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.cache import Cache, Lock, NoLock

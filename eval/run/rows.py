@@ -23,7 +23,7 @@ from compare_q.backends.base import PlannedModel, ScoreRequest, Window
 from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store as reference_store
-from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
 from compare_q.eval.common.progress import Progress, Tell

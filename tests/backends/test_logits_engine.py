@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from compare_q.backends.base import ScoreRequest, TokenScores, Window
-from compare_q.backends.common import head
 from compare_q.backends.logits_engine import LogitsEngine
-from compare_q.backends.reference import comparison
+from compare_q.backends.reference import comparison, head
 from compare_q.backends.reference import store as reference
 from tests.support.definitions import assert_divergences_of
 from tests.support.planned import planned

@@ -16,8 +16,8 @@ from hypothesis import given
 from rich.console import Console
 
 from compare_q.backends.base import TokenScores, Window
-from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import CONTROL
+from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import Ended, Failed, Ready, Returned, Told, encoded, parse_message

@@ -21,7 +21,7 @@ from compare_q.backends import logits_engine
 from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.hf import engine as hf
 from compare_q.backends.logits_engine import LogitsEngine
-from compare_q.backends.reference import comparison, reading, store
+from compare_q.backends.reference import comparison, store
 from tests.support import ROOT
 from tests.support.planned import planned
 
@@ -42,7 +42,7 @@ def growth(load_fn: str, model: Path) -> int:
 
 def main(load_fn: str, model: str, tokens: str) -> None:
     logits_engine.PIECE_ELEMENTS = hf.PIECE_ELEMENTS = comparison.CHUNK_ELEMENTS = 1 << 21
-    reading.PIECE_BYTES, reading.AHEAD_BYTES = 1 << 22, 1 << 23
+    comparison.PIECE_BYTES, comparison.AHEAD_BYTES = 1 << 22, 1 << 23
     torch.set_num_threads(1)
     engine_class, length = backends.resolve(load_fn, None)[1], int(tokens)
     options: dict[str, Any] = {"dtype": "float32"} if load_fn == "transformers" else {}

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from compare_q.backends.base import ScoreRequest
-from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.logits_engine import LogitsEngine
-from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import Reader, begin, seal
+from compare_q.backends.reference.store import Reader, begin, open_reference, seal
 from tests.support.toy import toy_windows
 
 HEAD = Head(300, "float32")

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from compare_q.backends.base import Decode, Layer, PlannedModel, ScoreRequest
-from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
+from compare_q.backends.reference.head import Head, head_logits
 from tests.support import exllamav3_stub
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model
 from tests.support.planned import planned

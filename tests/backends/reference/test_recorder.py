@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save
 
 from compare_q.backends.common import storage
-from compare_q.backends.common.head import Head, head_logits
 from compare_q.backends.reference import recorder
+from compare_q.backends.reference.head import Head, head_logits
 from compare_q.backends.reference.recorder import Recorder
 from tests.support.stores import numbers
 

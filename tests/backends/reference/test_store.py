@@ -15,8 +15,8 @@ import torch
 
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.head import Head
 from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import (
     MANIFEST,

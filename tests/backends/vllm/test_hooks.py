@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from compare_q.backends.reference.reading import StoredRows
+from compare_q.backends.reference.comparison import StoredRows
 from compare_q.backends.vllm import hooks
 from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, scored_rows
 from compare_q.backends.vllm.logits import LogitsSource

@@ -12,13 +12,19 @@ import torch
 from safetensors.torch import save_file
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.head import Head, head_logits
-from compare_q.backends.reference import comparison, reading
+from compare_q.backends.reference import comparison
 from compare_q.backends.reference import store as reference_store
-from compare_q.backends.reference.comparison import Comparison, is_same_weight
-from compare_q.backends.reference.reading import Blocks, Piece, ReferenceWindows, StoredRows, open_reference
+from compare_q.backends.reference.comparison import (
+    Blocks,
+    Comparison,
+    Piece,
+    ReferenceWindows,
+    StoredRows,
+    is_same_weight,
+)
+from compare_q.backends.reference.head import Head, head_logits
 from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import Reader, seal
+from compare_q.backends.reference.store import Reader, open_reference, seal
 from tests.support.stores import IDENTITY, numbers, record, state_store, store_of
 from tests.support.toy import refusal
 
@@ -48,7 +54,7 @@ def counting(folder: Path, count: int) -> Counting:
 def test_windows_come_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: list[int], ahead_bytes: int
 ) -> None:
-    monkeypatch.setattr(reading, "AHEAD_BYTES", ahead_bytes)
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", ahead_bytes)
     store = counting(tmp_path / "store", 6)
     windows = ReferenceWindows(store, pin=False)
     for window in order:
@@ -60,14 +66,14 @@ def test_windows_come_in_any_order(
 def test_windows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the bytes of 6 windows: 3 windows ahead of the one in use."""
     store = counting(tmp_path / "store", 6)
-    monkeypatch.setattr(reading, "AHEAD_BYTES", (store.stored_bytes + 1) // 2)
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", (store.stored_bytes + 1) // 2)
     windows = ReferenceWindows(store, pin=False)
     windows.get(whole(0))
     assert set(windows.futures) == {Piece(window, 0) for window in (0, 1, 2, 3)}
     windows.get(whole(3))
     assert set(windows.futures) == {Piece(window, 0) for window in range(6)}
     windows.close()
-    monkeypatch.setattr(reading, "AHEAD_BYTES", 0)  # never less than one
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", 0)  # never less than one
     windows = ReferenceWindows(store, pin=False)
     windows.get(whole(4))  # a run that goes on there reads none before it
     assert set(windows.futures) == {Piece(4, 0), Piece(5, 0)}
@@ -80,8 +86,8 @@ def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     states = numbers(1000, 4, seed=9)
     Recorder(tmp_path, "states").write(0, states)
     seal(tmp_path, IDENTITY, 3)
-    monkeypatch.setattr(reading, "PIECE_BYTES", (16_000 + 1000) // 4)  # and a header
-    monkeypatch.setattr(reading, "AHEAD_BYTES", 4000)
+    monkeypatch.setattr(comparison, "PIECE_BYTES", (16_000 + 1000) // 4)  # and a header
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", 4000)
     windows = ReferenceWindows(Reader(tmp_path), pin=False)
     for begin, end in ((0, 10), (240, 270), (100, 900), (999, 1000), (0, 1000), (3, 4)):
         assert torch.equal(windows.get(StoredRows(0, 1000, begin, end)), states[begin:end])
@@ -144,7 +150,7 @@ def check(held: Blocks, parts: Sequence[StoredRows]) -> None:
 
 def test_one_token_a_step_reads_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 windows in blocks of 10 rows: 5 reads of each window for 50 steps."""
-    monkeypatch.setattr(reading, "ROWS", 80)
+    monkeypatch.setattr(comparison, "ROWS", 80)
     reads = Reads()
     held = Blocks(reads, CPU)
     for begin in range(LENGTH):
@@ -156,7 +162,7 @@ def test_one_token_a_step_reads_every_row_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_windows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of any windows and rows, in any order, also back to earlier rows, as after a preemption."""
-    monkeypatch.setattr(reading, "ROWS", 60)
+    monkeypatch.setattr(comparison, "ROWS", 60)
     chance, held, sizes = random.Random(0), Blocks(Reads(), CPU), set()
     for _ in range(500):
         windows = chance.sample(range(N_WINDOWS), chance.randint(2, 20))

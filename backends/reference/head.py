@@ -1,4 +1,4 @@
-"""The head of a model: what turns its final hidden states into logits, and whether it can be computed again."""
+"""The head of a model, which turns final hidden states into logits, and whether logits can be recomputed by it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     import torch
 
     RecomputableHead: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, "Head"]
-    """Weight [V, H], bias [V] or None, and what else there is of a head that torch can compute again."""
+    """(weight [V, H], bias [V] or None, ``Head``) of a head that torch can recompute."""
 
 Contents = Literal["states", "logits"]
-"""What a reference store holds of every window."""
+"""What a reference store holds for every window."""
 
 SPACINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-14}
 
 
 @dataclass(frozen=True)
 class Head:
-    """What turns states into logits beside the weight: ``soft_cap`` c (z -> c tanh(z / c)), then ``scale`` (z -> s z).
+    """A head without its weight: after the product ``soft_cap`` c (z -> c tanh(z / c)), then ``scale`` s (z -> s z).
 
-    ``vocab_size`` is the number of real logits; ``dtype`` the name of the dtype in which the product is computed.
+    ``vocab_size``: number of logits without padding; ``dtype``: name of the dtype in which the product is computed.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
@@ -33,9 +33,9 @@ class Head:
 
 
 def head_logits(head: Head, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Logits [n, V'] from states [n, H] and the head's weight [V', H] and bias [V'], in their dtype.
+    """Return logits [n, V'] from states [n, H] and the head's weight [V', H] and bias [V'], in their dtype.
 
-    Product, bias, soft cap, scale, each rounded: the order in which the engines that leave states behind compute them.
+    Product, bias, soft cap and scale are each rounded, in the order of the engines that record states.
     """
     import torch
 
@@ -46,23 +46,19 @@ def head_logits(head: Head, states: torch.Tensor, weight: torch.Tensor, bias: to
 
 
 def spacing(dtype: str) -> float:
-    """How far two computations of one logit may lie apart by rounding, relative to the logit, by the dtype's name.
+    """Return how much two computations of one logit may differ by rounding, relative to the logit.
 
-    For bfloat16 and float16 the distance of two neighbouring numbers; a dtype that is not known counts as bfloat16.
-    For float32 it is two orders of addition, with room: on a CPU they moved logits by up to 9e-7 of the largest
-    (H = 4,096).
-
-    One value serves both users, the probe of vLLM's log-probabilities and the comparison of heads.  Of the two values
-    that these had for float32 (2**-14 and 2**-12) it is the smaller one: a tolerance that is too small keeps logits
-    where states would do, one that is too large lets a wrong score pass.
+    bfloat16 and float16: the distance of two neighbouring numbers; unknown dtypes count as bfloat16.  float32: two
+    orders of addition, with room.  A tolerance that is too small records logits where states would do; one that is too
+    large accepts wrong scores.
     """
     return SPACINGS.get(dtype, SPACINGS["bfloat16"])
 
 
 def head_difference(head: RecomputableHead | str, states: torch.Tensor, logits: torch.Tensor) -> float | str:
-    """Largest |head(states) - logits| of states [n, H] and the engine's own logits [n, V].
+    """Return the largest |head(states) - logits| of states [n, H] and the engine's own logits [n, V].
 
-    Or why there is nothing to compare: the reason that stands in the place of the head, or shapes that do not fit.
+    If they cannot be compared, return the reason instead: ``head`` if it is a reason, or shapes that differ.
     """
     if isinstance(head, str):
         return head
@@ -75,11 +71,10 @@ def head_difference(head: RecomputableHead | str, states: torch.Tensor, logits: 
 
 
 def head_mismatch(difference: float | str, largest: float, dtype: str) -> str:
-    """Why logits have to be kept in the place of states; empty if the head can be recomputed from states, to rounding.
+    """Return why logits must be recorded instead of states; empty if the head recomputes logits up to rounding.
 
-    ``difference`` as ``head_difference`` says it, ``largest`` the size of the largest logit there, ``dtype`` the name
-    of the logits' dtype.  Four spacings are allowed: each of the two sides rounds the product and, with a soft cap, the
-    cap.
+    ``difference``: from ``head_difference``; ``largest``: the largest |logit|; ``dtype``: of the logits.
+    Four spacings are allowed: both sides round the product and, with a soft cap, the cap.
     """
     if isinstance(difference, str):
         return difference

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from compare_q.backends.common.head import (
+from compare_q.backends.reference.head import (
     Head,
     head_difference,
     head_logits,
