@@ -1,4 +1,4 @@
-"""The command line: the subcommands, one table of all flags, what a flag's value may be, and which go together."""
+"""The subcommands, one table of their options, and which options go together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import argparse
 import math
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic import ByteSize, TypeAdapter
 
@@ -27,13 +25,13 @@ from compare_q.eval.table import registry
 
 COMMANDS = {
     "run": "measure models (the word may be left out)",
-    "check": "say what a run would do, and what it would refuse; starts no engine",
-    "show": "show, draw, cut down and combine finished runs",
-    "doctor": "say what checkpoints are, and what is wrong with them; loads nothing",
+    "check": "print what a run would do, and what it would refuse; starts no engine",
+    "show": "print, draw, filter and combine finished runs",
+    "doctor": "describe checkpoints and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
 }
-"""Subcommands -> what they do."""
+"""Subcommands and what they do."""
 PAGE = f"""\
 compare-q measures what quantized language models lost: perplexity and KL
 divergence, in the engines that serve them, in one table with error bars.
@@ -51,40 +49,49 @@ all flags of a run. `compare-q --version` says the version. A model in a folder
 called like a command is ./NAME.
 """
 """``compare-q --help``."""
-TAKES_WORDS_OF_RUN = "It takes the same words as run, whose flags are shown by: compare-q run --help"
-ELSEWHERE = {
+FOREIGN_FLAGS = {
     "-f": "-d", "--file": "-d", "--tasks": "-d lm_eval:TASK", "--chunks": "-r", "--limit": "-r", "--output_path": "-o",
     "--model": "the models alone, as compare-q MODEL MODEL ...", "--model_args": "the models alone",
     "-c": "eval_len in a data spec", "--ctx-size": "eval_len in a data spec", "--device": "--gpus",
     "-ngl": 'n_gpu_layers in "engine" of a model spec', "--batch_size": 'options in "engine" of a model spec',
     "--kl-divergence": "nothing: KLD is measured anyway, against the first model", "--kl-divergence-base": "-lf",
 }  # fmt: skip
-"""Flags of llama-perplexity and lm-eval -> what compare-q has in their place."""
+"""Flags of llama-perplexity and lm-eval, and what compare-q has instead."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are InputErrors of one line, and whose flags with one value are given once."""
-
-    def __init__(self, **keys: Any) -> None:
-        super().__init__(allow_abbrev=False, **keys)
-        for name in (None, "store"):
-            self.register("action", name, Once)
+    """An argument parser whose errors are InputErrors of one line."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
+class Help(argparse.HelpFormatter):
+    """Help with one metavar per flag and as little wrapping as possible."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings) or str(action.metavar)
+        if action.nargs == 0 or not action.option_strings:
+            return names
+        if action.nargs == "+":
+            return f"{names} {action.metavar} ..."
+        return f"{names} {self._format_args(action, action.dest.upper())}"
+
+
 class Once(argparse.Action):
-    """A flag with one value; InputError if it is given twice, where argparse would silently keep the last value."""
+    """Store the value of a flag, or its ``const``; InputError if a flag with the same meaning was given before."""
 
     def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         if getattr(namespace, self.dest) is not self.default:
-            raise InputError(f"{option}: is given twice; it takes one value")
-        setattr(namespace, self.dest, values)
+            raise InputError(f"{option}: is given twice, or beside a flag that it excludes; give one of them")
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
 
-def filled(given: str) -> str:
-    """A value; an empty one, which a shell variable that is not set gives, would be the working directory."""
+def non_empty(given: str) -> str:
+    """Return the value; an unset shell variable gives an empty one, which as a path is the working directory."""
     if not given.strip():
         raise argparse.ArgumentTypeError("is empty; give it a value")
     return given
@@ -92,29 +99,29 @@ def filled(given: str) -> str:
 
 def path_argument(given: str) -> Path:
     """A file or folder."""
-    return Path(filled(given))
-
-
-def number(what: str, least: float, most: float = sys.float_info.max, kind: type[Any] = float) -> Callable[[str], Any]:
-    """What reads the number of a flag, from ``least`` to ``most``."""
-
-    def read(given: str) -> Any:
-        with suppress(ValueError):
-            if least <= (value := kind(given)) <= most:  # never of nan
-                return value
-        raise argparse.ArgumentTypeError(f"{given!r} is no {what}")
-
-    return read
+    return Path(non_empty(given))
 
 
 def window_count(given: str) -> int:
-    """``-r``: a number of windows; 0 means all, as in the spec."""
-    return 0 if given == "all" else int(number("number of windows, nor 'all'", 0, kind=int)(given))
+    """``-r``: a number of windows; 0 or all: all of them."""
+    if given == "all":
+        return 0
+    if not re.fullmatch(r"\d+", given):
+        raise argparse.ArgumentTypeError(f"{given!r}: expected a number of windows, or all")
+    return int(given)
+
+
+def seconds(given: str) -> float:
+    """``--deadline``: a number above 0."""
+    with suppress(ValueError):
+        if 0 < (value := float(given)) <= sys.float_info.max:  # False for nan
+            return value
+    raise argparse.ArgumentTypeError(f"{given!r}: expected a positive number of seconds")
 
 
 def names(given: str) -> list[str]:
     """Names with commas between."""
-    return [name for each in filled(given).split(",") if (name := each.strip())]
+    return [name for each in non_empty(given).split(",") if (name := each.strip())]
 
 
 def column_names(given: str) -> tuple[str, ...]:
@@ -126,7 +133,7 @@ def column_names(given: str) -> tuple[str, ...]:
 
 
 def sort_key(given: str) -> str:
-    """``--sort``: the name of a column, and a text's name behind it or not."""
+    """``--sort``: the name of a column, or COLUMN:TEXT."""
     column_names(given.partition(":")[0])
     return given
 
@@ -135,38 +142,27 @@ def engine_python(given: str) -> tuple[str, str]:
     """``--python``: an engine or load_fn, and the Python that runs it."""
     engine, _, python = given.partition("=")
     if not (engine and python):
-        raise argparse.ArgumentTypeError(f"{given!r} is not ENGINE=PYTHON")
+        raise argparse.ArgumentTypeError(f"{given!r}: expected ENGINE=PYTHON")
     return engine, python
 
 
 def byte_size(given: str) -> int:
-    """``--cache-limit`` in bytes: a number with a unit.
-
-    A number alone is refused: 20 bytes, where 20 GB were meant, would empty the cache.
-    """
+    """``--cache-limit`` in bytes; a number without a unit is refused, as 20 for 20 GB would empty the cache."""
     with suppress(ValueError):
         if re.search(r"[a-z]\s*$", given, re.IGNORECASE):
             return TypeAdapter(ByteSize).validate_python(given)
-    raise argparse.ArgumentTypeError(f"{given!r} is no size with a unit; give for example 20GB or 500MiB")
+    raise argparse.ArgumentTypeError(f"{given!r}: expected a size with a unit, for example 20GB or 500MiB")
 
 
-def one_of(known: Sequence[str]) -> dict[str, Any]:
-    """What argparse is told of a flag whose value is one of the ``known`` words."""
-
-    def read(given: str) -> str:
-        if given not in known:
-            raise argparse.ArgumentTypeError(f"{given!r} is none of {', '.join(known)}{nearest(given, known)}")
-        return given
-
-    return {"type": read, "metavar": "|".join(known)}
+def one_of(known: Sequence[str], given: str) -> str:
+    """Return the value if it is one of the ``known`` ones."""
+    if given not in known:
+        raise argparse.ArgumentTypeError(f"{given!r} is none of {', '.join(known)}{nearest(given, known)}")
+    return given
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A flag: its ``names``, the ``commands`` that have it, and what argparse is told of it.
-
-    The ``dest`` of words that belong to no flag is their only name.
-    """
+class Option(NamedTuple):
+    """One line of the table of options; ``keys``: more arguments of ``add_argument``."""
 
     names: tuple[str, ...]
     commands: tuple[str, ...]
@@ -174,134 +170,123 @@ class Flag:
 
     @property
     def dest(self) -> str:
-        """Its name among the parsed flags."""
+        """Its name among the parsed arguments."""
         return str(self.keys.get("dest") or self.names[-1].lstrip("-").replace("-", "_"))
 
 
-def flag(names: str, commands: str, help: str, **keys: Any) -> Flag:
-    """A flag, from names and commands with spaces between."""
-    return Flag(tuple(names.split()), tuple(commands.split()), {"help": help, **keys})
+def option(names: str, commands: str, help: str, **keys: Any) -> Option:
+    """An option, from names and commands with spaces between; it stores one value unless ``keys`` say otherwise."""
+    keys = {"action": Once, **keys} if names.startswith("-") else keys
+    return Option(tuple(names.split()), tuple(commands.split()), {"help": help, **keys})
 
 
-on, many = partial(flag, action="store_true"), {"nargs": "+", "action": "extend"}
-file, folder = partial(flag, type=path_argument, metavar="FILE"), partial(flag, type=path_argument, metavar="FOLDER")
-RUN, SHOWN = "run check", "run check show"
-FLAGS = {
+on, many = partial(option, action="store_true"), {"nargs": "+", "action": "extend"}
+file, folder = (partial(option, type=path_argument, metavar=name) for name in ("FILE", "FOLDER"))
+RUN, SHOWN, EVERY = "run check", "run check show", " ".join(COMMANDS)
+OPTIONS = {
     "what": [
-        flag("models", RUN, "models without a spec, the first is the reference: a folder, a hub id, a file or a "
-             "server's address, as [label=]MODEL[@engine]", nargs="*", default=[], metavar="MODEL"),
-        flag("models", "doctor", "folders, GGUF files, hub ids, or model specs", nargs="+", metavar="MODEL"),
+        option("models", RUN, "folders, hub ids, files or servers as [LABEL=]MODEL[@ENGINE]; the first is the "
+               "reference", nargs="*", default=[], metavar="MODEL"),
+        option("models", "doctor", "folders, GGUF files, hub ids, or model specs", nargs="+", metavar="MODEL"),
         file("source", "show", "results.json or report.html of finished runs; several become one table", nargs="+",
              default=[]),
-        flag("-d --dataspec", RUN, "data specs (JSON), wildcards allowed, or with MODELs: wiki2, code, chat, "
-             "lm_eval:TASK, a file of text; a model loads once for all", type=path_argument, metavar="TEXT", **many),
-        flag("-m --modelspec", RUN, "model specs (JSON), wildcards allowed", metavar="SPEC", **many),
-        flag("-mask --mask", SHOWN, "only models whose label holds one of these words, with semicolons "
-             "between; the reference stays"),
-        flag("--tokenizer", RUN, "of MODELs that have none, as GGUF files alone: a folder or hub id", type=filled,
-             metavar="FOLDER"),
-        on("--no-reference", RUN, "MODELs are not compared with the first one"),
-        flag("-r --rows", RUN, "number of windows, or all (also 0), in place of max_rows", type=window_count),
-        flag("--until", RUN, "score windows until every row's KLD is known to this error (kld:2%%)",
-             type=adaptive.relative_error, metavar="kld:PERCENT%"),
-        on("--divergences", RUN, "measure reverse KLD, Jensen-Shannon, total variation and top-5 agreement too"),
-        file("-lf --logits_file", RUN, "reference store for KL divergence: read, or made there"),
-        on("-cc --clear_cache", RUN, "forget what is stored of this text and these models first"),
-        on("--verify-weights", RUN, "tell models apart by every byte of their files, not by samples"),
+        option("-d --dataspec", RUN, "data specs (JSON); with MODELs also wiki2, code, chat, lm_eval:TASK, or a file "
+               "of text", type=path_argument, metavar="TEXT", **many),
+        option("-m --modelspec", RUN, "model specs (JSON)", metavar="SPEC", **many),
+        option("-mask --mask", SHOWN, "only models with one of these words in the label", metavar="A;B"),
+        option("--tokenizer", RUN, "tokenizer for MODELs without one, as GGUF files", type=non_empty,
+               metavar="FOLDER"),
+        on("--no-reference", RUN, "do not compare MODELs with the first one"),
+        option("-r --rows", RUN, "number of windows, or all", type=window_count, metavar="N"),
+        option("--until", RUN, "choose the number of windows by the KLD's error", type=adaptive.relative_error,
+               metavar="kld:PERCENT%"),
+        on("--divergences", RUN, "also measure reverse KLD, JS, TV, top-5 agreement"),
+        file("-lf --logits_file", RUN, "reference store to read, or to make"),
+        on("-cc --clear_cache", RUN, "first delete what is cached of text and models"),
+        on("--verify-weights", RUN, "identify models by every byte, not by samples"),
     ],
     "where": [
-        flag("--gpus", "run check", "GPUs to use (0,1); models run at the same time on several", type=names,
-             metavar="LIST"),
-        flag("--python", "run check", "Python (or folder of a virtual environment) that runs an engine",
-             type=engine_python, action="append", default=[], metavar="ENGINE=PYTHON"),
-        flag("--ray", RUN, "run models on the nodes of a Ray cluster (auto: its own)", type=filled,
-             metavar="ADDRESS"),
-        flag("--deadline", "run check", "end a model that is silent for so long (default: generous)",
-             type=number("positive number of seconds", math.ulp(0.0)), metavar="SECONDS"),
-        on("--verbose", "run check show", "let the engines print their own logs; show where an error arose"),
-        folder("--cache-dir", "run check cache", "where tokens, scores, references and logs are kept "
-               "(default: %(default)s)"),
-        flag("--cache-limit", "run check cache", "keep the cache below SIZE (20GB); the oldest goes first",
-             type=byte_size, metavar="SIZE"),
-        flag("--version", "run", "say the version", action="version", version=f"compare_q {__version__}"),
+        option("--gpus", RUN, "GPUs to use, as 0,1", type=names, metavar="LIST"),
+        option("--python", RUN, "Python or virtual environment for an engine", type=engine_python, action="append",
+               default=[], metavar="ENGINE=PYTHON"),
+        option("--ray", RUN, "run on the nodes of a Ray cluster; auto: the local", type=non_empty, metavar="ADDRESS"),
+        option("--deadline", RUN, "stop a model that reports nothing for so long", type=seconds, metavar="SECONDS"),
+        on("--verbose", SHOWN, "let engines print their logs"),
+        folder("--cache-dir", "run check cache", "where tokens, scores and references are kept", default=None),
+        option("--cache-limit", "run check cache", "delete the oldest entries above SIZE, as 20GB", type=byte_size,
+               metavar="SIZE"),
+        option("--version", "run", "print the version", action="version", version=f"compare_q {__version__}"),
+        option("-h --help", EVERY, "print this", action="help"),
     ],
     "table": [
-        flag("--columns", SHOWN, f"columns of table, Markdown, CSV and report, of {', '.join(registry.BY_NAME)}",
-             type=column_names, metavar="A,B,C"),
-        flag("--sort", SHOWN, "order the table's rows by a column, of several texts by its mean, or by COLUMN:TEXT "
-             "(default: the order of the specs)", type=sort_key, metavar="COLUMN"),
-        on("--by-text", SHOWN, "of several texts: a table each, one below the other"),
-        on("--notes", SHOWN, "print what the columns and marks of the table mean"),
-        on("--timing", SHOWN, "print where the seconds of every row went"),
-        on("--pairs", SHOWN, "print how every row differs from the next one, with errors"),
-        flag("--pair", SHOWN, "print how the models with these two labels differ, with errors", nargs=2,
-             action="append", default=[], metavar=("A", "B")),
+        option("--columns", SHOWN, "columns of table, Markdown, CSV and report", type=column_names, metavar="A,B,C"),
+        option("--sort", SHOWN, "order rows by a column, or by COLUMN:TEXT", type=sort_key, metavar="COLUMN"),
+        on("--by-text", SHOWN, "one table per text"),
+        on("--notes", SHOWN, "explain the columns and marks of the table"),
+        on("--timing", SHOWN, "print where the seconds of each row went"),
+        on("--pairs", SHOWN, "print the difference of each row from the next"),
+        option("--pair", SHOWN, "print the difference of two models, by label", nargs=2, action="append", default=[],
+               metavar=("A", "B")),
     ],
     "files": [
         file("-o --output", SHOWN, "write the results as JSON"),
         file("--csv", SHOWN, "write the results as CSV"),
         file("--markdown", SHOWN, "write the table as Markdown"),
         file("--html", SHOWN, "write a report as one HTML file"),
-        folder("--tokens-out", RUN, "the token scores of each model, as <label>.parquet"),
-        folder("--save-specs", RUN, "write what ran as data.json and models.json"),
+        folder("--tokens-out", RUN, "write the token scores of each model as Parquet"),
+        folder("--save-specs", RUN, "write data.json and models.json of what ran"),
     ],
     "picture": [
-        on("-p --plot", SHOWN, "draw a scatter plot, into --plot_file or compare_q.png"),
-        file("-pf --plot_file", SHOWN, "file of the plot: .png, .svg or .pdf (implies -p)"),
+        on("-p --plot", SHOWN, "draw a scatter plot, into -pf or compare_q.png"),
+        file("-pf --plot_file", SHOWN, "file of the plot: .png, .svg or .pdf; implies -p"),
         file("--card", SHOWN, "draw the plot in 1,200 x 675 pixels, to be shared"),
         folder("--plots", SHOWN, "draw every kind of plot"),
-        flag("-kld --kld", SHOWN, "plot KLD, the default if known", action="store_const", const="kld",
-             dest="measure"),
-        flag("-ppl --ppl", SHOWN, "plot perplexity", action="store_const", const="ppl", dest="measure"),
-        flag("-acc --acc", SHOWN, "plot the accuracy of answers (the default of a task of questions)",
-             action="store_const", const="acc", dest="measure"),
-        flag("-acc_norm --acc_norm", SHOWN, "plot the same of acc norm", action="store_const", const="acc_norm",
-             dest="measure"),
-        flag("--kld-value", SHOWN, "plot this KL divergence of the tokens (default: mean)", **one_of([*KLD_VALUES])),
-        flag("--x-axis", SHOWN, "plot over bits per weight (default), VRAM, file size or KV cache", **one_of([*SIZES])),
-        flag("-v --vram", SHOWN, "the same as --x-axis vram", action="store_const", const="vram", dest="x_axis"),
-        flag("-mx --max_x", SHOWN, "leave out points beyond this x", type=float, default=math.inf),
-        flag("-my --max_y", SHOWN, "leave out points beyond this y", type=float, default=math.inf),
-        flag("--log_y", SHOWN, "logarithmic or linear y axis (default: linear for KLD within a decade and a half, "
-             "logarithmic beyond, by the excess over the reference's for PPL)",
-             action=argparse.BooleanOptionalAction),
-        flag("-t --title", SHOWN, "title of plots and report (default: names what is plotted)", type=unicode),
+        option("-kld --kld", SHOWN, "plot KLD, the default if known", nargs=0, const="kld", dest="measure"),
+        option("-ppl --ppl", SHOWN, "plot perplexity", nargs=0, const="ppl", dest="measure"),
+        option("-acc --acc", SHOWN, "plot accuracy, the default of a task", nargs=0, const="acc", dest="measure"),
+        option("-acc_norm --acc_norm", SHOWN, "plot length-normalized accuracy", nargs=0, const="acc_norm",
+               dest="measure"),
+        option("--kld-value", SHOWN, f"plot this KLD: {', '.join(KLD_VALUES)}", type=partial(one_of, [*KLD_VALUES]),
+               metavar="VALUE"),
+        option("--x-axis", SHOWN, f"plot over one of {', '.join(SIZES)}", type=partial(one_of, [*SIZES]),
+               metavar="SIZE"),
+        option("-v --vram", SHOWN, "plot over VRAM", nargs=0, const="vram", dest="x_axis"),
+        option("-mx --max_x", SHOWN, "leave out points beyond this x", type=float, default=math.inf, metavar="X"),
+        option("-my --max_y", SHOWN, "leave out points beyond this y", type=float, default=math.inf, metavar="Y"),
+        option("--log_y", SHOWN, "logarithmic or linear y axis; default: by the data",
+               action=argparse.BooleanOptionalAction),
+        option("-t --title", SHOWN, "title of plots and report", type=unicode),
         on("-dark --dark", SHOWN, "dark plots"),
     ],
 }  # fmt: skip
-"""Every flag, below the heading that it has in the help of its commands."""
+"""Every option, under its heading in the help."""
 
 
 def parser(command: str) -> Parser:
-    """The flags of a subcommand; flags of other subcommands have their defaults."""
-    own = {heading: [each for each in flags if command in each.commands] for heading, flags in FLAGS.items()}
-    sharing = Counter(each.dest for flags in own.values() for each in flags)
+    """The parser of a subcommand; what only other subcommands take has its default."""
+    own = {title: [each for each in options if command in each.commands] for title, options in OPTIONS.items()}
     words = [f" {each.keys['metavar']} ..." for each in own["what"] if not each.names[0].startswith("-")]
+    note = "In long flags - and _ are the same. docs/specs.md says more about each flag."
     p = Parser(
-        prog=f"compare-q {command}", usage=f"compare-q {command}{''.join(words)} [flags]",
-        description=f"{COMMANDS[command].capitalize()}.",
-        epilog=TAKES_WORDS_OF_RUN if command == "check" else
-        "In long flags - and _ are the same. docs/specs.md says more about each flag.",
+        prog=f"compare-q {command}", usage=f"compare-q {command}{''.join(words)} [flags]", allow_abbrev=False,
+        add_help=False, formatter_class=Help, description=f"{COMMANDS[command].capitalize()}.",
+        epilog="It takes the words and flags of a run: compare-q run --help" if command == "check" else note,
     )  # fmt: skip
     hidden = {"help": argparse.SUPPRESS} if command == "check" else {}
-    exclusive: dict[str, argparse._ActionsContainer] = {}
-    for heading, flags in own.items():
-        group = p.add_argument_group(heading)
-        for each in flags:
-            place: argparse._ActionsContainer = group
-            if sharing[each.dest] > 1:
-                place = exclusive[each.dest] = exclusive.get(each.dest) or group.add_mutually_exclusive_group()
-            place.add_argument(*each.names, **{**each.keys, **hidden})
-    absent = (each for flags in FLAGS.values() for each in flags if each.dest not in sharing)
-    p.set_defaults(**{each.dest: each.keys.get("default") for each in absent} | {"cache_dir": default_root()})
+    for title, options in own.items():
+        group = p.add_argument_group(title)
+        for each in options:
+            group.add_argument(*each.names, **{**each.keys, **hidden})
+    every = [each for options in OPTIONS.values() for each in options]
+    known = {action.dest for action in p._actions}
+    p.set_defaults(**{each.dest: each.keys.get("default") for each in every if each.dest not in known})
     return p
 
 
-def spelled(words: Sequence[str], command: str, known: Iterable[str]) -> list[str]:
-    """The words with flags as they are declared: - and _ are the same in them, and one - as good as two.
+def normalize_flags(words: Sequence[str], command: str, known: Iterable[str]) -> list[str]:
+    """Return the words with flags as they are declared: - and _ are the same in them, and one - as good as two.
 
-    InputError for a flag that is not known, of which argparse would make another one: ``-output x`` would be ``-o
-    utput`` and a MODEL x, and ``-c`` would be ``-cc``.
+    InputError for an unknown flag: argparse would read ``-output x`` as ``-o utput`` and a MODEL x.
     """
     own = {name.replace("_", "-"): name for name in known}
 
@@ -330,37 +315,34 @@ def command_of(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def unknown(name: str, command: str) -> str:
-    """What is wrong with a word, or a flag without its value, that a subcommand does not know."""
-    name = printable(name)
+    """A line about a word or flag that a subcommand does not know."""
+    name, see = printable(name), f"see compare-q {command} --help"
     if not name.startswith("-"):
-        return f"{name}: compare-q {command} takes no such word; see compare-q {command} --help"
-    if name in ELSEWHERE and command in RUN.split():
-        return f"{name}: in its place compare-q has {ELSEWHERE[name]}; see compare-q {command} --help"
-    others = [other for other in COMMANDS if name in parser(other)._option_string_actions]
-    if others:
-        return f"{name}: is no flag of compare-q {command}, but of compare-q {others[0]}"
-    near = nearest(name, parser(command)._option_string_actions)
-    return f"{name}: compare-q {command} has no such flag{near}; see compare-q {command} --help"
+        return f"{name}: compare-q {command} takes no such word; {see}"
+    if name in FOREIGN_FLAGS and command in RUN.split():
+        return f"{name}: compare-q has {FOREIGN_FLAGS[name]} instead; {see}"
+    for other in COMMANDS:
+        if name in parser(other)._option_string_actions:
+            return f"{name}: is no flag of compare-q {command}, but of compare-q {other}"
+    return f"{name}: compare-q {command} has no such flag{nearest(name, parser(command)._option_string_actions)}; {see}"
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The flags; InputError for flags that cannot go together.  With ``-p`` there always is a ``plot_file``.
-
-    ``command``: the subcommand.
-    """
+    """Return the parsed words, with the ``command``; InputError for flags that cannot go together."""
     command, rest = command_of(words)
     p = parser(command)
-    args, left = p.parse_known_intermixed_args(spelled(rest, command, p._option_string_actions))
+    args, left = p.parse_known_intermixed_args(normalize_flags(rest, command, p._option_string_actions))
     if left:
         raise InputError(unknown(left[0], command))
     args.command = command
+    args.cache_dir = args.cache_dir or default_root()
     if args.plot and args.plot_file is None:
         args.plot_file = Path("compare_q.png")
     if args.kld_value:
         if args.measure not in (None, "kld"):
             raise InputError(f"--kld-value: is a value of KL divergence; leave it or -{args.measure} out")
         args.measure = "kld"
-    if command in ("run", "check"):
+    if command in RUN.split():
         check_run(args)
     return args
 

@@ -33,13 +33,7 @@ def test_each_command_has_a_page_with_its_own_flags_alone(compare_q: Run, comman
     others = {flag for other in COMMANDS for flag in parser(other)._option_string_actions}
     named = {word.rstrip(".,;:)") for word in ran.out.split()}
     assert not named & (others - {*parser(command)._option_string_actions})
-
-
-def test_the_page_of_check_points_to_the_flags_of_run(compare_q: Run) -> None:
-    page = compare_q("check", "--help").out
-    assert COMMANDS["check"].capitalize() in page
-    assert "compare-q run --help" in page
-    assert len(page.splitlines()) < 10
+    assert len(ran.out.splitlines()) <= 80
 
 
 def test_a_model_that_is_called_like_a_command(
@@ -50,37 +44,6 @@ def test_a_model_that_is_called_like_a_command(
     ran = compare_q("check", "./show@transformers_auto", "-d", toy_text)
     assert ran.status == 0, ran.err
     assert "show: transformers_auto (as asked)" in ran.err
-    assert_refused(compare_q("show"), "the following arguments are required: FILE; see compare-q show --help")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("shwo x.json", "shwo: no such command, folder or file (did you mean 'show'?)"),
-        ("docter ./m", "docter: no such command, folder or file (did you mean 'doctor'?)"),
-        ("show r.json --colums kld", "--colums: compare-q show has no such flag (did you mean '--columns'?)"),
-        ("show r.json --columns kdl", "--columns: 'kdl' is no column (did you mean 'kld'?); there are: label,"),
-        ("show r.json --columns KLD", "--columns: 'KLD' is no column (did you mean 'kld'?); there are: label,"),
-        ("show r.json --sort kdl", "--sort: 'kdl' is no column (did you mean 'kld'?)"),
-        ("show r.json --kld-value mena", "'mena' is none of mean, median, p99, p99.9 (did you mean 'mean'?)"),
-        ("a b --until kdl:2%", "(did you mean 'kld:2%'?)"), ("a b --until kld:0.5", "(did you mean 'kld:0.5%'?)"),
-        ("show r.json --x-axis vrm", "(did you mean 'vram'?); see compare-q show --help"),
-        ("show r.json -kdl", "-kdl: compare-q show has no such flag (did you mean '-kld'?)"),
-        ("m -c 512", "-c: in its place compare-q has eval_len in a data spec; see compare-q run --help"),
-        ("-m m.gguf -f wiki.txt", "-f: in its place compare-q has -d"),
-        ("--model hf --model_args pretrained=m", "--model: in its place compare-q has the models alone, as compare-q"),
-        ("m --limit 10", "--limit: in its place compare-q has -r"),
-        ("m -b 512", "-b: compare-q run has no such flag; see compare-q run --help"),
-        ("show r.json -d x", "-d: is no flag of compare-q show, but of compare-q run"),
-        ("show r.json --check", "--check: compare-q show has no such flag"),
-        ("cache --limit 1GB", "--limit: compare-q cache has no such flag (did you mean '--cache-limit'?)"),
-        ("-d wiki2 a b", "name models, or give -d and -m; -d has taken all of wiki2 a b: put models before it"),
-        ("-m m.json", "-d: is missing: specs of models go with a spec of a text"),
-        ("a -m m.json", "a: is named beside -m, whose specs stand for all models; leave one of them out"),
-    ],
-)  # fmt: skip
-def test_misspelled_words_are_told_what_was_meant(compare_q: Run, words: str, said: str) -> None:
-    assert_refused(compare_q(*words.split()), said)
 
 
 @pytest.mark.parametrize("flag", ["--plot-file", "--plot_file", "-plot-file", "-pf", "-plot_file"])

@@ -57,21 +57,8 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
     assert told == [(card, plain | {"card": True, "size": measures.VRAM})]
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (("-v", "--x-axis", "size"), "--x-axis: not allowed with argument -v/--vram"),
-        (("--x-axis", "gib"), "--x-axis: 'gib' is none of bpw, vram, size"),
-        (("-ppl", "--kld-value", "median"), "--kld-value: is a value of KL divergence; leave it or -ppl out"),
-        (("-acc", "--kld-value", "p99"), "--kld-value: is a value of KL divergence; leave it or -acc out"),
-        (("-acc", "-ppl"), "-ppl/--ppl: not allowed with argument -acc/--acc"),
-        (("-acc_norm",), "-acc_norm: no text is a task of questions"),
-    ],
-)
-def test_flags_of_the_plot_that_cannot_go_together(
-    compare_q: Run, finished: Path, flags: tuple[str, ...], reason: str
-) -> None:
-    assert_refused(compare_q("show", finished, "-p", *flags), reason)
+def test_a_plot_of_accuracy_needs_a_task(compare_q: Run, finished: Path) -> None:
+    assert_refused(compare_q("show", finished, "-p", "-acc_norm"), "-acc_norm", "lm_eval")
 
 
 def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
