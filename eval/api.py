@@ -31,6 +31,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
+from compare_q.eval.report.tokens import with_worst_tokens
 from compare_q.eval.results import combine, flat, results_json
 from compare_q.eval.results.differences import Difference, difference_or_reason
 from compare_q.eval.results.run_result import Results, TextResult
@@ -176,7 +177,10 @@ class Comparison:
 
     def save(self, file: str | Path) -> None:
         """Write results.json, as ``-o`` does; ``load`` and ``show`` read it."""
-        results_json.write_json(self.results, Path(file), ["compare_q"])
+        results = self.results
+        if self.data and self.cache is not None:
+            results = with_worst_tokens(results, self.data, self.cache)
+        results_json.write_json(results, Path(file), ["compare_q"])
 
     def __repr__(self) -> str:
         """Number of models and texts, and the first labels."""
@@ -263,7 +267,7 @@ def load(*files: str | Path) -> Comparison:
     """A finished run (results.json or report.html), or the rows of several in one; InputError as of ``show``."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
-    return Comparison(combine.load([Path(file) for file in files])[0])
+    return Comparison(combine.load([Path(file) for file in files]))
 
 
 def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) -> Comparison:

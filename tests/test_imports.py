@@ -13,7 +13,7 @@ from tests.support import ROOT
 
 ORDER = {
     "eval": (
-        "common", "specs", "text", "stats", "results", "run", "cluster", "table", "plots", "html", "api",
+        "common", "specs", "text", "stats", "results", "run", "cluster", "table", "plots", "report", "api",
         "cli", "compare_q",
     ),
     "backends": (

@@ -227,7 +227,11 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
                 remark(words.save(args.save_specs, list(texts.values()), model_specs, finished))
         if tokens:
             outputs.copy_scores(cache, finished, tokens, written)
-        outputs.write(args, results, lambda: outputs.excerpts(finished, cache), written)
+        if args.output or args.html:
+            from compare_q.eval.report import tokens as single_tokens
+
+            results = single_tokens.with_worst_tokens(results, finished.data, cache)
+        outputs.write(args, results, written)
         if args.cache_limit is not None:
             with written.writing(cache.root):
                 print(cache_listing.limited(cache, args.cache_limit))
@@ -260,7 +264,7 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
 
 def show_again(args: argparse.Namespace) -> int:
     """``show``: show, write and plot a finished run, or the rows of several, as today's flags ask."""
-    results, excerpts = combine.masked(*combine.load(args.source), args.mask)
+    results = combine.masked(combine.load(args.source), args.mask)
     names, scored = [text.name for text in results.texts], results.scored
     reference, answers = any(text.reference for text in scored), any(text.is_answers for text in scored)
     check_asked(args, names, results.labels, reference=reference, answers=answers)
@@ -268,7 +272,7 @@ def show_again(args: argparse.Namespace) -> int:
     written = Outputs(args.verbose)
     results = replace(results, title=args.title or results.title)
     outputs.show(args, results, written)
-    outputs.write(args, results, lambda: excerpts, written)
+    outputs.write(args, results, written)
     outputs.conclude(results, written)
     return complain("\n".join(written.failures))
 

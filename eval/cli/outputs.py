@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -109,16 +109,6 @@ def nothing_scored(results: Results) -> list[str]:
     return failed
 
 
-def excerpts(finished: Finished, cache: Cache) -> list[Any]:
-    """What the HTML report shows of single tokens of each text, None for one that failed."""
-    from compare_q.eval.html import inspector
-
-    return [
-        None if data is None else inspector.inspect_tokens(text, data, cache)
-        for text, data in zip(finished.results.texts, finished.data, strict=True)
-    ]
-
-
 def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
     """Print the table, and whatever else is to be printed; what is about one of several texts below its name."""
     table, console = columns.ordered(results, args.sort), Console()
@@ -137,18 +127,15 @@ def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
                 print("", *pairs.pair_lines(chosen, text.data.get("text_tokens"), known), sep="\n")
 
 
-def write(args: argparse.Namespace, results: Results, inspect: Callable[[], Sequence[Any]], outputs: Outputs) -> None:
-    """Write the files of a run and draw its plots; CSV and Markdown have the order of the table.
-
-    ``inspect``: makes the excerpts of the report, and is called only if one is written.
-    """
+def write(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
+    """Write the files of a run and draw its plots; CSV, Markdown and report have the order of the table."""
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     table = columns.ordered(results, args.sort)
 
     def report_text() -> str:
-        from compare_q.eval.html import report
+        from compare_q.eval.report import page
 
-        return report.page_of(results, inspect(), command, args.columns)
+        return page.page_of(table, results_json.results_json(results, command), args.columns)
 
     def draw(file: Path) -> None:
         from compare_q.eval.plots import pictures  # a package that is missing is this output's failure alone

@@ -1,5 +1,5 @@
 """What results that were read back must hold beyond their types, so that no table, plot or report meets what no run
-writes: counts below 0, bins without edges, passages of other models.  ValueError in one line that names the place.
+writes: counts below 0, bins without edges.  ValueError in one line that names the place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from compare_q.backends.layers import groups
-from compare_q.eval.results.run_result import Inspection, ModelResult, Results
+from compare_q.eval.results.run_result import ModelResult, Results
 from compare_q.eval.stats.answers import Accuracy
 from compare_q.eval.stats.distributions import PERCENTS
 from compare_q.eval.stats.estimates import DIVERGENCES, AgainstReference, Estimates
@@ -168,15 +168,3 @@ def numbers_in(found: Any, place: str) -> Iterator[tuple[str, float]]:
             yield from numbers_in(each, f"{place}.{name}")
     elif isinstance(found, int | float) and not isinstance(found, bool):
         yield place, found
-
-
-def check_inspection(inspection: Inspection, models: int) -> None:
-    """ValueError unless a report's excerpts are of so many models, with a score for each token."""
-    if len(inspection.worst) != models:
-        raise ValueError("worst: is of other models")
-    for passage in inspection.passages:
-        columns = (passage.ref_logprob, *passage.logprob, *passage.kld)
-        if len(passage.logprob) != models or len(passage.kld) != models:
-            raise ValueError("passages: are of other models")
-        if any(column is not None and len(column) != len(passage.tokens) for column in columns):
-            raise ValueError("passages: not a score for each token")

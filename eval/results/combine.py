@@ -13,12 +13,12 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.results import results_json
-from compare_q.eval.results.run_result import Inspection, ModelResult, Results, TextResult
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.specs import reading
 
 
-def load(files: Sequence[Path]) -> tuple[Results, list[Inspection | None]]:
-    """(the results, the excerpts of each text or None) of one file, or the rows of several files in one run.
+def load(files: Sequence[Path]) -> Results:
+    """The results of one file, or the rows of several files in one run.
 
     InputError in one line for files that are damaged, and for files that ``combine`` refuses.
     """
@@ -29,8 +29,7 @@ def load(files: Sequence[Path]) -> tuple[Results, list[Inspection | None]]:
     loaded = [results_json.load(file) for file in files]
     if len(loaded) == 1:
         return loaded[0]
-    combined = combine({printable(file): results for file, (results, _) in zip(files, loaded, strict=True)})
-    return combined, [None] * len(combined.texts)
+    return combine({printable(file): results for file, results in zip(files, loaded, strict=True)})
 
 
 def combine(runs: Mapping[str, Results]) -> Results:
@@ -121,26 +120,10 @@ def shared_origin(origins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def masked(
-    results: Results, excerpts: Sequence[Inspection | None], mask: str | None
-) -> tuple[Results, list[Inspection | None]]:
-    """What ``load`` returns, with the models alone that a mask leaves; the reference's row stays."""
+def masked(results: Results, mask: str | None) -> Results:
+    """The results with the models alone that a mask leaves; the reference's row stays."""
     named = reading.matching(results.labels, mask)
-
-    def chosen(values: Sequence[Any], models: Sequence[ModelResult]) -> tuple[Any, ...]:
-        """Those of ``values``, one for each of ``models``, whose model is left."""
-        pairs = zip(values, models, strict=True)
-        return tuple(value for value, model in pairs if model.label in named or model.is_reference)
-
-    texts = tuple(replace(text, models=chosen(text.models, text.models)) for text in results.texts)
-    kept = [
-        own and Inspection(
-            tuple(
-                replace(each, logprob=chosen(each.logprob, text.models), kld=chosen(each.kld, text.models))
-                for each in own.passages
-            ),
-            chosen(own.worst, text.models),
-        )
-        for own, text in zip(excerpts, results.texts, strict=True)
-    ]  # fmt: skip
-    return replace(results, texts=texts), kept
+    return replace(results, texts=tuple(
+        replace(text, models=tuple(model for model in text.models if model.label in named or model.is_reference))
+        for text in results.texts
+    ))  # fmt: skip

@@ -5,8 +5,7 @@
 A text is ``{"name": ..., "error": null, "data": ..., "subtitle": ..., "reference": ..., "models": [...]}``; of a text
 that failed there are only its ``name`` and its ``error``.  ``means`` has an object for each model: ``label``,
 ``mean_kld`` (nats), ``mean_kld_stderr``, ``mean_ppl``, ``mean_ppl_stderr``, null where not known; it is made from the
-texts, and not read.  A report.html holds ``{"results": <this object>, "inspections": [...]}``, with the excerpts of
-each text, or null.
+texts, and not read.  A report.html holds this object.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from compare_q.backends.common.options import describe
 from compare_q.eval.common.files import write_text
 from compare_q.eval.results import checks
 from compare_q.eval.results.flat import flat_json
-from compare_q.eval.results.run_result import ORIGIN, Inspection, ModelResult, Results, TextResult
+from compare_q.eval.results.run_result import ORIGIN, ModelResult, Results, TextResult
 
 FORMAT = 7
 """Version of the layout of results.json: no other one is read."""
-PAYLOAD = re.compile(rb'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
+PAYLOAD = re.compile(rb'<script type="application/json" id="results">(.*?)</script>', re.DOTALL)
 """Where report.html holds its JSON."""
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
-_RESULTS, _INSPECTIONS = TypeAdapter(Results), TypeAdapter(list[Inspection | None])
+_RESULTS = TypeAdapter(Results)
 
 
 def results_json(results: Results, command: Sequence[str]) -> dict[str, Any]:
@@ -89,6 +88,7 @@ def model_json(model: ModelResult) -> dict[str, Any]:
         "spec": model.spec,
         "provenance": model.provenance,
         "estimates": dataclasses.asdict(model.estimates) if model.estimates else None,
+        "worst_tokens": [dataclasses.asdict(token) for token in model.worst_tokens],
     }
 
 
@@ -114,11 +114,8 @@ def write_json(results: Results, file: Path, command: Sequence[str]) -> None:
     write_text(file, json_text(results, command))
 
 
-def load(file: Path) -> tuple[Results, list[Inspection | None]]:
-    """(the results, the excerpts of each text or None) of a results.json or a report.html.
-
-    InputError in one line for another file, and for one that is damaged.
-    """
+def load(file: Path) -> Results:
+    """The results of a results.json or a report.html.  InputError in one line for another or a damaged file."""
     name = printable(file)
     content = json_files.read_bytes(file)
     is_object = content.lstrip().startswith(b"{")  # in which a label may hold what PAYLOAD looks for
@@ -127,10 +124,7 @@ def load(file: Path) -> tuple[Results, list[Inspection | None]]:
         raise InputError(f"{name}: {NO_RESULTS}")
     raw = json_files.parsed(content if embedded is None else embedded[1], name)
     try:
-        if embedded is not None:
-            return report_from_json(raw)
-        results = from_json(raw)
-        return results, [None] * len(results.texts)
+        return from_json(raw)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -173,12 +167,13 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "storage": {**size, "note": raw["storage_note"] or ""},
         "is_reference": raw["reference"],
         "cached": raw["from_cache"],
+        "worst_tokens": raw.get("worst_tokens", []),  # which results made before have in their report alone
         "error": raw["error"] or "",
     }
 
 
 @contextmanager
-def damage_in_one_line(what: str, remedy: str = "") -> Iterator[None]:
+def damage_in_one_line(what: str) -> Iterator[None]:
     """InputError in one line for what a block that reads results finds damaged."""
     try:
         yield
@@ -191,18 +186,4 @@ def damage_in_one_line(what: str, remedy: str = "") -> Iterator[None]:
         reason = "no object where one must be"
     except ValueError as error:
         reason = one_line(error)
-    raise InputError(f"{what}: {reason}{remedy}") from None
-
-
-def report_from_json(raw: Any) -> tuple[Results, list[Inspection | None]]:
-    """The results of a report.html's payload and the excerpts of each text; InputError in one line."""
-    if not isinstance(raw, dict) or not {"results", "inspections"} <= raw.keys():
-        raise InputError(NO_RESULTS)
-    results = from_json(raw["results"])
-    with damage_in_one_line("the report's excerpts are damaged", "; write it again"):
-        inspections = _INSPECTIONS.validate_json(json.dumps(raw["inspections"]), strict=True)
-        if len(inspections) != len(results.texts):
-            raise ValueError("inspections: not one for each text")
-        for inspection in filter(None, inspections):
-            checks.check_inspection(inspection, len(results.labels))
-    return results, inspections
+    raise InputError(f"{what}: {reason}") from None

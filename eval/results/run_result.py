@@ -4,9 +4,6 @@ One text is a list of one.  A macro mean weighs all texts alike, whatever their 
 of the texts' means; of perplexity it is the exponential of the mean of the texts' ln PPL, the geometric mean, so that a
 text with a large perplexity does not drown the others.  The texts' errors are independent: stderr = sqrt(sum of
 stderr ** 2) / number of texts.
-
-A report has excerpts of the texts beside the results (``Inspection``): passages with every model's scores, and each
-model's most damaged tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +26,24 @@ BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Number formats as a narrow column has them."""
 ORIGIN = ("created", "command", "commit", "versions", "hardware")
 """Keys of results.json that say when, how and where the run was made."""
-Numbers = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class WorstToken:
+    """A token on which a model lost much: its place, its scores (nats), and its text with the text around it.
+
+    ``position``: in window number ``window``.  ``kld`` and ``ref_logprob`` are None without a reference, and a score
+    that is not finite is None.
+    """
+
+    window: int
+    position: int
+    kld: float | None
+    logprob: float | None
+    ref_logprob: float | None
+    before: str = ""
+    token: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,7 @@ class ModelResult:
     provenance: dict[str, Any] = field(default_factory=dict)
     scores_key: str = ""
     notes: tuple[str, ...] = ()
+    worst_tokens: tuple[WorstToken, ...] = ()
     error: str = ""
 
     @property
@@ -260,43 +275,3 @@ def macro_mean(values: list[float | None], errors: list[float | None]) -> Value:
     squares = [error**2 for error in errors if error is not None]
     stderr = math.sqrt(sum(squares)) / len(known) if len(squares) == len(values) else None
     return Value(math.fsum(known) / len(known), stderr)
-
-
-@dataclass(frozen=True)
-class Passage:
-    """T tokens of window number ``window`` from ``position`` on; ``tokens``: the text of each.
-
-    ``logprob`` and ``kld``: by model, in the order of the run, T numbers each (nats); None for a model without them.
-    ``chosen``: why it is shown.  ``start``: the first token's index in the whole text; None in older reports.
-    """
-
-    window: int
-    position: int
-    tokens: tuple[str, ...]
-    ref_logprob: Numbers | None
-    logprob: tuple[Numbers | None, ...]
-    kld: tuple[Numbers | None, ...]
-    chosen: str = ""
-    start: int | None = None
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """One token, its text between the texts ``before`` and ``after`` it, and its scores (nats)."""
-
-    window: int
-    position: int
-    before: str
-    token: str
-    after: str
-    ref_logprob: float | None
-    logprob: float | None
-    kld: float | None
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """``worst``: by model, in the order of the run, the largest first; None for a model without scores."""
-
-    passages: tuple[Passage, ...]
-    worst: tuple[tuple[Damaged, ...] | None, ...]

@@ -103,7 +103,7 @@ def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> Non
     """Every folder of eval and backends, the page of the report, the examples and their schemas; and no test."""
     expected = [file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()]
     names = {str("compare_q" / file.relative_to(ROOT)) for file in expected if "__pycache__" not in file.parts}
-    shown = ("eval/html/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/plugin.py")
+    shown = ("eval/report/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/plugin.py")
     assert {f"compare_q/{name}" for name in shown} < names
     found = [file.relative_to(installed["wheel"]) for file in installed["wheel"].rglob("*") if file.is_file()]
     assert {str(file) for file in found if not file.parts[0].endswith(".dist-info")} == {

@@ -1,20 +1,15 @@
-"""Reports of made-up models, and their pages in a real headless Chromium."""
+"""Runs of made-up models for the report, and the browser in which tests open it."""
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.eval.html.inspector import Damaged, Inspection, Passage
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult, WorstToken
 from compare_q.eval.stats import estimates
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -51,11 +46,15 @@ def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: in
     return ModelResult(label, "fake", size, found, windows=4, score_seconds=2.0, provenance=provenance, **fields)
 
 
+WORST = (
+    WorstToken(1, 7, 4.25, -4.605, -0.693, "before\n", " <i>", " after"),
+    WorstToken(0, 9, 3.0, -9.0, None, "", "", "</script>"),
+)
 REFERENCE = measured("bf16 base", None, 16.0, is_reference=True)
 MODELS = (
     REFERENCE,
     measured("bf16 other", 0.001, 16.0, seed=1, spec={"noise_floor": True}),
-    measured("W4A16 g128", 0.3, 4.125, seed=2, notes=("a note",)),
+    measured("W4A16 g128", 0.3, 4.125, seed=2, notes=("a note",), worst_tokens=WORST),
     measured("W4A16 g32", 0.2, 4.5, seed=3, provenance={"layers": [DEVIATING]}),
     measured("EXL3 3.0", 0.18, 3.0, seed=4),
     measured("EXL3 4.0", 0.05, 4.0, seed=5),
@@ -73,83 +72,3 @@ def text_of(*models: ModelResult, name: str = "wiki2") -> TextResult:
 
 def results_of(*models: ModelResult) -> Results:
     return Results((text_of(*models),))
-
-
-def inspection_of(text: TextResult) -> Inspection:
-    """Twenty tokens, whose KLD is their number in hundredths, twice that for the next model, next to 0 for noise."""
-    tokens = ("", "Ü", "\n\n", " <b>", "</script>", *(f" t{i}" for i in range(15)))
-
-    def numbers(scale: float) -> tuple[float, ...]:
-        return tuple(scale * i for i in range(20))
-
-    places = [0.01 if m.is_noise_floor else at for at, m in enumerate(text.models)]
-    klds = tuple(
-        None if m.error or m.is_reference else numbers(0.01 * at) for at, m in zip(places, text.models, strict=True)
-    )
-    logprobs = tuple(None if m.error else numbers(-0.1 * (at + 1)) for at, m in zip(places, text.models, strict=True))
-    worst = (Damaged(1, 7, "before\n", " <i>", " after", math.log(0.5), math.log(0.01), 4.25),)
-    passage = Passage(2, 17, tokens, numbers(-0.1), logprobs, klds, "for its words", 1023)
-    return Inspection((passage,), tuple(None if m.error else worst for m in text.models))
-
-
-def plain(text: str) -> str:
-    """A cell's text as the terminal's table writes it."""
-    return text.replace("\N{MINUS SIGN}", "-")
-
-
-@dataclass(eq=False)
-class Opened:
-    """A page of a report: its locators, and what the browser complained of or asked for."""
-
-    page: Any
-    file: Path
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-
-    def load(self) -> None:
-        """Load the report (anew, if it is open): every choice that an earlier test made is gone."""
-        self.page.mouse.move(0, 0)
-        self.page.goto("about:blank")
-        self.complaints.clear()
-        self.requests.clear()
-        self.page.goto(self.file.as_uri())
-        self.page.wait_for_timeout(50)
-
-    def texts(self, selector: str) -> list[str]:
-        return [text.strip() for text in self.page.locator(selector).all_text_contents()]
-
-    def cells(self, column: str) -> list[str]:
-        """The numbers of a column."""
-        return [text.removeprefix("★") for text in self.texts(f"#table tbody [data-column='{column}'] .value")]
-
-    def labels(self, section: str = "#table") -> list[str]:
-        """Of the rows that are shown."""
-        return self.texts(f"{section} tbody tr:not(.hidden) .label > span")
-
-    def heading(self) -> str:
-        """Of the tooltip, which is to be seen."""
-        self.page.locator("#tip").wait_for(state="visible", timeout=10_000)
-        return self.texts("#tip strong")[0]
-
-    def tip(self) -> dict[str, str]:
-        names, values = self.texts("#tip dt"), self.texts("#tip dd:not(.wide)")
-        return dict(zip(names, values, strict=True))
-
-    def pick(self, section: str, text: str) -> None:
-        self.page.locator(f"#{section} .choice").get_by_text(text, exact=True).click()
-
-    def copied(self, button: str) -> str:
-        """The clipboard after a click on a button."""
-        self.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        self.page.locator(button).click()
-        self.page.get_by_role("button", name="Done").wait_for()
-        return str(self.page.evaluate("navigator.clipboard.readText()"))
-
-
-ShowPage = Callable[..., Opened]

@@ -46,7 +46,7 @@ def writer(tmp_path: Path) -> Write:
 
 def combined(files: Sequence[Path]) -> tuple[Results, TextResult]:
     """The runs of these files as one, and its only text."""
-    results, _ = combine.load(files)
+    results = combine.load(files)
     return results, results.texts[0]
 
 

@@ -135,16 +135,17 @@ def test_nothing_that_is_read_is_written(
 
 
 def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """From the report the table is drawn again, with its inspection of tokens, without an engine."""
+    """results.json and report are read back with their table and their worst tokens, without an engine."""
     models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
     data, spec = write_specs(models)
-    ran = compare_q("-d", data, "-m", spec, "--html", tmp_path / "r.html", "-t", "Mine <b>")
+    outputs = ("-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    ran = compare_q("-d", data, "-m", spec, "-t", "Mine <b>", *outputs)
     assert ran.status == 0, ran.err
-    again = compare_q("show", tmp_path / "r.html", "--html", tmp_path / "s.html", "-t", "Mine <b>")
+    again = compare_q("show", tmp_path / "r.json", "--html", tmp_path / "s.html")
     assert again.status == 0, again.err
-    assert again.out.partition("report: ")[0] == ran.out.partition("report: ")[0]
+    assert again.out.partition("report: ")[0] == ran.out.partition("results: ")[0]
     assert "<title>Mine &lt;b&gt;" in (tmp_path / "r.html").read_text()
-    results, (inspection,) = results_json.load(tmp_path / "r.html")
-    assert results_json.load(tmp_path / "s.html") == (results, [inspection])
+    results = results_json.load(tmp_path / "r.html")
+    assert results_json.load(tmp_path / "s.html") == results == results_json.load(tmp_path / "r.json")
     assert len(results.labels) == 2
-    assert inspection.passages
+    assert all(len(model.worst_tokens) == 20 for model in results.texts[0].models)

@@ -117,8 +117,12 @@ def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_spec
         data, spec = write_specs([reference, *models], max_rows=4)
         ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / f"{name}.json", "--cache-dir", tmp_path / name)
         assert ran.status == 0, ran.err
-    (whole,) = results_json.load(tmp_path / "all.json")[0].texts
+    (whole,) = results_json.load(tmp_path / "all.json").texts
     _, run = combined([tmp_path / "a.json", tmp_path / "b.json"])
-    measured = [[(m.label, m.scores_key, m.estimates, m.is_reference, m.notes) for m in r.models] for r in (run, whole)]
+    measured = [
+        [(m.label, m.scores_key, m.estimates, m.is_reference, m.notes, m.worst_tokens) for m in r.models]
+        for r in (run, whole)
+    ]
     assert measured[0] == measured[1]
+    assert all(model.worst_tokens for model in run.models)
     assert best_labels(run.models, "kld") == best_labels(whole.models, "kld")

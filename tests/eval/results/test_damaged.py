@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from compare_q.eval.results import results_json
 from compare_q.eval.results.run_result import Results, TextResult
 from tests.support.made import LAYERS, PERCENTILES, QUANT, REF, results_of, run_of
-from tests.support.report_page import inspection_of
 from tests.support.toy import refusal
 
 RUN = run_of(REF, QUANT)
@@ -115,24 +113,3 @@ def test_every_percentile_is_wanted() -> None:
     for name in PERCENTILES:
         fewer = {key: value for key, value in PERCENTILES.items() if key != name}
         assert TOGETHER in refusal(results_json.from_json, damaged(RAW, *AGAINST, "kld_percentiles", value=fewer))
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "gold"),
-    [
-        ((0, "worst"), [None], "worst: is of other models"),
-        ((0, "worst", 0), [{}], "0.worst.0.0.window: missing"),
-        ((0, "passages", 0, "logprob"), [], "passages: are of other models"),
-        ((0, "passages", 0, "ref_logprob"), [1.0], "passages: not a score for each token"),
-        ((0, "passages", 0, "tokens", 0), 5, "0.passages.0.tokens.0: input should be a valid string (got 5)"),
-        ((0, "passages"), 5, "0.passages: input should be a valid array (got 5)"),
-        ((0,), ..., "inspections: not one for each text"),
-    ],
-)
-def test_excerpts_of_another_run(path: tuple[Any, ...], value: Any, gold: str) -> None:
-    inspection = inspection_of(RUN)
-    excerpts = json.loads(json.dumps([asdict(inspection)]))
-    assert results_json.report_from_json({"results": RAW, "inspections": excerpts})[1] == [inspection]
-    page = {"results": RAW, "inspections": damaged(excerpts, *path, value=value)}
-    found = refusal(results_json.report_from_json, page)
-    assert found == f"the report's excerpts are damaged: {gold}; write it again"

@@ -96,8 +96,7 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
     )
     run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
     written(run, tmp_path)
-    found, inspections = results_json.load(tmp_path / "r.json")
-    assert inspections == [None]
+    found = results_json.load(tmp_path / "r.json")
     assert found.texts == (run,)
     assert list(found.labels) == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
 
@@ -105,7 +104,7 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
 def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is read back and written on another machine says where it ran, not where it was copied."""
     written(run_of(REF, QUANT), tmp_path)
-    found, _ = results_json.load(tmp_path / "r.json")
+    found = results_json.load(tmp_path / "r.json")
     monkeypatch.setattr(results_json.machine, "versions", lambda: {"python": "0"})
     assert json_of(run_of(REF))["versions"] == {"python": "0", "compare-q": __version__}
     again = json.loads(json.dumps(results_json.results_json(found, ["other"])))
@@ -173,10 +172,8 @@ def test_a_file_is_read_whatever_it_holds(tmp_path: Path) -> None:
     one, many = tmp_path / "one.json", tmp_path / "many.json"
     results_json.write_json(Results(TEXTS.texts[:1]), one, ["x"])
     results_json.write_json(TEXTS, many, ["x"])
-    run, inspection = combine.load([one])
-    assert (run.texts[0].subtitle, inspection) == ("letters", [None])
-    texts, inspection = combine.load([many])
-    assert ([text.name for text in texts.texts], inspection) == (["prose", "code"], [None, None])
+    assert combine.load([one]).texts[0].subtitle == "letters"
+    assert [text.name for text in combine.load([many]).texts] == ["prose", "code"]
     assert "number of texts" in refusal(combine.load, [one, many])
     many.write_text(many.read_text().replace('"subtitle"', '"title"', 1))
     assert refusal(combine.load, [many]).startswith(f"{many}: damaged results: subtitle")

@@ -118,7 +118,7 @@ def test_a_second_text_waits_for_no_load() -> None:
 def test_results_there_and_back(tmp_path: Path) -> None:
     run = run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=None), FAILED)
     results_json.write_json(results_of(run), tmp_path / "r.json", [])
-    found, _ = results_json.load(tmp_path / "r.json")
+    found = results_json.load(tmp_path / "r.json")
     assert [model.timing for model in found.texts[0].models] == [TIMED, None, None]
     raw = json.loads((tmp_path / "r.json").read_text())
     (first, *_) = raw["texts"][0]["models"]

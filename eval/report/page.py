@@ -1,0 +1,225 @@
+"""The report of ``--html``: one file that shows a run in a browser without a network, rendered by jinja2.
+
+All content is static HTML.  The script sorts tables and switches between plots; without it, all plots are shown.
+Labels and token texts come from strangers: jinja2 escapes them, and the content policy allows no other script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib.style
+from markupsafe import Markup, escape
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from compare_q.backends.common.messages import printable
+from compare_q.eval.plots import looks, measures, pictures, scatter, style
+from compare_q.eval.plots.pictures import Picture
+from compare_q.eval.plots.style import DARK, LIGHT
+from compare_q.eval.results.run_result import ModelResult, Results, WorstToken
+from compare_q.eval.table import tables, verdict
+from compare_q.eval.table.columns import Cell, Filled
+
+FOLDER = Path(__file__).parent / "page"
+TITLE = "Quantized models compared"
+WORDS = {"kld": "KLD", "ppl": "PPL", "bpw": "over bits per weight", "size": "over file size"}
+"""Parts of the names of pictures, and how the page spells them."""
+SPACES = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
+"""White space that is shown as a sign, so that a token takes one line."""
+TAG = re.compile(r"<[^>]*>")
+ID = re.compile(r' id="(?![mp][0-9a-f]{10}")[^"]*"')
+"""Ids of an SVG that nothing refers to."""
+LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+
+
+def page_of(results: Results, stored: dict[str, Any], names: Sequence[str] | None = None) -> str:
+    """Return the page.  ValueError if every text failed.
+
+    ``stored``: results.json, which the page holds so that ``show`` can read it back; ``names``: of the table's
+    columns, None for all that tell something.
+    """
+    if not results.scored:
+        raise ValueError("every text failed")
+    script = (FOLDER / "report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=on_one_line,
+    )  # fmt: skip
+    return environment.get_template("report.html").render(
+        title=results.title or TITLE,
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'",
+        style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        parts=parts_of(results, names),
+        has_tokens=any(model.worst_tokens for text in results.texts for model in text.models),
+        command=shell_command(stored["command"]),
+        created=stored["created"],
+        commit=stored["commit"],
+        results=embedded_json(stored),
+    )
+
+
+def on_one_line(value: Any) -> Any:
+    """Return a text with its control characters escaped; markup of our own as it is."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def embedded_json(data: dict[str, Any]) -> Markup:
+    """Return JSON without any "<", so that no HTML parser mistakes a part of it for the end of the script element."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def shell_command(words: Sequence[str]) -> str:
+    """Return a command line for a shell, started from the checkout if ``words`` names the file of compare_q."""
+    start = ["python", "eval/compare_q.py"] if words[:1] == ["compare_q.py"] else words[:1]
+    return shlex.join([*start, *words[1:]])
+
+
+def parts_of(results: Results, names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Return what the page shows of each text, with several texts after a part about all of them."""
+    several = len(results.texts) > 1
+    parts = [of_text(results, number, names) for number in range(len(results.texts))]
+    if several:
+        measure = measures.chosen(results, None, None)
+        draw = partial(scatter.scatter_figure, *results.texts, measure=measure, title="")
+        parts.insert(0, {
+            "name": "All texts", "lead": "", "finding": verdict.verdict(results), "error": "",
+            "figures": figures_of({f"{measure.title}, mean of the texts": draw}, "all"),
+            "table": table_of(tables.tables_of(results, names)[0]), "worst": [],
+        })  # fmt: skip
+    return parts
+
+
+def of_text(results: Results, number: int, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return what the page shows of one text: its finding, figures, table and the worst tokens of each model."""
+    text = results.texts[number]
+    same = {"name": text.name if len(results.texts) > 1 else "", "lead": text.subtitle, "error": text.error}
+    if text.error:
+        return {**same, "finding": "", "figures": [], "table": None, "worst": []}
+    first = f"{measures.chosen(Results((text,)), None, None).kind}_bpw"
+    drawn = pictures.pictures_of(text)
+    chosen = sorted((name for name in drawn if not name.endswith("_vram")), key=lambda name: name != first)
+    titles = {" ".join(WORDS.get(word, word) for word in name.split("_")): drawn[name] for name in chosen}
+    return {
+        **same,
+        "finding": verdict.verdict(replace(results, texts=(text,))),
+        "figures": figures_of(titles, f"text{number}"),
+        "table": table_of(tables.table_of_text(results, text, names)),
+        "worst": [worst_of(model) for model in text.models if model.worst_tokens],
+    }
+
+
+def table_of(table: tables.Table) -> dict[str, Any]:
+    """Return a table for the template: its heads, its rows of cells, and its footnotes."""
+    heads, cells = [], []
+    for each in table.columns:
+        kind = "words" if each.column.digits is None else "number"
+        heads.append({"title": each.column.title, "means": each.column.means, "kind": kind})
+        same = {"kind": kind, "has_errors": any(cell.error for cell in each.cells)}
+        cells.append([{**same, "cell": cell, "key": sort_key(each, cell)} for cell in each.cells])
+    return {
+        "heads": heads,
+        "rows": list(zip(*cells, strict=True)),
+        "notes": [*table.notes, *table.legend_of(table.columns)],
+    }
+
+
+def sort_key(filled: Filled, cell: Cell) -> str:
+    """Return what a column sorts a cell by; empty for a missing value, which is sorted last."""
+    column = filled.column
+    if column.digits is None:
+        return "" if cell.value == "n/a" else cell.value
+    if cell.value == "ref":
+        return str(column.times * (column.exact or 0) + column.plus)
+    try:
+        return str(float(cell.value.replace(",", "")))
+    except ValueError:
+        return ""
+
+
+def worst_of(model: ModelResult) -> dict[str, Any]:
+    """Return a model's worst tokens for the template: numbers as texts, white space as signs."""
+    compared = any(token.kld is not None for token in model.worst_tokens)
+    return {
+        "label": model.marked_label, "compared": compared, "tokens": [token_of(token) for token in model.worst_tokens]
+    }  # fmt: skip
+
+
+def token_of(token: WorstToken) -> dict[str, str]:
+    """Return one worst token for the template."""
+    texts = {"before": token.before.lstrip(), "token": token.token or "…", "after": token.after}
+    return {
+        **{name: text.translate(SPACES) for name, text in texts.items()},
+        "kld": "" if token.kld is None else f"{token.kld:.3g}",
+        "reference": percent(token.ref_logprob),
+        "model": percent(token.logprob),
+        "place": f"window {token.window}, position {token.position}",
+    }
+
+
+def percent(logprob: float | None) -> str:
+    """Return a probability in percent, with two significant digits."""
+    return "" if logprob is None else f"{100 * math.exp(min(logprob, 0.0)):.2g} %"
+
+
+def figures_of(drawn: dict[str, Picture], name: str) -> list[dict[str, Any]]:
+    """Return the pictures that can be drawn, each with its title and SVG; ``name`` makes their ids unique."""
+    figures = []
+    for title, draw in drawn.items():
+        try:
+            figure = draw()
+        except ValueError:  # nothing to draw
+            continue
+        figures.append({"title": title, "svg": svg_of(figure, title, f"{name} {title}")})
+    return figures
+
+
+def svg_of(figure: Figure, title: str, name: str) -> Markup:
+    """Return a figure as an SVG element with text as text, in the colours of either theme.
+
+    ``name``: a salt for the ids of its markers and clip paths.
+    """
+    for text in figure.findobj(Text):
+        text.set_path_effects([])  # which would draw it as paths; the page's style has a rim for texts
+    file = io.StringIO()
+    with matplotlib.style.context(["default", {"svg.hashsalt": name, "svg.fonttype": "none"}]):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", file.getvalue(), flags=re.DOTALL)
+    found = TAG.sub(lambda tag: short_tag(tag[0]), svg[svg.index("<svg") :])
+    return Markup(found.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))
+
+
+def short_tag(tag: str) -> str:
+    """Return an SVG tag with rounded coordinates, only the ids that are used, and colours of both themes."""
+    tag = LONG_NUMBER.sub(lambda number: f"{float(number[0]):z.1f}", ID.sub("", tag))
+    return re.sub('#[0-9a-f]{6}(?=[;"])', lambda colour: themed_colours().get(colour[0], colour[0]), tag)
+
+
+@cache
+def themed_colours() -> dict[str, str]:
+    """Return the colours of light pictures that differ in dark ones, each with CSS for both."""
+    pairs = dict(zip(LIGHT, DARK, strict=True))
+    for colour in (*filter(None, looks.COLOURS), LIGHT.ink, LIGHT.muted):
+        dark = pairs.get(colour, colour)
+        for mixed in (style.ink_of, style.paper_of):
+            pairs[to_hex(mixed(colour, LIGHT))] = to_hex(mixed(dark, DARK))
+        for count in range(1, looks.MOST_OF_SCHEME + 1):
+            pairs |= zip(looks.shades(colour, count, LIGHT), looks.shades(dark, count, DARK), strict=True)
+    groups = {colour.lower() for colour in looks.COLOURS}  # a marker has one colour in both
+    return {light: f"light-dark({light}, {dark})" for light, dark in pairs.items() if light not in groups}

@@ -1,0 +1,115 @@
+"""The tokens of a text on which each model lost most, with the text around them.
+
+They are chosen from the cached scores of single tokens, one model at a time, and stored in results.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable
+from compare_q.eval.common import processes
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.results.run_result import Results, TextResult, WorstToken
+from compare_q.eval.run import token_scores
+from compare_q.eval.run.token_scores import StoredScores
+from compare_q.eval.text import vocabulary
+from compare_q.eval.text.windows import EvalData
+
+COUNT = 20
+"""Worst tokens of each model."""
+BEFORE, AFTER = 24, 4
+"""Tokens shown before and after each."""
+
+
+def with_worst_tokens(results: Results, data: Sequence[EvalData | None], cache: Cache) -> Results:
+    """Return the results with the worst tokens of every row that has scores in the cache.
+
+    ``data``: the windows of each text; None for a text that failed.  A text whose tokens cannot be decoded keeps its
+    rows as they are, and standard error says why.
+    """
+    pairs = zip(results.texts, data, strict=True)
+    return replace(
+        results, texts=tuple(text if windows is None else with_tokens(text, windows, cache) for text, windows in pairs)
+    )
+
+
+def with_tokens(text: TextResult, data: EvalData, cache: Cache) -> TextResult:
+    """``with_worst_tokens`` for one text."""
+    chosen: list[list[WorstToken]] = []
+    pieces: list[tuple[list[int], int, int]] = []
+    for model in text.models:
+        stored = None if model.error else token_scores.of_row(cache, model.scores_key, data.windows)
+        chosen.append([] if stored is None else worst_tokens(stored, data))
+        for token in chosen[-1]:
+            begin = max(token.position - BEFORE, 0)
+            ids = data.windows[token.window].token_ids[begin : token.position + 1 + AFTER].tolist()
+            pieces.append((ids, token.position - begin, token.position - begin + 1))
+    if not pieces:
+        return text
+    try:
+        texts = iter(processes.apart(
+            decoded, "decoding tokens", tokenizer=str(data.tokenizer), trust_remote_code=data.spec.trust_remote_code,
+            pieces=pieces,
+        ))  # fmt: skip
+    except InputError as error:
+        print(printable(f"{text.name}: no worst tokens: {error}"), file=sys.stderr)
+        return text
+    worst = [tuple(replace(token, **next(texts)) for token in tokens) for tokens in chosen]
+    models = zip(text.models, worst, strict=True)
+    return replace(text, models=tuple(replace(model, worst_tokens=own) for model, own in models))
+
+
+def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
+    """Return the tokens with the largest KLD, or loss without a reference, largest first, without their texts.
+
+    Where windows overlap, a token counts once, with its largest value.
+    """
+    damage = stored.columns.get("kld", -stored.columns["logprob"]).astype(np.float64)
+    damage = np.where(np.isfinite(damage), damage, 0.0)
+    places = data.text_index(stored.window, stored.position)
+    found: dict[int, WorstToken] = {}
+    for entry in np.argsort(-damage, kind="stable").tolist():
+        if len(found) == COUNT or damage[entry] <= 0:
+            break
+        scores = {name: rounded(stored.columns.get(name), entry) for name in ("kld", "logprob", "ref_logprob")}
+        found.setdefault(
+            int(places[entry]), WorstToken(int(stored.window[entry]), int(stored.position[entry]), **scores)
+        )
+    return list(found.values())
+
+
+def rounded(values: NDArray[Any] | None, entry: int) -> float | None:
+    """Return one number with four significant digits; None if it is missing or not finite."""
+    return None if values is None or not np.isfinite(values[entry]) else float(f"{values[entry]:.4g}")
+
+
+def decoded(
+    tokenizer: str, trust_remote_code: bool, pieces: Sequence[tuple[list[int], int, int]]
+) -> list[dict[str, str]]:
+    """Return the text of each piece in three parts, cut at two of its tokens.  Imports Transformers.
+
+    ``pieces``: token ids, and the numbers of the tokens at which ``token`` and ``after`` begin.  A character that
+    several tokens make up belongs to the last of them.
+    """
+    loaded = vocabulary.load_tokenizer(Path(tokenizer), trust_remote_code=trust_remote_code)
+
+    def text_of(ids: Sequence[int]) -> str:
+        return str(loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    found = []
+    for ids, begin, end in pieces:
+        whole = text_of(ids)
+        # U+FFFD stands for an incomplete character
+        first, second = (len(text_of(ids[:cut]).rstrip("\N{REPLACEMENT CHARACTER}")) for cut in (begin, end))
+        second = len(whole) if end == len(ids) else max(first, second)
+        found.append({"before": whole[:first], "token": whole[first:second], "after": whole[second:]})
+    return found

@@ -1,0 +1,150 @@
+"""The report in a real browser, and what its file holds."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare_q.eval.common.files import write_text
+from compare_q.eval.report import page
+from compare_q.eval.results import results_json
+from compare_q.eval.results.run_result import Results, TextResult, WorstToken
+from compare_q.eval.table import tables
+from tests.support.report_page import BROWSER, FAILED, FLAGS, MODELS, REFERENCE, measured, needs_browser, results_of
+from tests.support.several_texts import three, with_failed_text
+
+EVIL = "</script><img src=x onerror=alert(1)> & <b>\u202e"
+HOSTILE = results_of(
+    REFERENCE,
+    measured(f"GGUF {EVIL}", 0.3, notes=(EVIL,), worst_tokens=(WorstToken(0, 1, 2.0, -3.0, -1.0, EVIL, EVIL, EVIL),)),
+)
+
+
+def html_of(results: Results) -> str:
+    return page.page_of(results, results_json.results_json(results, ["compare-q", "-t", EVIL]))
+
+
+@pytest.fixture(scope="module")
+def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Open a report in Chromium; the test fails if the page logs an error or requests another file."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    complaints: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+
+        def opened(results: Results, width: int = 1400, **context: Any) -> Any:
+            file = tmp_path_factory.mktemp("report") / "report.html"
+            write_text(file, html_of(results))
+            found = browser.new_page(viewport={"width": width, "height": 900}, **context)
+            found.on("console", lambda message: complaints.append(message.text))
+            found.on("pageerror", lambda error: complaints.append(str(error)))
+            found.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+            found.on("request", lambda asked: asked.url == file.as_uri() or complaints.append(asked.url))
+            found.goto(file.as_uri())
+            return found
+
+        yield opened
+        browser.close()
+    assert complaints == []
+
+
+def test_the_page_reads_back_and_names_its_only_script(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    write_text(file, html_of(HOSTILE))
+    stored = results_json.load(file)
+    assert stored == replace(HOSTILE, origin=stored.origin)
+    text = file.read_text()
+    assert (text.count("<script"), text.count("</script>"), text.count("<img")) == (2, 2, 0)
+    assert re.search(r"script-src 'sha256-[^']+'; base-uri 'none'", html.unescape(text))
+    assert not re.search(r"\bon\w+=[\"']|\bsrc=[\"']|@import|url\((?!#)", text.split('id="results"')[0])
+
+
+def test_commands_are_for_a_shell() -> None:
+    words = ["compare-q", "-t", "Newton's $HOME", "--python", "vllm=/a b/python"]
+    assert shlex.split(page.shell_command(words)) == words
+    assert page.shell_command(["compare_q.py", "-d", "a.json"]) == "python eval/compare_q.py -d a.json"
+
+
+def test_without_a_scored_text_there_is_no_page() -> None:
+    with pytest.raises(ValueError, match="every text failed"):
+        html_of(Results((TextResult("a", error="no such file"),)))
+
+
+class TestBrowser:
+    pytestmark = needs_browser
+
+    def test_labels_and_tokens_of_strangers_are_text(self, open_page: Callable[..., Any]) -> None:
+        """The direction-changing character is shown as an escape."""
+        opened = open_page(HOSTILE)
+        evil = EVIL.replace("\u202e", "\\u202e")
+        assert opened.locator("tbody th").nth(1).inner_text().startswith(f"GGUF {evil}")
+        assert opened.locator(".tokens mark").inner_text() == evil
+        assert opened.locator("svg text", has_text="onerror").count()
+        assert opened.locator("img, b").count() == 0
+
+    def test_the_table_is_the_terminals_and_can_be_sorted(self, open_page: Callable[..., Any]) -> None:
+        """By numbers or words, up and down; missing values last both times."""
+        results = results_of(*MODELS, FAILED)
+        opened = open_page(results)
+        found = tables.tables_of(results)[0].columns
+        heads = opened.locator(".models thead th").all_inner_texts()
+        assert heads == [each.column.title for each in found]
+        for at, each in enumerate(found):
+            shown = opened.locator(f".models tbody tr > :nth-child({at + 1})").all_inner_texts()
+            cells = [cell.shown.replace("★", "★ ") + cell.marks + cell.error for cell in each.cells]
+            assert [text.replace("± ", "") for text in shown] == cells
+        for name, first, last in (("KLD", "bf16 base", "GGUF Q2_K"), ("label", "bf16 base", "W4A16 g32 †")):
+            for ends in ((first, last), (last, first)):
+                opened.locator(".models thead button").filter(has_text=re.compile(f"^{name}$")).click()
+                labels = opened.locator(".models tbody th").all_inner_texts()
+                known = labels if name == "label" else [label for label in labels if label != "broken"]
+                assert (known[0], known[-1]) == ends
+                assert name == "label" or labels[-1] == "broken"
+        assert opened.locator("[aria-sort]").get_attribute("aria-sort") == "descending"
+
+    def test_one_plot_is_shown_and_others_can_be_chosen(self, open_page: Callable[..., Any]) -> None:
+        opened = open_page(results_of(*MODELS))
+        names = opened.locator(".tabs button").all_inner_texts()
+        assert names[0] == "KLD over bits per weight"
+        for name in (names[0], "KLD by position", "PPL over bits per weight"):
+            opened.get_by_role("button", name=name).click()
+            assert opened.locator("figure:visible svg").get_attribute("aria-label") == name
+        opened.emulate_media(media="print")
+        assert opened.locator("figure:visible").count() == len(names)
+
+    def test_without_its_script_everything_is_shown(self, open_page: Callable[..., Any]) -> None:
+        opened = open_page(results_of(*MODELS), java_script_enabled=False)
+        shown, drawn = opened.locator("figure:visible").count(), opened.locator("figure svg").count()
+        assert shown == drawn > 4
+        assert opened.locator("button").count() == 0
+        assert opened.locator(".finding").inner_text()
+        tokens = opened.locator("details[open] .tokens tbody tr").all_inner_texts()
+        assert [re.split(r"\s+", row)[:3] for row in tokens] == [["4.25", "50", "%"], ["3", "0.012", "%"]]
+        assert "before↵ <i> after" in tokens[0]
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_a_narrow_window_cuts_nothing(self, open_page: Callable[..., Any], scheme: str) -> None:
+        """The page is not wider than the window; tables and plots scroll in boxes of their own."""
+        opened = open_page(results_of(*MODELS, FAILED), 390, color_scheme=scheme)
+        assert opened.evaluate("document.documentElement.scrollWidth") == 390
+        box = opened.locator(".scroll:has(.models)")
+        assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.getBoundingClientRect().right <= 390")
+        paper = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert opened.locator("figure:visible svg #patch_1, figure:visible svg path").first.evaluate(
+            "path => getComputedStyle(path).fill"
+        ) == paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}[scheme]  # fmt: skip
+
+    def test_several_texts(self, open_page: Callable[..., Any]) -> None:
+        """All texts together first, then each; a failed text says why."""
+        results = with_failed_text(three(), "c4", "no <b> file")
+        opened = open_page(results)
+        assert opened.locator("h2").all_inner_texts() == ["All texts", *(text.name for text in results.texts)]
+        assert "no <b> file" in opened.locator(".failure").inner_text()
+        assert opened.locator(".models").count() == len(results.texts)
