@@ -25,7 +25,7 @@ ENGINES = {
     "vllm_score": "compare_q.backends.vllm.engine:VllmEngine",
     "exllamav3": "compare_q.backends.exllama.v3:ExLlamaV3Engine",
     "exllamav2": "compare_q.backends.exllama.v2:ExLlamaV2Engine",
-    "llamacpp": "compare_q.backends.llamacpp.engine:LlamacppEngine",
+    "llamacpp": "compare_q.backends.llamacpp:LlamacppEngine",
     "vllm_server": "compare_q.backends.vllm_server.engine:VllmServerEngine",
 }
 """Engine -> its class, whose ``files`` say what its models are before it loads them."""

@@ -1,7 +1,7 @@
 """The interface between the driver and the engines: the types that travel, ``ModelFiles`` and ``Engine``.
 
 ``ModelFiles`` describes a model before it loads: a Hugging Face folder (``backends/checkpoint/folder.py``), a GGUF file
-(``backends/checkpoint/gguf.py``) or what a server serves (``backends/vllm_server/served.py``).  ``Engine`` loads and
+(``backends/checkpoint/gguf.py``) or what a server serves (``backends/vllm_server/engine.py``).  ``Engine`` loads and
 scores it.  An engine whose logits are at hand derives from ``LogitsEngine`` (``backends/logits_engine.py``), whose
 docstring shows a whole engine.  The driver never asks an engine for its name.
 

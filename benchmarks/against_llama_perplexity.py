@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import llama_formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
 from compare_q.backends.base import PlannedModel, Window  # noqa: E402
-from compare_q.backends.llamacpp.engine import LlamacppEngine  # noqa: E402
+from compare_q.backends.llamacpp import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
 from compare_q.eval.common.progress import Progress  # noqa: E402
 from compare_q.eval.run import hosts, runner  # noqa: E402

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from compare_q.backends.base import Decode, PlannedModel
-from compare_q.backends.llamacpp.engine import LlamacppEngine
+from compare_q.backends.llamacpp import LlamacppEngine
 from tests.support.planned import planned
 
 Test = TypeVar("Test", bound=Callable[..., Any])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.llamacpp.engine import LlamacppEngine
+from compare_q.backends.llamacpp import LlamacppEngine
 from tests.support.llama_cpp import loaded, request_for, runs_llama_cpp
 from tests.support.toy import toy_windows
 

@@ -17,10 +17,10 @@ import gguf
 import pytest
 import torch
 
+from compare_q.backends import llamacpp
 from compare_q.backends.common.packages import package_folder
 from compare_q.backends.layers.schemes import UNKNOWN
-from compare_q.backends.llamacpp import ggml
-from compare_q.backends.llamacpp.engine import NO_TILES, LlamacppEngine
+from compare_q.backends.llamacpp import NO_TILES, LlamacppEngine
 from tests.support.llama_cpp import needs_llama_cpp
 from tests.support.planned import planned
 
@@ -45,7 +45,7 @@ def test_cpu_activations_are_those_of_the_librarys_own_table() -> None:
     }
     assert len(multiplied) > 25
     for name, kind in multiplied.items():
-        assert ggml.cpu_activations(name).lower() == gguf.GGMLQuantizationType(kind).name.lower(), name
+        assert llamacpp.cpu_activations(name).lower() == gguf.GGMLQuantizationType(kind).name.lower(), name
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,16 @@ def test_cuda_activations(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(ggml, "libraries", lambda: {"libggml-base.so": "", "libggml-cpu.so": "", "libggml-cuda.so": ""})
-    assert ggml.activations(weights, "cuda") == expected
+    names = ("libggml-base.so", "libggml-cpu.so", "libggml-cuda.so")
+    monkeypatch.setattr(llamacpp, "libraries", lambda: dict.fromkeys(names, ""))
+    assert llamacpp.activations(weights, "cuda") == expected
 
 
 def test_environment_that_changes_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_CUDA_MMQ_PREC", "q8")
     monkeypatch.setenv("LLAMA_CACHE", "/somewhere")
     monkeypatch.setenv("GGML_SCHED_DEBUG", "2")
-    assert ggml.environment() == {"GGML_CUDA_MMQ_PREC": "q8"}
+    assert llamacpp.environment() == {"GGML_CUDA_MMQ_PREC": "q8"}
 
 
 def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,21 +80,21 @@ def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyP
             (tmp_path / folder / name).write_bytes(b"1")
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
-    builds = [ggml.build()]
+    builds = [llamacpp.build()]
     (tmp_path / "lib" / "libllama.so").write_bytes(b"22")
-    builds.append(ggml.build())
+    builds.append(llamacpp.build())
     os.utime(tmp_path / "lib" / "libllama.so", (0, 0))
-    builds.append(ggml.build())
+    builds.append(llamacpp.build())
     (tmp_path / "lib" / "libggml-cuda.so").touch()
-    assert ggml.installed_backends() == {"cpu", "cuda"}
+    assert llamacpp.installed_backends() == {"cpu", "cuda"}
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path / "mine"))
-    assert ggml.installed_backends() == {"cpu"}
-    builds.append(ggml.build())
+    assert llamacpp.installed_backends() == {"cpu"}
+    builds.append(llamacpp.build())
     assert len(set(builds)) == 4
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path / "nowhere"))
-    assert ggml.libraries() == {}
+    assert llamacpp.libraries() == {}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)  # nothing is installed
-    assert ggml.libraries() == {}
+    assert llamacpp.libraries() == {}
 
 
 TILES = re.compile(r"\t(ldtilecfg|sttilecfg|tile\w+|tdp\w+)\b")

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from compare_q.backends.base import Decode, ScoreRequest, Window
 from compare_q.backends.checkpoint import gguf as gguf_file
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.llamacpp.engine import FLOOR, LlamacppEngine
+from compare_q.backends.llamacpp import FLOOR, LlamacppEngine
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import store as reference
 from demo.__main__ import BASE, ROOT, make_models

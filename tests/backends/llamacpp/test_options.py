@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.layers.groups import KVCache
-from compare_q.backends.llamacpp.engine import (
+from compare_q.backends.llamacpp import (
     LlamacppEngine,
     LlamacppOptions,
     context_parameters,

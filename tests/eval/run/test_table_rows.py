@@ -9,7 +9,7 @@ import numpy as np
 
 from compare_q.backends.base import Engine
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.llamacpp.engine import LlamacppEngine
+from compare_q.backends.llamacpp import LlamacppEngine
 from compare_q.eval.run.hosts import Job
 from compare_q.eval.run.rows import file_bytes
 from compare_q.eval.specs.types import ModelSpec

@@ -1,32 +1,31 @@
 """llama.cpp through llama-cpp-python's ctypes: one GGUF model, one window at a time, an empty KV cache for each.
 
-Everything that the spec's ``engine`` object does not set is llama.cpp's own default (flash attention where it can, KV
-cache in f16), but for these settings:
+Options that the spec's ``engine`` object does not set are llama.cpp's defaults, except:
 
-- all layers on the GPU where the build has one;
-- the context is as long as the longest window, and the logical batch as long as the physical one (512 tokens): the
-  logical batch decides how many rows of logits llama.cpp holds at once, and changes no score;
-- as many threads as torch takes, where llama.cpp takes 4;
-- no repacked weights (``use_extra_bufts`` false) where llama.cpp was built with AMX tile code, which GCC 12.2 of
-  Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds llama.cpp without that code;
-  ``"use_extra_bufts": true`` runs it.
+- all layers are on the GPU if the build has one;
+- the context is as long as the longest window, and the logical batch as long as the physical one (512 tokens).  The
+  logical batch is the number of rows of logits in memory; it changes no score;
+- there are as many threads as torch uses (llama.cpp: 4);
+- weights are not repacked (``use_extra_bufts`` false) if llama.cpp was built with AMX tile code, which GCC 12.2 of
+  Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds llama.cpp without that code.
 
-Some logits are -inf, or of tokens that a model excludes for good (Chameleon's images: -3.4e38; draft vocabularies:
--inf).  Such a token has the probability 0 for the model, and a KL divergence of +inf wherever a reference gives it any,
-which would leave a model without a single finite position.  Logits below ``FLOOR``, the lowest float16, are therefore
-set to ``FLOOR``: the probability stays exactly 0 in float32, log-probabilities and entropies do not change, and the
-divergence becomes p_ref * (65504 + ...).  A *target* below ``FLOOR`` is set to -inf, so that its position is left out
-and counted; so is a position without any logit above ``FLOOR``.  How many logits were set is in the results.  NaN stays
-NaN.
+Some models exclude tokens by a logit of -inf or -3.4e38.  If a reference gives such a token any probability, the KL
+divergence is infinite, so that no position of the model would have a finite one.  Logits below ``FLOOR``, the lowest
+float16, are therefore set to ``FLOOR``: the probability stays exactly 0 in float32, log-probabilities and entropies do
+not change, and the divergence becomes p_ref * (65504 + ...).  A *target* below ``FLOOR`` is set to -inf: its position
+is left out and counted, as is a position without any logit above ``FLOOR``.  NaN stays NaN.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -37,12 +36,12 @@ from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import gguf
 from compare_q.backends.checkpoint.config import ROPE
 from compare_q.backends.checkpoint.gguf import GgufTensor
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.options import EngineOptions
-from compare_q.backends.common.packages import check_installed, installed_versions
+from compare_q.backends.common.packages import check_installed, installed_versions, package_folder
 from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers, kv_formats
 from compare_q.backends.layers.schemes import UNKNOWN
-from compare_q.backends.llamacpp import ggml
 from compare_q.backends.logits_engine import LogitsEngine
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
 BATCH = 512
 """Tokens of a batch: llama.cpp's own default for the physical one."""
-
 Positive = Annotated[int, Field(gt=0)]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 FLOOR = -65504.0
@@ -62,6 +60,11 @@ BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
 CACHE = re.compile(r"size = +([\d.]+) MiB \( *\d+ cells, +(\d+) layers,.*?\), K \((\w+)\): .*?, V \((\w+)\)")
 ROTATED = re.compile(r"attn_rot_([kv]) = 1")
 FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
+
+DEBUG, WARNING, ERROR = 1, 3, 4
+ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\w+)")
+LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)")
+FLOATS = ("f32", "f16", "bf16")
 
 
 class LlamacppOptions(EngineOptions):
@@ -82,13 +85,13 @@ class LlamacppOptions(EngineOptions):
     @field_validator("type_v")
     @classmethod
     def _flash_attention_reads_quantized_values(cls, type_v: str, info: ValidationInfo) -> str:
-        if info.data.get("flash_attn") is False and type_v not in ggml.FLOATS:
+        if info.data.get("flash_attn") is False and type_v not in FLOATS:
             raise ValueError("quantized values need flash attention; leave flash_attn out")
         return type_v
 
 
 class LlamacppEngine(LogitsEngine):
-    """See the module's docstring."""
+    """One GGUF model in llama.cpp."""
 
     capabilities = Capabilities(
         load_fns=("llamacpp",),
@@ -112,7 +115,7 @@ class LlamacppEngine(LogitsEngine):
         self.batch: Any = None
         self.threads = 0
         self.repacks = True
-        self.said = ggml.Log()
+        self.said = Log()
         self.floored = self.excluded = 0
 
     @classmethod
@@ -130,7 +133,7 @@ class LlamacppEngine(LogitsEngine):
     @classmethod
     def versions(cls) -> dict[str, str]:
         found = installed_versions((*cls.capabilities.packages, "gguf", "torch", "triton"))
-        return {**found, "llama.cpp build": ggml.build(), **ggml.environment()}
+        return {**found, "llama.cpp build": build(), **environment()}
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -142,7 +145,7 @@ class LlamacppEngine(LogitsEngine):
         import llama_cpp
 
         self.library = llama_cpp
-        self.said = ggml.listening()
+        self.said = listening()
         llama_cpp.llama_backend_init()
         self._open(str(file))
         if not self.context:
@@ -166,12 +169,12 @@ class LlamacppEngine(LogitsEngine):
             self.context = library.llama_init_from_model(self.model, context)
 
     def _may_repack(self) -> bool:
-        """Whether ggml may repack the weights: what the option says, else where the build has no AMX tile code."""
+        """True if ggml may repack the weights: the option, else whether the build has no AMX tile code."""
         chosen = self.options.use_extra_bufts
-        return not ggml.has_tile_code(self._system_info()) if chosen is None else chosen
+        return not has_tile_code(self._system_info()) if chosen is None else chosen
 
     def _system_info(self) -> str:
-        """What the loaded build can do: "CPU : SSE3 = 1 | AVX2 = 1 | ..."."""
+        """The features of the loaded build: "CPU : SSE3 = 1 | AVX2 = 1 | ..."."""
         return str(self.library.llama_print_system_info().decode().strip(" |"))
 
     def prepare(self, windows: Sequence[Window]) -> None:
@@ -197,7 +200,7 @@ class LlamacppEngine(LogitsEngine):
                     yield torch.empty(end - begin, 0)
 
     def _piece(self, window: Window, first: int, last: int, step: int) -> torch.Tensor:
-        """Logits [last - first, V], of so many positions at a time, without those below the floor."""
+        """Logits [last - first, V], computed ``step`` positions at a time; those below ``FLOOR`` are raised to it."""
         import torch
 
         library, device = self.library, "cuda" if torch.cuda.is_available() else "cpu"
@@ -215,7 +218,7 @@ class LlamacppEngine(LogitsEngine):
         return logits
 
     def _decode(self, window: Window, begin: int, end: int) -> Any:
-        """Pointer to the logits [end - begin, V] of positions begin to end; the ones before are in the KV cache."""
+        """Pointer to the logits [end - begin, V] of positions begin to end; earlier ones are in the KV cache."""
         self.batch.n_tokens = end - begin
         for i in range(end - begin):
             self.batch.token[i], self.batch.pos[i] = int(window.token_ids[begin + i]), begin + i
@@ -240,7 +243,7 @@ class LlamacppEngine(LogitsEngine):
         devices = self.said.devices
         device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)
         backend = device.rstrip("0123456789").lower()
-        return Layer(tensor.name, tensor.type_name, ggml.activations(tensor.type_name, backend), f"ggml {backend}")
+        return Layer(tensor.name, tensor.type_name, activations(tensor.type_name, backend), f"ggml {backend}")
 
     def provenance(self) -> dict[str, Any]:
         flash, library = FLASH.search(self.said.text), self.library
@@ -270,7 +273,7 @@ class LlamacppEngine(LogitsEngine):
         }
 
     def _notes(self) -> list[str]:
-        """What the reader of a table must know."""
+        """Notes for the table."""
         notes = []
         if self.floored > self.excluded:  # without their number: a row may hold windows of other sessions and replicas
             finite = "KL divergence is finite where it would be infinite"
@@ -290,15 +293,15 @@ class LlamacppEngine(LogitsEngine):
 
 
 def kv_caches(said: str, tokens: int) -> Iterator[KVCache]:
-    """The caches for ``tokens`` tokens that llama.cpp says it has made, by a line of its log each.
+    """The caches for ``tokens`` tokens, from the lines of llama.cpp's log.
 
-    A batch writes its keys and values to the cache and attends to what it reads there, also the first one
-    (``build_attn`` in llama-graph.cpp, read in llama-cpp-python 0.3.36; in its "training" mode alone it does not).
+    Every batch, also the first one, writes its keys and values to the cache and attends to the cache (``build_attn``
+    in llama-graph.cpp of llama-cpp-python 0.3.36).
     """
     for mib, layers, keys, values in CACHE.findall(said):
         stored = keys if keys == values else f"{keys} (values {values})"
         size = float(mib) * 1024**2 / tokens / int(layers)
-        scales = "" if stored in ggml.FLOATS else DYNAMIC
+        scales = "" if stored in FLOATS else DYNAMIC
         yield KVCache("blk.*", int(layers), stored, scales, attention="llama.cpp", prefill="", token_bytes=size)
 
 
@@ -343,3 +346,127 @@ def raise_to_floor(logits: torch.Tensor, targets: torch.Tensor) -> tuple[int, in
     logits.scatter_(1, targets[:, None], torch.where(excluded, -torch.inf, logits.gather(1, targets[:, None])))
     logits[low.all(-1)] = -torch.inf
     return int(low.sum()), int(excluded.sum())
+
+
+class Log:
+    """llama.cpp's log since a model's load began; all but debug lines are also written to the standard error."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.devices: dict[int, str] = {}
+        self.warnings: list[str] = []
+        self.errors: list[str] = []
+
+    def hear(self, level: int, text: bytes, _: Any) -> None:
+        """llama.cpp's callback."""
+        line = text.decode(errors="replace")
+        if assigned := ASSIGNED.search(line):
+            self.devices[int(assigned[1])] = assigned[2]
+        if level == DEBUG:
+            return
+        os.write(2, text)
+        self.text += line
+        said = " ".join(line.partition(": ")[2].split())  # without the function's name
+        if level in (WARNING, ERROR) and said:
+            (self.warnings if level == WARNING else self.errors).append(said)
+
+    def reason(self) -> str:
+        """Its errors in one line."""
+        return "; ".join(dict.fromkeys(self.errors)) or "no reason given"
+
+
+@cache
+def callback() -> tuple[Any, list[Log]]:
+    """The callback of this process, kept since llama.cpp may call it at any time, and a list of the log it fills."""
+    import llama_cpp
+
+    current = [Log()]
+    hear = llama_cpp.llama_log_callback(lambda level, text, data: current[0].hear(level, text, data))
+    return hear, current
+
+
+def listening() -> Log:
+    """A new log that llama.cpp fills from now on."""
+    import llama_cpp
+
+    hear, current = callback()
+    current[0] = Log()
+    llama_cpp.llama_log_set(hear, ctypes.c_void_p())
+    return current[0]
+
+
+def libraries() -> dict[str, str]:
+    """Name -> size and time of the libraries that llama-cpp-python loads.
+
+    pip's hashes are no use: they stay when another build is copied over the installed one.
+    """
+    package = package_folder("llama_cpp")
+    if package is None:
+        return {}
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", package / "lib"))
+    # glibc-hwcaps/x86-64-v4 holds the library for CPUs with AVX-512, if `make` built llama.cpp.
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    found = {str(file.relative_to(folder)): file.stat() for file in files}
+    return {name: f"{stat.st_size} {stat.st_mtime_ns}" for name, stat in found.items()}
+
+
+def build() -> str:
+    """Identity of the installed build, since builds of one version have other scores: "cpu cuda 1f0c..."."""
+    found = libraries()
+    digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+    return " ".join([*sorted(installed_backends()), digest[:12]])
+
+
+def installed_backends() -> set[str]:
+    """ggml's backends that are installed: cpu, cuda, blas, ..."""
+    return {match[1] for name in libraries() if (match := LIBRARY.match(name))} - {"base"}
+
+
+def has_tile_code(system_info: str) -> bool:
+    """True if a build multiplies in AMX tiles, by its ``llama_print_system_info``.
+
+    ``_tile_loadconfig`` of GCC 12.2 to 13.2 declares 8 of the 64 bytes that it reads, so the compiler drops the stores
+    of ggml's tile configuration, and products of Q4_0 and Q4_1 crash.
+    """
+    return re.search(r"\bAMX_\w+ = 1", system_info) is not None
+
+
+def environment() -> dict[str, str]:
+    """Environment variables that choose ggml's kernels or llama.cpp's library."""
+    return machine.variables(("GGML_", "LLAMA_"), re.compile("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG"))
+
+
+def activations(weights: str, backend: str) -> str:
+    """The type in which ggml multiplies float32 activations with weights of a type, by the sources of ggml 0.25.
+
+    The CPU backend converts the activations to the type that its dot product takes.  If a second backend is installed,
+    ggml may compute products of 32 tokens and more there without logging it.  CUDA (compute capability 8.0 and more)
+    quantizes activations to q8_1, except for formats that it dequantizes to float16, and for FP4 formats on Blackwell,
+    depending on the build.
+    """
+    if weights.startswith("ggml"):
+        return UNKNOWN
+    if backend == "cpu" and installed_backends() == {"cpu"}:
+        return cpu_activations(weights)
+    return cuda_activations(weights) if backend == "cuda" and installed_backends() == {"cpu", "cuda"} else UNKNOWN
+
+
+def cpu_activations(weights: str) -> str:
+    """``vec_dot_type`` of ggml-cpu's type traits."""
+    if weights in FLOATS:
+        return weights
+    if weights.endswith("_K") or (weights.startswith(("iq", "tq")) and weights != "iq4_nl"):
+        return "q8_K"
+    return "q8_1" if weights.endswith("_1") else "q8_0"
+
+
+def cuda_activations(weights: str) -> str:
+    """``ggml_cuda_mul_mat`` for more than a few tokens."""
+    import torch
+
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if capability < (8, 0) or (weights in ("mxfp4", "nvfp4") and capability >= (10, 0)):
+        return UNKNOWN
+    if weights in FLOATS:
+        return weights
+    return "f16" if weights == "iq1_m" or weights.startswith("tq") else "q8_1"
