@@ -400,11 +400,6 @@ class ModelFiles:
         """Like ``stamp``, but the same for a copy of the model on another machine."""
         return self.stamp()
 
-    @classmethod
-    def same_model(cls, stamp: str, other: str) -> bool:
-        """Whether two stamps are of one model, as far as they can tell."""
-        return stamp == other
-
     def weight_files(self) -> tuple[Path, ...]:
         """Files of the weights, of which ``stamp`` reads samples only; empty where they are not here."""
         return ()

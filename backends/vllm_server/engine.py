@@ -285,15 +285,6 @@ class ServedModel(ModelFiles):
     def content(self) -> str:
         return ""  # a server is the same from every machine
 
-    @classmethod
-    def same_model(cls, stamp: str, other: str) -> bool:
-        try:
-            url, card, fingerprint, rounded = json.loads(stamp)
-            sample = Sample(np.array(rounded, np.float32), fingerprint)
-            return bool(json.loads(other)[0] == url) and is_stamped(other, Card(**card), sample)
-        except (ValueError, TypeError, LookupError):  # a stamp from a file, which may be damaged
-            return False
-
     def storage(self) -> Storage:
         weights = self.options.weights
         if weights is None:

@@ -40,17 +40,6 @@ def finish_gguf(writer: Any, *, tensors: bool = True) -> None:
     writer.close()
 
 
-def gguf_tokenizer(file: Path, tokens: int) -> Path:
-    """A GGUF of so many tokens, and nothing else."""
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(str(file), "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"token{i}" for i in range(tokens)])
-    finish_gguf(writer, tensors=False)
-    return file
-
-
 def write_checkpoint(
     folder: Path, entries: Entries, config: dict[str, Any] | None = None, values: dict[str, bytes] | None = None
 ) -> Path:

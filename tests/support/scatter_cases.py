@@ -70,10 +70,6 @@ def legend_of(figure: Figure) -> Any:
     return figure.axes[0].get_legend()
 
 
-def in_order(points: list[Point]) -> list[Point]:
-    return sorted(points, key=lambda p: (p.x, p.y, p.label))
-
-
 KLDS = [Point("bf16", 16, 0.0, "reference"), Point("vLLM bf16", 16, 0.0004, "0.00040"),
         Point("vLLM FP8", 8, 0.02, "0.02000"), Point("vLLM W4A16", 4.5, 0.3, "0.30000")]  # fmt: skip
 

@@ -18,7 +18,6 @@ from tests.support.questions import requests
 
 BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)
 """Five blocks: errors come from four waves, and 95 % intervals reach 2.776 errors far."""
-REACH = 2.7764451
 NAMES = ("wiki2", "c4", "chat")
 KLDS: Mapping[str, Sequence[float | None]] = {
     "bf16": (None, None, None),

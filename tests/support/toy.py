@@ -19,7 +19,6 @@ from compare_q.backends.common.errors import InputError
 
 TOY_VOCAB = 320
 TOY_CONTEXT = 256
-BPW_BF16 = 16.0
 
 # Against float64: float32 matrix products are float32 on a CPU, and TF32 on a GPU (0.037 of a log-probability and 0.12
 # of a logit seen on an H200).  Two batches of one engine differ by the order of additions only.

@@ -183,10 +183,6 @@ def choice(answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def suppress_result(_: object) -> None:
-    """For a lambda that must return nothing."""
-
-
 def another(body: dict[str, Any], answer: dict[str, Any]) -> None:
     answer["system_fingerprint"] = "vllm-0.1-def"
 
