@@ -158,18 +158,3 @@ def test_several_texts_are_rows_with_a_text(texts: list[dict[str, Any]], tmp_pat
     found.save(tmp_path / "r.json")
     again = load(tmp_path / "r.json")
     assert again.frame()[["text", "kld"]].equals(found.frame()[["text", "kld"]])
-
-
-def test_a_text_that_fails_is_a_row_with_its_error(texts: list[dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "list.json").write_text(json.dumps([json.loads(json.dumps(each, default=str)) for each in texts]))
-    (tmp_path / "other.txt").write_text("short")
-    found = compare(tmp_path / "list.json", UNIFORM, quiet=True)
-    assert found.frame().error.fillna("").str.contains("5 tokens").tolist() == [False, True]
-    assert found.means().mean_ppl.isna().all()
-
-
-def test_what_is_no_list_of_texts(texts: list[dict[str, Any]]) -> None:
-    assert refusal(compare, [], UNIFORM) == "data: give a spec file or a dict, at least one"
-    assert refusal(compare, [texts[0], 5], UNIFORM).startswith("5: no such file")
-    assert "two texts are called 'other'" in refusal(compare, [texts[1], texts[1]], UNIFORM)
-    assert refusal(compare, [texts[0], {**texts[1], "eval_len": "a"}], UNIFORM).startswith("data[1]: eval_len")

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from compare_q.backends.scoring import segments
-from compare_q.eval.cli import cache_listing, flags
+from compare_q.eval.cli import cache_listing
 from compare_q.eval.common.cache import Cache
-from tests.support.stores import numbers, record, store_of
+from tests.support.stores import numbers, store_of
 from tests.support.toy import Ran, assert_refused
 
 Run = Callable[..., Ran]
@@ -107,14 +107,6 @@ def test_a_run_that_has_ended_holds_nothing(cache: Cache) -> None:
     assert not list((cache.root / "runs").glob("*.keys"))
 
 
-@pytest.mark.parametrize(
-    ("text", "gold"),
-    [("0B", 0), ("2KB", 2000), ("1.5GB", 1_500_000_000), ("3 MiB", 3 * 1024**2), ("1t", 10**12), ("500B", 500)],
-)
-def test_sizes(text: str, gold: int) -> None:
-    assert flags.byte_size(text) == gold
-
-
 @pytest.mark.parametrize("text", ["20", " 7 ", "0", "0.5", "", "lots", "1e400GB"])
 def test_a_size_without_a_unit_removes_nothing(cache: Cache, compare_q: Callable[..., Ran], text: str) -> None:
     """20 was read as bytes, and every entry was removed."""
@@ -134,28 +126,6 @@ def test_a_users_file_in_the_folder_of_scores_stays(cache: Cache) -> None:
     assert entry in cache_listing.prune(cache, 0)[0]
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     assert key("b") not in [entry.key for entry in cache_listing.entries(cache)]
-
-
-def test_what_a_killed_run_left_goes_too(cache: Cache) -> None:
-    """A store that was being made."""
-    record(cache.root / "references" / key("e"), range(2), closed=False)
-    assert key("e") in [entry.key for entry in cache_listing.entries(cache)]
-    cache_listing.prune(cache, 0)
-    assert not (cache.root / "references" / key("e")).exists()
-
-
-def test_links_are_not_listed(cache: Cache) -> None:
-    (cache.root / "scores" / key("d")).symlink_to(cache.root / "references" / key("c"))
-    (cache.root / "tokens" / f"{key('e')}.npz").symlink_to(cache.root / "tokens" / "mine.npz")
-    assert {key("d"), key("e")}.isdisjoint(entry.key for entry in cache_listing.entries(cache))
-    cache_listing.prune(cache, 0)
-    assert len([path for path in cache.root.rglob("*") if path.is_symlink()]) == 2
-
-
-def test_a_cache_that_is_not_there(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "nowhere")
-    assert cache_listing.listing(cache)[1] == f"{cache.root}: 0 bytes in all"
-    assert not cache.root.exists()
 
 
 def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:

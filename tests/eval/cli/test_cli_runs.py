@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -103,32 +102,6 @@ def test_cleared_scores_are_not_shown_by_a_later_run(
     assert not before & after
 
 
-def test_one_label_for_two_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs([fake("same"), fake("same", 3.0)])
-    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--tokens-out", tmp_path / "t")
-    assert ran.status == 0, ran.err
-    assert ran.err.count("label: an earlier model is called same too; this one (") == 1
-    models = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
-    assert [model["label"] for model in models] == ["same", "same (2)"]
-    assert models[0]["ppl"] == pytest.approx(500, rel=1e-6)
-    assert models[1]["ppl"] == pytest.approx(25.8437, abs=1e-3)
-    assert len(list((tmp_path / "t").iterdir())) == 2
-
-
-def test_a_group_in_place_of_the_first_word(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Two points of one group share colour and legend; the label beside the point stays whole."""
-    sizes = {"override_bpw_layer": 4.0}
-    models = [fake("vLLM NVFP4", 1.0, group="NVFP4", **sizes), fake("TRT NVFP4", 2.0, group="NVFP4", **sizes)]
-    data, spec = write_specs(models)
-    plot, page = tmp_path / "p.svg", tmp_path / "r.html"
-    ran = compare_q("-d", data, "-m", spec, "-pf", plot, "--html", page)
-    assert ran.status == 0, ran.err
-    assert "<!-- NVFP4 -->" in plot.read_text()  # the legend
-    row = r'<tr data-model="\d" data-group="([^"]*)"[^>]*><th scope="row" data-value="([^"]*)"'
-    rows = re.findall(row, page.read_text())
-    assert rows[:2] == [("NVFP4", "vLLM NVFP4"), ("NVFP4", "TRT NVFP4")]
-
-
 PICTURE = "for the picture of -p (or -pf FILE), which was not asked for"
 
 
@@ -183,29 +156,3 @@ def test_clearing_a_reference_leaves_a_users_files(compare_q: Run, write_specs: 
     assert compare_q("-d", data, "-m", spec, "-lf", kept, "-cc").status == 0
     assert (kept / "notes.txt").read_text() == "mine"
     assert compare_q("-d", data, "-m", spec, "-lf", kept).status == 0
-
-
-def test_a_run_without_a_reference_merges_into_one_with_it(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Each model once, the row with KLD; nothing was measured twice but for it."""
-    one, two = tmp_path / "one.json", tmp_path / "two.json"
-    data, spec = write_specs([fake("a"), fake("b", 2.0)])
-    assert compare_q("-d", data, "-m", spec, "-o", one).status == 0
-    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
-    assert compare_q("-d", data, "-m", spec, "-o", two).status == 0
-    for order in ((one, two), (two, one)):
-        ran = compare_q("show", *order, "-o", tmp_path / "both.json")
-        assert ran.status == 0, ran.err
-        models = json.loads((tmp_path / "both.json").read_text())["texts"][0]["models"]
-        assert [model["label"] for model in models] == ["a", "b"]
-        assert models[1]["kld"] > 0
-        assert "measure it again" not in ran.out
-
-
-@pytest.mark.parametrize("folder", [False, True])
-def test_a_gguf_given_to_another_engine(compare_q: Run, write_specs: Specs, tmp_path: Path, folder: bool) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "model-Q4_K_M.gguf").touch()
-    name = tmp_path / "m" if folder else tmp_path / "m" / "model-Q4_K_M.gguf"
-    data, spec = write_specs([{"load_fn": "transformers", "label": "x", "model_dir": str(name)}])
-    ran = compare_q("-d", data, "-m", spec)
-    assert (ran.status, ran.err) == (2, f'error: x: model_dir: {name}: .gguf files are for "load_fn": "llamacpp"\n')

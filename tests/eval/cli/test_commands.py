@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.eval.cli.flags import COMMANDS, PAGE, parse, parser
+from compare_q.eval.cli.flags import COMMANDS, PAGE, parser
 from tests.support.command_line import Run
 from tests.support.toy import assert_refused
 
@@ -52,10 +52,6 @@ def test_hyphens_and_underscores_are_the_same(compare_q: Run, finished: Path, tm
     assert ran.status == 0, ran.err
     assert (tmp_path / "p.svg").exists()
     assert (tmp_path / "r.json").exists()
-
-
-def test_models_may_stand_before_and_behind_flags() -> None:
-    assert parse(["a", "-r", "4", "b", "--pairs", "c"]).models == ["a", "b", "c"]
 
 
 def test_show_has_the_rows_that_a_mask_leaves(compare_q: Run, finished: Path, tmp_path: Path) -> None:

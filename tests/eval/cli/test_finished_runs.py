@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -68,28 +67,6 @@ def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, fin
     assert "'p99' is no column" in compare_q("show", finished, "--sort", "p99").err
 
 
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("js", "--sort: js: no row has a value of it; it is measured with --divergences"),
-        ("acc", "--sort: acc: no row has a value of it; it is measured with a task of questions (-d lm_eval:TASK)"),
-        ("kv_mb", "--sort: kv_mb: no row has a value of it"),
-        ("kld", ""),
-    ],
-)  # fmt: skip
-def test_a_column_without_values_orders_nothing_and_says_so(
-    compare_q: Run, finished: Path, key: str, said: str
-) -> None:
-    """The reference's value by definition is no order."""
-    results_json.write_json(results_of(run_of(QUANT, FAILED, REF)), finished, [])
-    ran = compare_q("show", finished, "--sort", key)
-    assert [line for line in ran.err.splitlines() if "--sort" in line] == ([said] if said else [])
-    results_json.write_json(results_of(run_of(BASE, reference=None)), finished, [])
-    assert "--sort: ratio: no row has a value of it; it is measured with a reference" in (
-        compare_q("show", finished, "--sort", "ratio").err
-    )
-
-
 def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     """In the table, in Markdown, in the CSV (with errors) and in the report alike; the label needs no naming."""
     names = {"--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}
@@ -110,13 +87,6 @@ def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path
         assert_refused(compare_q("show", finished, "--columns", given), "--columns: ", said)
 
 
-def test_pairs_are_printed(compare_q: Run, finished: Path) -> None:
-    ran = compare_q("show", finished, "--pairs", "--pair", "W4A16", "bf16")
-    assert ran.status == 0, ran.err
-    assert ran.out.index("bf16 against W4A16\n") < ran.out.index("W4A16 against bf16\n", ran.out.index("Differences"))
-    assert "Differences:" not in compare_q("show", finished).out
-
-
 def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
     compare_q: Run, write_specs: Specs, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,14 +101,3 @@ def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Pat
     before = finished.read_bytes()
     assert_refused(compare_q("show", finished, "--csv", finished), "--csv: ", "is read here")
     assert finished.read_bytes() == before
-
-
-def test_bytes_of_a_command_and_a_title_that_are_not_utf8(compare_q: Run, tmp_path: Path) -> None:
-    """What was written with them was refused as no Unicode text, and no picture was drawn; line ends stay."""
-    odd = os.fsdecode(b"caf\xe9\n")
-    results_json.write_json(results_of(run_of(REF, QUANT)), tmp_path / "r.json", ["compare-q", "-t", odd])
-    ran = compare_q("show", tmp_path / "r.json", "-t", odd, "-o", tmp_path / "s.json", "-pf", tmp_path / "p.png")
-    assert (ran.status, ran.err) == (0, "")
-    run = results_json.load(tmp_path / "s.json")
-    assert run.origin
-    assert (run.title, run.origin["command"]) == ("caf\\udce9\n", ["compare-q", "-t", "caf\\udce9\n"])

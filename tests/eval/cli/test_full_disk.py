@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import resource
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
-from compare_q.backends.common.errors import InputError
-from compare_q.eval.cli import outputs
-from compare_q.eval.common.files import CURE, INSTALL, Outputs
+from compare_q.eval.common.files import CURE
 from compare_q.eval.results import results_json
 from tests.support import ROOT
 from tests.support.command_line import FAKE, Run, Specs
@@ -77,20 +71,6 @@ def test_a_finished_table_on_a_full_disk(
         assert (ran.returncode, ran.stdout) == (0, gold.out), ran.stderr
 
 
-def test_a_finished_table_on_a_disk_without_room_for_a_lock(
-    compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where a quota is used up, or no inode is left."""
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    data, spec = write_specs([FAKE])
-    gold = [compare_q("-d", data, "-m", spec).out for _ in range(2)][1]
-    monkeypatch.setattr(FileLock, "acquire", full)
-    assert compare_q("-d", data, "-m", spec).out == gold
-
-
 @pytest.mark.engine
 def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
     """``engines`` prints more than a buffer holds, --version less, and argparse ends the program there."""
@@ -118,33 +98,6 @@ def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str
         (tmp_path / "r.json").unlink()
 
 
-def test_a_folder_that_vanishes_while_models_run(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file takes its place while the table is shown."""
-    folder, show = tmp_path / "out", outputs.terminal.show
-    folder.mkdir()
-
-    def show_and_remove(*arguments: Any, **keys: Any) -> None:
-        show(*arguments, **keys)
-        shutil.rmtree(folder)
-        folder.touch()
-
-    monkeypatch.setattr(outputs.terminal, "show", show_and_remove)
-    data, models = write_specs([{**FAKE, "label": label, "engine": {"boost": len(label)}} for label in ("a", "bb")])
-    ran = compare_q("-d", data, "-m", models, "--csv", folder / "r.csv", "--tokens-out", folder / "tokens",
-                    "-o", tmp_path / "r.json")  # fmt: skip
-    assert ran.status == 2
-    problems = [line for line in ran.err.splitlines() if line.startswith("error: ")]
-    assert [line.partition(": ")[2].partition(": ")[0] for line in problems] == [
-        str(folder / name) for name in ("tokens/a.parquet", "tokens/bb.parquet", "r.csv")
-    ]
-    assert problems[-1:] == failures(folder, "Not a directory", "r.csv")
-    assert "closed form" in ran.out
-    assert len(json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]) == 2
-    assert "Traceback" not in ran.err
-
-
 def test_pictures_fail_one_by_one(
     compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,33 +111,3 @@ def test_pictures_fail_one_by_one(
     assert str(folder / "kld_bpw.svg") in written
     assert len(written) > 8
     assert all(Path(file).stat().st_size for file in written)
-
-
-@pytest.mark.engine
-def test_a_missing_package_takes_the_pictures_alone(finished: Path, tmp_path: Path) -> None:
-    """On an H200 whose packages had been carried there, one of the plots' was forgotten: a traceback, and no plot."""
-    absent = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
-    (tmp_path / "matplotlib.py").write_text(absent)
-    picture, results = tmp_path / "p.png", tmp_path / "r.json"
-    flags = ["show", finished, "-pf", picture, "-o", results]
-    ran = in_a_process(*flags, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    problem = f"error: {picture}: could not be written: matplotlib is not installed; {INSTALL}"
-    assert (ran.returncode, ran.stderr.splitlines(), results.is_file()) == (2, [problem], True)
-
-
-def test_what_else_may_go_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error that names the output stays as it is; a bug is one line, with a traceback where one is wanted."""
-    for verbose in (False, True):
-        outputs = Outputs(verbose)
-        for error in (InputError("f: damaged"), InputError("g: damaged"), OSError("late"), ZeroDivisionError("zero")):
-            with outputs.writing("f"):
-                raise error
-        assert outputs.failures == [
-            "f: could not be written: damaged",
-            "f: could not be written: g: damaged",
-            f"f: could not be written: late; {CURE}",
-            "f: could not be written: ZeroDivisionError: zero",
-        ]
-        assert ("Traceback" in capsys.readouterr().err) is verbose
-    with pytest.raises(KeyboardInterrupt), Outputs().writing("f"):
-        raise KeyboardInterrupt

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,14 +112,6 @@ def test_missing_files(compare_q: Run, write_specs: Specs) -> None:
     assert_refused(compare_q("-d", data, "-m", spec), "/nowhere/tokenizer: no such folder")
 
 
-@needs_accelerate
-def test_a_folder_without_a_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
-    data, spec = write_specs([in_transformers(tmp_path)])
-    assert_refused(compare_q("-d", data, "-m", spec), "config.json: missing")
-    shutil.copy(toy_model / "config.json", tmp_path)
-    assert_refused(compare_q("-d", data, "-m", spec), "no .safetensors files")
-
-
 @pytest.mark.parametrize(
     ("keys", "gold"),
     [
@@ -152,12 +142,6 @@ def test_a_missing_engine_names_its_cure(
     assert "pip install" in missing.install
 
 
-@needs_vllm
-def test_unknown_option_of_vllm(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
-    data, spec = write_specs([in_transformers(toy_model, load_fn="vllm_score", engine={"kv_cache_dtpe": "fp8"})])
-    assert_refused(compare_q("-d", data, "-m", spec), "engine.kv_cache_dtpe", "(did you mean 'kv_cache_dtype'?)")
-
-
 @needs_accelerate
 def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
@@ -184,14 +168,6 @@ def test_a_wrong_data_spec(compare_q: Run, write_specs: Specs, old: str, new: st
     data, spec = write_specs()
     data.write_text(data.read_text().replace(old, new))
     assert_refused(compare_q("-d", data, "-m", spec), f"data.json: {gold}")
-
-
-@needs_accelerate
-def test_eval_len_above_the_context(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
-    data, spec = write_specs([in_transformers(toy_model)], eval_len=257)
-    assert_refused(compare_q("-d", data, "-m", spec), "windows of 257 tokens exceed the model's context of 256")
-    data, spec = write_specs([in_transformers(toy_model)], eval_len=250, chat_template=True)
-    assert_refused(compare_q("-d", data, "-m", spec), "windows of 280 tokens exceed the model's context of 256")
 
 
 def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
@@ -228,23 +204,3 @@ def test_lm_eval_at_the_models_context_is_refused_before_anything_runs(
     assert f"error: toy: eval_len: windows of {context + 1} tokens" in ran.err
     data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context - 1)
     assert compare_q("check", "-d", data, "-m", spec).status == 0
-
-
-def test_names_that_no_worker_could_be_told(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """A worker's job is JSON, which holds no byte that is not UTF-8: the traceback was pydantic's."""
-    data, spec = write_specs()
-    folder = tmp_path / os.fsdecode(b"caf\xe9")
-    (folder / "m").mkdir(parents=True)
-    (folder / "python").symlink_to(sys.executable)
-    why = "has bytes that are not UTF-8; rename it"
-    for key, keys in (
-        ("model_dir", {"python": sys.executable, "model_dir": "m"}),
-        ("model_dir", {"model_dir": ["none", "m"]}),
-        ("out_logits", {"out_logits": "m"}),
-        ("python", {"python": "python"}),
-    ):
-        (folder / "models.json").write_text(json.dumps({**FAKE, **keys}))
-        ran = compare_q("-d", data, "-m", folder / "models.json")
-        assert_refused(ran, f"error: fake: {key}: ", "caf\\udce9/", why)
-    assert_refused(compare_q("-d", data, "-m", spec, "--cache-dir", folder), "--cache-dir: ", f"caf\\udce9: {why}")
-    assert_refused(compare_q("-d", data, "-m", spec, "-lf", folder / "m"), "--logits_file: ", f"caf\\udce9/m: {why}")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.eval.cli import main
 from tests.support.command_line import FAKE, Run, Specs, in_transformers, shown_ppl
 from tests.support.fake_engine import FakeEngine
 from tests.support.toy import assert_refused, needs_accelerate
@@ -73,15 +70,6 @@ def test_a_second_run_comes_from_the_cache(
     ran = compare_q("-d", data, "-m", spec)
     assert shown_ppl(ran, "fake") == pytest.approx(600, rel=1e-5)
     assert "*" not in ran.out
-
-
-def test_non_finite_positions_are_shown(compare_q: Run, write_specs: Specs) -> None:
-    data, spec = write_specs([{**FAKE, "label": "holes", "engine": {"nan_windows": [0, 3]}}])
-    ran = compare_q("-d", data, "-m", spec)
-    assert ran.status == 0
-    assert "holes: 2 positions had no finite log-probability" in ran.out
-    assert shown_ppl(ran, "holes") == pytest.approx(1000, rel=1e-5)
-    assert re.search(r" 1,000\.0001±\S+ +2 ", ran.out)
 
 
 def test_a_failure_or_a_bug_does_not_lose_the_others(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -168,16 +156,6 @@ def test_an_engine_that_cannot_describe_itself_loses_no_score(
     assert "ref: what ran is not known: RuntimeError: cannot copy out of meta" in ran.out
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(
-    write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a terminal, where there are progress bars: [/x] closed a style that was not open."""
-    monkeypatch.setattr(Console, "is_terminal", property(lambda self: True))
-    data, spec = write_specs([{**FAKE, "label": "Q4 [/imatrix]"}], dataset_display_name="text [/b]")
-    assert main.main(["-d", str(data), "-m", str(spec), "--cache-dir", str(tmp_path / "cache")]) == 0
-    assert "Q4 [/imatrix]" in capsys.readouterr().out
-
-
 def test_mask_and_wildcards(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, spec = write_specs([{**FAKE, "label": "EXL3 4.0"}, {**FAKE, "label": "GGUF Q4"}, {**FAKE, "label": "FP8"}])
     ran = compare_q("-d", data, "-m", tmp_path / "mod*.json", "-mask", "exl3;fp8")
@@ -186,13 +164,6 @@ def test_mask_and_wildcards(compare_q: Run, write_specs: Specs, tmp_path: Path) 
     assert "FP8" in ran.out
     assert "GGUF" not in ran.out
     assert_refused(compare_q("-d", data, "-m", spec, "-mask", "awq"), "--mask", "'awq' matches no label", "EXL3 4.0")
-
-
-def test_list_engines(compare_q: Run) -> None:
-    ran = compare_q("engines")
-    assert ran.status == 0
-    for word in ("transformers_auto_bf16", "vllm_score", "fake", "built in"):
-        assert word in ran.out
 
 
 @needs_accelerate

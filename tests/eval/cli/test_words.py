@@ -80,17 +80,6 @@ def test_weights_that_the_config_does_not_name(tmp_path: Path) -> None:
     assert backends.engine_for(str(tmp_path), CheckpointConfig.read(tmp_path), set())[0] in backends.GENERAL
 
 
-@pytest.mark.parametrize(
-    ("model", "load_fn"),
-    [
-        ("model.gguf", "llamacpp"), ("owner/repo/model-00001-of-00003.gguf", "llamacpp"),
-        ("http://localhost:8000", "vllm_server"), ("https://host/v1", "vllm_server"),
-    ],
-)  # fmt: skip
-def test_the_engine_follows_from_the_name(model: str, load_fn: str) -> None:
-    assert backends.engine_for(model, None, set())[0] == load_fn
-
-
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 10, "hidden_size": 64,
     "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 256,
@@ -154,23 +143,6 @@ def test_twelve_kinds_of_model_have_an_engine_or_a_line_that_says_why_not(tmp_pa
         assert len(planned) + len(problems) == 1
         if capabilities.installed() is None:
             assert problems == [f"{named.spec.name}: load_fn: {load_fn!r} is not installed: {capabilities.install}"]
-
-
-def test_gguf_files_alone_are_told_to_give_a_tokenizer(
-    compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path
-) -> None:
-    word, _, _ = twelve_kinds(tmp_path)["split GGUF"]
-    said = "none of the models has a tokenizer in Transformers' format; give --tokenizer the folder or hub id"
-    assert_refused(compare_q("check", word, "-d", toy_text), said)
-    named = words.models([word], set(), Progress(), reference=False)
-    assert named[0].spec.name == "split"
-    (spec,), _ = words.texts([str(toy_text)], named, str(toy_model))
-    assert (spec.tokenizer_dir, spec.eval_len) == (str(toy_model), 2048)
-
-
-def test_a_folder_of_gguf_files_is_llama_cpps(tmp_path: Path) -> None:
-    (tmp_path / "model.Q4_K_M.gguf").touch()
-    assert backends.engine_for(str(tmp_path), None, set()) == ("llamacpp", "a .gguf file")
 
 
 def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 from compare_q.eval.results.differences import best_labels, kld_limit, near_lossless
 from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.footnotes import near_notes
 from compare_q.eval.table.pairs import UNRANKED, pair_lines
-from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_sums
+from tests.support.made import FAILED, QUANT, REF, with_against, with_sums
 
 
 def row(label: str, kld: float, stderr: float | None = 0.001, **keys: Any) -> ModelResult:
@@ -54,9 +53,3 @@ def test_stars_and_verdicts_do_not_rank_them() -> None:
     assert kld == f"  KLD: {UNRANKED}"
     (kld,) = [line for line in pair_lines([(ALSO, FAR)], None, near_lossless(unranked)) if line.startswith("  KLD")]
     assert kld.startswith("  KLD: also is better: 0.0001")
-
-
-def test_the_footnote_names_them() -> None:
-    (note,) = near_notes(run_of(REF, NOISE, NEAR, ALSO, FAR))
-    assert note.startswith("KLD cannot rank near, also: each has a KLD of at most about twice the noise floor's")
-    assert near_notes(run_of(REF, NOISE, NEAR, FAR)) == []

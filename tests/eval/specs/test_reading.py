@@ -20,7 +20,6 @@ from compare_q.eval.specs.reading import (
 from compare_q.eval.specs.types import ModelSpec
 from tests.support.toy import refusal
 
-DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
 MODEL = {"load_fn": "transformers", "model_dir": "m"}
 
 
@@ -55,15 +54,6 @@ def test_refusals_name_file_number_and_label(tmp_path: Path, entries: Any, gold:
     assert refusal(load_model_specs, [file]).startswith(f"{file}: {gold}")
 
 
-def test_names_that_no_file_can_have(tmp_path: Path) -> None:
-    """The home folder of nobody, and 300 bytes, which are no file beside the spec but may be a hub id."""
-    file = write(tmp_path / "m.json", {**MODEL, "model_dir": ["~nouser/m", ["o" * 300]]})
-    (spec,) = load_model_specs([file])
-    assert refusal(lambda: spec.located).startswith("~nouser/m: the home folder of ~nouser is not known")
-    assert spec.override_tensors == (Path("o" * 300),)
-    assert [path.name for path in expand(["n" * 300])] == ["n" * 300]
-
-
 def test_unreadable_files(tmp_path: Path) -> None:
     assert refusal(load_data_specs, [tmp_path / "none.json"]) == f"{tmp_path / 'none.json'}: no such file"
     assert refusal(load_data_specs, [tmp_path]).startswith(f"{tmp_path}: cannot be read")
@@ -80,11 +70,6 @@ def test_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [" ".join(file.stem for file in expand(patterns)) for patterns in names] == gold
     assert refusal(expand, ["a.json", "*.yaml"]) == "*.yaml: no file matches"
     assert expand(["*.json"])[0] == Path("a.json")
-
-
-def test_a_file_whose_name_holds_brackets_is_taken_as_it_is(tmp_path: Path) -> None:
-    file = write(tmp_path / "llama [1].json", [])
-    assert expand([str(file)]) == [file]
 
 
 def test_lists_and_single_objects(tmp_path: Path) -> None:
@@ -114,12 +99,6 @@ def test_the_first_of_several_marked_models_is_the_reference() -> None:
     assert [spec.is_reference for spec in specs] == [False, True, False, False]
     assert said == "b is the reference, as the first of 3 that are marked; not: c, d"
     assert one_reference([*plain, marked[0]]) == ([*plain, marked[0]], [])
-
-
-def test_several_models_without_a_reference_are_told_how_to_get_kld() -> None:
-    specs, (said,) = one_reference(models("a", "b"))
-    assert said.startswith("no KL divergence: no model is the reference; mark one")
-    assert one_reference(specs[:1])[1] == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results.flat import flat_json
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.results.timing import Timing
-from compare_q.eval.stats.estimates import DIVERGENCES
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table import columns
 from compare_q.eval.table.columns import Cell
@@ -26,7 +25,6 @@ from tests.support.made import (
     PPL,
     QUANT,
     REF,
-    REFERENCE,
     results_of,
     run_of,
     with_against,
@@ -70,14 +68,6 @@ def test_every_column_shows_a_field_of_the_results() -> None:
     assert all(len(each.header.split("\n")) < 3 for each in COLUMNS)
 
 
-def test_the_reference_says_so() -> None:
-    found = cells(run_of(REF, QUANT), "bf16", tuple(BY_NAME))
-    assert {key for key, cell in found.items() if cell == Cell("ref")} == {
-        each.title for each in COLUMNS if each.exact is not None
-    }
-    assert found["PPL"] == Cell("7.5000", "0.85")
-
-
 def test_columns_of_a_table_that_nobody_chose() -> None:
     """What is known, compared or different: file size before VRAM, the head's bits where they differ."""
     assert list(cells(run_of(REF, QUANT), "W4A16")) == [
@@ -90,14 +80,6 @@ def test_columns_of_a_table_that_nobody_chose() -> None:
     bare = narrowed(run_of(REF, QUANT))
     assert [each.column.name for each in bare] == ["label", "kernel", "bpw_layer", "vram_gib", "ppl", "kld", "same_top"]
     assert bare[-1].cells[1] == Cell("98.77")
-
-
-def test_divergences_that_were_asked_for_have_columns() -> None:
-    known = {name: Mean(0.125, 5.0, 40, 0, 0.015) for name in DIVERGENCES}
-    names = {"reverse KLD": "0.12500", "JS": "0.12500", "TV %": "12.50", "top 5 %": "12.50"}
-    found = cells(run_of(REF, with_against(QUANT, **known)), "W4A16")
-    assert {name: found[name].value for name in names} == names
-    assert (found["JS"].error, found["TV %"].error) == ("0.015", "1.5")
 
 
 def narrowed(run: TextResult) -> list[columns.Filled]:
@@ -145,20 +127,6 @@ def test_kv_caches_have_a_column_only_if_they_differ() -> None:
     assert "kv_cache" not in column_notes(alike)
 
 
-def test_phases_have_a_column_only_if_they_differ() -> None:
-    """A narrow table has it too; what failed in a phase does not count."""
-    decoded = replace(QUANT, label="decoded", provenance={"phase": "decode 1x32"})
-    (found,) = [each for each in narrowed(run_of(REF, QUANT, decoded)) if each.column.name == "phase"]
-    assert [cell.value for cell in found.cells] == ["prefill", "prefill", "decode 1x32"]
-    for models in ((REF, QUANT), (decoded, replace(decoded, label="again")), (decoded, FAILED)):
-        assert "phase" not in [each.column.name for each in columns.table_columns(run_of(*models))]
-
-
-def test_a_failed_model_has_one_text() -> None:
-    found = cells(run_of(REF, QUANT, FAILED), "broken")
-    assert {key: cell for key, cell in found.items() if cell != Cell("")} == {"PPL": Cell("failed")}
-
-
 def test_what_is_not_known_is_not_available() -> None:
     silent = replace(BASE, storage=Storage(), score_seconds=None)
     assert {cell.value for key, cell in cells(run_of(REF, silent), "base").items() if key != "PPL"} == {"n/a"}
@@ -170,14 +138,6 @@ def test_what_is_not_known_is_not_available() -> None:
     errorless = with_ppl(with_against(QUANT, kld=Mean(0.5, 20.0, 40, 0)), replace(PPL, stderr=None))
     found = cells(run_of(REF, errorless), "W4A16")
     assert (found["PPL"], found["KLD"]) == (Cell("7.5000"), Cell("0.50000"))
-
-
-@pytest.mark.parametrize("reference", [None, REFERENCE])
-def test_non_finite_positions_have_a_column_only_if_there_are_any(reference: dict[str, object] | None) -> None:
-    holes = with_ppl(replace(QUANT, label="holes"), replace(PPL, tokens=8, non_finite=1234))
-    assert "non-finite" not in cells(run_of(QUANT, FAILED, reference=reference), "W4A16")
-    run = run_of(QUANT, holes, reference=reference)
-    assert [cells(run, label)["non-finite"].value for label in ("holes", "W4A16")] == ["1,234", "0"]
 
 
 def test_the_best_of_each_column_is_marked() -> None:
@@ -217,13 +177,6 @@ def test_machines_have_letters_if_there_are_several() -> None:
     assert letters(gpu, cpu) == {}
     assert letters(gpu, cpu, other) == {names[0]: "A", names[1]: "A", names[2]: "B"}
     assert letters(gpu, cpu, gpu | other) == {names[0]: "A", names[1]: "B", names[3]: "C"}
-
-
-def test_labels_have_their_marks() -> None:
-    assert columns.label_of(replace(QUANT, spec={"noise_floor": True})) == "W4A16 ≈"
-    assert columns.label_of(QUANT) == "W4A16"
-    models = (QUANT, replace(QUANT, label="silent", provenance={}), FAILED)
-    assert [cell.value for cell in columns.filled(run_of(*models), ["kernel"])[0].cells] == ["Linear", "n/a", ""]
 
 
 def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: float | None) -> ModelResult:

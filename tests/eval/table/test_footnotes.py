@@ -4,41 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.stats.estimates import Sampled
-from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.footnotes import COMMON_ERROR, footnotes, legend
-from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums
+from compare_q.eval.table.footnotes import footnotes, legend
+from tests.support.made import BASE, QUANT, REF, run_of, with_sums
 from tests.support.several_texts import with_answers
 
 WINDOWS = "2 windows, 40 scored tokens"
-ERRORS = (
-    "±: one standard error, from 4 blocks of the text; it is too small if documents of the text are longer than about "
-    "10,000 tokens"
-)
-AGAINST = "KLD (mean over tokens, in nats) and same top compare each model with bf16"
-RATES = "bf16: 1.2500 bits per byte, byte perplexity 2.3780, word perplexity 55.5000"
-
-
-ALONE = run_of(BASE, reference=None)
-
-
-@pytest.mark.parametrize(
-    ("run", "notes"),
-    [
-        (run_of(REF, QUANT, FAILED), [WINDOWS, RATES, "broken: failed: told to fail"]),
-        (run_of(QUANT), [WINDOWS, "the reference, bf16, has a PPL of 7.2500 on these tokens"]),
-        (ALONE, [WINDOWS]),
-        (replace(ALONE, data={"method": "llamacpp"}), [f"method llamacpp: {WINDOWS}"]),
-        (run_of(replace(BASE, cached=True), reference=None),
-         [WINDOWS, "1 of 1 rows come from the cache: an earlier run measured their speed (*)"]),
-    ],
-)  # fmt: skip
-def test_all_notes(run: TextResult, notes: list[str]) -> None:
-    assert footnotes(run) == notes
-    assert legend(run) == [ERRORS, COMMON_ERROR, *([AGAINST] if run.reference else [])]
 
 
 def test_short_texts_are_said_to_be_short() -> None:
@@ -88,31 +60,6 @@ def test_flips_that_the_reference_leaves_open_have_a_reason() -> None:
     assert not any(" n/a: " in note for note in footnotes(none_open))
 
 
-def test_the_mark_of_the_best_is_explained() -> None:
-    note = (
-        "★: the best quantized model (below 16 bpw) of its column, and those that cannot be told apart from it "
-        "(95 %, paired differences)"
-    )
-    assert note in legend(run_of(REF, QUANT, replace(QUANT, label="same")))
-    assert not any("★" in found for found in legend(run_of(REF, QUANT)))
-    short = with_sums(QUANT, length=510)
-    why = (
-        "no ★: on 510 tokens of text even a KLD twice as large often cannot be told apart; from 2,000 tokens on it "
-        "mostly can"
-    )
-    assert why in footnotes(run_of(REF, short, replace(short, label="same")))
-    assert not any("★" in found for found in footnotes(run_of(REF, short)))
-
-
-def test_the_noise_floor_is_explained() -> None:
-    note = "≈: a noise floor, the reference's weights with other roundings"
-    floor = replace(QUANT, spec={"noise_floor": True})
-    known = f"{note}; a KLD near or below its 0.01235 says nothing about a quantization"
-    assert known in legend(run_of(REF, floor))
-    assert note in legend(run_of(replace(BASE, spec={"noise_floor": True}), reference=None))
-    assert not any("≈" in found for found in legend(run_of(REF, QUANT)))
-
-
 def test_rows_that_ran_otherwise_than_asked() -> None:
     layers = [{"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations": "bfloat16",
                "kernel": "MarlinNvFp4LinearKernel", "asked": "nvfp4 g16"}]  # fmt: skip
@@ -121,36 +68,6 @@ def test_rows_that_ran_otherwise_than_asked() -> None:
     found = footnotes(run_of(REF, marked))
     assert found[0] == f"† W4A16: {sentence} on H200"
     assert sum("†" in note for note in found) == 1
-
-
-def test_what_is_missing_is_explained() -> None:
-    noted, silent = replace(BASE, label="noted", notes=("KLD n/a: x",)), replace(BASE, label="silent", provenance={})
-    assert footnotes(run_of(REF, noted, silent))[2:] == [
-        "noted: KLD n/a: x",
-        "silent: kernel n/a: this engine does not say what it runs",
-        "silent: KLD n/a: this engine measured none",
-    ]
-    holes = with_ppl(with_against(QUANT, kld=Mean(0.5, 4.0, 38, 2)), replace(PPL, tokens=37, non_finite=3))
-    assert footnotes(run_of(REF, holes))[2:] == [
-        "W4A16: 3 positions had no finite log-probability; PPL leaves them out",
-        "W4A16: 2 positions had no finite KL divergence; KLD leaves them out",
-    ]
-
-
-def test_what_decode_is_stands_below_a_table_with_it() -> None:
-    said = (
-        "decode SxB: S tokens of each of B windows a step, as generation computes them, with what came before in the "
-    )
-    said += "KV cache"
-    decoded = replace(QUANT, label="decoded", provenance={"phase": "decode 1x32"})
-    assert said in footnotes(run_of(REF, QUANT, decoded))
-    assert f"all rows: decode 1x32; {said}" in footnotes(run_of(decoded, FAILED))
-    other = replace(decoded, label="other", provenance={"phase": "decode 4x32"})
-    assert said in footnotes(run_of(decoded, other))
-    assert not [note for note in footnotes(run_of(REF, QUANT)) if "decode" in note]
-    deep = replace(decoded, provenance={"phase": "decode 1x1 behind prompts"})
-    said += "; behind prompts: what no score needs was computed as a prompt"
-    assert said in footnotes(run_of(REF, decoded, deep))
 
 
 def test_windows_beyond_the_original_context_are_told_once_for_all_rows_alike() -> None:

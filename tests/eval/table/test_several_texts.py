@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
-from compare_q.eval.results.timing import Timing
 from compare_q.eval.table import columns, footnotes, markdown, terminal
 from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl
 
@@ -57,18 +56,6 @@ def test_wide_table() -> None:
     assert nvfp4[-2:] == ["6.0000±0.70", "0.02500±0.00032"]  # sqrt(9 * 4), and the mean of 0.03 and 0.02
 
 
-def test_narrow_tables_drop_errors_and_then_split() -> None:
-    """From wide to narrow: all errors, those of KLD, none, and then several tables that have them all again."""
-    states = []
-    for width in range(160, 30, -1):
-        lines = shown(TEXTS, width)
-        table = lines[: lines.index("prose: letters") if "prose: letters" in lines else lines.index("letters")]
-        tables = len([line for line in table if "label" in line])
-        state = "8.0000±0.85" in "".join(table), "0.01000±0.00045" in "".join(table), tables > 1
-        states += [] if states and states[-1] == state else [state]
-    assert states == [(True, True, False), (False, True, False), (False, False, False), (True, True, True)]
-
-
 def test_failures_are_na_with_a_reason() -> None:
     lines = shown(BROKEN, 200)
     rows = {line.split()[0]: line.split() for line in lines[5:8]}
@@ -109,11 +96,6 @@ def test_a_model_that_failed_on_a_text_comes_last() -> None:
     assert columns.ordered(BROKEN, "ppl:prose").labels == ("bf16", "W4A16", "NVFP4")
 
 
-def test_a_column_that_not_every_text_has_orders_nothing() -> None:
-    said = "top1: not every text has values of it; name one that has: top1:prose"
-    assert [columns.no_order(BROKEN, key) for key in ("top1", "top1:prose", "bpw_layer")] == [said, None, None]
-
-
 def test_chosen_columns() -> None:
     lines = shown(TEXTS, 60, names=("label", "same_top", "kld", "bpw_layer"))
     assert "".join(lines).count("same top %") == 2
@@ -121,12 +103,6 @@ def test_chosen_columns() -> None:
     found = columns.columns_of_texts(TEXTS, ("label", "size", "same_top"))
     assert [each.column.name for each in found] == ["label", "size", "same_top", "same_top"]
     assert found[-1].column.title == "code same top %"
-
-
-def test_names_are_cut_where_they_stay_different() -> None:
-    assert columns.short_names(["wikitext-2 of the hub", "code"]) == ["wikitext-2 of…", "code"]
-    both = ["a very long name of a text 1", "a very long name of a text 2"]
-    assert columns.short_names(both) == both
 
 
 def test_markdown() -> None:
@@ -144,16 +120,3 @@ def test_by_text_is_the_table_of_each() -> None:
     out = stream.getvalue()
     assert out.index("== prose ==") < out.index("== code ==") < out.index("== chat ==\nfailed: data.jsonl")
     assert out.count("label") == 2
-
-
-def test_timing_has_the_load_once() -> None:
-    first = Timing(0.0, 5.0, 5.0, 6.0, 8.0, 8.5)
-    second = Timing(8.5, 8.5, 9.0, 9.5, 10.0, 12.0)
-    timed = [replace(QUANT, timing=each) for each in (first, second)]
-    result = Results(tuple(replace(run_of(each), name=name) for name, each in zip("ab", timed, strict=True)))
-    shown = columns.timing_columns(result)
-    assert [each.column.title for each in shown[:2]] == ["label", "text"]
-    assert [[cell.value for cell in row] for row in zip(*(each.cells for each in shown), strict=True)] == [
-        ["W4A16", "a", "5.0", "1.0", "2.0", "0.5"],
-        ["W4A16", "b", "", "0.5", "0.5", "2.0"],
-    ]

@@ -15,7 +15,7 @@ from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import terminal
 from compare_q.eval.table.pairs import pair_lines
-from tests.support.made import FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_ppl, with_sums
+from tests.support.made import FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_ppl
 
 
 def shown(run: TextResult, width: int = 80, names: tuple[str, ...] | None = None, **keys: Any) -> str:
@@ -39,23 +39,6 @@ def test_rows_with_a_reference() -> None:
     assert row(run, "broken") == "broken failed"
 
 
-def test_numbers_and_errors_are_aligned() -> None:
-    """Values end and errors begin in one column, below the header's end."""
-    wide = with_ppl(replace(QUANT, label="wide"), Perplexity(1234.5678, -1.0, 40, 0, 12.3))
-    text = shown(run_of(REF, QUANT, wide), 60).partition("2 windows")[0].splitlines()
-    (header,) = (line for line in text if "PPL" in line)
-    ends = {line.index("±") for line in text if "±" in line}
-    assert ends == {header.index("PPL") + len("PPL")}
-    assert sum("±" in line for line in text) == 3
-
-
-def test_the_best_is_bold_and_marked() -> None:
-    worse = with_sums(replace(QUANT, label="worse"), kld=(5.0, 5.0, 5.0, 5.0))
-    text = shown(run_of(REF, QUANT, worse), 120, color_system="standard", force_terminal=True)
-    assert "\x1b[1m★0.01235\x1b[0m±0.00045" in text
-    assert "\x1b[1m 0.01235" not in text
-
-
 def test_labels_are_shown_as_they_are() -> None:
     """Square brackets are markup to rich."""
     assert row(run_of(replace(QUANT, label="[h8]/[/x]")), "[h8]/[/x]").startswith("[h8]/[/x] Linear")
@@ -77,14 +60,6 @@ def test_eighty_columns_hold_every_number(reference: dict[str, Any] | None) -> N
     assert any(line.split()[-len(head + numbers) :] == [*head, *numbers] for line in lines), text
 
 
-def test_a_wider_terminal_never_shows_less() -> None:
-    long = replace(QUANT, label="x" * 30, storage=replace(QUANT.storage, bpw_head=4.5))
-    headers = [shown(run_of(REF, long), width) for width in range(80, 160)]
-    counts = [[word in text for word in ("ref %", "head", "99.9 %", "tok/s ")].count(True) for text in headers]
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (0, 4)
-
-
 def test_chosen_columns_are_all_there() -> None:
     """In a narrow terminal too, where lines are longer then: nothing is cut off."""
     chosen = ("kld_p99.9", "label", "kernel", "ppl", "ratio", "kld", "same_top", "entropy", "bits_per_byte", "where")
@@ -94,11 +69,6 @@ def test_chosen_columns_are_all_there() -> None:
         "0.9990", "W4A16", "Linear", "7.5000±0.85", "+3.45±0.21", "0.01235±0.00045", "98.77±0.52", "1.2500", "1.2500",
         "n/a",
     ]  # fmt: skip
-
-
-def test_notes_are_printed_one_a_line() -> None:
-    run = run_of(replace(QUANT, notes=("one [thing]", "x" * 200)), reference=None)
-    assert shown(run).splitlines()[-3:-1] == ["W4A16: one [thing]", f"W4A16: {'x' * 200}"]
 
 
 def test_nothing_moves_the_cursor() -> None:

@@ -9,15 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from compare_q.backends.base import Storage
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
-from compare_q.eval.stats.uncertainty import Mean, Perplexity
-from compare_q.eval.table.verdict import listed, percent, times, verdict
+from compare_q.eval.results.run_result import ModelResult, Results
+from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.table.verdict import verdict
 from tests.support import made
-from tests.support.made import FAILED, REF, results_of, run_of, with_against, with_sums
-from tests.support.several_texts import three, with_answers, with_failed_text
+from tests.support.made import REF, results_of, run_of, with_against, with_sums
 
 HIGHER = (14.0, 24.0, 34.0, 44.0)
 """0.1 nats a token above the reference's in every block: a difference without an error."""
@@ -65,24 +61,6 @@ def test_one_row_and_a_reference() -> None:
     assert said(REF, lower).endswith("PPL is lower than bf16's for certain: odd.")
 
 
-def test_a_reference_without_a_row_says_nothing_of_ppl() -> None:
-    assert said(FP8, Q4) == f"{KEPT}; Q4_K_M loses more for certain: 4.1 times the KLD."
-
-
-def test_many_rows_are_a_range_and_failures_are_named() -> None:
-    others = [row(f"Q{bits}", kld) for bits, kld in ((6, 0.01), (5, 0.016), (4, 0.04), (3, 0.8))]
-    assert said(REF, *others, FP8, FAILED) == (
-        f"{KEPT}; the 4 others lose more for certain: 1.2 times (Q6) to 100 times (Q3) the KLD. Failed: broken."
-    )
-
-
-def test_two_rows_that_lose_more_are_named_each() -> None:
-    assert (
-        said(FP8, Q4, row("Q3", 0.08))
-        == f"{KEPT}; Q4_K_M and Q3 lose more for certain: 4.1 times and 10 times the KLD."
-    )
-
-
 def test_rows_that_are_not_told_apart() -> None:
     """0.02 nats more, with an error of 0.032: the best measured one is not called better."""
     swaying = row("Q5", 0.028, blocks={"kld": tuple(0.08 + each for each in SWAYED)})
@@ -104,13 +82,6 @@ def test_rows_within_the_noise_floor_are_not_ranked() -> None:
         "Q4_K_M keeps 90.0 % of the most probable tokens of bf16 (KLD"
     )
     assert said(REF, NOISE) == "bf16 has a PPL of 7.50 ± 0.85 on this text; there is no other to compare it with."
-
-
-def test_unquantized_rows_are_compared_where_there_are_no_others() -> None:
-    whole = {"storage": Storage(16.0)}
-    engines = row("llama.cpp", 0.001, **whole), row("ExLlama", 0.002, **whole)
-    assert said(REF, *engines).startswith("llama.cpp keeps 90.0 % of the most probable tokens of bf16 (KLD 0.0010 ± ")
-    assert said(REF, *engines, FP8, Q4) == said(REF, FP8, Q4)
 
 
 def test_nothing_is_certain_on_a_short_text() -> None:
@@ -151,69 +122,6 @@ def test_scores_that_are_missing_are_no_verdict() -> None:
     assert said(REF, Q4, silent).endswith("PPL is higher than bf16's for certain: Q4_K_M. No KLD: server.")
 
 
-def test_beside_a_row_that_loses_nothing_klds_are_said_themselves() -> None:
-    exact = row("copy", 0.0, 1.0)
-    assert said(exact, Q4) == (
-        "copy keeps 100.0 % of the most probable tokens of bf16 (KLD 0.0000 ± 0.0010); "
-        "Q4_K_M loses more for certain: a KLD of 0.03280."
-    )
-
-
-PLAIN = replace(made.BASE, label="a")
-
-
-def plain(label: str, ppl: float, nll: tuple[float, ...]) -> ModelResult:
-    return made.with_ppl(with_sums(replace(PLAIN, label=label), nll=nll), Perplexity(ppl, -80.0, 40, 0, 0.852))
-
-
-def test_perplexity_alone() -> None:
-    worse, same = plain("b", 7.755, HIGHER), plain("c", 9.0, SWAYING)
-    assert said(PLAIN, reference=None) == (
-        "a has a PPL of 7.50 ± 0.85 on this text; there is no other to compare it with."
-    )
-    assert said(PLAIN, same, worse, reference=None) == (
-        "a has the lowest PPL, 7.50 ± 0.85; it cannot be told apart from c; b has a higher one for certain: by 3.4 %."
-    )
-    many = [plain(label, ppl, HIGHER) for label, ppl in (("b", 7.755), ("d", 8.0), ("e", 15.0))]
-    assert said(PLAIN, *many, reference=None) == (
-        "a has the lowest PPL, 7.50 ± 0.85; the 3 others have higher ones for certain: by 3.4 % (b) to 100 % (e)."
-    )
-    assert said(*short(1000, PLAIN, worse), reference=None) == (
-        "a has the lowest PPL, 7.50 ± 0.85; b has a higher one: by 3.4 %. "
-        "Whether b really has a higher one is not known: the text is too short. "
-        "On a text of 1,000 tokens nothing of this is certain."
-    )
-    assert said(replace(REF, label="bf16"), replace(PLAIN, label="server")).startswith("bf16 has the lowest PPL")
-    large = made.with_ppl(PLAIN, Perplexity(None, -1e6, 40, 0))
-    assert said(large, reference=None) == "No model has a perplexity."
-
-
-@pytest.mark.parametrize(
-    ("right", "words"),
-    [
-        # p of 12 flips in one direction: 2 / 4096; of 3 and 2: 1; of 6 in one direction 0.031, more than half of 0.05
-        ({"bf16": "1" * 12, "W4A16": "0" * 12}, "fewer for certain: W4A16 (0.0 %)"),
-        ({"bf16": "111000000000", "W4A16": "000110000000"}, "cannot be told apart from it: W4A16 (16.7 %)"),
-        ({"bf16": "0" * 12, "W4A16": "1" * 12}, "more for certain: W4A16 (100.0 %)"),
-        ({"bf16": "1" * 12, "W4A16": "0" * 6 + "1" * 6, "b": "0" * 12},
-         "cannot be told apart from it: W4A16 (50.0 %); fewer for certain: b (0.0 %)"),
-    ],
-)  # fmt: skip
-def test_answers(right: dict[str, str], words: str) -> None:
-    models = [REF, *(replace(made.QUANT, label=label) for label in right if label != "bf16")]
-    shown = percent(right["bf16"].count("1") / 12)
-    answered = replace(with_answers(run_of(*models), **right))
-    asked = replace(answered, data={**answered.data, "answers": {}})
-    assert verdict(results_of(asked)) == f"bf16 has {shown} of 12 questions right; {words}."
-
-
-def test_answers_of_one_model() -> None:
-    assert verdict(results_of(with_answers(run_of(REF), bf16="10"))) == (
-        "bf16 has 50.0 % of 2 questions right; there is no other model to compare it with."
-    )
-    assert verdict(results_of(with_answers(run_of(REF), bf16="1?"))) == "No model's answers are known."
-
-
 def texts_of(*klds: dict[str, float]) -> Results:
     rows = [[row(label, kld) for label, kld in own.items()] for own in klds]
     return Results(tuple(replace(run_of(REF, *own), name=f"text {i}") for i, own in enumerate(rows)))
@@ -227,26 +135,3 @@ def test_several_texts() -> None:
     assert verdict(texts_of({"A": 0.01, "B": 0.05}, {"A": 0.03, "B": 0.02})) == (
         "Over 2 texts A has the lowest mean KLD, 0.02000 ± 0.00071; not higher for certain on each text: B."
     )
-
-
-def test_texts_that_have_no_means() -> None:
-    """A text that failed leaves no mean: each of the others speaks for itself."""
-    found = verdict(with_failed_text(three(), "c4", "no such file"))
-    assert found.startswith("wiki2: GGUF Q4_K keeps 98.8 % of the most probable tokens of bf16 (KLD 0.0400 ± 0.0040)")
-    assert "chat: GGUF Q4_K keeps" in found
-    assert found.endswith("Failed: the text c4.")
-    alone = Results(tuple(replace(run_of(PLAIN, plain("b", 7.755, HIGHER), reference=None), name=x) for x in "xy"))
-    assert verdict(alone) == "Over 2 texts a has the lowest mean PPL, 7.50 ± 0.60; higher on each text for certain: b."
-
-
-def test_nothing_was_scored() -> None:
-    assert said(FAILED) == "No model was scored. Failed: broken."
-    assert verdict(Results((TextResult("x", error="no such file"),))) == "No text was scored. Failed: the text x."
-
-
-def test_words() -> None:
-    assert [listed(words) for words in (["a"], ["a", "b"], list("abcd"), list("abcde"))] == [
-        "a", "a and b", "a, b, c and d", "a, b, c and 2 more",
-    ]  # fmt: skip
-    assert [percent(share) for share in (1, 0.9996, 0.5)] == ["100.0 %", "over 99.9 %", "50.0 %"]
-    assert [times(ratio) for ratio in (1.04, 1.24, 4.1, 169.1)] == ["1.04", "1.2", "4.1", "170"]
