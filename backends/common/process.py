@@ -12,11 +12,17 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+NOT_INITIALIZED = 3
+"""Answer of libcuda before anything in this process has used a GPU."""
+TRIAL_S = 10.0
+"""Seconds after which a trial fork counts as hanging; it takes some milliseconds."""
 WORKER = "COMPARE_Q_WORKER"
 """Set in the environment of a process that is there for one model."""
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
@@ -41,6 +47,54 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the system was asked
         os.kill(os.getpid(), number)
+
+
+def fork_blockers() -> list[str]:
+    """Return the reasons why a fork of this process could fail or hang; empty if this process may be forked.
+
+    A fork has no CUDA context and none of its parent's threads.  Most libraries know that and start their threads anew;
+    those that do not, as GNU OpenMP after it has computed in several threads, hang in a trial fork that computes.
+    """
+    own = threading.current_thread()
+    threads = sorted(thread.name for thread in threading.enumerate() if thread is not own)
+    reasons = [f"Python threads run ({', '.join(threads)})"] if threads else []
+    if has_started_cuda():
+        reasons.append("CUDA is initialised")
+    return reasons or trial_fork()
+
+
+def has_started_cuda() -> bool:
+    """Return True if torch, or anything else in this process, has initialised CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    with suppress(OSError):  # libcuda is not loaded
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED)
+    return False
+
+
+def trial_fork() -> list[str]:
+    """Return why a fork that multiplies matrices in several threads does not end; empty if it does."""
+    library = sys.modules.get("torch") or sys.modules.get("numpy")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            if library is not None:
+                library.exp(library.ones((512, 512)) @ library.ones((512, 512)) / 512)
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + TRIAL_S
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return ["a trial fork hangs when it multiplies matrices"]
+    status = os.waitstatus_to_exitcode(ended[1])
+    return [f"a trial fork that multiplies matrices ended with status {status}"] if status else []
 
 
 @contextmanager

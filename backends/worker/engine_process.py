@@ -11,12 +11,10 @@ so does one whose engine no fork would survive, after it has started itself anew
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import gc
 import json
 import os
-import re
 import select
 import signal
 import socket
@@ -25,19 +23,14 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NoReturn
 
-from compare_q.backends.common.process import WORKER, die_with_parent
+from compare_q.backends.common.process import WORKER, die_with_parent, fork_blockers
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a run to end; what comes of one that reaches all processes of a run, the driver decides."""
 LEAVE = signal.SIGUSR1
 """The driver is gone, or wants an engine process no more: it ends one that imports; later the socket's end says so."""
-NOT_INITIALIZED = 3
-"""What CUDA's driver answers before anything has touched a GPU by it."""
-FORKABLE_THREADS = re.compile("jemalloc_bg_thd|cuda[0-9a-f]{4,}")
-"""Threads of libraries that start them anew in a forked process; NVML has one that is called as CUDA's are."""
 
 
 def main(descriptor: str, driver: str, engine: str, verbose: str, why: str = "") -> NoReturn:
@@ -53,7 +46,8 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, why: str = "")
     refusal = lacking_package()
     if engine and not refusal:
         import_engine(engine, int(driver), verbose=bool(verbose))
-        if why := what_no_fork_survives():
+        if blockers := fork_blockers():
+            why = f"no process that has imported it can be forked: {'; '.join(blockers)}"
             control.set_inheritable(True)
             for number, action in before.items():
                 signal.signal(number, action)
@@ -88,37 +82,6 @@ def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
     die_with_parent(driver, LEAVE)
     with suppress(Exception):
         backends.engine_class(engine).import_engine(verbose=verbose)
-
-
-def what_no_fork_survives() -> str:
-    """What this process has done that a forked process would not survive: a touched GPU, or threads; empty if nothing.
-
-    A forked process has none of its parent's threads.  Libraries that know that, such as OpenBLAS, end their threads
-    before a fork and start them anew when they need them, so that one fork tells which threads are of that kind.
-    """
-    if has_touched_gpu():
-        return "importing it touches a GPU"
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended meanwhile
-            names += [] if task.name == str(os.getpid()) else [(task / "comm").read_text().strip()]
-    names = [name for name in names if not FORKABLE_THREADS.fullmatch(name)]
-    return f"importing it starts threads ({', '.join(sorted(names))})" if names else ""
-
-
-def has_touched_gpu() -> bool:
-    """Whether this process has started CUDA, by torch or by anything else."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return True
-    with suppress(OSError):  # CUDA's driver is not loaded
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED)
-    return False
 
 
 class Forks:

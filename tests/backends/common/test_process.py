@@ -3,12 +3,15 @@ it."""
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from compare_q.backends.common import process
 from compare_q.backends.common.process import root_cause
 from tests.support import ROOT
 from tests.support.processes import runs, wait_until
@@ -79,3 +82,44 @@ def test_capture_holds_python_c_and_children_and_ends_on_errors(tmp_path: Path) 
     assert ran.stdout.splitlines() == ["before", "after one", "after two"]
     assert ran.stderr == ""
     assert sorted(log.read_text().split()) == sorted(["child", "descriptor", "python"] * 2 + ["one", "two"])
+
+
+FORKS = """
+import sys
+from compare_q.backends.common import process
+process.TRIAL_S = 2.0
+print(*process.fork_blockers() or ["none"], sep=" and ", flush=True)
+"""
+IN_A_THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(9,), name='mine', daemon=True).start()"
+COMPUTED = "import {0}; [{0}.exp({0}.ones((500, 500)) @ {0}.ones((500, 500))) for _ in range(3)]"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("", "none"),
+        (IN_A_THREAD, "Python threads run (mine)"),
+        ("import torch", "none"),
+        (COMPUTED.format("numpy"), "none"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "CUDA is initialised"),
+        ("import os, sys; sys.modules['torch'] = None; os.register_at_fork(after_in_child=lambda: os._exit(5))",
+         "a trial fork that multiplies matrices ended with status 5"),
+        ("import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(60))",
+         "a trial fork hangs when it multiplies matrices"),
+    ],
+    ids=["bare", "thread", "imported torch", "OpenBLAS", "CUDA", "fails", "hangs"],
+)  # fmt: skip
+def test_why_a_process_may_not_be_forked(code: str, reason: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{FORKS}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.strip() == reason, ran.stderr
+
+
+@pytest.mark.parametrize(("answer", "started"), [(0, True), (process.NOT_INITIALIZED, False)])
+def test_libcuda_says_whether_cuda_was_started(monkeypatch: pytest.MonkeyPatch, answer: int, started: bool) -> None:
+    """Also where torch has not used it; a driver that is loaded and not used is fine."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    driver = SimpleNamespace(cuDeviceGetCount=lambda count: answer)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: driver)
+    assert process.has_started_cuda() is started
