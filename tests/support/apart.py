@@ -46,12 +46,6 @@ def divide() -> float:
     return 1 / 0
 
 
-def fail_in_a_phase(progress: Progress) -> None:
-    with progress.phase("failing", unit="rows") as phase:
-        phase.advance()
-        raise InputError("told to fail")
-
-
 def die(number: int) -> None:
     """Print, and die of a signal; 0: end without a word."""
     print("the last words\n", file=sys.stderr, flush=True)

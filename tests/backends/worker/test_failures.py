@@ -47,13 +47,6 @@ def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "error", [ModelError("told to fail"), RuntimeError("shape mismatch"), KeyError("memory"), OSError(28, "No space")]
-)
-def test_other_errors_are_no_want_of_memory(error: Exception) -> None:
-    assert serving.memory_advice(model(), error) == ""
-
-
 def test_numbers(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 4 x 64 x 64 + 3 x 64 x 128 and a head of 320 x 64, in 16 bits: 204,800 bytes; 1.5 of 80 GiB."""
     cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=lambda: (3 << 29, 80 << 30))
@@ -61,18 +54,6 @@ def test_numbers(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = serving.memory_advice(model("transformers", toy_model), MemoryError("no"))
     numbers = "its weights take 204.8 kB, 1.6 GB of the GPU's 85.9 GB are free"
     assert said == f"out of memory ({numbers}): {CURE}; the engine says: no"
-
-
-def test_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is gone and a GPU that does not answer must not hide the error."""
-
-    def broken() -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=broken)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    said = serving.memory_advice(model("transformers", tmp_path / "gone"), MemoryError("no"))
-    assert said == f"out of memory: {CURE}; the engine says: no"
 
 
 def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
@@ -114,16 +95,3 @@ def test_a_death_is_told_and_a_good_end_is_not(how: signal.Signals | None, gold:
             child.join()
             time.sleep(1)
     assert told == ([] if gold is None else [f"core, a process of its engine, {gold}"])
-
-
-@pytest.mark.engine
-def test_nobody_is_watched_afterwards() -> None:
-    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    child.start()
-    told: list[Failed] = []
-    with serving.watched(told.append):
-        pass
-    child.kill()
-    child.join()
-    time.sleep(1)
-    assert told == []

@@ -77,24 +77,6 @@ def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     assert min(boosted["logprob"].to_pylist()) > max(uniform["logprob"].to_pylist())
 
 
-def test_unwritable_outputs(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs()
-    file = tmp_path / "file"
-    file.write_text("")
-    refused: list[tuple[list[object], str]] = [
-        *(([flag, folder], f"{flag}: {folder}: cannot be written")
-          for flag in ("--tokens-out", "--plots") for folder in (file, file / "below")),
-        *(([flag, name], f"{name}: cannot be written")
-          for flag in ("-o", "--csv", "-pf", "--markdown", "--html") for name in (tmp_path / "no" / "x.png", tmp_path)),
-        (["-pf", tmp_path / "p.bmp"], "p.bmp: must end in .png, .svg, .pdf"),
-        (["--cache-dir", file / "cache"], f"--cache-dir: {file / 'cache'}: cannot be written"),
-        (["-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x"],
-         f"--html: {tmp_path / 'r.x'}: is the file of --output as well; name another file"),
-    ]  # fmt: skip
-    for flags, gold in refused:
-        assert_refused(compare_q("-d", data, "-m", spec, *flags), gold)
-
-
 READ = (
     "--output data.json", "--csv models.json", "--output text.parquet", "--tokens-out .", "--output over.safetensors",
     "--csv chat.jinja", "--markdown python", "--plots mod", "--tokens-out mod/new", "--html ds/r.html", "--plots ds",

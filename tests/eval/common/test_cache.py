@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import filelock
 import numpy as np
 import pytest
 
@@ -90,17 +89,6 @@ def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
     assert cache.path("tokens", KEY, ".npz").is_symlink()
 
 
-@pytest.mark.parametrize("below", ["", "cache", "deep/cache"])
-def test_unwritable_root_names_the_flag(tmp_path: Path, below: str) -> None:
-    """When something is to be written, and not before."""
-    (tmp_path / "file").write_text("")
-    cache = Cache(tmp_path / "file" / below)
-    text = refusal(cache.check_writable)
-    assert text.startswith(f"--cache-dir: {cache.root}: cannot be written: ")
-    for write in (lambda: cache.log_file("label", KEY), lambda: cache.write("tokens", KEY, ".npz").__enter__()):
-        assert refusal(write) == text
-
-
 def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has neither locks nor marks, for which something would have to be written."""
     with Cache(tmp_path).write("tokens", KEY, ".npz") as file:
@@ -133,15 +121,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, size: int) -
     assert text == f"{cache.path('tokens', KEY, '.npz')}: cannot be written: File too large"
     assert scores == f"{cache.path('scores', KEY, '')}: the scores cannot be kept: File too large"
     assert files(tmp_path) == {}
-
-
-def test_one_lock_an_entry(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    with cache.lock("scores", KEY):
-        with pytest.raises(filelock.Timeout):
-            Cache(tmp_path).lock("scores", KEY).acquire(timeout=0)
-        Cache(tmp_path).lock("scores", "1" * 40).acquire(timeout=0).lock.release()
-    cache.lock("scores", KEY).acquire(timeout=0).lock.release()
 
 
 @pytest.mark.engine

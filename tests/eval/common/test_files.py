@@ -15,7 +15,6 @@ from compare_q.eval.common.files import is_writable, replacing
 from compare_q.eval.results import results_json
 from tests.support.command_line import Run
 from tests.support.made import QUANT, REF, results_of, run_of
-from tests.support.toy import assert_refused
 
 
 @pytest.fixture
@@ -43,18 +42,6 @@ def reader_of(file: Path) -> int:
     """The other end of a new pipe."""
     os.mkfifo(file)
     return os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-
-
-def test_links_stay_and_what_they_lead_to_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "old").write_bytes(b"old")
-    for name in ("old", "not there yet"):
-        link = tmp_path / f"link to {name}"
-        link.symlink_to(Path("below") / name)
-        write(link)
-        assert os.readlink(link) == f"below/{name}"
-        assert (tmp_path / "below" / name).read_bytes() == b"new"
-    assert sorted(os.listdir(tmp_path / "below")) == ["not there yet", "old"]
 
 
 def test_a_pipe_gets_the_content_also_through_a_link(tmp_path: Path) -> None:
@@ -116,15 +103,3 @@ def test_devices_are_written_through_by_every_output(compare_q: Run, finished: P
     null = device(tmp_path / "null", 3)
     assert compare_q("show", finished, "-o", null).status == 0
     assert all(stat.S_ISCHR(file.lstat().st_mode) for file in (*targets.values(), null))
-
-
-def test_what_no_output_can_be(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    assert not is_writable(tmp_path)
-    assert not is_writable(tmp_path / "no" / "folder")
-    (tmp_path / "link").symlink_to(tmp_path / "no" / "folder")
-    assert_refused(compare_q("show", finished, "-o", tmp_path / "link"), "--output: ", "link: cannot be written")
-    loop = tmp_path / "loop"
-    loop.symlink_to("loop")
-    assert_refused(compare_q("show", finished, "--plots", loop), "--plots: ", "loop: cannot be written")
-    assert_refused(compare_q("show", finished, loop), "loop: cannot be read: Too many levels of symbolic links")
-    assert loop.is_symlink()

@@ -262,14 +262,3 @@ def test_digest_follows_what_the_spec_says_not_how() -> None:
     assert digest('{"load_fn": "f", "model_dir": "m", "engine": {"a": 1, "b": {"c": 2, "d": 4}}}') != first
     assert digest('{"load_fn": "f", "model_dir": "n", "engine": {"a": 1, "b": {"c": 2, "d": 3}}}') != first
     assert parse_data_spec(DATA, Path("a/d.json")).digest() == parse_data_spec(DATA, Path("b/e.json")).digest()
-
-
-def test_a_folder_of_override_tensors_stands_for_its_files(tmp_path: Path) -> None:
-    """Upstream named a folder; one without tensors stays as it is, for the check that will name it."""
-    for folder in ("over", "empty"):
-        (tmp_path / folder).mkdir()
-    for name in ("b.safetensors", "a.safetensors", "config.json"):
-        (tmp_path / "over" / name).touch()
-    spec = parse_model_spec({**MODEL, "model_dir": ["m", ["over", "empty"]]}, tmp_path / "m.json")
-    over = tmp_path / "over"
-    assert spec.override_tensors == (over / "a.safetensors", over / "b.safetensors", tmp_path / "empty")
