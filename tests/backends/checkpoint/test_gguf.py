@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from compare_q.backends.checkpoint.doctor.examining import gguf_facts
+from compare_q.backends.checkpoint.doctor import gguf_facts
 from compare_q.backends.checkpoint.gguf import GgufTensor, model_files, read_model
 from demo.smollm2 import find_gguf
 from tests.support.checkpoints import finish_gguf

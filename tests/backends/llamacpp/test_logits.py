@@ -39,7 +39,7 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
         torch.testing.assert_close(logits, theirs.logits(window).cpu(), atol=2e-3, rtol=0)
         (scores,) = ours.score([window], ScoreRequest())
         np.testing.assert_allclose(scores.logprob, brute_force(logits, window), atol=1e-5)
-    facts = ours.files(ours.request).facts()
+    facts = ours.files(ours.planned).facts()
     assert (facts.vocab_size, facts.context) == (TOY_VOCAB, TOY_CONTEXT)
     ours.close()
     theirs.close()
@@ -152,7 +152,7 @@ def test_quantized_model_is_as_good_as_its_dequantized_weights(opticks: list[Win
         *((f"blk.*.{name}.weight", 30, "q4_1") for name in
           ("ffn_down", "ffn_gate", "ffn_up", "attn_k", "attn_output", "attn_q", "attn_v")),
     ]  # fmt: skip
-    assert gguf_file.read_model(find_gguf()).storage() == ours.files(ours.request).storage()
+    assert gguf_file.read_model(find_gguf()).storage() == ours.files(ours.planned).storage()
 
 
 @runs_llama_cpp

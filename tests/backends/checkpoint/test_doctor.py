@@ -14,13 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compare_q.backends.checkpoint import contents
+from compare_q.backends.checkpoint import contents, doctor
 from compare_q.backends.checkpoint.contents import Contents, compare
-from compare_q.backends.checkpoint.doctor import checks
-from compare_q.backends.checkpoint.doctor.checks import Finding
-from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine, folder_facts
-from compare_q.backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
+from compare_q.backends.checkpoint.doctor import Report, Target, examine, folder_facts
 from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.checkpoint.tokenizers import Difference, Tokens, differences, of_folder
 from tests.support.broken import FAULTS, good
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
 from tests.support.toy_moe_files import MoeShape, make
@@ -34,8 +32,8 @@ def good_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return good(toy_model, tmp_path_factory.mktemp("good") / "nvfp4")
 
 
-def examined(folder: Path, reference: Path) -> Examination:
-    return examine(Patient("x", folder), Patient("reference", reference), compare(folder))
+def examined(folder: Path, reference: Path) -> Report:
+    return examine(Target("x", folder), Target("reference", reference), compare(folder))
 
 
 def test_good_checkpoints_have_no_finding(good_model: Path, toy_model: Path) -> None:
@@ -88,7 +86,7 @@ def experts(*input_scales: float | None) -> tuple[Entries, dict[str, bytes]]:
 )  # fmt: skip
 def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said: str) -> None:
     entries, values = experts(0.5, 0.25, value, value)
-    (found,) = checks.input_scales(Checkpoint(write_checkpoint(tmp_path, entries, values=values)))
+    (found,) = doctor.input_scales(Checkpoint(write_checkpoint(tmp_path, entries, values=values)))
     assert (found.severity, found.more) == ("wrong", 1)
     assert f"model.safetensors: {EXPERTS}." in str(found)
     assert said in str(found)
@@ -110,7 +108,7 @@ STATIC = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "dynamic":
 def test_configs_that_ask_for_input_scales(tmp_path: Path, quantization: dict[str, Any], asked: bool) -> None:
     entries, _ = experts(None)
     checkpoint = Checkpoint(write_checkpoint(tmp_path, entries, {"quantization_config": quantization}))
-    assert [found.severity for found in checks.input_scales(checkpoint)] == (["wrong"] if asked else [])
+    assert [found.severity for found in doctor.input_scales(checkpoint)] == (["wrong"] if asked else [])
 
 
 @pytest.mark.parametrize(("name", "said"), [("language_model.output", "the head"), ("embed", "the embedding")])
@@ -118,7 +116,7 @@ def test_ends_are_known_by_the_names_by_which_they_are_sized(tmp_path: Path, nam
     checkpoint = Checkpoint(
         write_checkpoint(tmp_path, {f"{name}.weight": ("I8", 10, 4), f"{name}.weight_scale": ("F32", 1)})
     )
-    (finding,) = checks.quantized_unawares(checkpoint)
+    (finding,) = doctor.unexpected_quantization(checkpoint)
     assert (finding.where, finding.what.startswith(said)) == (f"model.safetensors: {name}", True)
     assert [what for what, _ in folder_facts(checkpoint) if what in said] == [said.removeprefix("the ")]
 
@@ -128,7 +126,7 @@ def test_stacked_experts_have_parts_of_their_own_names(tmp_path: Path) -> None:
     name = f"{EXPERTS}.down_proj"
     entries: Entries = {name: ("F8_E4M3", 2, 8, 4), f"{name}_weight_scale": ("F32", 2), f"{name}_input_scale": ("F32",)}
     checkpoint = Checkpoint(write_checkpoint(tmp_path, entries))
-    (finding,) = checks.input_scales(checkpoint)
+    (finding,) = doctor.input_scales(checkpoint)
     assert finding.where == f"model.safetensors: {name}.input_scale"
     assert finding.what == "the scale of its activations is zero"
     assert checkpoint.described(name) == "fp8 tensor"
@@ -141,7 +139,7 @@ def test_a_config_says_which_layers_take_16_bits(tmp_path: Path, last: str, said
     own = {f"{EXPERTS}.{at}.down_proj": {"quant_algo": name} for at, name in enumerate(("NVFP4", "NVFP4", last))}
     mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": own}
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": mixed}, values)
-    assert len(list(checks.input_scales(Checkpoint(folder)))) == said
+    assert len(list(doctor.input_scales(Checkpoint(folder)))) == said
 
 
 @pytest.mark.parametrize(
@@ -158,14 +156,14 @@ def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], met
     entries: Entries = dict.fromkeys(names, ("F32", 1))
     stored = dict(zip(names, map(number, values), strict=True))
     config = {"quantization_config": {"quant_method": method}}
-    found = list(checks.kv_scales(Checkpoint(write_checkpoint(tmp_path, entries, config, stored))))
+    found = list(doctor.kv_scales(Checkpoint(write_checkpoint(tmp_path, entries, config, stored))))
     assert [each.severity for each in found] == ([said] if said else [])
 
 
 def test_a_config_that_asks_for_kv_scales_which_are_not_there(tmp_path: Path) -> None:
     config = {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
     folder = write_checkpoint(tmp_path, {"lm_head.weight": ("BF16", 4, 4)}, config)
-    (found,) = checks.kv_scales(Checkpoint(folder))
+    (found,) = doctor.kv_scales(Checkpoint(folder))
     assert found.where == "config.json: quantization_config"
     assert found.severity == "warning"
 
@@ -173,7 +171,7 @@ def test_a_config_that_asks_for_kv_scales_which_are_not_there(tmp_path: Path) ->
 def test_quantized_against_the_config(tmp_path: Path) -> None:
     entries, values = experts(0.5)
     config = {"quantization_config": {"ignore": [f"re:.*{EXPERTS.rpartition('.')[2]}.*", "lm_head"]}}
-    (found,) = checks.quantized_unawares(Checkpoint(write_checkpoint(tmp_path, entries, config, values)))
+    (found,) = doctor.unexpected_quantization(Checkpoint(write_checkpoint(tmp_path, entries, config, values)))
     assert found.severity == "wrong"
     assert found.where == f"model.safetensors: {EXPERTS}.0.down_proj"
 
@@ -185,7 +183,7 @@ def test_where_index_and_files_disagree(tmp_path: Path) -> None:
     (tmp_path / "extra.safetensors").write_bytes(safetensors_bytes({"d.weight": ("BF16", 2, 2)}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     checkpoint = Checkpoint(tmp_path)
-    found = [*checks.strays_and_pickles(checkpoint), *checks.index(checkpoint)]
+    found = [*doctor.strays_and_pickles(checkpoint), *doctor.index(checkpoint)]
     assert [(each.severity, each.where) for each in found] == [
         ("warning", "extra.safetensors"),
         ("note", "pytorch_model.bin"),
@@ -195,7 +193,7 @@ def test_where_index_and_files_disagree(tmp_path: Path) -> None:
 
 
 def tokens_found(mine: Tokens, reference: Tokens) -> list[tuple[str, str]]:
-    found: list[Finding] = list(check(mine, reference))
+    found: list[Difference] = list(differences(mine, reference))
     return [(each.severity, each.where) for each in found]
 
 
@@ -246,9 +244,9 @@ def tokenizer_of(folder: Path, **rules: Any) -> Tokens:
 )  # fmt: skip
 def test_rules_that_are_written_otherwise(tmp_path: Path, rules: dict[str, Any], said: str) -> None:
     """Only those that cut text otherwise are wrong."""
-    found = list(check(tokenizer_of(tmp_path / "a", **rules), tokenizer_of(tmp_path / "b", **LLAMA)))
+    found = list(differences(tokenizer_of(tmp_path / "a", **rules), tokenizer_of(tmp_path / "b", **LLAMA)))
     assert [each.severity for each in found] == ([] if not said else ["warning" if "they" in said else "wrong"])
-    assert all(said in str(each) for each in found)
+    assert all(said in each.what for each in found)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +263,9 @@ def test_rules_that_are_written_otherwise(tmp_path: Path, rules: dict[str, Any],
     ],
 )
 def test_special_tokens(name: str, mine: Any, reference: Any, said: str | None) -> None:
-    found = check(Tokens("tokenizer.json", special={name: mine}), Tokens("tokenizer.json", special={name: reference}))
+    found = differences(
+        Tokens("tokenizer.json", special={name: mine}), Tokens("tokenizer.json", special={name: reference})
+    )
     assert [each.severity for each in found] == ([said] if said else [])
 
 
@@ -292,9 +292,9 @@ def test_whole_and_without_an_expert(mixture: Path) -> None:
 def test_a_config_of_another_size(mixture: Path) -> None:
     config = json.loads((mixture / "config.json").read_text())
     (mixture / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
-    differences = compare(mixture)
-    assert sorted(name for name, *_ in differences.shapes) == ["lm_head", "model.embed_tokens"]
-    (found,) = checks.contents(Checkpoint(mixture), differences)
+    different = compare(mixture)
+    assert sorted(name for name, *_ in different.shapes) == ["lm_head", "model.embed_tokens"]
+    (found,) = doctor.differing_tensors(Checkpoint(mixture), different)
     size, hidden = config["vocab_size"], config["hidden_size"]
     assert f"has the shape [{size}, {hidden}] (BF16), and the config asks for [{size + 1}, {hidden}] (and 1 " in str(
         found
@@ -343,7 +343,7 @@ def test_packed_weights_are_there(
 ) -> None:
     folder = stored_as(toy_model, tmp_path / "packed", store)
     assert compare(folder) == NOTHING
-    layers = [text for title, text in examine(Patient("", folder)).facts if title == "layers"]
+    layers = [text for title, text in examine(Target("", folder)).facts if title == "layers"]
     assert len(layers) == 1
     assert layers[0].startswith("14 matrices in ")
 
@@ -356,7 +356,7 @@ def test_biases_that_the_config_does_not_have(toy_model: Path, tmp_path: Path) -
     )
     found = compare(folder)
     assert found == replace(NOTHING, biases=[k])
-    (finding,) = checks.contents(Checkpoint(folder), found)
+    (finding,) = doctor.differing_tensors(Checkpoint(folder), found)
     assert str(finding).startswith(f"warning: model.safetensors: {k}: its bias is left over")
 
 

@@ -1,8 +1,8 @@
-"""Whether a model's tokenizer, chat template and special tokens are the reference's.
+"""Compare a model's tokenizer, special tokens and chat template with the reference's.
 
-Every library writes the rules of one tokenizer otherwise: where they differ, both tokenizers are tried on ``SAMPLES``.
-A special token is compared as text, since that is how tokenizer_config.json has it, and as the ids of config.json and
-generation_config.json, with which an engine begins and ends answers.
+Libraries write the rules of one tokenizer in different ways.  If two tokenizers define their rules differently, both
+encode ``SAMPLES``, and only different tokens count.  A special token is compared as text (tokenizer_config.json) and by
+the ids of config.json and generation_config.json, with which an engine begins and ends answers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from compare_q.backends.checkpoint.doctor.checks import Finding
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.gguf import TOKENS, GgufModel
 from compare_q.backends.common.json_files import exists, read_bytes
@@ -25,7 +24,7 @@ SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", 
 IDS = ("bos_token_id", "eos_token_id")
 PADDING = ("pad_token", "unk_token")
 RULES = ("normalizer", "pre_tokenizer", "post_processor")
-"""What decides which tokens a text becomes; the decoder does not, and scores are of tokens."""
+"""Keys of tokenizer.json that decide into which tokens a text is cut."""
 SAMPLES = (
     "Hello world, it's 12345.67 at IT'S 3rd place (sic)!",
     "two  spaces and a tab\there,\n\n\tand some after   ",
@@ -36,19 +35,29 @@ SAMPLES = (
     "汉字和「かな」カタカナ、한국어 문장。",
     "👩‍👩‍👧 🇩🇪 🙂; zero\u200bwidth, no\u00a0break",
 )
-"""Contractions, digits, white space, code, Unicode's normal forms, and scripts of every kind.
+"""Contractions, digits, white space, code, Unicode's normal forms, many scripts.
 
-None begins with a space: Transformers 5, when it saves Llama 2 again, writes rules that differ for such a text alone.
+None begins with a space: Transformers 5 saves Llama 2 with rules that differ for such a text alone.
 """
 COPY = "copy the reference's tokenizer files into the model's folder"
 TEMPLATE = "chat_template.jinja"
 
 
+class Difference(NamedTuple):
+    """One difference from the reference; the fields of the doctor's ``Finding``."""
+
+    severity: Literal["wrong", "warning", "note"]
+    where: str
+    what: str
+    fix: str = COPY
+    more: int = 0
+
+
 @dataclass(frozen=True)
 class Tokens:
-    """What a model says of its tokens; None and empty where it does not say.
+    """A model's tokens; None or empty if its files do not have them.
 
-    ``vocabulary``: id -> token; ``merges``: BPE's; ``rules``: how text is cut, by the names of
+    ``where``: the file, for messages; ``vocabulary``: id -> token; ``merges``: of BPE; ``rules``: by the names of
     tokenizer.json; ``special``: special tokens as text and ids; ``template``: the chat template; ``file``: its
     tokenizer.json.
     """
@@ -67,13 +76,13 @@ def of_folder(folder: Path) -> Tokens:
     checkpoint = Checkpoint(folder)
     tokenizer, config = checkpoint.json(FILE), checkpoint.json(CONFIG)
     stated = {name: config[name] for name in SPECIAL if config.get(name) is not None}
-    # A special token's text may stand in an object.
+    # A special token may be an object that has its text.
     special = {name: token.get("content") if isinstance(token, Mapping) else token for name, token in stated.items()}
     for name in ("config.json", GENERATION):
         ids = checkpoint.json(name)
         special |= {f"{name}: {key}": ids[key] for key in IDS if ids.get(key) is not None}
     model = part(tokenizer, "model")
-    # Older files have "a b" in the place of ["a", "b"].
+    # Older files have "a b" instead of ["a", "b"].
     merges = [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in objects(model.get("merges"))]
     rules = {name: tokenizer.get(name) for name in RULES} if tokenizer else {}
     template = template_of(folder, config)
@@ -94,7 +103,7 @@ def vocabulary_of(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dic
 
 
 def objects(value: Any) -> list[Any]:
-    """A list, or an empty one in the place of anything else."""
+    """The value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -109,7 +118,7 @@ def template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def of_gguf(model: GgufModel) -> Tokens:
-    """The tokens of a GGUF model: ordinary ones where their strings are those of a tokenizer.json, and special ones."""
+    """The tokens of a GGUF model: special ones, and ordinary ones if its strings are those of a tokenizer.json."""
     tokens, special = model.fields.get(TOKENS) or [], {}
     for key in IDS:
         number = model.fields.get(f"tokenizer.ggml.{key}")
@@ -122,10 +131,10 @@ def of_gguf(model: GgufModel) -> Tokens:
     )  # fmt: skip
 
 
-def check(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
-    """How a model's tokens differ from its reference's; what only one of the two says is no difference."""
+def differences(mine: Tokens, reference: Tokens) -> Iterator[Difference]:
+    """Differences of a model's tokens from its reference's.  What only one of them has is not a difference."""
     if reference.vocabulary and not mine.vocabulary and mine.where == FILE:
-        yield Finding("warning", FILE, "missing, and the reference has one", COPY)
+        yield Difference("warning", FILE, "missing, and the reference has one")
     differing = [
         number
         for number in sorted(mine.vocabulary.keys() & reference.vocabulary.keys())
@@ -134,31 +143,29 @@ def check(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     if differing:
         one = differing[0]
         what = f"token {one} is {mine.vocabulary[one]!r}, and the reference's is {reference.vocabulary[one]!r}"
-        yield Finding("wrong", mine.where, what, COPY, len(differing) - 1)
+        yield Difference("wrong", mine.where, what, more=len(differing) - 1)
     other_merges = bool(mine.merges and reference.merges and mine.merges != reference.merges)
     if other_merges:
-        yield Finding("wrong", mine.where, "its merges are not the reference's: text becomes other tokens", COPY)
+        yield Difference("wrong", mine.where, "its merges are not the reference's: text becomes other tokens")
     if not differing and not other_merges:
-        yield from rules(mine, reference)
+        yield from differing_rules(mine, reference)
     for name in sorted(mine.special.keys() & reference.special.keys()):
         if as_set(mine.special[name]) != as_set(reference.special[name]):
             where = name.partition(": ")[0] if ": " in name else CONFIG if mine.where == FILE else mine.where
             both = f"{mine.special[name]!r}, and the reference's {reference.special[name]!r}"
-            # Nothing that is scored begins, ends or holds padding.
-            pads = name in PADDING
-            why = "matters to padding and to unknown text only" if pads else "answers begin or end otherwise"
-            what = f"{name.rpartition(': ')[2]} is {both}: {why}"
-            yield Finding("note" if pads else "wrong", where, what, COPY)
+            pads = name in PADDING  # no scored text has padding
+            why = "matters to padding and to unknown text only" if pads else "answers begin or end differently"
+            yield Difference("note" if pads else "wrong", where, f"{name.rpartition(': ')[2]} is {both}: {why}")
     where = "chat template" if mine.where == FILE else f"{mine.where}.chat_template"
     if reference.template is not None and mine.template is None:
-        yield Finding("wrong", where, "no chat template, and the reference has one: chats get another prompt", COPY)
+        yield Difference("wrong", where, "no chat template, and the reference has one: chats get another prompt")
     elif reference.template is not None and mine.template != reference.template:
         what = "not the reference's chat template: chats get another prompt than the reference does"
-        yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
+        yield Difference("warning", where, what, f"{COPY}, or compare with both under one template")
 
 
-def rules(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
-    """Rules that are written otherwise than the reference's, and cut a sample otherwise."""
+def differing_rules(mine: Tokens, reference: Tokens) -> Iterator[Difference]:
+    """Rules that cut one of ``SAMPLES`` into other tokens than the reference's, or that cannot be tried."""
     names = [name for name in RULES if mine.rules.get(name) != reference.rules.get(name)]
     if not (names and mine.rules and reference.rules and mine.file and reference.file):
         return
@@ -166,11 +173,11 @@ def rules(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     try:
         ours, theirs = encoded(mine.file), encoded(reference.file)
     except Exception as error:  # tokenizers raises nothing narrower
-        yield Finding("warning", mine.where, f"{what}, and they cannot be tried: {one_line(error, 160)}", COPY)
+        yield Difference("warning", mine.where, f"{what}, and they cannot be tried: {one_line(error, 160)}")
         return
     for text, one, other in zip(SAMPLES, ours, theirs, strict=True):
         if one != other:
-            yield Finding("wrong", mine.where, f"{what}: text becomes other tokens, such as {text!r}", COPY)
+            yield Difference("wrong", mine.where, f"{what}: text becomes other tokens, such as {text!r}")
             return
 
 
@@ -179,12 +186,12 @@ def encoded(file: Path) -> list[list[int]]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_truncation()  # calibration leaves its length behind
+    tokenizer.no_truncation()  # calibration leaves its length in the file
     tokenizer.no_padding()
     return [tokenizer.encode(text).ids for text in SAMPLES]
 
 
 def as_set(stated: Any) -> Any:
-    """Ids as a set, since their order says nothing and one may stand without a list; anything else as it is."""
+    """Ids as a set, since their order means nothing and one id may have no list; anything else as it is."""
     ids = stated if isinstance(stated, list) else [stated]
     return set(ids) if all(type(token) is int for token in ids) else stated

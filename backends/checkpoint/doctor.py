@@ -1,0 +1,449 @@
+"""The doctor: what a checkpoint is and what is wrong with it, from headers, configs and small tensors.  No engine."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint import tokenizers
+from compare_q.backends.checkpoint.contents import LARGEST, Contents, numbers_text, unequal
+from compare_q.backends.checkpoint.files import Tensor, read_headers, strays
+from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
+from compare_q.backends.checkpoint.formats import FLOATS, NUMBERS, Parts, main_part, values
+from compare_q.backends.checkpoint.gguf import GgufModel, read_model
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists, is_folder
+from compare_q.backends.common.messages import bytes_in_words, printable, shortened
+from compare_q.backends.layers.names import NUMBER
+from compare_q.backends.layers.schemes import declared, kv_cache, objects_in, part
+
+Severity = Literal["wrong", "warning", "note"]
+"""``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
+SHOWN = 8
+"""Names of groups of layers in one line."""
+CALIBRATION = ("dataset", "nsamples", "seqlen", "iters", "sym", "desc_act", "damp_percent", "algo")
+"""Keys of quantization configs that describe the calibration (GPTQ, AWQ, auto-round)."""
+INPUT_SCALES = frozenset({"input_scale", "input_global_scale", "activation_scale"})
+KV_SCALES = ("k_scale", "v_scale", "output_scale")
+CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
+NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
+OTHER_CONFIG = "give the config.json that belongs to these files"
+IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
+"""Keys of configs that list layers which are not quantized: compressed-tensors, fp8 and bitsandbytes, ModelOpt, ..."""
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt"}
+KEPT_IN_FLOAT32 = ("gate", "router", "A_log")
+"""Routers and states of Mamba, which are kept in float32 on purpose."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding: a file with the first tensor or layer concerned, the fault, the fix, and the number of others."""
+
+    severity: Severity
+    where: str
+    what: str
+    fix: str
+    more: int = 0
+
+    def __str__(self) -> str:
+        others = f" (and {self.more:,} more like it)" if self.more else ""
+        return f"{self.severity}: {self.where}: {self.what}{others}; {self.fix}"
+
+
+def one_finding(severity: Severity, where: Iterable[str], what: str, fix: str) -> list[Finding]:
+    """One finding for all places with the same fault, which names the first place; none if there is no place."""
+    places = list(where)
+    return [Finding(severity, places[0], what, fix, len(places) - 1)] if places else []
+
+
+@dataclass(frozen=True)
+class Report:
+    """The doctor's report on one model.
+
+    ``facts``: (title, text); ``findings``: the worst first; ``unchecked``: what could not be checked, and why.
+    """
+
+    name: str
+    facts: tuple[tuple[str, str], ...] = ()
+    findings: tuple[Finding, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def is_wrong(self) -> bool:
+        """True if a number or an answer would be wrong."""
+        return any(finding.severity == "wrong" for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model on this machine: a folder of safetensors, or a GGUF model."""
+
+    name: str
+    path: Path
+
+    @property
+    def is_gguf(self) -> bool:
+        """True for a GGUF file, or a folder that has no safetensors but GGUF files."""
+        if is_folder(self.path):
+            return not any(self.path.glob("*.safetensors")) and any(self.path.glob("*.gguf"))
+        return self.path.suffix.lower() == ".gguf"
+
+    @property
+    def tokens(self) -> tokenizers.Tokens:
+        """Its vocabulary, special tokens and template; InputError for files that cannot be read."""
+        return tokenizers.of_gguf(read_model(self.path)) if self.is_gguf else tokenizers.of_folder(self.path)
+
+
+def examine(target: Target, reference: Target | None = None, contents: Contents | None = None) -> Report:
+    """Everything that headers, configs and small tensors show of a model; InputError if it cannot be read.
+
+    ``reference``: the model whose tokens it should have; ``contents``: of its folder, None if nothing was compared.
+    """
+    unchecked = []
+    if target.is_gguf:
+        model = read_model(target.path)
+        facts, findings = tuple(gguf_facts(model)), list(low_gguf_head(model))
+    else:
+        checkpoint = Checkpoint(target.path)
+        facts, findings = tuple(folder_facts(checkpoint)), [one for check in CHECKS for one in check(checkpoint)]
+        if contents is not None:
+            findings += differing_tensors(checkpoint, contents)
+            unchecked += [f"tensors against the config: {contents.unchecked}"] if contents.unchecked else []
+    if reference is not None:
+        try:
+            findings += [Finding(*each) for each in tokenizers.differences(target.tokens, reference.tokens)]
+        except InputError as error:
+            unchecked.append(f"tokens: {error}")
+    findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
+    return Report(target.name, facts, tuple(findings), tuple(unchecked))
+
+
+# Facts.
+
+
+def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    """(title, text) of a Hugging Face folder."""
+    quantization = checkpoint.config.quantization
+    yield "files", files_text(checkpoint.files, "safetensors file")
+    yield "size", size_text(storage_of(checkpoint.folder))
+    stated = declared(quantization)
+    groups: dict[str, Counter[str]] = {}
+    ends: list[tuple[str, str]] = []
+    for module in checkpoint.matrices:
+        role, stored = checkpoint.role(module), checkpoint.described(module)
+        if role in ("head", "embedding"):
+            ends.append(("embedding and head" if checkpoint.is_tied else role, f"{stored}: {module}"))
+            continue
+        scheme = stated.of(module) if module in checkpoint.quantized else None
+        taken = f", activations {scheme.activations}" if scheme and scheme.activations else ""
+        groups.setdefault(stored + taken, Counter())[NUMBER.sub("*", module)] += 1
+    yield from layers_facts(groups)
+    yield from ends
+    if quantization:
+        nested = part(quantization, "quantization")
+        form = quantization.get("format") or quantization.get("quant_algo") or nested.get("quant_algo") or ""
+        yield "config", shortened(printable(f"{checkpoint.config.quant_method or 'quantization'} {form}".strip()), 80)
+    scheme_text = kv_cache(quantization)
+    yield "KV cache", f"{scheme_text}, as the config asks" if scheme_text else "in the model's dtype"
+    if quantization:
+        made = part(quantization, "producer") or part(quantization, "meta")
+        known = [f"{key} {made[key]}" for key in ("name", "version", "quantizer") if key in made]
+        known += [
+            f"{key} {quantization[key]}" for key in CALIBRATION if quantization.get(key) not in (None, "", {}, [])
+        ]
+        known += ["recipe.yaml has llm-compressor's recipe"] if exists(checkpoint.folder / "recipe.yaml") else []
+        yield "calibration", shortened(printable("; ".join(known)), 160) or "the files do not say"
+
+
+def gguf_facts(model: GgufModel) -> Iterator[tuple[str, str]]:
+    """(title, text) of a GGUF model."""
+    yield "files", files_text(model.files, "GGUF file")
+    yield "size", size_text(model.storage())
+    groups: dict[str, Counter[str]] = {}
+    ends: list[tuple[str, str]] = []
+    for tensor in model.tensors:
+        role, name = model.role(tensor), tensor.name.removesuffix(".weight")
+        if role == "layer" and len(tensor.shape) > 1:
+            groups.setdefault(tensor.type_name, Counter())[NUMBER.sub("*", name)] += 1
+        elif role in ("head", "embedding") and tensor.name.endswith(".weight"):
+            ends.append((role, f"{tensor.type_name}: {name}"))
+    yield from layers_facts(groups)
+    yield from ends
+    matrix = model.fields.get("quantize.imatrix.dataset") or model.fields.get("quantize.imatrix.file")
+    yield "calibration", f"importance matrix from {printable(matrix)}" if matrix else "no importance matrix is named"
+
+
+def layers_facts(groups: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str]]:
+    """``210 matrices in int4 g32: model.layers.*.mlp.down_proj, ...mlp.up_proj``, one per stored form.
+
+    ``groups``: stored form -> name -> count.  Names after the first leave out the first steps that they share with it.
+    """
+    for stored, counts in groups.items():
+        first, *others = list(counts)[:SHOWN]
+        begin = ".".join(first.split(".")[:3]) + "."
+        others = [f"...{name.removeprefix(begin)}" if name.startswith(begin) else name for name in others]
+        more = f" and {len(counts) - SHOWN} more kinds" if len(counts) > SHOWN else ""
+        matrices = "1 matrix" if (count := sum(counts.values())) == 1 else f"{count:,} matrices"
+        yield "layers", f"{matrices} in {stored}: {', '.join([first, *others])}{more}"
+
+
+def files_text(files: Sequence[Path], what: str) -> str:
+    """``0.12 GB in 2 safetensors files``."""
+    size = sum(file.stat().st_size for file in files)
+    return f"{bytes_in_words(size)} in {len(files)} {what}{'' if len(files) == 1 else 's'}"
+
+
+def size_text(storage: Storage) -> str:
+    """Bits per weight of layers and head, and the GiB of both together."""
+    if storage.bpw_layer is None or storage.vram_gib is None:
+        return f"n/a: {storage.note}"
+    return f"layers {storage.bpw_layer:.2f} bpw, head {storage.bpw_head:.2f} bpw, together {storage.vram_gib:.2f} GiB"
+
+
+# Checks.
+
+
+def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
+    """A head below 6 bits per weight: llama.cpp's own mixtures keep it at 6 bits or more."""
+    bpw = model.storage().bpw_head
+    if bpw is not None and bpw < 6:
+        tensor = next(tensor for tensor in model.tensors if model.role(tensor) == model.head)
+        what = f"the head is quantized to {bpw:.2f} bits a weight ({tensor.type_name}): it makes every logit"
+        where = f"{model.files[0].name}: {tensor.name}"
+        yield Finding("warning", where, what, "quantize it with a head in q6_K or q8_0")
+
+
+def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Finding]:
+    """Tensors that are missing or left over, or have another shape than the config asks for."""
+    yield from one_finding(
+        "wrong", [f"{checkpoint.files[0].name}: {name}" for name in sorted(found.missing)],
+        "missing, although the config asks for it: engines refuse, or make numbers up",
+        "download the files again, or save the model with the class that its config names",
+    )  # fmt: skip
+    shapes: dict[str, list[str]] = {}
+    for module, stored, wanted, dtype in sorted(found.shapes):
+        what = f"has the shape {stored} ({dtype}), and the config asks for {wanted}"
+        shapes.setdefault(what, []).append(checkpoint.where_module(module))
+    for what, where in shapes.items():
+        yield from one_finding("wrong", where, what, OTHER_CONFIG)
+    for modules, what in (
+        (found.left_over, "left over: the model that the config describes has no such layer"),
+        (found.biases, "its bias is left over: the model that the config describes has none there"),
+    ):
+        where = map(checkpoint.where_module, sorted(modules))
+        yield from one_finding("warning", where, what, f"{OTHER_CONFIG}, or save the model without it")
+
+
+def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Layers that engines fuse into one matrix with one global scale, and whose global scales differ."""
+    groups = unequal(checkpoint.quantized)
+    places = [
+        f"{checkpoint.where_module(paths[0]).rpartition('.')[0]}: "
+        + ", ".join(path.rpartition(".")[2] for path in paths)
+        for paths in groups
+    ]
+    first = next(map(numbers_text, groups.values()), "")
+    yield from one_finding(
+        "wrong", places, f"unequal global scales ({first}) of layers that vLLM fuses into one matrix with one scale",
+        "quantize with one scale for the layers that share an input",
+    )  # fmt: skip
+
+
+def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Scales of activations that are missing, zero, negative, infinite or NaN.
+
+    In a mixture of schemes, a layer without a scale is wrong if other layers of its kind have one, unless the config
+    states for each layer what it takes (ModelOpt's MIXED_PRECISION).
+    """
+    scale_names = {
+        module: next((name for name in INPUT_SCALES if name in parts and parts[name].numel <= LARGEST), "")
+        for module, parts in checkpoint.quantized.items()
+    }
+    asked = asks_for_input_scales(checkpoint.config.quantization)
+    stated = declared(checkpoint.config.quantization)
+    schemes = {module: stated.of(module) for module in checkpoint.quantized}
+    weight_only = {module for module, scheme in schemes.items() if scheme is not None and not scheme.activations}
+    kinds = {kind(module, checkpoint.modules[module]) for module, name in scale_names.items() if name}
+    missing = [
+        module
+        for module, name in scale_names.items()
+        if not name and module not in weight_only and (asked or kind(module, checkpoint.modules[module]) in kinds)
+    ]
+    yield from one_finding(
+        "wrong", map(checkpoint.where_module, missing),
+        "no scale of its activations (input_scale), for which engines take uninitialized memory or 1", CALIBRATE,
+    )  # fmt: skip
+    named = {f"{module}.{name}": checkpoint.modules[module][name] for module, name in scale_names.items() if name}
+    for fault, places in faulty(named).items():
+        yield from one_finding("wrong", places, f"the scale of its activations is {fault}", CALIBRATE)
+
+
+def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Scales of an fp8 KV cache that are missing, all 1, or invalid."""
+    scales = {
+        f"{module}.{name}": tensor
+        for module, parts in checkpoint.modules.items()
+        for name, tensor in parts.items()
+        if name in KV_SCALES and tensor.numel <= LARGEST
+    }
+    bad, quantization = faulty(scales), checkpoint.config.quantization
+    for fault, places in bad.items():
+        yield from one_finding("wrong", places, f"the scale of the KV cache is {fault}", "calibrate the KV cache again")
+    if scales and not bad and all((values(tensor) == 1).all() for tensor in scales.values()):
+        clamped = str(quantization.get("quant_method")).lower().startswith("modelopt")
+        why = "and ModelOpt writes no smaller one" if clamped else "which no calibration gives: keys beyond 448 are cut"
+        yield Finding(
+            "note" if clamped else "warning", checkpoint.where(next(iter(scales))),
+            f"every scale of the fp8 KV cache is 1.0, {why}", NO_SCALES, len(scales) - 1,
+        )  # fmt: skip
+    algorithm = (part(quantization, "quantization") or quantization).get("kv_cache_quant_algo")
+    if not scales and (is_static(quantization.get("kv_cache_scheme")) or str(algorithm).upper() == "FP8"):
+        what = "asks for a calibrated fp8 KV cache, but no k_scale and v_scale are stored, and engines take 1.0"
+        yield Finding("warning", "config.json: quantization_config", what, NO_SCALES)
+
+
+def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """A head or an embedding that is quantized, and layers that are quantized although the config lists them as not."""
+    places = (checkpoint.config.quantization, part(checkpoint.config.quantization, "quantization"))
+    lists = [place.get(key) for place in places for key in IGNORED]
+    patterns = [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]
+    against = [module for module in checkpoint.quantized if is_ignored(module, patterns)]
+    yield from one_finding(
+        "wrong", map(checkpoint.where_module, against),
+        "stored quantized, and the config says that it is not: engines refuse, or read its bytes as other numbers",
+        "take it out of the config's list of ignored layers, or store it unquantized",
+    )  # fmt: skip
+    for module in checkpoint.quantized:
+        stored = checkpoint.described(module)
+        tied = " and the head, which is the same matrix" if checkpoint.is_tied else ""
+        what = {
+            "head": f"the head is quantized ({stored}), which costs more than a layer: it makes every logit",
+            "embedding": f"the embedding{tied}: quantized ({stored}); many engines read embeddings in 16 bits only",
+        }.get("" if module in against else checkpoint.role(module))
+        if what:
+            yield Finding("warning", checkpoint.where_module(module), what, "mind it where models are compared")
+
+
+def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Files of weights that no engine loads, or that an engine loads instead of the others."""
+    delete = "delete the file, unless an engine is to load it instead of the others"
+    for file in strays(checkpoint.folder):
+        try:
+            names = set(read_headers([file]))
+        except InputError as error:
+            what = f"is next to the model's files and cannot be read: {error}"
+        else:
+            again = len(names & checkpoint.tensors.keys())
+            what = f"holds {len(names):,} tensors, {again:,} of them also in the model's files"
+            what += ": an engine that reads every file loads other weights" if again else ": no engine loads them"
+        yield Finding("warning", file.name, what, delete)
+    pickles = [file.name for pattern in PICKLES for file in sorted(checkpoint.folder.glob(pattern))]
+    yield from one_finding(
+        "note", [name for name in pickles if name not in NOT_WEIGHTS],
+        "pickled weights next to safetensors: no engine loads them", "delete the file",
+    )  # fmt: skip
+
+
+def index(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Differences between the index and the headers of the files."""
+    weight_map = checkpoint.json(INDEX).get("weight_map")
+    if not isinstance(weight_map, dict):
+        return
+    yield from one_finding(
+        "warning", [checkpoint.where(name) for name in checkpoint.tensors if name not in weight_map],
+        "is in the file and not in the index: some engines load it and some do not",
+        "make the index again, or save the model without it",
+    )  # fmt: skip
+    absent = [f"{INDEX}: {name}" for name in weight_map if name not in checkpoint.tensors]
+    yield from one_finding("wrong", absent, "is in the index and in none of its files", "download the model again")
+
+
+def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Unquantized matrices in another dtype than the config's, and matrices of integers without scales."""
+    stated = (checkpoint.config.dtype or "").removeprefix("torch.")
+    others: dict[str, list[str]] = {}
+    bare: list[str] = []
+    for module, parts in checkpoint.matrices.items():
+        main = main_part(parts)
+        assert main is not None
+        dtype = parts[main].dtype
+        if dtype in FLOATS:
+            if stated not in ("", FLOATS[dtype]) and module.rpartition(".")[2] not in KEPT_IN_FLOAT32:
+                others.setdefault(FLOATS[dtype], []).append(f"{parts[main].file.name}: {module}")
+        elif len(parts.keys() - {"bias"}) == 1:
+            bare.append(f"{parts[main].file.name}: {module} ({dtype})")
+    for name, places in others.items():
+        what = f"stored in {name}, and the config says {stated}: engines round it, or compute in another dtype"
+        fix = "save the model in one dtype, and let its config.json say which"
+        yield from one_finding("warning", places, what, fix)
+    yield from one_finding(
+        "wrong", bare, "no float, and no scale with it: engines take its bytes as numbers, or refuse",
+        "quantize again; the scales are missing",
+    )  # fmt: skip
+
+
+CHECKS = (fused_scales, input_scales, kv_scales, unexpected_quantization, strays_and_pickles, index, dtypes)
+"""The checks of a Hugging Face folder alone."""
+
+
+def kind(module: str, parts: Parts) -> tuple[str, ...]:
+    """A module's path without numbers, and the parts that it stores, except scales of activations."""
+    return (NUMBER.sub("*", module), *sorted(f"{name} {parts[name].dtype}" for name in parts.keys() - INPUT_SCALES))
+
+
+def faulty(scales: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Fault -> places of the scales that have it; ``scales``: by the names of their tensors."""
+    bad: dict[str, list[str]] = {}
+    for name, tensor in scales.items():
+        numbers = values(tensor) if tensor.dtype in NUMBERS else np.empty(0, np.float32)
+        faults = {
+            f"of a dtype that is not known ({tensor.dtype})": tensor.dtype not in NUMBERS,
+            "NaN": np.isnan(numbers).any(), "infinite": np.isinf(numbers).any(),
+            "negative": (numbers < 0).any(), "zero": (numbers == 0).any(),
+        }  # fmt: skip
+        if fault := next((fault for fault, has_it in faults.items() if has_it), ""):
+            bad.setdefault(fault, []).append(f"{tensor.file.name}: {name}")
+    return bad
+
+
+def asks_for_input_scales(quantization: Mapping[str, Any]) -> bool:
+    """True if a config asks for a stored scale of the activations in every quantized layer."""
+    if quantization.get("quant_method") == "fp8":
+        return quantization.get("activation_scheme") == "static"
+    algorithm = (part(quantization, "quantization") or quantization).get("quant_algo")
+    if str(algorithm).upper() in ("NVFP4", "NVFP4_AWQ", "FP8"):
+        return True
+    groups = objects_in(quantization.get("config_groups"))
+    return bool(groups) and all(is_static(group.get("input_activations")) for group in groups)
+
+
+def is_static(arguments: Any) -> bool:
+    """True if compressed-tensors' ``QuantizationArgs``, as JSON, describe a scale that is stored.
+
+    ``"dynamic": "local"`` is NVFP4's: the scales of groups are computed, the global one is stored.
+    """
+    if not isinstance(arguments, Mapping):
+        return False
+    return arguments.get("dynamic") in (None, False) or (
+        arguments.get("dynamic") == "local" and arguments.get("strategy") == "tensor_group"
+    )
+
+
+def is_ignored(module: str, patterns: list[str]) -> bool:
+    """True if a pattern names a module: whole, as a regular expression after ``re:``, or with ``*``."""
+    for pattern in patterns:
+        with suppress(re.error):
+            if re.match(pattern[3:], module) if pattern.startswith("re:") else fnmatchcase(module, pattern):
+                return True
+    return False
