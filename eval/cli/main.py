@@ -24,7 +24,7 @@ from compare_q import backends
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.common.messages import one_line, printable
 from compare_q.eval.cli import adaptive, cache_listing, flags, outputs
-from compare_q.eval.common import streams
+from compare_q.eval.common import files
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import CURE, Outputs
 from compare_q.eval.common.progress import Progress
@@ -47,12 +47,12 @@ NO_MODEL_SPEC = "-m takes model specs (JSON); a model without a spec stands alon
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     if words is None:
-        streams.make_safe()
+        files.protect_standard_streams()
     try:
         status = answer(sys.argv[1:] if words is None else words)
     except SystemExit as end:  # --help, --version
         status = int(end.code or 0)
-    if error := streams.lost():
+    if error := files.stdout_error():
         status = max(status, complain(f"standard output: could not be written: {error}; {CURE}"))
     return status
 

@@ -1,18 +1,18 @@
-"""Files in the user's folders that a reader finds old or new, never half-written; devices and pipes stay.
-
-One that a run was asked for and that cannot be written is one line, and takes no other with it (``Outputs``).
-"""
+"""Files in the user's folders, which are replaced whole or not at all, and standard streams that cannot end a run."""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import CompareQError
@@ -24,19 +24,18 @@ CURE = "free space or name another place, and run again: what was measured is ke
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path, whose file replaces the target when the block ends well and else vanishes.
+    """Yield a temporary path; its file replaces the target if the block succeeds, and is deleted if not.
 
-    What a link leads to is replaced, and not the link; the mode of the old file is kept.  A device or a pipe is not
-    replaced, but gets the content: if root renamed a file over /dev/null, every program would write into that.  So does
-    a file that may be written and not replaced: a mount point, as of ``docker -v``, or another user's in /tmp.  OSError
-    if the target is a folder or cannot be written.
+    A link is followed, and the mode of the old file is kept.  A device or pipe is written into: if root renamed a file
+    over /dev/null, every program would write into that file.  So is a file that may be written but not replaced, such
+    as a mount point of ``docker -v``.  OSError if the target is a folder or cannot be written.
     """
     if json_files.is_file(target) or not json_files.exists(target):
         real = Path(os.path.realpath(target))
-        storage.sweep(real.parent)  # what a killed run left there
+        storage.sweep(real.parent)  # left by a killed run
         with storage.beside(real) as temporary:
             yield temporary
-            with suppress(OSError):  # there is none yet
+            with suppress(OSError):  # there is no old file
                 shutil.copymode(real, temporary)
             try:
                 os.replace(temporary, real)
@@ -52,23 +51,23 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Let a text, line ends as they are, replace what a file holds; bytes that are not UTF-8 are written as escapes."""
+    """Replace a file's content by a text with its line ends; bytes that are not UTF-8 are written as escapes."""
     with replacing(target) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def is_writable(target: Path) -> bool:
-    """Whether ``replacing`` may write the target, as far as that can be told before."""
+    """True if ``replacing`` can probably write the target."""
     if json_files.exists(target) and (json_files.is_folder(target) or not os.access(target, os.W_OK)):
         return False
     if json_files.is_file(target) or not json_files.exists(target):
         real = os.path.realpath(target)
-        return os.access(Path(real).parent, os.W_OK) and not os.path.islink(real)  # as one that leads to itself is
+        return os.access(Path(real).parent, os.W_OK) and not os.path.islink(real)  # a link to itself
     return True
 
 
 def file_names(labels: Sequence[str]) -> list[str]:
-    """A file name without suffix for each label, in order: safe, and no two equal even where case does not count."""
+    """Return a safe file name without suffix for each label; no two are equal even if case is ignored."""
     names: list[str] = []
     for label in labels:
         safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)[:50]
@@ -83,9 +82,11 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 @dataclass
 class Outputs:
-    """The outputs of one run; ``failures`` has a line for each that could not be written.
+    """The outputs of one run, each of which may fail without the others.
 
-    ``verbose``: an error of another kind than a user can cause prints its traceback too.
+    Attributes:
+        verbose: print the traceback of an error that is not the user's.
+        failures: one line for each output that could not be written.
     """
 
     verbose: bool = False
@@ -93,11 +94,11 @@ class Outputs:
 
     @contextmanager
     def writing(self, target: Path | str) -> Iterator[None]:
-        """A block that writes ``target``; if it fails, the run goes on behind the block."""
+        """Run a block that writes ``target``; its error becomes one of the ``failures``."""
         try:
             yield
         except Exception as error:
-            reason = f"{type(error).__name__}: {one_line(error)}"  # a bug, in compare_q or in a library that draws
+            reason = f"{type(error).__name__}: {one_line(error)}"  # a bug, here or in a library that draws
             if isinstance(error, CompareQError):
                 reason = str(error).removeprefix(f"{target}: ").removeprefix("could not be written: ")
             elif isinstance(error, ModuleNotFoundError):
@@ -107,3 +108,44 @@ class Outputs:
             elif self.verbose:
                 traceback.print_exc()
             self.failures.append(f"{target}: could not be written: {reason}")
+
+
+class LossyStream(io.FileIO):
+    """A stream that drops what cannot be written; ``error`` is the reason, unless only the reader has gone."""
+
+    error = ""
+
+    def write(self, data: Any) -> int:
+        """Return the bytes that were written or dropped."""
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.error = self.error or error.strerror or str(error)
+            return memoryview(data).nbytes
+
+
+def text_stream(descriptor: int, encoding: str = "utf-8") -> io.TextIOWrapper:
+    """Return a text stream to a descriptor; characters that cannot be encoded are escaped."""
+    raw = LossyStream(descriptor, "w", closefd=descriptor > 2)
+    by_line = descriptor != 1 or raw.isatty()
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=by_line)
+
+
+def protect_standard_streams() -> None:
+    """Replace stdout and stderr by streams that end no run.
+
+    Call it before files are opened: they would get the numbers of standard streams that are closed (``>&-``).
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = text_stream(1, sys.stdout.encoding if sys.stdout else "utf-8")
+    sys.stderr = text_stream(2, sys.stderr.encoding if sys.stderr else "utf-8")
+
+
+def stdout_error() -> str:
+    """Return why some output on stdout was dropped; empty if none was, or if its reader has gone."""
+    sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw.error if isinstance(raw, LossyStream) else ""

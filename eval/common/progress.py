@@ -21,7 +21,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from compare_q.backends.common.messages import bytes_in_words, printable
-from compare_q.eval.common import streams
+from compare_q.eval.common import files
 
 EVERY_S = 0.1
 """Seconds between two messages about the progress of one phase: a data set has millions of rows."""
@@ -92,7 +92,7 @@ class Progress:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        file = streams.opened(os.dup(2))
+        file = files.text_stream(os.dup(2))
         weakref.finalize(self, file.close)
         self.console = Console(file=file, quiet=quiet)
         self.lock = threading.Lock()
