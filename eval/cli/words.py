@@ -225,7 +225,8 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], fin
     ran = {name: value for text in finished.results.texts for m in text.models for name, value in m.provenance.items()}
     kept = [name for name in sorted(ran.keys() & os.environ) if str(ran[name]).startswith(os.environ[name])]
     variables = [f"{name}={shlex.quote(printable(os.environ[name]))} " for name in kept]
-    return "".join(variables) + reading.command(folder / "data.json", folder / "models.json")
+    data_file, models_file = (shlex.quote(printable(folder / name)) for name in ("data.json", "models.json"))
+    return f"{''.join(variables)}compare-q -d {data_file} -m {models_file}"
 
 
 def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:

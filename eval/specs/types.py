@@ -1,7 +1,7 @@
-"""The two specs: the keys of upstream's compare_q with upstream's meaning, and compare_q's own keys.
+"""The data spec and the model spec: ExLlamaV3's compare_q keys with the same meaning, and compare_q's own keys.
 
-``eval/specs/reading.py`` reads specs: an unknown key, a wrong type or an impossible value is one line that names file
-and key.  What this file does not know: any engine's options (the engine checks ``engine`` itself), any data set.
+``eval/specs/reading.py`` reads them from files.  Options of engines are checked by the engine, data sets by
+``eval/text``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ from compare_q.backends.common.json_files import exists, expanded
 from compare_q.backends.common.messages import CONTROL, nearest, shortened
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
-"""How a text can be cut into windows; ``eval/text/cutting.py`` explains the methods and cuts."""
+"""Methods of cutting a text into windows; ``eval/text/cutting.py`` implements them."""
 Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat", "answers"]
-"""What windows are: cut by a method, or conversations, or the possible answers to questions."""
-Sample = Literal["first", "spread"]
-"""Which windows of a text a run takes that takes not all of them."""
+"""Kinds of windows: cut by a method, conversations, or the possible answers to questions."""
 Long = Literal["truncate", "split", "skip"]
-"""What becomes of a conversation of more than ``eval_len`` tokens."""
+"""What is done with a conversation of more than ``eval_len`` tokens."""
 Phase = Literal["prefill", "decode"]
-"""Which of an engine's two ways of computing a window is measured: reading a prompt, or generating."""
 MOST_STEP = 16
-"""Tokens of a step of generation at most: one, or as many as speculation drafts and verifies."""
+"""Largest number of tokens per decode step."""
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -43,12 +40,13 @@ DIGEST_EXEMPT_DEFAULTS = {
     "chat_template_kwargs": {}, "task": None, "include_path": None, "num_fewshot": None, "sample": "first",
     "phase": "prefill", "step": 1, "batch": None, "unscored": "decode", "score_last": None, "score_every": None,
 }  # fmt: skip
-"""Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
+"""Keys that were added after the first results, with their defaults.  A default is left out of a spec's digest, so that
+digests of older specs stay valid."""
 ONLY_WITH = {
     "chat": {"score_roles", "score_turns", "long", "chat_template_kwargs"},
     "lm_eval": {"task", "include_path", "num_fewshot"},
 }
-"""Dataset -> the keys that no other one has."""
+"""Dataset -> keys that are valid with it alone."""
 NOT_WITH_CHAT = {
     "method", "sample", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows",
     "display_eval_len", "score_last", "score_every",
@@ -58,23 +56,23 @@ WITH_ANSWERS = {
     "dataset_display_name", *ONLY_WITH["lm_eval"],
 }  # fmt: skip
 ENGINE = "engine."
-"""How the names of axes begin that are options of the engine."""
+"""Prefix of the axes of a sweep that are options of the engine."""
 NEVER_SWEPT = {
     "load_fn", "fwd_fn", "label", "group", "model_dir", "engine", "reference", "noise_floor", "out_logits", "sweep",
 }  # fmt: skip
-"""Keys that say which model it is, or what the others are compared with; any other key can be an axis."""
+"""Keys that cannot be an axis of a sweep."""
 MOST_ROWS = 256
-"""Models that one spec may stand for: a hundred times a hundred values are a mistake."""
+"""Largest number of models that one spec with a sweep may stand for."""
 RESERVED_VARIABLES = {
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
     "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
     "self", "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 }  # fmt: skip
-"""What Transformers itself takes by these names, and the date (``eval/text/conversations.py``)."""
+"""Arguments of Transformers' ``apply_chat_template``, and the date, which ``eval/text/conversations.py`` sets."""
 
 
 class Spec(BaseModel):
-    """What both specs share: strict types, no unknown keys, and the file they came from."""
+    """Base of both specs: strict types, no unknown keys, and the file that the spec is from."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -91,17 +89,17 @@ class Spec(BaseModel):
         return self
 
     def digest(self) -> str:
-        """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
+        """Return the SHA-256 of the spec as canonical JSON with defaults; equal specs have equal digests."""
         keys, exempt = self.model_dump(mode="json").items(), self._digest_exempt.items()
         canonical = json.dumps({key: value for key, value in keys if (key, value) not in exempt}, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def blamed(self, reason: object) -> str:
-        """A line that says what is wrong, after where the spec stands."""
+        """Return a line with the place of the spec and what is wrong with it."""
         return f"{self._place}{reason}"
 
     def locate(self, name: str) -> str:
-        """``name`` relative to the spec's folder if it lies there; else unchanged: another path, a hub id or a URL."""
+        """Return the path of ``name`` if it exists next to the spec; else ``name``: a path, a hub id or a URL."""
         path = expanded(name)
         beside = self._folder / path
         if not path.is_absolute() and (exists(beside) or (glob.has_magic(name) and glob.glob(str(beside)))):
@@ -110,19 +108,19 @@ class Spec(BaseModel):
 
 
 def first(keys: Iterable[str]) -> str:
-    """The first of some keys by name; empty if there are none."""
+    """Return the alphabetically first key; empty if there is none."""
     return min(keys, default="")
 
 
 def texts_in(value: Any) -> list[str]:
-    """Every text in JSON types, keys of objects left out."""
+    """Return every string in JSON types, except the keys of objects."""
     if isinstance(value, dict | list):
         return [text for item in (value.values() if isinstance(value, dict) else value) for text in texts_in(item)]
     return [value] if isinstance(value, str) else []
 
 
 class DataSpec(Spec):
-    """Which text, which tokenizer, which windows."""
+    """A text, its tokenizer, and how it is cut into windows."""
 
     _digest_exempt: ClassVar[dict[str, Any]] = {**DIGEST_EXEMPT_DEFAULTS, "label": None}
 
@@ -152,7 +150,9 @@ class DataSpec(Spec):
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: int = Field(ge=2, description="tokens in a window, of which the first is never scored")
     max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
-    sample: Sample = Field("first", description="which windows max_rows takes: the first, or some spread over the text")
+    sample: Literal["first", "spread"] = Field(
+        "first", description="which windows max_rows takes: the first, or some spread over the text"
+    )
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
     score_last: Length | None = Field(None, description="with score_every: only so many tokens are scored, the last")
     score_every: Length | None = Field(None, description="tokens of a window, of each of which score_last are scored")
@@ -222,27 +222,27 @@ class DataSpec(Spec):
 
     @property
     def is_chat(self) -> bool:
-        """Whether conversations are scored."""
+        """True if the text is conversations."""
         return self.dataset == "chat"
 
     @property
     def is_answers(self) -> bool:
-        """Whether the possible answers to questions are scored."""
+        """True if the text is a task of lm-eval, whose possible answers are scored."""
         return self.dataset == "lm_eval"
 
     @property
     def windows(self) -> Windows:
-        """What the windows are: cut by ``method``, or conversations, or answers."""
+        """The kind of the windows."""
         return "chat" if self.is_chat else "answers" if self.is_answers else self.method
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest window: lm-eval does not count the last token, which is only predicted."""
+        """Tokens of the longest window; lm-eval does not count the last token, which is only predicted."""
         return self.eval_len + (self.method == "lm_eval" or self.is_answers)
 
     @property
     def stride(self) -> int:
-        """Tokens between the starts of two windows: the spec's, or else the method's default."""
+        """Tokens between the starts of two windows."""
         return self.eval_stride or (self.eval_len // 2 if self.method == "once" else self.eval_len)
 
 
@@ -301,12 +301,12 @@ class ModelSpec(Spec):
 
     @property
     def name(self) -> str:
-        """The label, or the folder where there is none (upstream's rule)."""
+        """The label; without one, the model_dir."""
         return self.label or self._directory
 
     @property
     def is_reference(self) -> bool:
-        """Whether the other models are compared with this one."""
+        """True if the other models are compared with this one."""
         return self.reference or self.out_logits is not None
 
     @property
@@ -326,7 +326,7 @@ class ModelSpec(Spec):
 
     @property
     def override_tensors(self) -> tuple[Path, ...]:
-        """The files of ``[dir, override_tensors]``, whose tensors replace the model's; for a folder, all its files."""
+        """The files of ``[dir, override_tensors]``, whose tensors replace the model's; a folder: all its files."""
         extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
         names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
         paths = [Path(self.locate(name)) for name in names]
@@ -334,14 +334,14 @@ class ModelSpec(Spec):
         return tuple(file for path, files in zip(paths, inside, strict=True) for file in (files or [path]))
 
     def blamed(self, reason: object) -> str:
-        """A line that says what is wrong with the model: its name, or the place of the value in a ``sweep``."""
+        """Return a line with the model's name, or the place of the value in a ``sweep``, and what is wrong."""
         line = str(reason)
         found = placed(line, self._places)
         return found if found != line else f"{self.name}: {line}"
 
 
 class SweptSpec(ModelSpec):
-    """A model spec as it stands in a file: ``sweep`` makes several models of it, one for each choice of values."""
+    """A model spec in a file; with a ``sweep`` it stands for several models, one for each choice of values."""
 
     sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         default_factory=dict, description='a model for each value: {"engine.kv_cache_dtype": ["auto", "fp8"]}'
@@ -369,9 +369,9 @@ class SweptSpec(ModelSpec):
         return self
 
     def rows(self, keys: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-        """(the keys of a model, places of the values that it has from ``sweep``) for each choice of values.
+        """Yield (the keys of a model, places of its values in the ``sweep``) for each choice of values.
 
-        ``keys``: the whole spec's.  The last axis changes fastest; a label says which values the model has.
+        ``keys``: those of the whole spec.  The last axis changes fastest.  Each label names its values.
         """
         for chosen in itertools.product(*(enumerate(values) for values in self.sweep.values())):
             row: dict[str, Any] = {key: value for key, value in keys.items() if key != "sweep"}
@@ -386,13 +386,13 @@ class SweptSpec(ModelSpec):
 
 
 def placed(reason: str, places: Mapping[str, str]) -> str:
-    """``key: what is wrong`` with the place of the key, where it has its value from a ``sweep``."""
+    """Return ``key: what is wrong`` with the key's place in a ``sweep``, if its value is from there."""
     key = next((key for key in places if reason.startswith((f"{key}:", f"{key}."))), None)
     return reason if key is None else places[key] + reason.removeprefix(key)
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """File name -> JSON Schema of the two specs, for editors; ``python -m compare_q.eval.specs.types`` writes them."""
+    """Return the JSON schemas of both specs by file name; ``python -m compare_q.eval.specs.types`` writes them."""
     kinds: dict[str, TypeAdapter[Any]] = {
         "data": TypeAdapter(DataSpec | list[DataSpec]), "models": TypeAdapter(SweptSpec | list[SweptSpec])
     }  # fmt: skip
