@@ -1,18 +1,14 @@
-"""What kills at random moments cost: runs that are killed again and again until they are finished, and what is left.
+"""Effects of kills at random moments: runs are killed again and again until they finish, and the rest is compared.
 
     python -m benchmarks.kills OUT.json --kills 200
     python -m benchmarks.kills OUT.json --kills 100 --pairs 50 --engines "two runs"
 
-A table of two models on a toy Llama (a reference that leaves its store behind, and a model that is compared with it) is
-measured once undisturbed, and then in new caches, where the driver, an engine process, a worker or vLLM's engine
-core is killed at a random moment and the run is started again.  For Transformers the final results must be equal but
-for times; for vLLM, whose batches differ then, the largest difference is reported.  After every kill no process may be
-left, and at the end no file that an undisturbed run does not leave.
-
-"two runs" are two at the same time on one cache, of closed-form models on two texts in other orders: each one's
-reference is the other one's second model, and a random one of the two is disturbed.  ``--pairs``: so many times two
-different signals reach a driver within a second, after which it must show what it has, as after one signal.
-``--seconds``: after so long nothing more is disturbed, and what runs is left to finish.
+A table of two toy models (a reference and a model compared with it) is measured once undisturbed, and then in new
+caches, where the driver, an engine process, a worker or vLLM's engine core is killed at a random moment and the run is
+started again.  Final results must be equal except times; for vLLM, whose batches differ, the largest difference is
+reported.  No process and no extra file may be left.  "two runs" are two at a time on one cache, of closed-form models
+on two texts in other orders, whose references are each other's models.  ``--pairs``: pairs of signals within a second,
+after which the driver must show what it has.  ``--seconds``: afterwards nothing is disturbed.
 """
 
 from __future__ import annotations
@@ -65,7 +61,7 @@ RUNS: dict[str, list[tuple[str, list[dict[str, Any]]]]] = {
     ],
 }  # fmt: skip
 """The runs of a campaign, which are on one cache at the same time: the letters of their texts, and their models."""
-TIMES = {"created", "command", "load_seconds", "score_seconds", "tokens_per_second", "beside", "from_cache", "seconds",
+TIMES = {"created", "command", "load_seconds", "score_seconds", "tokens_per_second", "from_cache", "seconds",
          "timing"}  # fmt: skip
 SHOWN = re.compile(r"^ label ", re.MULTILINE)
 NOTHING_YET = re.compile(r"^interrupted; what was finished is in the cache$|^error: .*interrupted ", re.MULTILINE)
@@ -82,7 +78,6 @@ class Seen:
     tables_lost: list[str] = field(default_factory=list)
     failed_alone: list[str] = field(default_factory=list)
     hangs: int = 0
-    phases: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     differing: int = 0
     fields: list[str] = field(default_factory=list)
@@ -297,8 +292,6 @@ def until_finished(
         if time.monotonic() < until or not going:
             continue
         run = random.choice(going)
-        last = run.said.splitlines()[-1:] or ["starting"]
-        seen.phases[" ".join(last[0].split()[:1])] += 1
         if todo:
             todo.pop()(run, seen)
         else:
@@ -339,7 +332,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
         print(f"{engine}: {done}, {differing}, {lost}, left: {left}", flush=True)
     return {
         "kills": dict(seen.kills), "pairs_of_signals": dict(seen.pairs), "endings_after_pairs": dict(seen.endings),
-        "phases": dict(seen.phases), "runs": seen.runs, "seconds_undisturbed": duration,
+        "runs": seen.runs, "seconds_undisturbed": duration,
         "results_that_differ": seen.differing, "where": seen.fields, "largest_relative_difference": seen.largest,
         "hangs": seen.hangs,
         "tables_lost": seen.tables_lost, "failed_undisturbed": seen.failed_alone,

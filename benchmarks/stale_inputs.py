@@ -359,7 +359,6 @@ def of_folders(base: Base, in_shards: Base) -> Iterator[Case]:
         "an adapter": set_keys("model/adapter_config.json", peft_type="LORA"),
         "transformers_weights": set_keys("model/config.json", transformers_weights="x.safetensors"),
         "a second set of weights": copied("other/model.safetensors", "model/second.safetensors"),
-        "README.md": put("model/README.md", "read me"),
     }
     yield from (Case("file", name, change, base) for name, change in files.items())
     first = next(file.name for file in sorted((made() / "shards").glob("*.safetensors")))
@@ -423,7 +422,6 @@ def transformers() -> Iterator[Case]:
         "attn_implementation": option(attn_implementation="eager"), "streaming": option(streaming=True),
         "load_fn": model(load_fn="transformers_auto"), "noise": all_of(model(noise_floor=True), option(noise="bf16")),
         "a repository of the hub": option(attn_implementation="owner/name"),
-        "offload_folder": option(offload_folder="/tmp"),
     }  # fmt: skip
     yield from (Case("option", name, change, plain) for name, change in options.items())
     yield from of_texts()
@@ -444,8 +442,7 @@ def vllm() -> Iterator[Case]:
         "hf_overrides to longrope": option(hf_overrides={"rope_parameters": {"rope_type": "longrope"}}),
     }
     yield from (Case("option", name, change, in_vllm, apart=True) for name, change in options.items())
-    for name, group in {"amd_quark": "", "toy_plugin": "vllm.general_plugins"}.items():
-        yield Case("package", name, package(name, group), in_vllm, apart=True)
+    yield Case("package", "a plugin", package("toy_plugin", "vllm.general_plugins"), in_vllm, apart=True)
     for name in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "NOTHING"):
         yield Case("variable", name, variable(name, VARIABLES[name]), in_vllm, apart=True)
     yield Case("variable", "VLLM_CPU_SGL_KERNEL", variable("VLLM_CPU_SGL_KERNEL", "1"), in_vllm, apart=True)

@@ -1,15 +1,9 @@
-"""From how many tokens on a difference of two models' KLD is seen, and how often the best of many models has its star.
+"""How often a difference of two models' KLD is significant by number of tokens, and how often the best model has its star.
 
-The rules are those of ``eval/results/differences.py``.  Two quantized models are scored on one simulated text.  A
-token's KLD is lognormal (sigma 1: the 99.9th percentile is 20 medians, as in a W8A8 checkpoint on Opticks) around a
-level that drifts over the text (``DRIFTS``: memory in tokens -> standard deviation of the part that both models share;
-half of it more is each one's own, against the other's), and the two models' logarithms at one token are correlated by
-0.6.  The second KLD is ``TIMES`` the first in the mean.  What counts is how often the 95 % interval of the paired
-difference lies on the right side of 0 (of 1 time: on neither).
-
-Of ``MODELS`` models all have the same mean, and each has a drift of its own, of which any two are as far apart.  Any of
-them may be called the best: what counts is how often the first one has the star.  ``benchmarks/coverage.py`` prints
-both with its results.
+Rules: ``eval/results/differences.py``.  Two quantized models are scored on one simulated text.  A token's KLD is
+lognormal (sigma 1) around a level that drifts over the text (``DRIFTS``: memory in tokens -> standard deviation of the
+shared part; half as much is each model's own), with a correlation of 0.6 between the models.  The second KLD is
+``TIMES`` the first.  Of ``MODELS`` models all have the same mean; counted is how often the first one has the star.
 """
 
 from __future__ import annotations

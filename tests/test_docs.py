@@ -72,7 +72,7 @@ def path_exists(path: str, folder: Path) -> bool:
 def name_exists(dotted: str) -> bool:
     """True if a dotted name is a package, a module, or a name that this module contains."""
     place, names = ROOT, dotted.removeprefix("compare_q.").split(".")
-    while names and (place / names[0]).is_dir():
+    while names and (place / names[0] / "__init__.py").is_file():
         place, names = place / names[0], names[1:]
     file = place / f"{names[0]}.py" if names else place
     file, names = (file, names[1:]) if file.is_file() else (place / "__init__.py", names)

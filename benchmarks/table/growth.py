@@ -1,4 +1,4 @@
-"""How wall time and memory of a table grow with models, windows, vocabulary and context."""
+"""How wall time and memory of a table grow with models and windows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ WHOLE, SMALL = shapes.Shape(1024, 8, 8, 4, 2816, 128_256, 32_768), shapes.SHAPES
 SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "models": ((1, 5, 10, 20), (1, 2, 4)),
     "windows": ((64, 256, 586), (16, 64)),
-    "vocabulary": ((32_768, 65_536, 131_072, 262_144), (8_192, 32_768)),
-    "context": ((512, 2_048, 8_192, 32_768), (256, 1_024)),
 }
 """Series -> its sizes for a GPU, and the small ones that two cores measure in minutes."""
 
@@ -35,18 +33,9 @@ def points(series: str, small: bool) -> Iterator[tuple[int, Point]]:
     """(size, table) of a series."""
     base = Point(SMALL, windows=(16, 256, 128)) if small else Point(WHOLE)
     for size in SIZES[series][small]:
-        count, length, stride = base.windows
-        yield (
-            size,
-            {
-                "models": replace(base, models=size),
-                "windows": replace(base, windows=(size, length, stride)),
-                "vocabulary": replace(base, shape=replace(base.shape, vocabulary=size)),
-                "context": replace(
-                    base, windows=(max(1, count * length // size), size, size)
-                ),  # as many tokens each time
-            }[series],
-        )
+        _, length, stride = base.windows
+        changed = {"models": replace(base, models=size), "windows": replace(base, windows=(size, length, stride))}
+        yield size, changed[series]
 
 
 def measured(
