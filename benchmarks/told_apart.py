@@ -1,4 +1,4 @@
-"""How often a difference of two models' KLD is significant by number of tokens, and how often the best model has its star.
+"""How often a difference of KLD is significant by number of tokens, and how often the best model has its star.
 
 Rules: ``eval/results/differences.py``.  Two quantized models are scored on one simulated text.  A token's KLD is
 lognormal (sigma 1) around a level that drifts over the text (``DRIFTS``: memory in tokens -> standard deviation of the
