@@ -23,7 +23,8 @@ from rich.table import Table
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.common.messages import one_line, printable
-from compare_q.eval.cli import adaptive, cache_listing, flags, outputs
+from compare_q.eval.cli import adaptive, flags, outputs
+from compare_q.eval.cli.cache import limited, listing
 from compare_q.eval.common import files
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import CURE, Outputs
@@ -138,12 +139,12 @@ def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
 
 def named_specs(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]:
     """The texts and models that are named without specs; says which engine runs each model, and why."""
-    from compare_q.eval.cli import words
+    from compare_q.eval.cli import shorthand
 
     elsewhere = {engine for engine, _ in args.python} | set(reading.load_settings().python)
-    named = words.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
-    data_specs, said = words.texts([str(each) for each in args.dataspec or []], named, args.tokenizer)
-    remark(*(each.said for each in named), *said)
+    named = shorthand.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
+    data_specs, said = shorthand.texts([str(each) for each in args.dataspec or []], named, args.tokenizer)
+    remark(*(f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named), *said)
     return data_specs, reading.apply_mask([each.spec for each in named], args.mask)
 
 
@@ -156,7 +157,7 @@ def remark(*lines: str | None) -> None:
 
 def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """``check``: print what would run and what is wrong."""
-    from compare_q.eval.cli import checking
+    from compare_q.eval.cli import check as checking
 
     writes(args, texts, model_specs)
     lines, problems, is_wrong = checking.check(session_of(args), texts, model_specs, args.rows)
@@ -170,8 +171,8 @@ def show_cache(args: argparse.Namespace) -> int:
     """``cache``: what the cache holds, after ``--cache-limit`` if that is given."""
     cache = Cache(args.cache_dir)
     if args.cache_limit is not None:
-        print(cache_listing.limited(cache, args.cache_limit))
-    table, summed = cache_listing.listing(cache)
+        print(limited(cache, args.cache_limit))
+    table, summed = listing(cache)
     if table.row_count:
         Console().print(table)
     print(summed)
@@ -221,10 +222,10 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         written = Outputs(args.verbose)
         outputs.show(args, results, written)
         if args.save_specs:
-            from compare_q.eval.cli import words
+            from compare_q.eval.cli import shorthand
 
             with written.writing(args.save_specs):
-                remark(words.save(args.save_specs, list(texts.values()), model_specs, finished))
+                remark(shorthand.save(args.save_specs, list(texts.values()), model_specs, finished))
         if tokens:
             outputs.copy_scores(cache, finished, tokens, written)
         if args.output or args.html:
@@ -234,7 +235,7 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         outputs.write(args, results, written)
         if args.cache_limit is not None:
             with written.writing(cache.root):
-                print(cache_listing.limited(cache, args.cache_limit))
+                print(limited(cache, args.cache_limit))
         outputs.conclude(results, written)
         status = complain("\n".join(written.failures))
         if interrupted:

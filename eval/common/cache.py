@@ -3,7 +3,7 @@
 Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in ``scores``
 (``backends/scoring/segments.py``) and ``references``, engine logs under ``logs``.  A key covers the content of models
 and texts, not the places where they lie; ``-cc`` removes the entries of a run's text and models.  Under ``runs`` every
-run that still goes on names the entries that it uses, so that ``--cache-limit`` (``eval/cli/cache_listing.py``) leaves
+run that still goes on names the entries that it uses, so that ``--cache-limit`` (``eval/cli/cache.py``) leaves
 them alone.
 
 Nothing is written before something has to be: a cache that cannot be written serves what it holds, without locks.

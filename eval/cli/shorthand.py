@@ -1,8 +1,8 @@
-"""Models and texts by name, as a command line has them without a spec: words -> specs, and why each engine was chosen.
+"""Specs from a command line that names models and texts, and the reason for each engine.
 
     compare-q Qwen/Qwen3-0.6B fp8=RedHatAI/Qwen3-0.6B-FP8-dynamic ./qwen3-0.6b-Q4_K_M.gguf -d wiki2
 
-``--save-specs`` writes what these words stand for as the two JSON files of ``-d`` and ``-m``.
+``--save-specs`` writes these specs as two JSON files for ``-d`` and ``-m``.
 """
 
 from __future__ import annotations
@@ -36,44 +36,45 @@ LABELLED = re.compile(r"([^=/\\]+)=(.+)")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 ENGINE = re.compile(r"(.+)@([\w.-]+)")
 LENGTH = 2048
-"""Tokens of a window, if every model's context is as long."""
+"""Tokens per window, unless a model's context is shorter."""
 CHAT = {
     "dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "dataset_split": "test_sft",
     "max_text_rows": 200, "dataset_display_name": "UltraChat",
 }  # fmt: skip
 DEFAULT_TEXT = "wiki2"
 SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
-"""Newton's Opticks (Project Gutenberg), which needs no hub."""
+"""Newton's Opticks (Project Gutenberg), for machines without the hub."""
 TASK = "lm_eval:"
 NO_MODEL = (
     "is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's address; specs "
     "are given with -m, texts with -d, and finished runs are shown by compare-q show"
 )
 COMMAND_LINE = Path("command line")
-"""Stands for the spec file in messages; relative paths start at the working directory."""
+"""The file of these specs in error messages; relative paths start in the working directory."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A model that a word names: its spec; ``why`` it has this engine; ``has_tokenizer``: it is a folder or hub id in
-    Transformers' format; ``context``: the tokens that it can take, None if that is not known yet."""
+    """A model of the command line.
+
+    Attributes:
+        spec: its spec.
+        why: the reason for its engine.
+        has_tokenizer: it is a folder or hub id in Transformers' format.
+        context: the tokens that it can take, None if not known yet.
+    """
 
     spec: ModelSpec
     why: str
     has_tokenizer: bool
     context: int | None
 
-    @property
-    def said(self) -> str:
-        """One line on what runs it."""
-        return f"{self.spec.name}: {self.spec.load_fn} ({self.why})"
-
 
 def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, reference: bool) -> list[Named]:
-    """The models that the words name; of several the first is the reference, if one is wanted.
+    """Return the models that the words name; with ``reference``, the first of several is marked.
 
-    ``elsewhere``: engines and load_fns for which a Python of their own is named.  Configs and tokenizers of hub ids are
-    downloaded.  InputError with all problems, one a line.
+    ``elsewhere``: engines and load_fns that run in another Python.  Configs and tokenizers are downloaded from the hub.
+    InputError with all problems, one per line.
     """
     named: list[Named] = []
     problems: list[str] = []
@@ -89,7 +90,7 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
 
 
 def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
-    """One model: ``[label=]MODEL[@engine]``."""
+    """Return one model, from ``[label=]MODEL[@engine]``."""
     label, name = "", word
     if not exists(expanded(name)) and (found := LABELLED.fullmatch(name)):
         label, name = found[1], found[2]
@@ -107,14 +108,14 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
 
 
 def short_name(name: str) -> str:
-    """What a table calls a model: the last part of its path or id, or the address of its server."""
+    """Return a label: the last part of a path or hub id, or the address of a server."""
     address = urlsplit(name)
     last = Path(os.path.abspath(expanded(name)) if exists(expanded(name)) else name).stem
     return address.netloc or SHARD.sub("", last) or name
 
 
 def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
-    """A model's config.json, fetched from the hub with the tokenizer if need be; None if it has none."""
+    """Return a model's config.json, which is fetched from the hub with the tokenizer; None if it has none."""
     folder = expanded(name)
     if hub.is_hub_id(name):
         if backends.reader_of(name):  # owner/model/file
@@ -128,12 +129,12 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
 
 
 def names_beside(path: Path) -> list[str]:
-    """The names in the folder in which a path that is not there would lie; none if that is not there either."""
+    """Return the names in the folder of a path that does not exist."""
     return sorted(os.listdir(path.parent)) if is_folder(path.parent) else []
 
 
 def context_of(spec: ModelSpec, config: CheckpointConfig | None) -> int | None:
-    """The tokens that a model can take, if its files are here."""
+    """Return the number of tokens that a model can take, if its files are on this machine."""
     if config is not None:
         return config.context
     name, engine = backends.resolve(spec.load_fn, None)
@@ -147,10 +148,10 @@ def context_of(spec: ModelSpec, config: CheckpointConfig | None) -> int | None:
 def texts(
     words: Sequence[str], named: Sequence[Named], tokenizer: str | None = None
 ) -> tuple[list[DataSpec], list[str]]:
-    """(the texts that the words of ``-d`` name, lines on what was chosen).
+    """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without a word).
 
     A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text.
-    ``tokenizer``: the folder or hub id of one that none of the models has to have.
+    ``tokenizer``: a folder or hub id, for models without a tokenizer.
     """
     said: list[str] = []
     if not words:
@@ -167,7 +168,7 @@ def texts(
 
 
 def text(word: str) -> dict[str, Any]:
-    """The keys of a data spec that say which text a word names."""
+    """Return the keys of a data spec for the text that a word names."""
     if word == "chat":
         return CHAT
     if word.startswith(TASK):
@@ -186,7 +187,7 @@ def text(word: str) -> dict[str, Any]:
 
 
 def common(named: Sequence[Named], word: str, tokenizer: str | None) -> dict[str, Any]:
-    """The keys that a text has from the models: the tokenizer, and windows that all of them can take."""
+    """Return the keys that follow from the models: the tokenizer, and windows that fit all contexts."""
     tokenizer = tokenizer or next((each.spec.located for each in named if each.has_tokenizer), None)
     if tokenizer is None:
         raise InputError(
@@ -200,7 +201,7 @@ def common(named: Sequence[Named], word: str, tokenizer: str | None) -> dict[str
 
 
 def default_text() -> tuple[list[str], list[str]]:
-    """(WikiText-2's test text where the hub or its cache has it, else the text that is shipped; a line if so)."""
+    """Return (WikiText-2 if the hub or its cache has it, else the shipped text; a line about the latter)."""
     try:
         known = {**text(DEFAULT_TEXT), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
         hub_datasets.would_fetch(reading.parse_data_spec(known, COMMAND_LINE))
@@ -210,9 +211,9 @@ def default_text() -> tuple[list[str], list[str]]:
 
 
 def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], finished: Finished) -> str:
-    """Write ``data.json`` and ``models.json``, which repeat a run; returns the command that does.
+    """Write ``data.json`` and ``models.json``, which repeat a run, and return the command that runs them.
 
-    Environment variables that scores depend on cannot stand in specs: the command sets them again.
+    The command sets environment variables that scores depend on, which have no place in specs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts_json = [
@@ -230,7 +231,7 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], fin
 
 
 def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:
-    """The keys that a spec sets; paths on this machine are absolute."""
+    """Return the keys that a spec sets, with absolute paths."""
     keys: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
     for name in paths:
         if isinstance(keys.get(name), str) and exists(Path(spec.locate(keys[name]))):

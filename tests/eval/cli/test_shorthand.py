@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from compare_q import backends
 from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.eval.cli import words
+from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run import jobs
 from compare_q.eval.run.hosts import Hosts
@@ -135,7 +135,7 @@ def test_twelve_kinds_of_model_have_an_engine_or_a_line_that_says_why_not(tmp_pa
     kinds = twelve_kinds(tmp_path)
     assert len(kinds) == 12
     for name, (word, load_fn, why) in kinds.items():
-        named = words.model(word, {"vllm_score"}, Progress(), reference=False)
+        named = shorthand.model(word, {"vllm_score"}, Progress(), reference=False)
         assert (named.spec.load_fn, named.why) == (load_fn, why), name
         assert named.context == (4096 if "GGUF" in name else None if name == "server" else 256), name
         capabilities = backends.resolve(load_fn, None)[1].capabilities
@@ -154,7 +154,7 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
         ("http://me@host:8000/v1?a=b", "me@host:8000", "vllm_server"),
         ("x=http://host", "x", "vllm_server"),
     ):
-        named = words.model(word, set(), Progress(), reference=False)
+        named = shorthand.model(word, set(), Progress(), reference=False)
         assert (named.spec.name, named.spec.load_fn) == (label, load_fn), word
 
 
@@ -168,7 +168,7 @@ def test_a_text_that_cannot_be_read_is_named_as_it_was_given(compare_q: Run, toy
 
 
 def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    named = words.models([f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True)
+    named = shorthand.models([f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True)
     assert [each.spec.name for each in named] == [toy_model.name, f"{toy_model.name} (2)"]
     assert [each.spec.is_reference for each in named] == [True, False]
     assert "this one (transformers_auto " in capfd.readouterr().err
@@ -238,8 +238,8 @@ def test_specs_that_cannot_be_written_are_refused_before_anything_runs(
 
 def test_a_task_has_windows_that_every_model_can_take(toy_model: Path) -> None:
     """lm-eval does not count the last token: windows of the model's 256 tokens were refused."""
-    named = words.models([f"{toy_model}@hf"], set(), Progress(), reference=False)
-    (spec,), _ = words.texts(["lm_eval:arc_easy"], named)
+    named = shorthand.models([f"{toy_model}@hf"], set(), Progress(), reference=False)
+    (spec,), _ = shorthand.texts(["lm_eval:arc_easy"], named)
     assert (spec.eval_len, spec.longest) == (255, 256)
 
 

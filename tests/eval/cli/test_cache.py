@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from compare_q.backends.scoring import segments
-from compare_q.eval.cli import cache_listing
+from compare_q.eval.cli import cache as cache_listing
 from compare_q.eval.common.cache import Cache
 from tests.support.stores import numbers, store_of
 from tests.support.toy import Ran, assert_refused

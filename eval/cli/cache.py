@@ -1,7 +1,7 @@
-"""``cache`` and ``--cache-limit``: what the cache folder holds, and keeping it small.
+"""``compare-q cache`` and ``--cache-limit``: list the cache folder and keep it small.
 
-Only what compare_q itself wrote is listed and removed: files that have the names of ours (``eval/common/cache.py``).
-What a run uses, be it this run or another run that still goes on, is never removed.
+Only files with the names that compare_q gives are listed and removed (``eval/common/cache.py``), and nothing that a
+run uses is removed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,14 @@ MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "refere
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that is kept at ``path``: its ``size`` in bytes, when it was last ``used`` (seconds since 1970).
+    """One entry of the cache.
 
-    ``key``: 40 hexadecimal digits; ``label``: of the model that the entry belongs to.
+    Attributes:
+        section: one of ``SECTIONS``.
+        key: 40 hexadecimal digits.
+        size: bytes.
+        used: when it was last used, in seconds since 1970.
+        label: the label of its model.
     """
 
     section: str
@@ -40,22 +45,22 @@ class Entry:
 
 
 def entries(cache: Cache) -> list[Entry]:
-    """Everything that the cache holds, but for what vanishes meanwhile; the entry that was used last comes first."""
+    """Return the entries of the cache; the one that was used last comes first."""
     found = []
     for section in SECTIONS:
-        with suppress(OSError):  # nothing was ever kept
+        with suppress(OSError):  # the folder does not exist
             for path in (cache.root / section).iterdir():
                 if files := own_files(section, path):
                     with suppress(OSError):
                         stats, key = [file.stat() for file in files], NAMES[section].fullmatch(path.name)
-                        used = max(stat.st_mtime for stat in [*stats, path.stat()])  # a run that uses it touches it
+                        used = max(stat.st_mtime for stat in [*stats, path.stat()])  # runs touch what they use
                         size = sum(stat.st_size for stat in stats)
                         found.append(Entry(section, key[1] if key else "", path, size, used, label_of(section, path)))
     return sorted(found, key=lambda entry: (-entry.used, entry.path))
 
 
 def label_of(section: str, path: Path) -> str:
-    """The label of an entry's model in a run that wrote the entry; empty if that is not known."""
+    """Return the label of the model in the run that wrote an entry; empty if unknown."""
     if section == "scores":
         return str(next((record["label"] for record in segments.records(path).values() if record.get("label")), ""))
     if section == "references":
@@ -65,9 +70,9 @@ def label_of(section: str, path: Path) -> str:
 
 
 def prune(cache: Cache, limit: int) -> tuple[list[Entry], int]:
-    """(removed entries, bytes that remain): the entry that was used longest ago goes first, down to ``limit`` bytes.
+    """Remove the least recently used entries until ``limit`` bytes remain; return (removed entries, remaining bytes).
 
-    More than ``limit`` bytes remain where runs use them.
+    More than ``limit`` bytes remain if runs use them.
     """
     kept = entries(cache)
     remaining = sum(entry.size for entry in kept)
@@ -82,18 +87,18 @@ def prune(cache: Cache, limit: int) -> tuple[list[Entry], int]:
 
 
 def remove(cache: Cache, entry: Entry) -> bool:
-    """Delete one entry and say whether it is gone; an entry that a run uses or locks, or that resists, stays."""
+    """Delete an entry unless a run uses or locks it; return True if it is gone."""
     lock = cache.path(entry.section, entry.key, ".lock")
     with suppress(Timeout, OSError):
         with cache.lock_at(lock).acquire(timeout=0):
-            if entry.key not in cache.used_by_runs():  # asked now: a run may have begun since the entries were listed
+            if entry.key not in cache.used_by_runs():  # a run may have started meanwhile
                 cache.remove(entry.section, entry.path)
         remove_lock(lock)
     return not own_files(entry.section, entry.path)
 
 
 def limited(cache: Cache, limit: int) -> str:
-    """Prune the cache, and say in one line what was removed and what remains."""
+    """Prune the cache; return a line on what was removed and what remains."""
     removed, remaining = prune(cache, limit)
     freed = sum(entry.size for entry in removed)
     kept = f"{bytes_in_words(remaining)} are left" + (
@@ -103,7 +108,7 @@ def limited(cache: Cache, limit: int) -> str:
 
 
 def listing(cache: Cache) -> tuple[Table, str]:
-    """(a table with a row for every entry, a line with the sums of each section: ``3 scores 1.2 MB, 4 GB in all``)."""
+    """Return (a table of all entries, a line with the size of each section: ``3 scores 1.2 MB, 4 GB in all``)."""
     drawn, sizes = Table("what", "of", "size", "last used", "key"), dict[str, list[int]]()
     for entry in entries(cache):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
