@@ -1,1 +1,1 @@
-"""What every engine needs: errors, messages, options, captured output."""
+"""Used by every engine: errors, messages, options, files, packages, machine."""

@@ -6,9 +6,9 @@ from compare_q.backends.common.messages import printable
 
 
 class CompareQError(Exception):
-    """An error that a user can cause or must know; the text has a line a problem: what, where, what to do.
+    """An error that a user can cause or must know.  The text has one line per problem: what, where, what to do.
 
-    Whatever the text quotes, a terminal can show it: of the control characters only line feeds stay.
+    Control characters that it quotes are escaped, except line feeds.
     """
 
     def __init__(self, text: str) -> None:
@@ -20,15 +20,15 @@ class InputError(CompareQError):
 
 
 class ModelError(CompareQError):
-    """One model could not be loaded or scored; the others can go on."""
+    """One model could not be loaded or scored; the others are still measured."""
 
 
 class LostWorkerError(ModelError):
-    """The machine of a worker is gone: another one may go on."""
+    """The machine of a worker is lost; another machine may continue."""
 
 
 class StoppedError(CompareQError):
-    """The run was interrupted while a model was in work; what was committed is kept."""
+    """The run was interrupted while a model was running; committed scores are kept."""
 
     def __init__(self, text: str = "interrupted before all its windows were scored; run again to go on") -> None:
         super().__init__(text)

@@ -1,9 +1,8 @@
-"""Files that others wrote: regular files only, read no further than they are long, and their JSON checked.
+"""Read files of unknown origin: regular files only, of limited size, with checked JSON.
 
-Whatever is wrong with such a file is an InputError in one line that begins with its name.  Refused are what has no end
-or never answers (a pipe, /dev/zero), JSON that Python's own reader or what comes after it cannot take (nested a
-thousand deep, an integer of 5,000 digits, half of a surrogate pair), and what other readers see otherwise (a key that
-stands twice, NaN).
+Every fault is an InputError in one line that begins with the file's name.  Refused are pipes and devices, JSON that
+Python cannot read or pass on (nested a thousand deep, an integer of 5,000 digits, a lone surrogate), and JSON that
+readers understand differently (a duplicate key, NaN).
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable, shortened
 
 LARGEST = 100_000_000
-"""Bytes of a JSON file, and of a report; the largest header that safetensors' own reader takes."""
+"""Largest JSON file and report, in bytes; the largest header that safetensors' own reader accepts."""
 DEEPEST = 64
 """Brackets within brackets."""
 TOO_DEEP = f"brackets are nested more than {DEEPEST} deep"
 LARGEST_INTEGER = 10**40
-"""Above every integer that a model's config has (10 ** 30 stands for "no limit")."""
+"""More than any integer in a model's config (10 ** 30 means "no limit")."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
-"""Unlike Path's methods they say False for a path that no file can have, or that may not be looked at."""
+"""Unlike Path's methods they return False for an invalid path, or one without permission."""
 
 
 def expanded(name: str) -> Path:
@@ -43,34 +42,29 @@ def expanded(name: str) -> Path:
 
 
 def check_unicode(key: str, *paths: Path | str | None) -> None:
-    """InputError, with ``key`` before it, for a path that no message in JSON can hold."""
+    """InputError that begins with ``key`` for a path that JSON cannot hold."""
     for path in paths:
         if SURROGATE.search(str(path)):
             raise InputError(f"{key}: {printable(path)}: has bytes that are not UTF-8; rename it")
 
 
 def open_regular(file: Path) -> BufferedReader:
-    """A regular file, opened for reading bytes; a pipe or a device is refused at once and never waited for."""
+    """A regular file, opened for reading bytes; a pipe or a device is refused without waiting for it."""
     name = printable(file)
     try:
-        stream = open(file, "rb", opener=at_once)  # noqa: SIM115
+        stream = open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))  # noqa: SIM115
     except FileNotFoundError:
         raise InputError(f"{name}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise InputError(f"{name}: cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
-        raise InputError(f"{name}: cannot be read: it is no regular file, but a pipe or a device")
+        raise InputError(f"{name}: cannot be read: it is a pipe or a device")
     return stream
 
 
-def at_once(file: str, flags: int) -> int:
-    """An opener that does not wait for the other end of a pipe."""
-    return os.open(file, flags | os.O_NONBLOCK | os.O_NOCTTY)
-
-
 def reason(error: Exception) -> str:
-    """Why the system refused, without the name of the file, which stands before it."""
+    """The system's reason without the name of the file."""
     return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
 
 
@@ -100,16 +94,10 @@ def read_object(file: Path, *, strict: bool = True) -> dict[str, Any]:
     return found
 
 
-def follows_comma(error: json.JSONDecodeError) -> bool:
-    """Whether an object, a list or the text ends at the error, behind a comma; Python 3.13 points at the comma."""
-    at = error.pos + error.doc.startswith(",", error.pos)
-    return error.doc[:at].rstrip().endswith(",") and error.doc[at:].lstrip()[:1] in ("", "}", "]")
-
-
 def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     """JSON from UTF-8; InputError that begins with ``where``.
 
-    ``strict``: NaN, infinities and keys that stand twice are refused.  Model configs have them: Mamba 2's say
+    ``strict`` refuses NaN, infinities and duplicate keys.  Model configs have them: Mamba 2's have
     ``"time_step_limit": [0.0, Infinity]``, and Transformers takes the last of two keys.
     """
     try:
@@ -119,18 +107,20 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
-        reason = "a comma with nothing behind it" if follows_comma(error) else error.msg
+        at = error.pos + error.doc.startswith(",", error.pos)  # Python 3.13 points at the comma
+        ends = error.doc[:at].rstrip().endswith(",") and error.doc[at:].lstrip()[:1] in ("", "}", "]")
+        reason = "a comma with nothing behind it" if ends else error.msg
         raise InputError(f"{where}: line {error.lineno}, column {error.colno}: not valid JSON: {reason}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: cannot be read: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
     except RecursionError:
         raise InputError(f"{where}: {TOO_DEEP}") from None
-    except ValueError:  # Python turns no more than 4,300 digits into an integer
+    except ValueError:  # Python converts at most 4,300 digits to an integer
         raise InputError(f"{where}: an integer of thousands of digits") from None
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object from its pairs; InputError for a key that stands there twice, of which json would keep the last."""
+    """A JSON object from its pairs; InputError for a duplicate key, of which json would keep the last value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -139,10 +129,7 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_values(value: Any, *, strict: bool = True, depth: int = 0) -> None:
-    """InputError for JSON types that no reader could take: too deep, too large, no Unicode text.
-
-    ``strict``: a number that is not finite is refused as well.
-    """
+    """InputError for JSON that is too deep, has too large integers or lone surrogates, or with ``strict`` NaN."""
     if isinstance(value, dict | list):
         if depth == DEEPEST:
             raise InputError(TOO_DEEP)
@@ -153,6 +140,6 @@ def check_values(value: Any, *, strict: bool = True, depth: int = 0) -> None:
             raise InputError("no Unicode text: half of a surrogate pair")
     elif isinstance(value, float):
         if strict and not math.isfinite(value):
-            raise InputError(f"{value} is no number that JSON has")
+            raise InputError(f"{value} is not a number in JSON")
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise InputError(f"an integer beyond {LARGEST_INTEGER:.0e}")

@@ -1,4 +1,4 @@
-"""The machine that scores: versions and hardware, found without importing an engine."""
+"""Versions and hardware of this machine, without importing an engine."""
 
 from __future__ import annotations
 
@@ -29,33 +29,30 @@ SETTINGS = (
     "FLASH_ATTENTION_", "FLA_", "XFORMERS_", "DG_", "BNB_", "USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING",
     "LOCAL_KERNELS", "KERNELS_", "TRANSFORMERS_DISABLE_", "DISABLE_ADDMM_", "USE_FLAGOS",
 )  # fmt: skip
-"""What the names of variables begin with that choose kernels or precision in what engines are built of."""
+"""Prefixes of environment variables that choose kernels or precision in libraries of the engines."""
 CPU_SETTINGS = (
     "ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "BLIS_", "GLIBC_TUNABLES",
     "LD_PRELOAD", "ZENDNN_", "ZENTORCH_",
 )  # fmt: skip
-"""The same of computing on a CPU."""
+"""The same for computing on a CPU."""
 HARMLESS = re.compile(
     r"VERBOSE|_DEBUG($|_SUBSYS|_FILE)|_LOGS?(_|$)|_LOGGING|_DIR$|_HOME$|_CACHE_|TIMEOUT|DUMP|PRINT|DISPLAY_ENV|"
     r"(COMPILE|DYNAMIC)_THREADS|BLOCKTIME|TORCHELASTIC|SOCKET|_RUN_ID"
 )
-"""In the names of variables that change no score."""
+"""Parts of the names of variables that change no score."""
 CHOOSES_KERNELS = re.compile(r"sse|ssse|avx|fma|f16c|amx|bmi|asimd|sve|sme(?!p)|i8mm|bf16|fp(?!u)|neon")
-"""What the names of instruction sets begin with for which libraries have kernels of their own."""
+"""Beginnings of the names of instruction sets for which libraries have kernels."""
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of every installed package that matters to a score."""
+    """Versions of Python and of the installed packages that matter to scores."""
     return {"python": platform.python_version(), **installed_versions(PACKAGES)}
 
 
 def commit() -> str | None:
-    """The commit of compare_q that runs, with ``+changes`` if files were edited; None outside a git checkout.
-
-    ``$COMPARE_Q_COMMIT`` names the commit where the files were copied without their history.
-    """
+    """The commit of this checkout, with ``+changes`` if files were edited, else ``$COMPARE_Q_COMMIT`` or None."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # installed: an environment may lie in the checkout of something else
+    if not (root / ".git").exists():  # installed, perhaps inside another project's checkout
         return os.environ.get("COMPARE_Q_COMMIT")
     git = ["git", "-C", str(root)]
     try:
@@ -70,11 +67,11 @@ def commit() -> str | None:
 
 @cache
 def code() -> tuple[str, str]:
-    """(the folder of the ``backends`` that this process runs, SHA-256 of its code as it was when first asked for)."""
+    """(folder of the ``backends`` that this process runs, SHA-256 of its code at the first call)."""
     folder = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
-        if file.name.startswith(".") or not file.is_file():  # an editor's lock, say, which leads nowhere
+        if file.name.startswith(".") or not file.is_file():  # for example an editor's lock, a broken link
             continue
         content = file.read_bytes()
         digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode() + content)
@@ -83,7 +80,7 @@ def code() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU: what CUDA_VISIBLE_DEVICES calls it (``device``), its name, its driver's version, its MiB."""
+    """One NVIDIA GPU: its id in CUDA_VISIBLE_DEVICES (``device``), name, driver version and memory in MiB."""
 
     device: str
     name: str
@@ -93,18 +90,16 @@ class Gpu:
 
 @cache
 def installed_gpus() -> tuple[tuple[str, Gpu], ...]:
-    """(UUID, GPU) of each NVIDIA GPU of this machine, by nvidia-smi, in its order; empty without one."""
+    """(UUID, GPU) of each NVIDIA GPU of this machine, in the order of nvidia-smi."""
     rows = nvidia_smi("--query-gpu=index,uuid,name,driver_version,memory.total")
-    return tuple((row[1], Gpu(row[0], row[2], row[3], mebibytes(row[4]))) for row in rows if len(row) == 5)
-
-
-def mebibytes(told: str) -> float:
-    """A number of nvidia-smi; 0 for what is no number, such as ``[N/A]``."""
-    return float(told) if told.isdecimal() else 0.0
+    return tuple(
+        (uuid, Gpu(device, name, driver, float(mib) if mib.isdecimal() else 0.0))  # [N/A] if shared with the CPU
+        for device, uuid, name, driver, mib in (row for row in rows if len(row) == 5)
+    )
 
 
 def nvidia_smi(*query: str) -> list[list[str]]:
-    """The rows of what nvidia-smi answers; none without it."""
+    """The rows that nvidia-smi prints; empty if it fails."""
     command = ["nvidia-smi", *query, "--format=csv,noheader,nounits"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -114,10 +109,9 @@ def nvidia_smi(*query: str) -> list[list[str]]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that this process may use: all, or those that CUDA_VISIBLE_DEVICES lists, in its order.
+    """The GPUs that this process may use: all, or those in CUDA_VISIBLE_DEVICES, in its order.
 
-    A part of a GPU (MIG) has the name of the whole GPU only if it is listed by that; an entry that nvidia-smi does not
-    know is named "unknown GPU".
+    An entry that nvidia-smi does not list, such as a part of a GPU (MIG), is named "unknown GPU".
     """
     found = installed_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -137,7 +131,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def reported(cpuinfo: Path) -> dict[str, str]:
-    """What Linux reports of the first processor, by its names; empty where it reports nothing."""
+    """Linux' report on the first processor, name -> value; empty if there is none."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:
@@ -151,9 +145,9 @@ def cpu(cpuinfo: Path = CPUINFO) -> str:
 
 
 def cpu_kind(cpuinfo: Path = CPUINFO) -> str:
-    """The widest instructions of an x86 processor that oneDNN may use: "AMX", "AVX-512", "AVX2" or "SSE"; else "".
+    """The widest instructions of an x86 processor that oneDNN may use: "AMX", "AVX-512", "AVX2" or "SSE", or "".
 
-    They decide which kernels torch, vLLM and ggml have.
+    Torch, vLLM and ggml choose kernels by them.
     """
     flags = reported(cpuinfo).get("flags", "").split()
     if "amx_tile" in flags and _onednn_may_use("AMX"):
@@ -164,25 +158,25 @@ def cpu_kind(cpuinfo: Path = CPUINFO) -> str:
 
 
 def emulates_bf16(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether this is an x86 processor whose bf16 products oneDNN emulates: all but those with AVX-512 BF16.
+    """True for an x86 processor without AVX-512 BF16, on which oneDNN emulates bf16 products.
 
-    AVX-512 alone (Skylake to Ice Lake) is not enough; what has AMX has AVX-512 BF16 as well.
+    AVX-512 alone (Skylake to Ice Lake) is not enough; processors with AMX have AVX-512 BF16.
     """
     has = "avx512_bf16" in reported(cpuinfo).get("flags", "").split()
     return cpu_kind(cpuinfo) != "" and not (has and _onednn_may_use("BF16", "FP16", "AMX", "AVX10"))
 
 
 def _onednn_may_use(*instructions: str) -> bool:
-    """Whether the variable that limits oneDNN is not set, or names one of these."""
+    """True if the variable that limits oneDNN is not set, or names one of ``instructions``."""
     most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     return most in ("", "ALL", "DEFAULT") or any(each in most for each in instructions)
 
 
 def processor(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
-    """The processor and everything here that moves the last digits of what it computes; part of the scores' key.
+    """The processor and everything that changes the last digits of its results; part of the scores' key.
 
-    Clouds name all their processors alike, libraries choose kernels by maker, model and instruction sets, and the order
-    of additions follows the number of threads.
+    Clouds give different processors one name.  Libraries choose kernels by maker, model and instruction sets, and the
+    order of additions by the number of threads.
     """
     found = reported(cpuinfo)
     kind = [found[name] for name in ("vendor_id", "cpu family", "model", "CPU part") if name in found]
@@ -191,29 +185,28 @@ def processor(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
 
 
 def instruction_sets() -> str:
-    """A short name for the instructions that libraries choose kernels by, and for the variables that limit them."""
+    """Digest of the instruction sets by which libraries choose kernels, and of the variables that limit them."""
     limits = [os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
     return hashlib.sha256(repr((processor()["instructions"], limits)).encode()).hexdigest()[:12]
 
 
 def keep_compiled_kernels_apart() -> None:
-    """Let ``torch.compile`` in this process, and in those that it starts, find only kernels of such a processor.
+    """Give ``torch.compile``, in this process and its children, a cache for this processor's instruction sets alone.
 
-    Its cache keeps C++ that is written for the vectors of one instruction set, and compiles it for those of the present
-    one, in silence: of 4,096 values 2,048 were wrong with AVX2 after a run with AVX-512 (torch 2.13).  A home that
-    several machines share, or a variable such as ATEN_CPU_CAPABILITY, is enough for that.
+    Its cache keeps C++ for the vectors of one instruction set, and silently compiles it for another one, for example in
+    a home folder that machines share: 2,048 of 4,096 values were wrong with AVX2 after AVX-512 (torch 2.13).
     """
     folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{instruction_sets()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def settings() -> dict[str, str]:
-    """Environment variables that change the arithmetic of the engines on this machine; part of the scores' key."""
+    """Environment variables that change the arithmetic of engines; part of the scores' key."""
     return variables(SETTINGS)
 
 
 def variables(prefixes: tuple[str, ...], harmless: re.Pattern[str] = HARMLESS) -> dict[str, str]:
-    """The environment variables whose names begin so, without the harmless ones; of a file, with its content."""
+    """Environment variables with these prefixes, except harmless ones; a file that a value names adds its digest."""
     return {
         name: " ".join([value, *named_files(re.split(r"[:\s]", value)).values()])
         for name, value in sorted(os.environ.items())
@@ -222,15 +215,15 @@ def variables(prefixes: tuple[str, ...], harmless: re.Pattern[str] = HARMLESS) -
 
 
 def cpu_build_of_torch() -> bool:
-    """Whether the installed torch has no code for GPUs, so that it runs on the CPU also beside a GPU."""
+    """True if the installed torch has no code for GPUs."""
     return installed_versions(("torch",)).get("torch", "").endswith("+cpu")
 
 
 def hardware(devices: Sequence[Gpu], *, torch: bool = True, cpu_only: bool = False) -> dict[str, Any]:
-    """What an engine's kernels run on: the kinds of these GPUs, and their driver, else the CPU.  Part of scores' keys.
+    """The hardware of an engine's kernels: names of the GPUs and their driver, else the CPU.  Part of scores' keys.
 
-    An engine that does not compute with ``torch`` may run on GPUs or on the CPU, so that both are named; with a
-    ``cpu_only`` build of torch no GPU is.  Which GPU of a kind it was is no part of a key.
+    For an engine that does not compute with ``torch`` both GPUs and CPU are named, since it may run on either.  With a
+    ``cpu_only`` build of torch no GPU is named.
     """
     if devices and not (torch and cpu_only):
         found: dict[str, Any] = {} if torch else processor()
@@ -239,7 +232,7 @@ def hardware(devices: Sequence[Gpu], *, torch: bool = True, cpu_only: bool = Fal
 
 
 def words(hardware: Mapping[str, Any]) -> str:
-    """What ``hardware`` found, in words: "2 × NVIDIA H200, driver 580.1"; empty if nothing was found."""
+    """``hardware`` as text: "2 × NVIDIA H200, driver 580.1"; empty if nothing is known."""
     gpus = hardware.get("gpus")
     names = Counter(map(str, gpus if isinstance(gpus, list) else []))
     found = [f"{count} × {name}" if count > 1 else name for name, count in names.items()]
@@ -248,18 +241,17 @@ def words(hardware: Mapping[str, Any]) -> str:
 
 
 def threads() -> dict[str, Any]:
-    """Cores and threads, which move the last digits on a CPU: the order of additions follows their number."""
+    """Numbers of cores and threads, which decide the order of additions on a CPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cores": cores, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
 
 
 def choose_mkl_kernels() -> None:
-    """Have MKL find out which CPU this is while one thread asks; without torch there is nothing to do.
+    """Have MKL detect the CPU in one thread, by a first call; does nothing without torch.
 
-    torch computes exp, log, sin, cos, sqrt and others on a CPU by MKL, which looks for the CPU at the process's first
-    such call. On Intel's, MKL 2024.2 (torch 2.10 to 2.13) lets other threads read the answer half-made: where several
-    threads share the first call, some may compute their share by a kernel of low precision (pytorch/pytorch#188792).
-    With AVX-512, exp and cos of float32 are up to 1.5e-4 off then, and with AVX2 a unit in the last place.
+    On a CPU torch computes exp, log, sin, cos and sqrt by MKL.  In MKL 2024.2 (torch 2.10 to 2.13), if several threads
+    share the first call, some may compute by a kernel of low precision (pytorch/pytorch#188792): with AVX-512, exp and
+    cos of float32 are off by up to 1.5e-4, with AVX2 by a unit in the last place.
     """
     if torch := sys.modules.get("torch"):
         torch.zeros(1, dtype=torch.float32, device="cpu").exp()

@@ -1,4 +1,4 @@
-"""Checks of the ``engine`` object of a model spec, which the engine named in the spec makes once."""
+"""Check the ``engine`` object of a model spec, and digest the files that it names."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import nearest, printable, shortened
 
 MOST_FILES = 1_000
-"""Files of a folder that an option names, such as a model that drafts tokens."""
+"""Most files in a folder that an option names, such as a model that drafts tokens."""
 SAMPLE = 1 << 20
-"""Bytes at the beginning of such a file that are read; of larger ones size and time count as well."""
+"""Bytes that are read at the beginning of such a file; larger files also count by size and time."""
 WRITTEN = ("offload_folder", "download_dir")
-"""Options that name a folder to write into."""
+"""Options that name a folder for output."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class EngineOptions(BaseModel):
-    """The ``engine`` object of a model spec, for an engine without options; others derive theirs from it."""
+    """Base of the options of an engine."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,7 +39,7 @@ def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:
 
 
 def describe(error: ValidationError, known: Iterable[str]) -> str:
-    """``key: what is wrong`` for the first error of a pydantic validation, on one line."""
+    """``key: fault`` for the first error of a pydantic validation, on one line."""
     errors = error.errors(include_url=False)
     unknown = [each for each in errors if each["type"] == "extra_forbidden"]
     first = errors[0] if errors[0]["type"] != "missing" else (*unknown, errors[0])[0]  # a missing key, or misspelled
@@ -62,7 +62,7 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
 
 
 def named_files(value: Any) -> dict[str, str]:
-    """Path -> digest of the content, of every file and folder here that a value of an option, or in one, names.
+    """Path -> digest of the content, for every local file and folder that the value of an option names.
 
     InputError for a folder of more than ``MOST_FILES`` files.
     """
@@ -70,7 +70,7 @@ def named_files(value: Any) -> dict[str, str]:
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """All strings that a value of an option is or holds, but for those that name a folder to write into."""
+    """All strings in the value of an option, except names of folders for output."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Which packages are installed, found out without importing them."""
+"""Installed packages and their builds, without importing them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ COMPUTING = (
     "eetq", "fast_hadamard_transform", "fbgemm-gpu", "fbgemm-gpu-genai", "flute-kernel", "fouroversix", "fp_quant",
     "gptqmodel", "hqq", "optimum", "optimum-quanto", "qutlass", "sinq", "spqr_quant", "vptq",
 )  # fmt: skip
-"""Distributions that an engine which computes with torch may import where they are installed, asked for or not."""
+"""Distributions that an engine which computes with torch may import if they are installed."""
 PLUGINS = ("torch.backends",)
-"""Groups of entry points whose code torch imports with itself."""
+"""Groups of entry points whose code torch imports when it is imported."""
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Distribution name -> version, of the packages that are installed."""
-    from importlib import metadata  # with email and zipfile: 0.02 s that --help and show need not wait
+    """Distribution name -> version, for the installed packages."""
+    from importlib import metadata  # imported late: takes 0.02 s, with email and zipfile
 
     found = {}
     for package in packages:
@@ -44,9 +44,9 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
-    """Distribution name -> build, of all that may take part in computing with torch; part of scores' keys.
+    """Distribution name -> build, for everything that may take part in computing with torch; part of scores' keys.
 
-    ``more``: further distributions; ``plugins``: groups of entry points, beside torch's, whose code is imported.
+    ``more``: further distributions; ``plugins``: further groups of entry points whose code is imported.
     """
     from importlib import metadata
 
@@ -57,9 +57,9 @@ def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
 
 
 def builds(packages: Iterable[str]) -> dict[str, str]:
-    """Distribution name -> build, of the packages that are installed: the version, and its ``origin`` if that is told.
+    """Distribution name -> build, for the installed packages: the version, and its ``origin`` if that is known.
 
-    Whatever depends on a package's code has this in its key, and not the version alone.
+    Keys use this instead of the version, because builds of one version may compute other scores.
     """
     from importlib import metadata
 
@@ -68,9 +68,9 @@ def builds(packages: Iterable[str]) -> dict[str, str]:
 
 
 def origin(distribution: Distribution) -> str:
-    """What tells builds of one version apart, "" for one from an index: where it is from, and what was installed.
+    """Identity of a build that is not from an index, else "".
 
-    That is the commit or the archive and a digest of the files, or when a working copy last changed.
+    It is the commit or archive and a digest of the files, or the time when an editable checkout last changed.
     """
     try:
         noted: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
@@ -86,10 +86,9 @@ def origin(distribution: Distribution) -> str:
 
 
 def recorded(distribution: Distribution) -> str:
-    """SHA-256 of what the installer noted of a distribution's files; "" if it noted nothing.
+    """SHA-256 of the installer's record of a distribution's files; "" if there is none.
 
-    Without bytecode, which it notes without a digest, and without what differs in each environment: scripts, and its
-    own notes.
+    Lines without a digest (bytecode) and lines that differ in each environment (scripts, metadata) are left out.
     """
     lines = sorted(
         line for line in (distribution.read_text("RECORD") or "").splitlines()
@@ -99,12 +98,12 @@ def recorded(distribution: Distribution) -> str:
 
 
 def package_folder(module: str) -> Path | None:
-    """The folder that ``import module`` would take the top-level package ``module`` from; None if there is none."""
+    """The folder of the top-level package ``module``; None if it is not installed."""
     spec = importlib.util.find_spec(module)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
 def check_installed(module: str, install: str) -> None:
-    """InputError with the line ``install``, which mends it, unless ``module`` can be imported."""
+    """InputError with the command ``install`` unless ``module`` can be imported."""
     if importlib.util.find_spec(module) is None:
         raise InputError(f"{module} is not installed: {install}")

@@ -1,8 +1,7 @@
-"""A process that is there for one model: it ends with the process that started it, and its chatter goes into a log.
+"""A process for one model: it ends with its parent, may be forked, and writes its output into a log.
 
-It ends however the end of the other came about: by kill -9 too.  The log gets the file descriptors 1 and 2, and not
-``sys.stdout``, because vLLM's worker processes and C++ code write past Python.  A worker that is started while the
-capture is on keeps writing to the log for its whole life.
+The log replaces file descriptors 1 and 2 instead of ``sys.stdout``, because vLLM's processes and C++ code do not write
+through Python.  Children that start during the capture keep writing to the log.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NOT_INITIALIZED = 3
 TRIAL_S = 10.0
 """Seconds after which a trial fork counts as hanging; it takes some milliseconds."""
 WORKER = "COMPARE_Q_WORKER"
-"""Set in the environment of a process that is there for one model."""
+"""Environment variable that is set in a process for one model."""
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
 WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
 TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
@@ -34,15 +33,15 @@ GENERIC = re.compile(
 
 
 def in_worker() -> bool:
-    """Whether this process is there for one model, so that an engine need not start another process for the model."""
+    """True if this process is for one model, so that an engine need not start another process for the model."""
     return WORKER in os.environ
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """End this process by a signal when the process ``parent``, which started it, has ended, or at once if it has.
+    """Have a signal end this process when its ``parent`` process ends, also by SIGKILL, or now if it has ended.
 
     Linux sends the signal when the parent's *thread* that started this process ends: start processes from a thread that
-    lives as long as they do.  Processes that this one starts do not inherit the signal, and must call this themselves.
+    lives as long as they do.  Children do not inherit the signal, and must call this themselves.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the system was asked
@@ -52,7 +51,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def fork_blockers() -> list[str]:
     """Return the reasons why a fork of this process could fail or hang; empty if this process may be forked.
 
-    A fork has no CUDA context and none of its parent's threads.  Most libraries know that and start their threads anew;
+    A fork has no CUDA context and none of its parent's threads.  Most libraries start new threads after a fork;
     those that do not, as GNU OpenMP after it has computed in several threads, hang in a trial fork that computes.
     """
     own = threading.current_thread()
@@ -123,7 +122,7 @@ def captured(log_file: Path | None) -> Iterator[None]:
 def root_cause(log: str) -> str | None:
     """``Type: message`` of the first exception in a log that does not merely report another exception.
 
-    Lines of level WARNING are passed over: vLLM logs tracebacks of errors that it survives.
+    Lines of level WARNING are skipped: vLLM logs tracebacks of errors that it survives.
     """
     for line in log.splitlines():
         match = EXCEPTION.search(line)

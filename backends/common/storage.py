@@ -1,16 +1,16 @@
-"""What compare_q keeps on disk: files that appear whole or not at all, and carry their checksum.
+"""Files that compare_q writes: they appear whole or not at all, and carry their checksum.
 
-The one idiom of scores, reference stores and the cache.  A file is written beside its place and renamed, so that a kill
-at any moment leaves the old file, the new one or none.  Every flipped bit is found, because
+Scores, reference stores and the cache use them.  A file is written under a temporary name and renamed, so that a kill
+leaves the old file, the new one or none.  Every flipped bit is found:
 
-- tensors lie in ``<what>.<digest>.safetensors``, the digest being of all bytes (SHA-256, its first 40 digits): such a
-  file is never changed, and what it is needs no list, since facts in its header say it (with a checksum of their own);
+- tensors are in ``<what>.<digest>.safetensors``; the digest is of all bytes (SHA-256, its first 40 digits).  Such a
+  file never changes, and its header has facts with their checksum, so that no list of files is needed;
 - JSON ends with an entry ``sha256`` of all bytes before it: a manifest, which is written after the files that it lists,
-  the record of a session, a line of a trace;
-- behind arrays (.npz, whose own checksums leave out the arrays' names) stands a line with the same.
+  or the record of a session;
+- arrays (.npz, whose own checksums leave out the arrays' names) are followed by a line with that checksum.
 
-Anybody can read the files.  A process holds a lock on the temporary file that it writes, and the system ends the lock
-with the process, so that ``sweep`` knows what a killed process has left.
+A process holds a lock on the temporary file that it writes.  The system releases the lock when the process ends, so
+that ``sweep`` finds the files of killed processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from compare_q.backends.common.errors import InputError
 
 TEMPORARY = re.compile(r"\.compare_q\.[0-9a-f]{16}\.part")
 UNLOCKABLE_S = 86_400
-"""Where the file system has no locks, a temporary file is kept for a day after its last change."""
+"""On a file system without locks, a temporary file is kept for this long after its last change."""
 KEPT = re.compile(r"(.+)\.([0-9a-f]{40})\.safetensors")
 LARGEST_HEADER = 10_000_000
 TAIL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
@@ -45,7 +45,7 @@ WRONG = "it does not have the checksum that it carries"
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary file beside the target, which replaces the target when the block ends well and else vanishes."""
+    """A temporary file that replaces the target when the block succeeds, and is deleted otherwise."""
     with beside(target) as temporary:
         yield temporary
         os.replace(temporary, target)
@@ -53,32 +53,32 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """A new temporary file beside the target, which vanishes when the block ends, or in a ``sweep`` after a kill."""
+    """A new temporary file in the target's folder, deleted when the block ends, or by ``sweep`` after a kill."""
     temporary = target.with_name(temporary_name())
     descriptor = hold(temporary)
     try:
         yield temporary
     finally:
         try:
-            with suppress(OSError):  # the folder has vanished, say: what went wrong first is what counts
+            with suppress(OSError):  # for example, the folder was deleted: an error in the block matters more
                 temporary.unlink()
         finally:
             os.close(descriptor)
 
 
 def write_whole(target: Path, data: bytes) -> None:
-    """Write a file that a reader finds old or new, never half-written; OSError leaves the old one."""
+    """Write a file that readers never see half-written; after an OSError the old one is unchanged."""
     with replacing(target) as temporary:
         temporary.write_bytes(data)
 
 
 def temporary_name() -> str:
-    """A new name that only a temporary file of compare_q has."""
+    """A new, unique name of a temporary file."""
     return f".compare_q.{uuid.uuid4().hex[:16]}.part"
 
 
 def hold(path: Path) -> int:
-    """A descriptor with a lock on a folder, or on a file, which is made: until it is closed, the path is not swept."""
+    """A descriptor with a lock on a folder, or on a new file: until it is closed, ``sweep`` skips the path."""
     while True:
         descriptor = os.open(path, os.O_RDONLY | (0 if path.is_dir() else os.O_CREAT), 0o666)
         with suppress(OSError):  # a file system without locks
@@ -90,7 +90,7 @@ def hold(path: Path) -> int:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether a path has a temporary name, and no process holds it: for a while the caller itself does."""
+    """True if a path has a temporary name and no process holds it; the caller holds it for a moment."""
     if not TEMPORARY.fullmatch(path.name):
         return False
     try:
@@ -109,12 +109,12 @@ def is_abandoned(path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files in a folder whose processes are gone; what cannot be removed stays."""
+    """Delete the temporary files in a folder whose processes have ended, as far as possible."""
     delete(filter(is_abandoned, files_in(folder)))
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a folder in the order of their names: no links, folders or pipes; none if there is no folder."""
+    """The regular files of a folder in the order of their names, without links; empty if there is no folder."""
     try:
         return [folder / name for name in sorted(os.listdir(folder)) if is_regular(folder / name)]
     except OSError:
@@ -122,12 +122,12 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is a file that is no link, no folder, no pipe."""
+    """True for a regular file that is not a link."""
     return size_of(path) is not None
 
 
 def size_of(path: Path) -> int | None:
-    """Bytes of a file that is no link, no folder, no pipe; None where there is none, or none any more."""
+    """Bytes of a regular file that is not a link; None if there is none."""
     try:
         there = path.lstat()
     except (OSError, ValueError):
@@ -136,7 +136,7 @@ def size_of(path: Path) -> int | None:
 
 
 def delete(files: Iterable[Path]) -> None:
-    """Unlink these, as far as they are files and no links; what resists stays."""
+    """Delete those that are regular files and not links, as far as possible."""
     for file in files:
         if is_regular(file):
             with suppress(OSError):
@@ -144,7 +144,7 @@ def delete(files: Iterable[Path]) -> None:
 
 
 def keep(folder: Path, what: str, pieces: Iterable[Any]) -> Path:
-    """Write the pieces of a safetensors file into ``<what>.<digest>.safetensors``, which appears whole."""
+    """Write the pieces of a safetensors file into ``<what>.<digest>.safetensors``, and return its path."""
     digest = hashlib.sha256()
     with beside(folder / what) as temporary:
         with temporary.open("wb") as stream:
@@ -157,32 +157,29 @@ def keep(folder: Path, what: str, pieces: Iterable[Any]) -> Path:
 
 
 def what_of(name: str) -> str:
-    """What a file of this name holds; empty if ``keep`` gives no such name."""
+    """``what`` in a name that ``keep`` gave; empty for other names."""
     kept = KEPT.fullmatch(name)
     return kept[1] if kept else ""
 
 
 def is_content_of(name: str, data: bytes) -> bool:
-    """Whether these are the bytes of the kept file of this name."""
+    """True if a kept file of this name has these bytes."""
     return name.endswith(f".{hashlib.sha256(data).hexdigest()[:40]}.safetensors")
 
 
 def is_whole(file: Path) -> bool:
-    """Whether a kept file has the bytes that it was written with; OSError if it cannot be read."""
+    """True if a kept file has the bytes that were written; OSError if it cannot be read."""
     with file.open("rb") as stream:
         return file.name.endswith(f".{hashlib.file_digest(stream, 'sha256').hexdigest()[:40]}.safetensors")
 
 
 def facts_line(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata of a safetensors file that is to be kept."""
+    """Facts as the metadata of a safetensors file."""
     return {"compare_q": dump(facts).decode()}
 
 
 def header_of(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a kept file says of itself, its facts, and of its tensors, as safetensors has it (``dtype``, ``shape``).
-
-    The facts are checked; ValueError if there is no header, or if they are damaged.
-    """
+    """(facts, entries of the tensors) of a kept file; ValueError if there is no header, or the facts are damaged."""
     try:
         with json_files.open_regular(file) as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -193,13 +190,13 @@ def header_of(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def dump(value: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """An object of at least one entry, none of which is called ``sha256``, with its checksum; ends with a newline."""
+    """JSON of a non-empty object without the key ``sha256``, with its checksum and a newline."""
     body = json.dumps(dict(value), indent=indent)[:-1].rstrip().encode()
     return body + f', "sha256": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
 
 
 def load(data: bytes) -> dict[str, Any]:
-    """The object without its checksum; ValueError if it has none, or if any byte is another one."""
+    """The object that ``dump`` wrote; ValueError if the checksum is missing or wrong."""
     tail = TAIL.fullmatch(data[-TAIL_BYTES:])
     if tail is None:
         raise ValueError("it has no checksum")
@@ -211,7 +208,7 @@ def load(data: bytes) -> dict[str, Any]:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """A JSON object without a look at its checksum; ValueError for whatever else it may be."""
+    """A JSON object, whose checksum is not checked; ValueError for anything else."""
     try:
         value = json.loads(data)
     except RecursionError:
@@ -222,7 +219,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def write_arrays(file: Path, **arrays: Any) -> None:
-    """Arrays of any shape, or what numpy makes arrays of, with their checksum."""
+    """Write arrays, or what numpy makes arrays of, with their checksum."""
     import numpy as np
 
     with file.open("w+b") as stream:
@@ -232,12 +229,12 @@ def write_arrays(file: Path, **arrays: Any) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
-    """What ``write_arrays`` wrote; ValueError if any byte is another one, InputError if there is no file to read."""
+    """The arrays that ``write_arrays`` wrote; ValueError if a byte changed, InputError if there is no readable file."""
     import numpy as np
 
     with json_files.open_regular(file) as stream:
         body = os.fstat(stream.fileno()).st_size - ARRAYS_TAIL_BYTES
-        if body < 0 or os.pread(stream.fileno(), len(MARK), body) != MARK:  # a file of terabytes is not read for that
+        if body < 0 or os.pread(stream.fileno(), len(MARK), body) != MARK:  # before all of a large file is read
             raise ValueError("it has no checksum")
         data = stream.read()
     if hashlib.sha256(memoryview(data)[:body]).hexdigest().encode() != data[body + len(MARK) :]:

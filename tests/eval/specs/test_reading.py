@@ -46,7 +46,7 @@ def models(*labels: str, **keys: Any) -> list[ModelSpec]:
         ("", "line 1, column 1: not valid JSON"),
         ("[" * 100_000, "brackets are nested more than 64 deep"),
         ('{"label": "\\ud800"}', "no Unicode text: half of a surrogate pair"),
-        ('{"override_bpw_head": NaN}', "nan is no number that JSON has"),
+        ('{"override_bpw_head": NaN}', "nan is not a number in JSON"),
     ],
 )
 def test_refusals_name_file_number_and_label(tmp_path: Path, entries: Any, gold: str) -> None:
