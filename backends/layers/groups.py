@@ -1,8 +1,8 @@
-"""How a model's layers ran and kept keys and values, in groups of layers, and where that is not what was asked.
+"""Kernels and KV caches of a model, in groups of layers, and differences from the checkpoint's scheme.
 
-An engine describes every layer by a ``Layer``, and the cache of every attention layer by a ``KVCache``; the results
-carry groups of them.  A quantized cache costs a score nothing where prefill attends to the keys and values that have
-just been computed, and only writes the cache: such a row says so.
+An engine describes every layer by a ``Layer``, and the cache of every attention layer by a ``KVCache``; results have
+groups of them.  If prefill attends to the keys and values of its own step and only writes the quantized cache, the
+cache changes no score, and a note is added.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ EXPERTS = re.compile(r"\.experts(?:\.|$)")
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
 
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
-"""Weights that are not quantized, as torch and ggml call them."""
+"""Names of unquantized weights in torch and ggml."""
 LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
-"""Where the scales of a quantized cache come from: the checkpoint, nowhere, or the keys and values themselves."""
+"""Origin of the scales of a quantized cache: the checkpoint, none, or the keys and values themselves."""
 NO_CACHE = "no_kv_cache"
-"""The key under which the provenance of a model says why it has no KV cache."""
+"""The key in a model's provenance for the reason why it has no KV cache."""
 WITHOUT_CACHE = {NO_CACHE: "windows are scored whole, without one"}
 FIRST_STEP, SPARSE = "not in the first step", "sparse"
-"""When prefill does not read a quantized cache: for the tokens of its own step, which are all of a window that one step
-computes; or likewise, but only in windows no longer than what sparse attention selects."""
+"""When prefill does not read a quantized cache: for tokens of the same step (a whole window, if one step computes it);
+or only in windows that are not longer than the selection of sparse attention."""
 PREFILL_NOTES = {
     FIRST_STEP: "{attention} computes the first step of a window from unquantized keys and values, and only later "
     "steps read the KV cache in {stored} ({count} layers)",
@@ -43,20 +43,23 @@ PREFILL_NOTES = {
     "longer ones read the KV cache in {stored} ({count} layers)",
     UNKNOWN: "whether prefill in {attention} reads the KV cache in {stored} is not known ({count} layers)",
 }
-"""What is said of quantized caches that prefill does not read, or not as far as is known."""
+"""Notes on quantized caches that prefill does not read, or may not read."""
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """``count`` attention layers with caches alike, as an engine kept them.
+    """The caches of ``count`` attention layers of one kind.
 
-    ``layers``: the module's path, with ``*`` for its numbers where there are several; ``stored``: the number format of
-    keys and values ("bfloat16", "fp8"); ``scales``: ``LOADED``, ``ONE`` or ``DYNAMIC``, "" for a cache that is not
-    quantized; ``asked``: the number format that the checkpoint asks for where another one ran, else ""; ``attention``:
-    the engine's name for what reads it; ``prefill``: ``FIRST_STEP``, ``SPARSE`` or ``UNKNOWN``, "" where prefill reads
-    the cache or nothing is quantized; ``token_bytes``: what one token takes in each of these layers, with its scales,
-    on all GPUs together, None where the engine does not tell; ``window``: of how many tokens of a sequence, the last
-    ones, the cache holds no more, None for all; ``named``: whether the spec asks for ``stored`` by name.
+    Attributes:
+        layers: the module's path, with ``*`` for its numbers if there are several
+        stored: number format of keys and values ("bfloat16", "fp8")
+        scales: ``LOADED``, ``ONE`` or ``DYNAMIC``; "" for an unquantized cache
+        asked: number format in the checkpoint's config if another one ran, else ""
+        attention: the engine's name of the attention that reads the cache
+        prefill: ``FIRST_STEP``, ``SPARSE`` or ``UNKNOWN``; "" if prefill reads the cache or nothing is quantized
+        token_bytes: bytes per token and layer, with scales, on all GPUs together; None if unknown
+        window: number of last tokens of a sequence that the cache holds; None for all
+        named: True if the spec names the format ``stored``
     """
 
     layers: str
@@ -73,7 +76,7 @@ class KVCache:
 
 @cache
 def _validators() -> tuple[TypeAdapter[tuple[Layer, ...]], TypeAdapter[tuple[KVCache, ...]]]:
-    """Made when they are needed: 0.04 s that --help and a check need not wait."""
+    """Validators, built when needed, which takes 0.04 s."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(tuple[Layer, ...]), TypeAdapter(tuple[KVCache, ...])
@@ -86,7 +89,7 @@ def group_layers(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 
 def groups_to_json(groups: Iterable[Layer]) -> list[dict[str, Any]]:
-    """Groups as results.json has them: the layer's name is called "layers"."""
+    """Groups for results.json, where the layer's name is called "layers"."""
     return [{"layers": own.pop("name"), "count": own.pop("count"), **own} for own in map(asdict, groups)]
 
 
@@ -99,20 +102,20 @@ def groups_from_json(objects: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
 def deviation(asked: str, activations: str) -> str:
     """``asked``, the activations of a checkpoint's scheme, if ``activations`` ran in another number format; else "".
 
-    Another scaling of the same number format (static FP8 asked, dynamic FP8 ran) is no deviation.  Scales rounded up
-    to powers of two are one: on an H200 DeepGEMM's took an FP8 model's KLD from 0.026 to 0.053 (docs/measurements.md).
+    Another scaling of the same number format (static FP8 asked, dynamic FP8 ran) is not a deviation.  Scales rounded
+    up to powers of two are: they doubled the KLD of an FP8 model (docs/measurements.md).
     """
     rounded = has_rounded_scales(activations) and not has_rounded_scales(asked)
     return asked if rounded or number_format(asked) != number_format(activations) else ""
 
 
 def short_kernel_name(kernel: str) -> str:
-    """A kernel's class name without the words in which all such names end: MarlinNvFp4LinearKernel -> MarlinNvFp4."""
+    """A kernel's class name without its common ending: MarlinNvFp4LinearKernel -> MarlinNvFp4."""
     return SUFFIX.sub("", kernel) or kernel
 
 
 def kernel_of(groups: Sequence[Layer]) -> str:
-    """The short name of the kernel that ran most quantized layers, or most layers of a model without quantized ones.
+    """The short name of the kernel of most quantized layers, or of most layers if none is quantized.
 
     Experts come first: they hold most weights of a mixture.  Other kernels of quantized layers are counted: ``Marlin
     +1``.  Without groups the name is "".
@@ -130,7 +133,7 @@ def kernel_of(groups: Sequence[Layer]) -> str:
 
 
 def deviations(groups: Sequence[Layer]) -> list[str]:
-    """One clause for each way in which layers ran otherwise than their checkpoint asks."""
+    """One clause for each difference between the kernels of layers and the checkpoint's scheme."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for group in groups:
         if group.asked:
@@ -154,10 +157,7 @@ def deviations(groups: Sequence[Layer]) -> list[str]:
 
 
 def kv_cache_as_asked(cache: KVCache, asked: str, dtype: str) -> KVCache:
-    """A cache that says where it deviates.
-
-    ``asked`` is what ``schemes.kv_cache`` says of the checkpoint, ``dtype`` the model's.
-    """
+    """The cache with ``asked`` set if it deviates; ``asked``: ``schemes.kv_cache`` of the checkpoint's config."""
     wanted = number_format(asked) or dtype
     deviates = wanted not in (number_format(cache.stored), UNKNOWN)
     told = replace(cache, asked=wanted if deviates else "")
@@ -165,24 +165,24 @@ def kv_cache_as_asked(cache: KVCache, asked: str, dtype: str) -> KVCache:
 
 
 def group_kv_caches(caches: Iterable[KVCache]) -> tuple[KVCache, ...]:
-    """Groups of caches that differ in the numbers of their names only."""
+    """Groups of the caches that differ only in the numbers of their names."""
     counts = Counter(replace(cache, layers=NUMBER.sub("*", cache.layers)) for cache in caches)
     return tuple(replace(cache, count=count) for cache, count in counts.items())
 
 
 def kv_caches_from_json(objects: Any) -> tuple[KVCache, ...]:
-    """Groups from the objects that results.json has of them; ValueError for anything else."""
+    """Groups from the objects in results.json; ValueError for anything else."""
     return _validators()[1].validate_python(objects) if objects else ()
 
 
 def kv_formats(groups: Iterable[KVCache]) -> str:
-    """The number formats of a model's caches, the most frequent first: "fp8", "fp8 +bfloat16"; "" if none is known."""
+    """The number formats of a model's caches, the most frequent first: "fp8", "fp8 +bfloat16"; "" if unknown."""
     stored = (group.stored for group in groups for _ in range(group.count))
     return " +".join(name for name, _ in Counter(stored).most_common())
 
 
 def kv_token_bytes(groups: Sequence[KVCache]) -> float | None:
-    """Bytes that the caches of all layers take for one token; None if that is not known of every layer."""
+    """Bytes of one token in the caches of all layers; None if unknown for a layer."""
     sizes = [group.token_bytes for group in groups]
     known = [size for size in sizes if size is not None]
     counts = [group.count for group in groups]
@@ -190,16 +190,16 @@ def kv_token_bytes(groups: Sequence[KVCache]) -> float | None:
 
 
 def kv_windows(groups: Sequence[KVCache]) -> str:
-    """Which of a model's caches hold the last tokens only: "5 of 6 layers hold the last 1,024 tokens"; "" if none."""
+    """The caches that hold only the last tokens: "5 of 6 layers hold the last 1,024 tokens"; "" if none."""
     layers = sum(group.count for group in groups)
     limited = Counter(group.window for group in groups if group.window for _ in range(group.count))
     return ", ".join(f"{count} of {layers} layers hold the last {size:,} tokens" for size, count in limited.items())
 
 
 def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
-    """One clause for each way in which caches differ from what the checkpoint asks, or from what prefill reads.
+    """One clause for each difference between caches and the checkpoint's config, or cache that prefill does not read.
 
-    What the spec asks for by name is no deviation from the checkpoint: ``kv_notes`` tells it.
+    A format that the spec names is not a deviation: ``kv_notes`` has a note on it.
     """
     asked = [
         f"the checkpoint asks for a KV cache in {group.asked}, but keys and values were kept in {group.stored} "
@@ -212,8 +212,8 @@ def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
 
 
 def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
-    """What has to be said of caches that the spec chose, that have no calibrated scales, that the engine leaves in the
-    model's dtype (vLLM those of two layers at either end, with TurboQuant), or of which no layer tells.
+    """Notes on caches that the spec chose, that have no calibrated scales, that the engine leaves in the model's dtype
+    (with TurboQuant vLLM does so in two layers at either end), or that are unknown.
 
     ``told``: the engine's word for the number format of all caches.
     """

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, TypeVar
 
 Role = Literal["layer", "head", "embedding", ""]
-"""Where a module's bits belong; "" for what is no part of the text model's weights."""
+"""Where a module's bits belong; "" for modules outside the text model's weights."""
 T = TypeVar("T")
 
 EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
-"""The tensors that hold all experts of a layer at once: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ..."""
+"""Tensors with all experts of a layer: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ..."""
 EXPERT_PARTS = {
     None: "weight", "blocks": "weight_packed", "scales": "weight_scale", "scale": "weight_scale",
     "scale_inv": "weight_scale_inv",
@@ -25,9 +25,9 @@ EMBEDDINGS = {
 }  # fmt: skip
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
 HEADS = {"lm_head", "text_lm_head", "embed_out", "output_layer", "output_projection"}
-"""Names of heads, or of what encloses one, as in Phi."""
+"""Names of heads, or of modules that enclose one, as in Phi."""
 OUTER_HEADS, OUTER_EMBEDDINGS = {"output", "head", "ff_out"}, {"embed"}
-"""Names that mean head and embedding where nothing but names of ``OUTER`` stands before them."""
+"""Names that mean head and embedding if all steps before them are in ``OUTER``."""
 OUTER = {"model", "transformer", "language_model", "text_model", "llm"}
 CLASSIFIER = "score"
 ROUTERS = {"gate", "router", "shared_expert_gate"}
@@ -36,10 +36,10 @@ OTHER_TOWERS = re.compile(
     r"embed_tokens_extend|talker|token2wav|code2wav|tts|sound_encoder|sound_projection|sam_model|qwen2_model|aligner|"
     r"vit_downsampler2?|vte|gen_vision_model|gen_aligner|gen_head|gen_embed|whisper_encoder"
 )
-"""Steps of names of what is no text model, for where its root holds that too."""
+"""Steps of names of modules outside the text model, if its root holds them too."""
 LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 IN_LAYER = re.compile(r"(?:^|[._])(?:layers?|h|blocks?)\.\d{1,9}\.")
-"""Inside a decoder layer, where nothing is the head: OLMo's is called ff_out, as a matrix of each of its blocks is."""
+"""Names inside a decoder layer, which has no head: OLMo calls its head and a matrix of each block ff_out."""
 FUSED_AS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"), "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
@@ -52,7 +52,7 @@ FUSED = (
 )  # fmt: skip
 """Layers that share their input and are fused: the packed_modules_mapping of vLLM's language models, 0.26 to 0.33."""
 OWNERS = re.compile(r"^(?:(?:model|language_model|backbone)\.)+")
-"""What engines and checkpoints put before a language model's layers, each in its own order."""
+"""Prefixes of engines and checkpoints before a language model's layers."""
 PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "backbone.")
 EXPERT_LAYERS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
@@ -60,7 +60,7 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 
 
 def module_and_part(name: str) -> tuple[str, str]:
-    """A tensor's module and which part of the module it is: "weight", "scales", "weight.absmax", ..."""
+    """(module, part) of a tensor's name; the part is "weight", "scales", "weight.absmax", ..."""
     module, below, part = name.partition(".weight.")
     if below:  # bitsandbytes
         return module, f"weight.{part}"
@@ -80,9 +80,9 @@ def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def role_of(module: str, hidden_layers: int | None) -> Role:
-    """Where a module's bits belong, by its name; ``hidden_layers``: the decoder layers of the config, if it says.
+    """Where a module's bits belong, by its name; ``hidden_layers``: the config's number of decoder layers, if known.
 
-    Modules that only predict tokens further on (MTP) have a name of their own, or a number past the last layer's.
+    Modules for multi-token prediction are named ``mtp*``, or have a number beyond the last layer's.
     """
     steps, number = module.split("."), LAYER_NUMBER.search(f"{module}.")
     drafts = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
@@ -97,11 +97,11 @@ def role_of(module: str, hidden_layers: int | None) -> Role:
 
 
 def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> set[str]:
-    """The modules, but for heads, that lie outside the text model; empty where the text model is not found.
+    """The modules outside the text model, except heads; empty if the text model is not found.
 
-    Its root is the longest part before its embedding's name (the largest one's) under which numbered blocks lie.  Its
-    blocks are those with the fewest steps below: in Kimi-Audio ``model.layers``, and not ``model.encoder.layers``.
-    ``sizes``: module -> its bytes.
+    The root of the text model is the longest part before the name of the largest embedding that has numbered blocks
+    below it.  Its blocks are those with the fewest steps below the root: in Kimi-Audio ``model.layers``, and not
+    ``model.encoder.layers``.  ``sizes``: module -> its bytes.
     """
     roles = {name: role_of(name, hidden_layers) for name in sizes}
     embeddings = [name for name, role in roles.items() if role == "embedding"]
@@ -117,34 +117,34 @@ def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> s
     outside = {name for name, role in roles.items() if role != "head"
                and (name.split(".")[: len(root)] != root or depths.get(name, depth) > depth)}  # fmt: skip
     kept, every = (sum(sizes[name] for name in names) for names in (above.keys() - outside, above))
-    return outside if 4 * kept >= every else set()  # BLT's embedding lies in its small encoder of bytes
+    return outside if 4 * kept >= every else set()  # BLT's embedding is in its small encoder of bytes
 
 
 def is_expert(path: str) -> bool:
-    """Whether a layer is one of a mixture's experts, which have kernels of their own."""
+    """True if a layer is one of a mixture's experts, which have separate kernels."""
     return "experts" in path.split(".")
 
 
 def bare(layer: str) -> str:
-    """A layer's name without what engines and checkpoints put before it, and without vLLM's inner module of experts."""
+    """A layer's name without prefixes of engines and checkpoints, and without vLLM's inner module of experts."""
     return OWNERS.sub("", layer).removesuffix(".routed_experts")
 
 
 def spellings(layer: str) -> list[str]:
-    """A bare name as configs may spell it; for experts that an engine has as one layer, the names of the first one."""
+    """A bare name as configs may spell it; for experts in one layer of an engine, the names of the first expert."""
     inside = [f"{layer}.0.{part}" for part in EXPERT_LAYERS] if layer.endswith("experts") else []
     return [prefix + name for name in (layer, *inside) for prefix in PREFIXES]
 
 
 def upwards(name: str) -> Iterator[str]:
-    """A layer's name, and those of the modules that hold it, which a config may name in its place."""
+    """A layer's name, and the names of the modules that hold it, which a config may name instead."""
     while name:
         yield name
         name = name.rpartition(".")[0]
 
 
 def parts_of(path: str) -> list[str]:
-    """The paths that a checkpoint has for an engine's layer: its parts' if it is fused, else its own."""
+    """The paths in a checkpoint of an engine's layer: its parts' if it is fused, else its own."""
     parent, _, name = path.rpartition(".")
     return [f"{parent}.{part}" for part in FUSED_AS.get(name, (name,))] if parent else [path]
 

@@ -1,16 +1,13 @@
 """The noise floor: the same weights, with bf16-rounding noise on the residual stream after every decoder layer.
 
-Two engines that run the same weights round differently, and their difference is what a lossless scheme would show.
-``"noise": "bf16"`` makes such a difference on purpose: every element of every layer's output is multiplied in float32
-by 1 + SCALE * n, with n standard normal, and rounded to the dtype of the output.
+Two engines with the same weights round differently; a lossless scheme would show that difference.  ``"noise": "bf16"``
+makes such a difference: every element of every layer's output is multiplied in float32 by 1 + SCALE * n, with n
+standard normal, and rounded to the dtype of the output.
 
 The root mean square of a bf16 rounding is 0.85 * 2**-9 of the element (half a spacing over sqrt(3), mantissas spread
-logarithmically), so that 2**-9 is about one more rounding a layer; exllamav3's qbench takes the same.  Normal, because
-half a spacing of bf16 is 1 to 2 times 2**-9 of the element: uniform noise of +-2**-9 would be rounded away, all of it.
-SmolLM2-135M in bf16 on a CPU (Transformers, KLD over 2,044 tokens):
-
-    normal, 0.5, 1 and 2 times SCALE: 0.00163, 0.00207, 0.00294;  uniform, +-0.5, 1, 2 times SCALE: 0, 0, 0.00222
-    without noise, but in float32: 0.00111;  in vLLM: 0.00174
+logarithmically), so that 2**-9 is about one more rounding per layer; exllamav3's qbench uses the same scale.  The noise
+is normal because half a spacing of bf16 is 1 to 2 times 2**-9 of the element: rounding would remove uniform noise of
++-2**-9 completely.
 """
 
 from __future__ import annotations
@@ -30,16 +27,16 @@ if TYPE_CHECKING:
 
 SCALE = 2.0**-9
 VERSION = 2
-"""What follows from a seed; part of the key of a noise floor's token scores."""
+"""Version of the numbers that follow from a seed; part of the key of a noise floor's token scores."""
 TABLE = 1 << 22
-"""Numbers that a seed draws, on the CPU for every device.  A token's noise in a layer is a stretch of them, at a place
-of its own; of 512 pairs of stretches of 4,096 one overlaps, and there a number is the noise of other elements."""
+"""Numbers drawn from a seed, on the CPU for every device.  The noise of a token in a layer is a stretch of them.  One
+in 512 pairs of stretches of 4,096 overlaps; there a number is the noise of different elements."""
 TOKENS: ContextVar[torch.Tensor] = ContextVar("TOKENS")
-"""What ``mixed`` makes of the tokens and positions of the forward that runs, int64 [n]; every greenlet has its own."""
+"""Hashes (``mixed``) of the tokens and positions of the current forward, int64 [n]; one per greenlet."""
 
 
 class NoiseOptions(EngineOptions):
-    """The part of an ``engine`` object that asks for noise."""
+    """The options of noise in an ``engine`` object."""
 
     noise: Literal["bf16"] | None = None
     noise_seed: int | None = Field(None, ge=0, lt=1 << 20, strict=True)
@@ -49,7 +46,7 @@ OPTIONS = frozenset(NoiseOptions.model_fields)
 
 
 def seed_of(options: Mapping[str, Any]) -> int | None:
-    """The seed, if the options of an engine ask for noise; InputError if they do it wrongly."""
+    """The seed, or None if the options do not turn noise on; InputError for wrong options."""
     found = parse_options(NoiseOptions, {name: value for name, value in options.items() if name in OPTIONS})
     if found.noise is None and found.noise_seed is not None:
         raise InputError('engine.noise_seed: needs "noise": "bf16"')
@@ -57,7 +54,7 @@ def seed_of(options: Mapping[str, Any]) -> int | None:
 
 
 def provenance_of(seed: int | None) -> dict[str, Any]:
-    """The entries of a model's provenance that tell of its noise; none without noise."""
+    """The entries of a model's provenance about its noise; empty without noise."""
     if seed is None:
         return {}
     noise = {"kind": "bf16", "distribution": "normal, relative to each element", "scale": SCALE, "seed": seed}
@@ -68,11 +65,10 @@ def provenance_of(seed: int | None) -> dict[str, Any]:
 class Noise:
     """Noise on the outputs of ``layers`` (number -> module) from now until ``remove``.
 
-    The noise of an element follows from the seed, its layer, its token, the token's position in its window and its
-    place in the state, and from nothing else: not from what was scored before, other windows of a batch, or the rank.
-    The same beginning of two windows has the same noise, as an engine rounds it the same.  ``begin`` says what tokens
-    a forward has.  ``pairs``: a layer may return (hidden states, residual), as vLLM's layers do; otherwise only the
-    first of several tensors gets noise.
+    The noise of an element depends only on the seed, its layer, its token, the token's position in its window and its
+    place in the state.  It does not depend on earlier windows, other windows of a batch, or the rank.  ``begin`` sets
+    the tokens of a forward.  ``pairs``: a layer may return (hidden states, residual), as vLLM's layers do; without it
+    only the first of several tensors gets noise.
     """
 
     def __init__(self, layers: Mapping[int, Any], seed: int, *, pairs: bool = False) -> None:
@@ -101,15 +97,14 @@ class Noise:
         if not known or not 1 <= len(stream) <= 2 or any(part.shape != stream[0].shape for part in stream):
             found = ", ".join(str(tuple(getattr(part, "shape", [type(part).__name__]))) for part in parts)
             raise ModelError(f"engine.noise: layer {number} returns {found}, not one tensor or two of a shape")
-        # vLLM's next layer adds the two, or takes the first and forgets the other (Cohere, EXAONE 4): the same factor
-        # on both is the stream's factor either way. SmolLM2, which adds, 2,044 tokens: KLD 0.00186, against
-        # 0.00195 for noise on their sum in place of both, and 0.00152 for noise on the hidden states alone.
+        # vLLM's next layer adds the two, or uses the first only (Cohere, EXAONE 4): the same factor on both is the
+        # stream's factor either way.
         factor = self.factor(number, stream[0])
         noisy = tuple(None if part is None else (factor * part).to(part.dtype) for part in parts[:end])
         return (*noisy, *parts[end:]) if isinstance(output, tuple) else noisy[0]
 
     def factor(self, number: int, like: torch.Tensor) -> torch.Tensor:
-        """1 + SCALE * n, float32, in the shape of ``like``, of which one dimension is that of the tokens."""
+        """1 + SCALE * n, float32, in the shape of ``like``, one of whose dimensions is the tokens."""
         tokens = TOKENS.get(None)
         if tokens is None or len(tokens) not in like.shape:
             count = "unknown" if tokens is None else len(tokens)
@@ -124,13 +119,13 @@ class Noise:
         return stretches[places].view(len(tokens), *rest).movedim(0, axis)
 
     def missed(self) -> str:
-        """Which layer has run without noise, once all have run; empty if none."""
+        """An error if a layer has run without noise, after all have run; else empty."""
         if not self.silent:
             return ""
         return f"engine.noise: layer {min(self.silent)} has run without it; this model cannot be given noise"
 
     def remove(self) -> str:
-        """No noise from here on; returns ``missed``."""
+        """Stop the noise; returns ``missed``."""
         for handle in self.handles:
             handle.remove()
         return self.missed()

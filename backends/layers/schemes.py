@@ -1,12 +1,11 @@
-"""What a checkpoint's quantization config asks of its layers and its KV cache, in words that all engines share.
+"""Schemes of layers and KV cache in a checkpoint's quantization config, in words that all engines share.
 
-Weights and activations are each described by a number format and by how finely it is scaled: ``int4 g128``, ``int8
-channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``; `` 2:4`` at the end says that two of four
-weights are zero and not stored, `` e8m0`` that scales are powers of two where the format does not say so itself.
+Weights and activations are described by a number format and the granularity of its scales: ``int4 g128``, ``int8
+channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  `` 2:4`` at the end means that two of four
+weights are zero and not stored, `` e8m0`` that scales are powers of two in a format that does not require it.
 
-``declared`` reads a config, by one reader a ``quant_method``.  It says what a *quantized* layer has; which layers are
-left alone, a checkpoint's tensors say.  What a config does not state in words that are known here is None, never a
-guess.  No engine, no torch.
+``declared`` reads a config, with one reader per ``quant_method``.  It returns the scheme of *quantized* layers; the
+checkpoint's tensors show which layers are quantized.  Unknown words give None, never a guess.  No engine, no torch.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from compare_q.backends.layers.names import bare, parts_of, spellings, upwards
 UNKNOWN = "unknown"
 Config = Mapping[str, Any]
 POWERS_OF_TWO = "e8m0"
-"""The last word where scales were rounded up to powers of two."""
+"""The last word if scales were rounded up to powers of two."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Weights and activations of a quantized layer; ``activations`` is "" where they keep the model's dtype."""
+    """Weights and activations of a quantized layer; ``activations`` is "" if they keep the model's dtype."""
 
     weights: str
     activations: str = ""
@@ -36,10 +35,10 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a checkpoint asks of each of its layers: one scheme for all, others by name or by pattern.
+    """The schemes of a checkpoint's layers: one for all, others by name or by pattern.
 
-    ``exact``: name of a layer, as ``bare`` gives it -> scheme; ``patterns``: the first that matches a name's beginning
-    counts; ``default``: every other quantized layer.  None: not known.
+    ``exact``: name of a layer, as ``bare`` returns it -> scheme; ``patterns``: the first that matches the beginning of
+    a name counts; ``default``: every other quantized layer.  None means unknown.
     """
 
     default: Scheme | None = None
@@ -47,7 +46,7 @@ class Declared:
     patterns: tuple[tuple[re.Pattern[str], Scheme | None], ...] = ()
 
     def of(self, layer: str) -> Scheme | None:
-        """The scheme of one layer, by the name that a checkpoint or an engine has for it, fused or not."""
+        """The scheme of one layer, by its name in the checkpoint or in an engine, fused or not."""
         paths = [layer] if bare(layer) in self.exact else parts_of(layer)
         schemes = {self._of_part(path) for path in paths}
         return schemes.pop() if len(schemes) == 1 else None
@@ -68,7 +67,7 @@ class Declared:
 
 
 ROUTED = re.compile(r"(?:^|.*\.)experts(?:\.|$)")
-"""The experts among which a router chooses; shared experts have another name."""
+"""Experts that a router chooses; shared experts have another name."""
 MX = "mxfp8 g32"
 ALGORITHMS = {
     "NVFP4": Scheme("nvfp4 g16", "nvfp4 g16"),
@@ -79,12 +78,12 @@ ALGORITHMS = {
     "FP8_PB_WO": Scheme("fp8 block 128x128"),
     "MXFP8": Scheme(MX, MX),
 }
-"""``quant_algo`` of NVIDIA ModelOpt.  The WO of FP8_PB_WO is "weight only": ModelOpt's recipe of that name disables the
-quantizer of the activations, which vLLM 0.32 rounds to FP8 all the same."""
+"""``quant_algo`` of NVIDIA ModelOpt.  FP8_PB_WO is weight-only in ModelOpt's recipe; vLLM 0.32 rounds its activations
+to FP8 nevertheless."""
 
 
 def has_rounded_scales(described: str) -> bool:
-    """Whether scales are powers of two in a format that need not have such scales: "fp8 g128 e8m0"."""
+    """True if scales are powers of two in a format that does not require it: "fp8 g128 e8m0"."""
     return described.endswith(f" {POWERS_OF_TWO}")
 
 
@@ -94,7 +93,7 @@ def number_format(described: str) -> str:
 
 
 def with_group_size(name: str, group_size: Any) -> str:
-    """``int4 g128``; ``int4 channel`` where the group is a whole row of the weights (-1, 0 or None)."""
+    """``int4 g128``; ``int4 channel`` if the group is a whole row of the weights (-1, 0 or None)."""
     return f"{name} g{group_size}" if isinstance(group_size, int) and group_size > 0 else f"{name} channel"
 
 
@@ -118,26 +117,26 @@ def args_text(args: Any) -> str:
 
 
 def sizes_text(sizes: Any) -> str:
-    """``128x128``; "" for what is no list."""
+    """``128x128``; "" for anything but a list."""
     return "x".join(map(str, sizes)) if isinstance(sizes, list | tuple) else ""
 
 
 def block_scheme(sizes: Any, scale_format: Any = None) -> Scheme | None:
-    """FP8 weights in blocks of ``sizes``, and activations in groups as long as a block; None for what are no sizes.
+    """FP8 weights in blocks of ``sizes``, activations in groups as long as a block; None if ``sizes`` is not a list.
 
-    ``scale_format``: "ue8m0" where the checkpoint (DeepSeek's) asks for scales that are powers of two.
+    ``scale_format``: "ue8m0" if scales are powers of two (DeepSeek).
     """
     rounded = f" {POWERS_OF_TWO}" if scale_format == "ue8m0" else ""
     return Scheme(f"fp8 block {sizes_text(sizes)}", f"fp8 g{sizes[-1]}{rounded}") if sizes_text(sizes) else None
 
 
 def objects_in(value: Any) -> list[Mapping[str, Any]]:
-    """The objects among an object's values; none of anything else."""
+    """The objects among an object's values; empty for anything else."""
     return [entry for entry in value.values() if isinstance(entry, Mapping)] if isinstance(value, Mapping) else []
 
 
 def at(value: Any, key: str) -> Any:
-    """What an object has under a key; None if it has nothing there, or ``value`` is no object."""
+    """The value of an object under a key; None if there is none, or ``value`` is not an object."""
     return value.get(key) if isinstance(value, Mapping) else None
 
 
@@ -148,9 +147,9 @@ def part(owner: Any, key: str) -> Mapping[str, Any]:
 
 
 def quark(spec: Any, line: str) -> str:
-    """A tensor's spec of AMD Quark, or the two of a tensor with scales of scales; "" for none, "unknown" for others.
+    """A tensor's spec of AMD Quark, or a list of two if scales have scales; "" for none, "unknown" for others.
 
-    ``line`` is the word for one scale a row: "channel" of weights, "token" of activations.
+    ``line`` is the word for one scale per row: "channel" for weights, "token" for activations.
     """
     if not spec:
         return ""
@@ -173,10 +172,10 @@ def quark(spec: Any, line: str) -> str:
 
 
 def kv_cache(config: Mapping[str, Any]) -> str:
-    """How a checkpoint asks for its keys and values to be cached: "fp8 tensor", ...; "" in the model's dtype.
+    """The format of keys and values in a checkpoint's config: "fp8 tensor", ..., "unknown"; "" for the model's dtype.
 
-    "unknown" for what is stated in words that are not known here.  compressed-tensors and ModelOpt have
-    ``kv_cache_scheme``, ModelOpt's hf_quant_config.json ``kv_cache_quant_algo``, and Quark what k_proj puts out.
+    compressed-tensors and ModelOpt have ``kv_cache_scheme``, ModelOpt's hf_quant_config.json has
+    ``kv_cache_quant_algo``, and Quark the output of k_proj.
     """
     stated = config.get("kv_cache_scheme")
     if isinstance(stated, Mapping):
@@ -195,7 +194,7 @@ def kv_cache(config: Mapping[str, Any]) -> str:
 def by_name(default: Scheme | None, schemes: Mapping[str, Scheme | None]) -> Declared:
     """One scheme for all layers, and others by a layer's name, with ``*``, or by ``re:`` and a regular expression.
 
-    An expression that is none names no layer.
+    An invalid expression matches no layer.
     """
     exact, patterns = {}, []
     for name, scheme in schemes.items():
@@ -209,7 +208,7 @@ def by_name(default: Scheme | None, schemes: Mapping[str, Scheme | None]) -> Dec
 
 
 def declared(config: Config) -> Declared:
-    """What a ``quantization_config`` asks for; an empty ``Declared`` if its method is not known here."""
+    """The schemes of a ``quantization_config``; an empty ``Declared`` if its method is unknown."""
     method = str(config.get("quant_method", "")).lower().removesuffix("_marlin")  # older AutoGPTQ and AutoAWQ
     method = "modelopt" if method.startswith("modelopt") else method  # vLLM: modelopt_fp4, modelopt_mixed
     reader = READERS.get(method.removeprefix("intel/"))
@@ -234,7 +233,7 @@ def gptq_or_awq(config: Config) -> Declared:
 
 
 def auto_round(config: Config) -> Declared:
-    """Intel's auto-round, which vLLM calls inc; ``extra_config`` has a layer's name, or a pattern, and what differs."""
+    """Intel's auto-round, called inc in vLLM; ``extra_config``: name or pattern of layers -> differing keys."""
 
     def scheme(own: Config) -> Scheme | None:
         bits, group = own.get("bits"), own.get("group_size")
@@ -262,7 +261,7 @@ def auto_round(config: Config) -> Declared:
 
 
 def auto_round_float(data_type: Any, bits: int, group: Any) -> str:
-    """A float format of auto-round: mx_fp and nv_fp have groups of their own, and fp8 may have blocks."""
+    """A float format of auto-round: mx_fp and nv_fp have fixed groups, and fp8 may have blocks."""
     name = str(data_type)
     if name.startswith("mx_fp") and bits in (4, 8):
         return f"mxfp{bits} g32"
@@ -297,9 +296,9 @@ def compressed(config: Config) -> Declared:
 
 
 def fp8(config: Config) -> Declared:
-    """FP8 as DeepSeek, Qwen and vLLM name it; DeepSeek-V4's experts are MXFP4, with FP8 activations, or NVFP4.
+    """FP8 of DeepSeek, Qwen and vLLM; DeepSeek-V4's experts are MXFP4, with FP8 activations, or NVFP4.
 
-    ``expert_dtype`` is a key of the model's config, which ``CheckpointConfig.quantization`` brings along.
+    ``expert_dtype`` is a key of the model's config, which ``CheckpointConfig.quantization`` adds.
     """
     if sizes := config.get("weight_block_size"):
         default = block_scheme(sizes, config.get("scale_fmt"))
@@ -312,7 +311,7 @@ def fp8(config: Config) -> Declared:
 
 
 def w4afp8(config: Config) -> Declared:
-    """SGLang's: int4 experts with FP8 activations, everything else FP8 in blocks; its variants are not known here."""
+    """SGLang's: int4 experts with FP8 activations, everything else FP8 in blocks; other variants are unknown."""
     group, scheme = config.get("group_size", 128), config.get("moe_activation_scheme", "static")
     if config.get("moe_weight_format", "int4") != "int4" or config.get("linear_weight_format", "fp8") != "fp8":
         return Declared()
@@ -321,7 +320,7 @@ def w4afp8(config: Config) -> Declared:
 
 
 def bitsandbytes(config: Config) -> Declared:
-    """4 bits in groups of 64, or 8 bits with a scale a row."""
+    """4 bits in groups of 64, or 8 bits with one scale per row."""
     if config.get("load_in_4bit"):
         return Declared(Scheme(f"{config.get('bnb_4bit_quant_type', 'fp4')} g64"))
     return Declared(Scheme("int8 channel", "int8 token"))
@@ -346,7 +345,7 @@ def amd_quark(config: Config) -> Declared:
 
     named = part(config, "layer_quant_config").items()
     linear = part(config, "layer_type_quant_config").get("Linear") or config.get("global_quant_config")
-    # What has no weight is said of the KV cache.
+    # Entries without a weight are about the KV cache.
     return by_name(scheme(linear), {name: scheme(own) for name, own in named if at(own, "weight")})
 
 
@@ -364,7 +363,7 @@ def torchao(config: Config) -> Declared:
 
 
 def torchao_scheme(config: Config) -> Scheme | None:
-    """One config object of torchao; None for a class, or for a granularity, that is not known here."""
+    """One config object of torchao; None for an unknown class or granularity."""
     data = part(config, "_data")
     group = data.get("group_size")
     int8, fp8_weights = grained("int8", data.get("granularity")), grained("fp8", data.get("granularity"))
@@ -390,7 +389,7 @@ def torchao_scheme(config: Config) -> Scheme | None:
 
 
 def grained(name: str, granularity: Any) -> str:
-    """A number format with torchao's granularity, the same for activations and weights; a row if none is said."""
+    """A number format with torchao's granularity, the same for activations and weights; a row by default."""
     several = granularity if isinstance(granularity, list) and granularity else [granularity]
     grain = several[0] if several.count(several[0]) == len(several) else None
     size = part(grain, "_data").get("group_size")
