@@ -102,17 +102,14 @@ def test_cleared_scores_are_not_shown_by_a_later_run(
     assert not before & after
 
 
-PICTURE = "for the picture of -p (or -pf FILE), which was not asked for"
-
-
 @pytest.mark.parametrize(
     ("flags", "out", "err"),
     [
         ([], "windows of 100 every 100 tokens: 9 windows, 891 scored tokens, of a text of 1,000 tokens", ""),
         (["-r", "2"], "windows of 100 every 100 tokens: 2 windows, 198 scored tokens, of a text of 1,000 tokens", ""),
         (["-m", "other.json"], "b: fake (built in), none", "no KL divergence: no model is the reference"),
-        (["-dark"], "9 windows", f"-dark: {PICTURE}"),
-        (["-v", "-mx", "8"], "9 windows", f"-v, -mx: {PICTURE}"),
+        (["-dark"], "9 windows", "-dark"),
+        (["-v", "-mx", "8"], "9 windows", "-v, -mx"),
         (["-v", "-p"], "9 windows", ""),
     ],
 )
@@ -127,7 +124,7 @@ def test_a_check(
     assert ran.status == 0, ran.err
     assert out in ran.out
     assert ran.err.startswith(err)
-    assert err or "picture" not in ran.err
+    assert err or "-v" not in ran.err
 
 
 @pytest.mark.parametrize(
