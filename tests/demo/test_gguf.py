@@ -10,7 +10,7 @@ import torch
 from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 
-from demo import gguf_writer, smollm2
+from demo import gguf_writer
 from tests.support.llama_cpp import needs_llama_cpp
 from tests.support.toy import TOY_VOCAB
 
@@ -49,25 +49,6 @@ def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
     scores = torch.log_softmax(torch.tensor(model.scores[: len(tokens)]), -1)
     model.close()
     return scores
-
-
-@pytest.mark.engine
-def test_the_unpacked_model_as_f32_is_the_wheels_file(tmp_path: Path) -> None:
-    """What the base is made from, before it is equalized: back in GGUF it has the tensors of the wheel's Q4_1 file."""
-    smollm2.base_model().save_pretrained(tmp_path / "unpacked")
-    gguf_writer.write_gguf(tmp_path / "unpacked", tmp_path / "f32.gguf", "F32")
-    written, wheel = read(tmp_path / "f32.gguf"), read(smollm2.find_gguf())
-    assert written.keys() == wheel.keys()
-    for name, values in wheel.items():
-        assert np.array_equal(written[name], values), name
-    ours, theirs = (
-        {key: field.contents() for key, field in GGUFReader(str(file)).fields.items()}
-        for file in (tmp_path / "f32.gguf", smollm2.find_gguf())
-    )
-    same = [key for key in theirs if key.startswith(("tokenizer.", "llama.", "general.architecture"))]
-    assert len(same) == 23
-    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
-    assert ours["general.file_type"] == 0
 
 
 @needs_llama_cpp

@@ -21,22 +21,6 @@ def quantize() -> Any:
     return pytest.importorskip("demo.quantize", reason="compressed_tensors is not installed", exc_type=ImportError)
 
 
-def test_scales_of_blocks_by_hand(quantize: Any) -> None:
-    """256 x 128 weights in blocks of 128 x 128: the largest of each is 448 times its scale.  Others are refused."""
-    from compressed_tensors.quantization import preset_name_to_scheme
-
-    args = preset_name_to_scheme("FP8_BLOCK", ["Linear"]).weights
-    layer = torch.nn.Linear(128, 256)
-    layer.weight.data.zero_()
-    layer.weight.data[3, 5], layer.weight.data[200, 7] = -44.8, 896.0
-    layer.weight_scale = torch.nn.Parameter(torch.zeros(2, 1))
-    quantize.round_to_nearest(layer, args, None)
-    assert torch.allclose(layer.weight_scale, torch.tensor([[0.1], [2.0]]))
-    layer.weight = torch.nn.Parameter(torch.ones(256, 64))
-    with pytest.raises(ValueError, match=r"\(256, 64\) weights do not divide into blocks of 128 x 128"):
-        quantize.round_to_nearest(layer, args, None)
-
-
 def global_scales(folder: Path) -> dict[str, float]:
     """The global scales in a checkpoint, by tensor name."""
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
@@ -99,17 +83,3 @@ def test_checkpoints_load_and_resemble_the_original(
             for folder in (toy_model, quantized(preset, group_size))
         )
     assert 0.01 < (rounded - original).norm() / original.norm() < error
-
-
-def test_rounding_is_to_the_nearest_step(quantized: Callable[..., Path], toy_model: Path) -> None:
-    """No weight moves by more than half a step, and what bf16 adds to 8 steps (weight / scale, scale: 2^-9 each)."""
-    from transformers import AutoModelForCausalLM
-
-    name = "model.layers.0.mlp.down_proj"
-    original = AutoModelForCausalLM.from_pretrained(toy_model).get_submodule(name).weight.detach().float()
-    with safe_open(quantized("W4A16", 32) / "model.safetensors", framework="pt") as tensors:
-        packed = tensors.get_tensor(f"{name}.weight_packed")
-        scale = tensors.get_tensor(f"{name}.weight_scale").float().repeat_interleave(32, dim=1)
-    nibbles = torch.stack([(packed >> (4 * i)) & 0xF for i in range(8)], dim=-1).reshape(original.shape)
-    restored = (nibbles.float() - 8) * scale
-    assert ((restored - original).abs() <= (0.5 + 2 * 8 / 2**9) * scale).all()

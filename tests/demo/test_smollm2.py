@@ -22,20 +22,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("The rays of light", ["The", "Ġrays", "Ġof", "Ġlight"]),
-        ("in 1704", ["in", "Ġ", "1", "7", "0", "4"]),
-        ("<|im_start|>user", ["<|im_start|>", "user"]),
-    ],
-)
-def test_tokens(tokenizer: Any, text: str, pieces: list[str]) -> None:
-    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_a_model_is_made_once_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file or a folder: made again only after a failure, or when it is gone."""
 

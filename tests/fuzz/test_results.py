@@ -20,7 +20,6 @@ from compare_q.backends.common.messages import CONTROL
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.messages import Ended, Failed, Ready, Returned, Told, encoded, parse_message
 from compare_q.eval.report import page
 from compare_q.eval.results import combine, flat, results_json
 from compare_q.eval.results.run_result import Results, TextResult
@@ -96,23 +95,12 @@ def test_results(folder: Path, random: Random) -> None:
             show(combined, folder)
 
 
-MESSAGES = [
-    json.loads(encoded(each))
-    for each in (Ready(1, ("a", "b")), Told("say", "1"), Returned("2"), Failed("y"), Ended(-9))
-]
 WINDOW = Window.scored_from(0, np.arange(9, dtype=np.int32))
 SCORES = TokenScores(0, np.linspace(-9, 0, 8, dtype=np.float32), top1=np.zeros(8, np.bool_))
 STORE = Manifest(
     identity={"model": "m"}, contents="states", reason="", head=Head(9, "bfloat16"), made=True,
     files={f"row.000000.{'0' * 40}.safetensors": 9},
 )  # fmt: skip
-
-
-@fuzzed
-@given(random=randoms)
-def test_messages(random: Random) -> None:
-    line = damaged(random.choice(MESSAGES), random)
-    answer_of(lambda: parse_message(line if random.random() < 0.5 else damaged_bytes(line, random)))
 
 
 @fuzzed

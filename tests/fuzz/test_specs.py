@@ -77,12 +77,3 @@ def test_model_specs(folder: Path, random: Random) -> None:
     specs = answer_of(lambda: reading.load_model_specs([file]))
     if specs is not None:
         answer_of(lambda: use(specs))
-
-
-@fuzzed
-@given(random=randoms)
-def test_rows_of_a_text(folder: Path, random: Random) -> None:
-    lines = [damaged({"text": "some words", "id": 1, "meta": {"a": [1]}}, random) for _ in range(random.randint(1, 3))]
-    (folder / "rows.jsonl").write_bytes(b"\n".join(lines))
-    spec = reading.parse_data_spec({**DATA, "path": "rows.jsonl"}, folder / "data.json")
-    answer_of(lambda: corpus.load_texts(spec, Progress(quiet=True)))

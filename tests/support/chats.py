@@ -23,13 +23,6 @@ MARKED = """\
 
 UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 
-DATED = """\
-{{- 'Today: ' + strftime_now('%d %b %Y') + '\\n' }}
-{%- for m in messages %}
-{%- if m.role == 'assistant' %}{{ ' ' + (m.content or m.tool_calls[0].function.name + '()') | trim + '<|end|>' }}
-{%- else %}{{ '[' + m.role + ']' + m.content | trim + '[/' + m.role + ']' }}{% endif %}
-{%- endfor %}"""
-"""Without marks and without a header of answers, as Mistral's, and with today's date, as Llama 3.2's."""
 
 THINKING = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}

@@ -66,10 +66,6 @@ def draw(points: list[Point], **keys: Any) -> Figure:
     )
 
 
-def legend_of(figure: Figure) -> Any:
-    return figure.axes[0].get_legend()
-
-
 KLDS = [Point("bf16", 16, 0.0, "reference"), Point("vLLM bf16", 16, 0.0004, "0.00040"),
         Point("vLLM FP8", 8, 0.02, "0.02000"), Point("vLLM W4A16", 4.5, 0.3, "0.30000")]  # fmt: skip
 

@@ -69,11 +69,6 @@ def with_failed_text(result: Results, name: str, error: str) -> Results:
     return replace(result, texts=tuple(TextResult(name, error=error) if t.name == name else t for t in result.texts))
 
 
-def with_text(result: Results, text: TextResult) -> Results:
-    """The results with another result for a text of that name."""
-    return replace(result, texts=tuple(text if t.name == text.name else t for t in result.texts))
-
-
 def with_answers(text: TextResult, **right: str) -> TextResult:
     """The text as answers to questions of two answers each; ``right``: a digit for each question, by a model's label.
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig
@@ -40,22 +38,6 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
 )  # fmt: skip
 def test_context_length(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).context == gold
-
-
-@pytest.mark.parametrize(
-    ("config", "gold"),
-    [
-        ({"vocab_size": 32000}, 32000),
-        ({"vocab_size": 5, "text_config": {"vocab_size": 256000}}, 256000),
-        ({"vocab_size": 5, "llm_config": {"vocab_size": 256000}}, 256000),
-        ({"language_config": {"vocab_size": 256000}, "llm_config": None}, 256000),
-        ({"thinker_config": {"text_config": {"vocab_size": 256000}}}, 256000),
-        ({"vocab_size": 5, "thinker_config": [], "llm_config": "x"}, 5),
-        ({}, None),
-    ],
-)
-def test_vocabulary(config: dict[str, Any], gold: int | None) -> None:
-    assert CheckpointConfig(config).vocab_size == gold
 
 
 FP8, GPTQ = {"quant_method": "fp8"}, {"quant_method": "gptq", "bits": 4}
@@ -102,18 +84,6 @@ def test_quantization_in_a_legacy_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_kv_numbers(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).kv_numbers == gold
-
-
-def test_weights_that_the_config_names_are_refused(tmp_path: Path) -> None:
-    """Transformers would load them, and other engines the files of the usual names."""
-    folder = write_checkpoint(tmp_path, ENDS, {"transformers_weights": "other.safetensors"})
-    assert "transformers_weights: other.safetensors: not every engine" in refusal(CheckpointConfig.read, folder)
-    usual = {"transformers_weights": "model.safetensors", "text_model_id": None}
-    write_checkpoint(tmp_path, ENDS, usual)
-    assert CheckpointConfig.read(folder).vocab_size is None
-    for key in ("text_model_id", "audio_model_id"):
-        write_checkpoint(tmp_path, ENDS, usual | {key: "owner/other"})
-        assert f"{key}: owner/other: not every engine" in refusal(CheckpointConfig.read, folder)
 
 
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
@@ -168,16 +138,6 @@ def test_experts_are_compared_one_by_one(tmp_path: Path) -> None:
     assert "model_dir: mlp.experts.4: gate_proj and up_proj have unequal" in refusal(
         check, write(tmp_path / "x", experts)
     )
-
-
-def test_stacked_experts_have_a_scale_each(tmp_path: Path) -> None:
-    experts = {}
-    for leaf, scales in (("gate_proj", (1.0, 2.0)), ("up_proj", (3.0, 4.0))):
-        experts[f"mlp.experts.{leaf}.weight_packed"] = torch.zeros(1, 1, dtype=torch.uint8)
-        experts[f"mlp.experts.{leaf}.weight_global_scale"] = torch.tensor(scales)
-    folder = write(tmp_path / "x", {})
-    save_file(experts, folder / "model.safetensors")
-    check(folder)
 
 
 def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:

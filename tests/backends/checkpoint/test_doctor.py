@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compare_q.backends.checkpoint import contents, doctor
+from compare_q.backends.checkpoint import doctor
 from compare_q.backends.checkpoint.contents import Contents, compare
-from compare_q.backends.checkpoint.doctor import Report, Target, examine, folder_facts
+from compare_q.backends.checkpoint.doctor import Report, Target, examine
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.tokenizers import Difference, Tokens, differences, of_folder
 from tests.support.broken import FAULTS, good
@@ -111,27 +110,6 @@ def test_configs_that_ask_for_input_scales(tmp_path: Path, quantization: dict[st
     assert [found.severity for found in doctor.input_scales(checkpoint)] == (["wrong"] if asked else [])
 
 
-@pytest.mark.parametrize(("name", "said"), [("language_model.output", "the head"), ("embed", "the embedding")])
-def test_ends_are_known_by_the_names_by_which_they_are_sized(tmp_path: Path, name: str, said: str) -> None:
-    checkpoint = Checkpoint(
-        write_checkpoint(tmp_path, {f"{name}.weight": ("I8", 10, 4), f"{name}.weight_scale": ("F32", 1)})
-    )
-    (finding,) = doctor.unexpected_quantization(checkpoint)
-    assert (finding.where, finding.what.startswith(said)) == (f"model.safetensors: {name}", True)
-    assert [what for what, _ in folder_facts(checkpoint) if what in said] == [said.removeprefix("the ")]
-
-
-def test_stacked_experts_have_parts_of_their_own_names(tmp_path: Path) -> None:
-    """ModelOpt's Llama 4; its scales of activations are ``experts.down_proj_input_scale``."""
-    name = f"{EXPERTS}.down_proj"
-    entries: Entries = {name: ("F8_E4M3", 2, 8, 4), f"{name}_weight_scale": ("F32", 2), f"{name}_input_scale": ("F32",)}
-    checkpoint = Checkpoint(write_checkpoint(tmp_path, entries))
-    (finding,) = doctor.input_scales(checkpoint)
-    assert finding.where == f"model.safetensors: {name}.input_scale"
-    assert finding.what == "the scale of its activations is zero"
-    assert checkpoint.described(name) == "fp8 tensor"
-
-
 @pytest.mark.parametrize(("last", "said"), [("W4A16_NVFP4", 0), ("NVFP4", 1)])
 def test_a_config_says_which_layers_take_16_bits(tmp_path: Path, last: str, said: int) -> None:
     """Layers of one kind, of which the last has no scale of its activations."""
@@ -158,14 +136,6 @@ def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], met
     config = {"quantization_config": {"quant_method": method}}
     found = list(doctor.kv_scales(Checkpoint(write_checkpoint(tmp_path, entries, config, stored))))
     assert [each.severity for each in found] == ([said] if said else [])
-
-
-def test_a_config_that_asks_for_kv_scales_which_are_not_there(tmp_path: Path) -> None:
-    config = {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
-    folder = write_checkpoint(tmp_path, {"lm_head.weight": ("BF16", 4, 4)}, config)
-    (found,) = doctor.kv_scales(Checkpoint(folder))
-    assert found.where == "config.json: quantization_config"
-    assert found.severity == "warning"
 
 
 def test_quantized_against_the_config(tmp_path: Path) -> None:
@@ -211,42 +181,6 @@ def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
         ("warning", "chat template")
     ]
     assert tokens_found(of_folder(tmp_path), reference)[0] == ("warning", "tokenizer.json")
-
-
-PREPEND = {"type": "Prepend", "prepend": "▁"}
-REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
-LLAMA = {"normalizer": {"type": "Sequence", "normalizers": [PREPEND, REPLACE]}, "pre_tokenizer": None}
-TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": each, "type_id": 0}} for each in "AB"], "special_tokens": {}}  # fmt: skip
-
-
-def tokenizer_of(folder: Path, **rules: Any) -> Tokens:
-    """A tokenizer.json with a few tokens of Llama 2 and these rules."""
-    model = {"type": "BPE", "unk_token": "<unk>", "vocab": {"<unk>": 0, "▁": 1, "e": 2, "▁e": 3, "l": 4},
-             "merges": ["▁ e"]}  # fmt: skip
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model, **rules}))
-    return of_folder(folder)
-
-
-@pytest.mark.parametrize(
-    ("rules", "said"),
-    [
-        ({"normalizer": None, "pre_tokenizer": METASPACE}, ""),  # as Transformers 5 saves Llama 2 again
-        ({**LLAMA, "post_processor": TEMPLATE, "truncation": {"max_length": 1, "strategy": "LongestFirst",
-          "direction": "Right", "stride": 0}}, ""),
-        ({**LLAMA, "decoder": {"type": "Fuse"}}, ""),
-        ({**LLAMA, "normalizer": REPLACE}, "its normalizer is not the reference's: text becomes other tokens"),
-        ({"normalizer": {"type": "Lowercase"}}, "its normalizer is not the reference's: text"),
-        ({**LLAMA, "pre_tokenizer": {"type": "none-such"}}, "its pre_tokenizer is not the reference's, and they"),
-    ],
-)  # fmt: skip
-def test_rules_that_are_written_otherwise(tmp_path: Path, rules: dict[str, Any], said: str) -> None:
-    """Only those that cut text otherwise are wrong."""
-    found = list(differences(tokenizer_of(tmp_path / "a", **rules), tokenizer_of(tmp_path / "b", **LLAMA)))
-    assert [each.severity for each in found] == ([] if not said else ["warning" if "they" in said else "wrong"])
-    assert all(said in each.what for each in found)
 
 
 @pytest.mark.parametrize(
@@ -301,11 +235,6 @@ def test_a_config_of_another_size(mixture: Path) -> None:
     )
 
 
-def test_an_architecture_that_transformers_does_not_know(mixture: Path) -> None:
-    (mixture / "config.json").write_text(json.dumps({"model_type": "none-such", "architectures": ["NoneSuch"]}))
-    assert "none-such" in compare(mixture).unchecked
-
-
 def sparse(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """compressed-tensors' 2:4."""
     rows, columns = weight.shape
@@ -346,25 +275,3 @@ def test_packed_weights_are_there(
     layers = [text for title, text in examine(Target("", folder)).facts if title == "layers"]
     assert len(layers) == 1
     assert layers[0].startswith("14 matrices in ")
-
-
-def test_biases_that_the_config_does_not_have(toy_model: Path, tmp_path: Path) -> None:
-    """AutoGPTQ stores a bias of zeros for every layer, which adds nothing; one of the two here is not zero."""
-    q, k = (f"model.layers.1.self_attn.{name}_proj" for name in "qk")
-    folder = changed(
-        toy_model, tmp_path / "x", {}, **{f"{q}.bias": torch.zeros(64).half(), f"{k}.bias": torch.ones(64).half()}
-    )
-    found = compare(folder)
-    assert found == replace(NOTHING, biases=[k])
-    (finding,) = doctor.differing_tensors(Checkpoint(folder), found)
-    assert str(finding).startswith(f"warning: model.safetensors: {k}: its bias is left over")
-
-
-def test_a_name_of_the_models_own_is_kept() -> None:
-    """Transformers 5.19 saves DeepSeek-V4's last norm as model.norm, which its rules for older files would rename."""
-    from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
-
-    with torch.device("meta"):
-        model = DeepseekV4ForCausalLM(DeepseekV4Config(num_hidden_layers=1, vocab_size=8))
-    assert contents.new_names(model, ["model.norm.weight"]) == {"model.norm.weight": "model.norm.weight"}
-    assert contents.new_names(model, ["head.weight"]) == {"head.weight": "lm_head.weight"}

@@ -7,8 +7,6 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
-
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.checkpoint.folder import storage_of
@@ -43,32 +41,6 @@ def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Pat
     assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
     (folder / "adapter_config.json").write_text("{}")
     assert refusal(checkpoint.weight_files, folder).startswith(f"{folder / 'adapter_config.json'}: an adapter")
-
-
-@pytest.mark.parametrize(
-    ("content", "gold"),
-    [
-        ("{", "line 1, column 2: not valid JSON"),
-        ("[]", "must hold a JSON object"),
-        ('{"weight_map": {"a": 5}}', "not a safetensors index"),
-        ('{"weight_map": {"a": "../a.safetensors"}}', "not a safetensors index"),
-    ],
-)
-def test_broken_index(tmp_path: Path, content: str, gold: str) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(content)
-    text = refusal(checkpoint.weight_files, tmp_path)
-    assert text.startswith(f"{tmp_path / 'model.safetensors.index.json'}: {gold}")
-
-
-def test_weights_stored_twice_are_counted_once(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, {**ENDS, f"{Q}.weight": ("BF16", 8, 4)})
-    (folder / "consolidated.safetensors").write_bytes(
-        safetensors_bytes({"layers.0.attention.wq.weight": ("F32", 8, 4)})
-    )
-    assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
-    assert storage_of(folder) == Storage(16.0, 16.0, 1152)
-    (folder / "model.safetensors").unlink()
-    assert checkpoint.weight_files(folder) == [folder / "consolidated.safetensors"]
 
 
 def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> None:

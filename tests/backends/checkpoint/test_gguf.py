@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from compare_q.backends.checkpoint.doctor import gguf_facts
 from compare_q.backends.checkpoint.gguf import GgufTensor, model_files, read_model
 from demo.smollm2 import find_gguf
 from tests.support.checkpoints import finish_gguf
-from tests.support.toy import refusal
 
 BLOCKS = {Type.F32: (1, 4), Type.F16: (1, 2), Type.Q8_0: (32, 34), Type.Q4_1: (32, 20),
           Type.Q4_K: (256, 144), Type.Q6_K: (256, 210), Type.NVFP4: (64, 36)}  # fmt: skip
@@ -99,64 +97,8 @@ def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
     assert model_files(tmp_path) == (first, second)
 
 
-def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
-    write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED, shard=7)
-    first, second = sorted(tmp_path.iterdir())
-    kept = second.rename(tmp_path / "kept")
-    assert f"{second}: no such file" in refusal(read_model, first)
-    shutil.copy(first, second)
-    assert "not of one model" in refusal(read_model, first)
-    kept.rename(second)
-    assert "one of 2 shards" in refusal(read_model, first.rename(tmp_path / "renamed.gguf"))
-
-
-@pytest.mark.parametrize(("kind", "context"), [("yarn", 16384), ("linear", 4096)])
-def test_context_of_rope_scaling(tmp_path: Path, kind: str, context: int) -> None:
-    scaling = {
-        "rope__scaling__type": kind,
-        "rope__scaling__factor": 4.0,
-        "rope__scaling__original_context_length": 4096,
-    }
-    assert read_model(write(tmp_path / "m.gguf", MATRICES, **scaling)).facts.context == context
-
-
-def test_damaged_or_cut_off_files_are_one_line(tmp_path: Path) -> None:
-    """Magic, version 1, big-endian, number of fields, length of the first name; cut in header and weights."""
-    file = write(tmp_path / "m.gguf", MATRICES)
-    raw = file.read_bytes()
-    damage = [(0, b"LLAM"), (4, b"\1\0\0\0"), (4, b"\0\0\0\3"), (16, b"\xff" * 8), (24, b"\xff" * 8)]
-    damaged = [raw[:at] + value + raw[at + len(value) :] for at, value in damage]
-    # The end of the file is padding to 32 bytes, where the last tensor needs it.
-    for content in [*damaged, *(raw[:end] for end in (0, 3, 30, 300, len(raw) - 32))]:
-        file.write_bytes(content)
-        assert f"{file}: not a readable GGUF file: " in refusal(read_model, file)
-
-
-def header(*fields: bytes) -> bytes:
-    """A GGUF without tensors."""
-    return struct.pack("<4sIQQ", b"GGUF", 3, 0, len(fields)) + b"".join(fields)
-
-
 def text(value: bytes) -> bytes:
     return struct.pack("<Q", len(value)) + value
-
-
-def number(name: bytes, value: int) -> bytes:
-    return text(name) + struct.pack("<II", 4, value)
-
-
-def array(name: bytes, kind: int, count: int, values: bytes) -> bytes:
-    return text(name) + struct.pack("<IIQ", 9, kind, count) + values
-
-
-def test_a_header_of_terabytes_is_not_read(tmp_path: Path) -> None:
-    """Sparse: strings of nothing, and numbers; the header says that there are 2^60."""
-    file, many = tmp_path / "m.gguf", 1 << 60
-    for field in (array(b"a", 8, many, b""), array(b"a", 0, 1 << 40, b""), struct.pack("<Q", 1 << 40)):
-        file.write_bytes(header(field))
-        os.truncate(file, 1 << 42)
-        told = f"{file}: not a readable GGUF file: its header is longer than 100.0 MB"
-        assert refusal(read_model, file) == told
 
 
 def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.checkpoint import gguf
-from compare_q.backends.checkpoint.config import CheckpointConfig, beyond, rope
+from compare_q.backends.checkpoint.config import CheckpointConfig, rope
 from tests.support.checkpoints import finish_gguf
 
 QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -49,27 +49,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_of_a_config(name: str) -> None:
     config, expected = CASES[name]
     assert rope(CheckpointConfig(config), 9000) == expected
-
-
-YARN = {"type": "yarn", "factor": 4.0, "original_context": 32768}
-LONGROPE = {"type": "longrope", "original_context": 4096, "context": 8192}
-
-
-@pytest.mark.parametrize(
-    ("scaling", "tokens", "said"),
-    [
-        (YARN, 32768, ""),
-        (YARN, 32769, "windows of 32,769 tokens reach beyond the original context of 32,768 (positions by yarn, "
-                      "factor 4)"),
-        (LONGROPE, 2048, "positions by longrope as in a context of 8,192 tokens; the original context is 4,096"),
-        ({**LONGROPE, "context": 4096}, 2048, ""),
-        (LONGROPE, 5000, "windows of 5,000 tokens reach beyond the original context of 4,096 (positions by longrope)"),
-        ({"type": "linear", "factor": 8.0}, 100_000, ""),
-        ({}, 100_000, ""),
-    ],
-)  # fmt: skip
-def test_what_a_reader_must_know(scaling: dict[str, Any], tokens: int, said: str) -> None:
-    assert beyond(scaling, tokens) == said
 
 
 @pytest.mark.parametrize(

@@ -103,28 +103,6 @@ def test_what_lies_outside_the_text_model(tmp_path: Path, embedding: str, layer:
     assert storage_of(write_checkpoint(tmp_path, entries | more)) == Storage(9.0, 32.0, 288 + 1280)
 
 
-@pytest.mark.parametrize(
-    ("name", "entry", "config"),
-    [
-        ("model.to_logits.weight", ("BF16", 10, 4), {}),  # as large as the embedding
-        ("to_logits.weight", ("BF16", 16, 4), {"vocab_size": 10, "hidden_size": 4}),  # padded
-        ("to_logits.weight", ("BF16", 64, 4), {"padded_vocab_size": 10, "n_embd": 4}),
-        ("model.rows.qweight", ("I32", 1, 5), {}),  # 8 packed in each word: 40
-    ],
-)
-def test_a_matrix_of_the_vocabularys_size_is_no_layer(
-    tmp_path: Path, name: str, entry: Entries, config: dict[str, int]
-) -> None:
-    """Neither is it the head for certain: a model may have another embedding of that size."""
-    entries = {**ENDS, f"{Q}.weight": ("BF16", 10, 4)}  # a layer may happen to be as large
-    assert storage_of(write_checkpoint(tmp_path, entries, config)) == Storage(16.0, 16.0, 1280)
-    scales = {name.replace("qweight", "scales"): ("F16", 1, 5), name.replace("qweight", "g_idx"): ("I32", 8)}
-    entries |= {name: entry, **(scales if "qweight" in name else {})}
-    found = storage_of(write_checkpoint(tmp_path, entries, config))
-    assert (found.bpw_layer, found.bpw_head, found.vram_bits) == (None, None, None)
-    assert found.note.startswith(f"{name.rpartition('.')[0]}: has the vocabulary's size, ")
-
-
 @pytest.mark.parametrize("part", ["shared_head.head", "eh_proj", "mlp.up_proj", "lm_head"])
 def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
     """DeepSeek and GLM number their multi-token-prediction modules on; the config counts the model's own layers."""

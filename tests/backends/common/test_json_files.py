@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import (
     open_regular,
     parsed,
     read_bytes,
     read_json,
-    read_object,
 )
-from compare_q.backends.common.messages import one_line, printable
 from tests.support.toy import refusal
 
 
@@ -57,22 +53,3 @@ def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
 )
 def test_what_no_reader_takes(content: bytes, gold: str) -> None:
     assert refusal(parsed, content, "w").startswith(gold)
-
-
-def test_what_model_configs_have(tmp_path: Path) -> None:
-    """Mamba 2's configs hold Infinity; hand-edited ones hold a key twice, of which Transformers takes the last."""
-    (tmp_path / "config.json").write_text('{"limit": [0.0, Infinity], "a": 1, "a": 2, "most": 1' + "0" * 30 + "}")
-    found = read_object(tmp_path / "config.json", strict=False)
-    assert found == {"limit": [0.0, float("inf")], "a": 2, "most": 10**30}
-    assert "must hold a JSON object" in refusal(lambda: read_object(write(tmp_path / "list.json", [1])))
-
-
-def write(file: Path, content: object) -> Path:
-    file.write_text(json.dumps(content))
-    return file
-
-
-def test_errors_hold_nothing_that_moves_a_cursor() -> None:
-    assert str(InputError("one\x1b[2J\rtwo\nthree\u202e")) == "one\\x1b[2J\\rtwo\nthree\\u202e"
-    assert printable("a\tb\x85c\u2028d\ud800 ü≈ 中") == "a\\tb\\x85c\\u2028d\\ud800 ü≈ 中"
-    assert one_line(ValueError("a\n \x1b[0m b")) == "a \\x1b[0m b"

@@ -65,16 +65,6 @@ def test_gpus_that_a_process_may_use(
     assert machine.gpus() == gold
 
 
-def test_keys_name_the_kinds_of_gpus_and_never_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = {"gpus": ["NVIDIA H200"], "driver": "580.159.04"}
-    assert machine.hardware([FIRST]) == machine.hardware([SECOND]) == one
-    assert machine.hardware([FIRST, SECOND]) == {"gpus": ["NVIDIA H200"] * 2, "driver": "580.159.04"}
-    cpu = machine.processor()
-    assert machine.hardware([FIRST], cpu_only=True) == machine.hardware([]) == cpu
-    for cpu_only in (False, True):  # llama.cpp, say, may use the GPU beside a CPU build of torch
-        assert machine.hardware([FIRST], torch=False, cpu_only=cpu_only) == cpu | one
-
-
 def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith((*machine.SETTINGS, *machine.CPU_SETTINGS))]:
         monkeypatch.delenv(name)
@@ -90,26 +80,6 @@ def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> No
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     assert machine.processor() == before | chosen
-
-
-@pytest.mark.parametrize(
-    ("lines", "gold"),
-    [
-        (
-            "vendor_id : AuthenticAMD\ncpu family : 25\nmodel : 17\nmodel name : AMD EPYC\n"
-            "flags : fpu avx2 avx512_bf16 smep rdrand fma",
-            "AuthenticAMD 25 17 avx2 avx512_bf16 fma",
-        ),
-        ("CPU part : 0xd40\nFeatures : fp asimd evtstrm sve i8mm", "0xd40 asimd fp i8mm sve"),
-    ],
-)
-def test_instruction_sets(tmp_path: Path, lines: str, gold: str) -> None:
-    """Clouds call all their processors "AMD EPYC"."""
-    file = tmp_path / "cpuinfo"
-    file.write_text(f"processor : 0\n{lines}\n\nprocessor : 1\nflags : other\n")
-    assert machine.processor(file)["instructions"] == gold
-    assert machine.processor(tmp_path / "none")["instructions"] == ""
-    assert machine.words({"cpu": "AMD EPYC", "instructions": gold, "cores": 2}) == "AMD EPYC"
 
 
 @pytest.mark.parametrize(
@@ -151,22 +121,3 @@ def test_kernels_that_were_compiled_for_other_instructions_are_not_found(monkeyp
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kernels")
     machine.keep_compiled_kernels_apart()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels", "a folder that the user names stays"
-
-
-@pytest.mark.parametrize(
-    ("output", "edited", "stated", "gold"),
-    [
-        ("abc\n", "", None, "abc"),
-        ("abc\n", " M eval/cli/main.py", None, "abc+changes"),
-        (subprocess.CalledProcessError(128, "git"), "", None, None),
-        (subprocess.CalledProcessError(128, "git"), "", "abc", "abc"),  # of a copy without history
-    ],
-)
-def test_the_commit_and_whether_files_were_edited(
-    monkeypatch: pytest.MonkeyPatch, output: Any, edited: str, stated: str | None, gold: str | None
-) -> None:
-    says(monkeypatch, output, edited)
-    monkeypatch.delenv("COMPARE_Q_COMMIT", raising=False)
-    if stated is not None:
-        monkeypatch.setenv("COMPARE_Q_COMMIT", stated)
-    assert machine.commit() == gold

@@ -26,20 +26,6 @@ def install(site: Path, name: str, version: str, entry_points: str = "", **url: 
         (folder / "direct_url.json").write_text(json.dumps(url))
 
 
-def test_what_may_compute_counts_and_what_does_not_counts_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = packages.computing("own", plugins=("engine.plugins",))
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    plugin = "[engine.plugins]\nx = y:z\n"
-    install(tmp_path, "peft", "9.1", url="https://x", vcs_info={"vcs": "git", "commit_id": "abc"})
-    install(tmp_path, "flash_attn_3", "9.2")
-    install(tmp_path, "own", "9.3")
-    install(tmp_path, "some-plugin", "9.4", plugin)
-    install(tmp_path, "colours", "9.5", plugin.replace("engine", "other"))
-    after = packages.computing("own", plugins=("engine.plugins",))
-    new = {"peft": "9.1 abc", "flash-attn-3": "9.2", "own": "9.3", "some-plugin": "9.4"}
-    assert after == before | new
-
-
 IMPORTED = (
     re.compile(rb"\n *(?:from|import) ([a-z]\w*)(?:\.\w+)*(?: import \w| import \(| as |,|  #|\n)"),
     re.compile(rb'(?:find_spec|_has_module|_has_module_spec|import_module)\(\s*"([a-z]\w*)[".]'),

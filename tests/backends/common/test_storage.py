@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,39 +58,6 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_
         assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_only_what_is_named_like_a_temporary_file_of_ours_is_swept(tmp_path: Path) -> None:
-    """No folder and no link; and where the file system has no locks nothing for a day."""
-    gone, held = tmp_path / storage.temporary_name(), tmp_path / storage.temporary_name()
-    gone.write_text("")
-    kept = {".compare_q.part", ".part", "mine.part", f"{storage.temporary_name()}.txt"}
-    for name in kept:
-        (tmp_path / name).write_text("")
-    folder, link, held_folder = (tmp_path / storage.temporary_name() for _ in range(3))
-    folder.mkdir()
-    held_folder.mkdir()
-    link.symlink_to(tmp_path / "mine.part")
-    descriptors = [storage.hold(held), storage.hold(held_folder)]
-    assert storage.is_abandoned(folder)
-    assert not storage.is_abandoned(held_folder)
-    storage.sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {*kept, folder.name, link.name, held.name, held_folder.name}
-    for descriptor in descriptors:
-        os.close(descriptor)
-    storage.sweep(tmp_path)
-    assert not held.exists()
-    storage.sweep(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("value", [{"a": 1}, {"x": {"y": [None, "é\ud800\n", 1e300]}, "z": {}}, {"n": "}, "}])
-def test_what_is_dumped_is_json_and_comes_back(value: dict[str, Any], indent: int | None) -> None:
-    data = storage.dump(value, indent)
-    assert storage.load(data) == value
-    read = json.loads(data)
-    digest = hashlib.sha256(data[: data.rindex(b', "sha256"')]).hexdigest()
-    assert read == {**value, "sha256": digest}
-
-
 def test_every_single_bit_and_every_length_is_checked() -> None:
     good = storage.dump({"scale": 1.0, "files": {"a": 1}})
     for position in range(len(good)):
@@ -125,3 +89,26 @@ def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> Non
     }  # fmt: skip
     with np.load(file) as plain:  # anybody can read them
         assert sorted(plain) == sorted(found)
+
+
+def test_only_what_is_named_like_a_temporary_file_of_ours_is_swept(tmp_path: Path) -> None:
+    """No folder and no link; and where the file system has no locks nothing for a day."""
+    gone, held = tmp_path / storage.temporary_name(), tmp_path / storage.temporary_name()
+    gone.write_text("")
+    kept = {".compare_q.part", ".part", "mine.part", f"{storage.temporary_name()}.txt"}
+    for name in kept:
+        (tmp_path / name).write_text("")
+    folder, link, held_folder = (tmp_path / storage.temporary_name() for _ in range(3))
+    folder.mkdir()
+    held_folder.mkdir()
+    link.symlink_to(tmp_path / "mine.part")
+    descriptors = [storage.hold(held), storage.hold(held_folder)]
+    assert storage.is_abandoned(folder)
+    assert not storage.is_abandoned(held_folder)
+    storage.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, folder.name, link.name, held.name, held_folder.name}
+    for descriptor in descriptors:
+        os.close(descriptor)
+    storage.sweep(tmp_path)
+    assert not held.exists()
+    storage.sweep(tmp_path / "nowhere")

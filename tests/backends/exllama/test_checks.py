@@ -44,23 +44,6 @@ def tensors(file: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("engine", "options", "message"),
-    [
-        ("exllamav2", {"gpu_splt": [1.0]}, "did you mean 'gpu_split'"),
-        ("exllamav2", {"gpu_split": []}, "engine.gpu_split: "),
-        ("exllamav2", {"max_seq_len": 99}, "engine.max_seq_len: 99 is too short for windows of 100 tokens"),
-        ("exllamav3", {"gpu_split": [1.0]}, "engine.gpu_split: unknown key"),
-        ("exllamav3", {"reserve_per_devise": 1}, "did you mean 'reserve_per_device'"),
-        ("exllamav3", {"device": "cuda:0", "use_per_device": [20]}, "device and use_per_device exclude each other"),
-        ("exllamav3", {"device": "gpu"}, "engine.device: "),
-        ("exllamav3", {"max_seq_len": 99}, "engine.max_seq_len: 99 is too short for windows of 100 tokens"),
-    ],
-)
-def test_bad_options(engine: str, toy_model: Path, options: dict[str, Any], message: str) -> None:
-    assert message in refusal(check, engine, toy_model, **options)
-
-
-@pytest.mark.parametrize(
     ("engine", "read", "not_read"),
     [
         ("exllamav2", [{"quant_method": "gptq", "bits": 4}, {"quant_method": "exl2", "bits": 3.5}],
@@ -110,20 +93,3 @@ def test_files_that_the_engine_would_load_as_well(engine: str, toy_model: Path, 
     assert f"{other}: {engine} would load it as well" in refusal(check, engine, folder)
     other.rename(folder / "consolidated.safetensors")
     check(engine, folder)
-
-
-def test_override_tensors_that_would_be_mixed(toy_model: Path, tmp_path: Path) -> None:
-    quantized = [f"lm_head.{part}" for part in ("suh", "svh", "trellis", "mcg")]
-    folder = with_config(tmp_path, toy_model)
-    tensors(folder / "model.safetensors", "model.embed_tokens.weight", *quantized)
-    assert "must be a .safetensors file" in refusal(check, "exllamav3", folder, overrides=(tmp_path / "x.bin",))
-
-    def said(*names: str) -> str:
-        return refusal(check, "exllamav3", folder, overrides=(tensors(tmp_path / "over.safetensors", *names),))
-
-    assert "replace lm_head, but not its mcg, suh, svh, trellis" in said("lm_head.weight")
-    assert "replace lm_head, but not its mcg" in said("lm_head.mul1", *quantized[:3])
-    assert "hold lm_hed, which the model does not have" in said("lm_hed.weight")
-    for names in (quantized, ["lm_head.bias"], ["model.embed_tokens.weight"], ["model.embed_tokens.trellis"]):
-        whole = tensors(tmp_path / "over.safetensors", *names)
-        check("exllamav3", folder, overrides=(whole,))

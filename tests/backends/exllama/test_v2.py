@@ -7,16 +7,15 @@ import types
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import Decode, Layer, PlannedModel, ScoreRequest
+from compare_q.backends.base import Decode, Layer, PlannedModel
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Cache_Q4, ExLlamaV2Config
 from tests.support.planned import planned
-from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
+from tests.support.toy import toy_windows
 
 
 @pytest.fixture
@@ -54,15 +53,6 @@ def test_sliding_window_without_flash_attention(
         loaded(toy_model, 100)
     attn.has_flash_attn = True
     assert loaded(toy_model, 100).provenance()["attention"] == "flash-attn"
-
-
-def test_logits_are_cut_to_the_vocabulary(attn: types.ModuleType, toy_model: Path) -> None:
-    engine = loaded(toy_model)
-    windows = toy_windows(2, 30, 3)
-    for scores, window in zip(engine.score(windows, ScoreRequest()), windows, strict=True):
-        gold = brute_force(engine.model.table[window.token_ids][:, :TOY_VOCAB], window)
-        np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
-    assert tuple(engine.logits(windows[0]).shape) == (30, TOY_VOCAB)
 
 
 @pytest.mark.parametrize("options", [{}, {"gpu_split": [10, 20]}])

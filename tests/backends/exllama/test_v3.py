@@ -43,13 +43,6 @@ def loaded(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **
     return engine
 
 
-def test_what_the_loader_is_told(stand_in: Any, toy_model: Path) -> None:
-    told = {"max_chunk_size": 300, "max_output_size": 300, "max_output_factor": 4}
-    assert loaded(toy_model, 300).model.loaded == told
-    assert loaded(toy_model, max_seq_len=4096).model.config.seq_len == 4096
-    assert loaded(toy_model, 300, use_per_device=[20, 0]).model.loaded == {**told, "use_per_device": [20, 0]}
-
-
 def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> None:
     engine = loaded(toy_model)
     windows = toy_windows(2, 30, 3)
@@ -146,19 +139,6 @@ def test_states_and_head_give_the_logits(stand_in: Any, toy_model: Path, tmp_pat
     module = engine.model.modules[-1]
     module.softcap, module.post_scale = 30.0, 0.5
     assert engine.head()[2] == Head(TOY_VOCAB, "float16", 30.0, 0.5)
-
-
-@pytest.mark.parametrize("quantized", [True, False])
-def test_a_head_that_cannot_be_recomputed(stand_in: Any, toy_model: Path, tmp_path: Path, quantized: bool) -> None:
-    engine = loaded(toy_model)
-    module = engine.model.modules[-1]
-    if quantized:
-        module.inner = LinearEXL3(module.inner.weight)
-    else:
-        module.pre_scale = 0.5
-    kind, reason = kept_as_reference(engine, tmp_path)
-    assert kind == "logits"
-    assert reason == ("its head is a LinearEXL3" if quantized else "its logits are scaled before the soft cap")
 
 
 def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:

@@ -99,15 +99,3 @@ def test_decode_behind_prompts(
     assert seen == sizes
     engine.close()
     whole.close()
-
-
-@pytest.mark.engine
-def test_noise_belongs_to_a_token_whatever_the_step(toy_model: Path) -> None:
-    """The noise floor of decode is that of prefill, to rounding."""
-    logits = []
-    for decode in (None, Decode(1), Decode(4)):
-        engine = loaded(toy_model, dtype="float32", noise="bf16", decode=decode)
-        logits.append(engine.logits(WINDOWS[0]))
-        engine.close()
-    for other in logits[1:]:
-        torch.testing.assert_close(other, logits[0], atol=1e-3, rtol=0)

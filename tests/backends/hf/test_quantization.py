@@ -12,8 +12,6 @@ import torch
 
 from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf import layers
-from compare_q.backends.layers.groups import group_layers
 from tests.support.toy import ATOL_LOGPROB, brute_force, toy_windows
 from tests.support.transformers_models import changed, loaded
 
@@ -104,33 +102,6 @@ def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], P
 UP = "model.layers.0.mlp.up_proj"
 
 
-def test_layers_dequantized_while_loading_are_told(toy_model: Path, tmp_path: Path) -> None:
-    """Fine-grained FP8 on a machine without its kernels becomes plain layers; the checkpoint has their scales.
-
-    The checkpoint of a multimodal model has other names before the list of layers than the text model.
-    """
-    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-    folder = changed(toy_model, tmp_path / "fp8", fp8, **{f"language_{UP}.weight_scale_inv": torch.ones(1, 1)})
-    model = loaded(toy_model, dtype="bfloat16").model
-    told = {group.name: group for group in group_layers(layers.layers(model, fp8, folder)) if group.asked}
-    name = "model.layers.*.mlp.up_proj"
-    kernel = "torch linear (dequantized)"
-    assert told == {name: Layer(name, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128")}
-
-
-def test_layers_of_experts(tmp_path: Path) -> None:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, num_local_experts=4,
-    )  # fmt: skip
-    MixtralForCausalLM(config).bfloat16().save_pretrained(tmp_path)
-    told = {group.name: group for group in loaded(tmp_path, dtype="bfloat16", experts_implementation="eager").layers()}
-    experts = told["model.layers.*.mlp.experts"]
-    assert (experts.count, experts.weights, experts.kernel) == (2, "bfloat16", "MixtralExperts eager")
-
-
 @pytest.mark.parametrize(
     ("quantization", "tensors", "message"),
     [
@@ -145,15 +116,3 @@ def test_models_that_would_score_as_another(
     """Transformers loads all three, and only warns."""
     with pytest.raises(ModelError, match=message):
         loaded(changed(toy_model, tmp_path / "model", quantization, **tensors))
-
-
-def test_quantizing_while_loading(toy_model: Path) -> None:
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    asked = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    engine = loaded(toy_model, dtype="bfloat16", quantization_config=asked)
-    engine.logits(toy_windows(1, 20)[0])
-    first = engine.layers()[0]
-    assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
-    storage = engine.files(engine.planned).storage()
-    assert storage.bpw_layer is None
-    assert "bitsandbytes" in storage.note

@@ -45,28 +45,6 @@ def test_streamed_noise_is_that_of_the_whole_model(toy_model: Path) -> None:
     assert_same_logits(toy_model, 3, noise="bf16")
 
 
-def test_windows_in_any_order(toy_model: Path) -> None:
-    """Again, backwards, and one that was never announced."""
-    windows = toy_windows(4, 40)
-    whole, streamed = loaded(toy_model, BF16), loaded(toy_model, BF16, streaming=True, streaming_windows=2)
-    streamed.prepare(windows[:3])
-    for window in [windows[1], windows[1], windows[0], windows[3], windows[2]]:
-        assert torch.equal(streamed.logits(window), whole.logits(window))
-
-
-def test_layers_that_share_weights(tmp_path: Path) -> None:
-    """Zamba 2 calls one transformer block from several layers."""
-    from transformers import Zamba2Config, Zamba2ForCausalLM
-
-    config = Zamba2Config(
-        **SMALL, num_hidden_layers=6, n_mamba_heads=4, mamba_headdim=32, mamba_d_state=16, mamba_ngroups=1,
-        num_mem_blocks=1, hybrid_layer_ids=[1, 4], use_mem_eff_path=False, adapter_rank=8,
-        layers_block_type=["mamba", "hybrid", "mamba", "mamba", "hybrid", "mamba"],
-    )  # fmt: skip
-    Zamba2ForCausalLM(config).bfloat16().save_pretrained(tmp_path)
-    assert_same_logits(tmp_path, 2)
-
-
 def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six layers, three groups of windows: each layer is copied once a group, and never three are there."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -67,45 +67,9 @@ def test_deviation(asked: str, ran: str, deviation: str) -> None:
     assert layers.deviation(asked, ran) == deviation
 
 
-def test_deviations_are_one_clause_for_each_way() -> None:
-    groups = [
-        PLAIN,
-        quantized(2, "MarlinNvFp4LinearKernel", "nvfp4 g16"),
-        quantized(3, "MarlinNvFp4LinearKernel", "nvfp4 g16"),
-        quantized(1, "CPUWNA16LinearKernel", "bfloat16", "int8 token"),
-        quantized(4, "Strange", "fp8 token", "unknown"),
-        quantized(2, "DeepGemmFp8BlockScaledMMKernel", "fp8 g128", "fp8 g128 e8m0"),
-    ]
-    assert layers.deviations(groups) == [
-        "the checkpoint asks for nvfp4 activations, but MarlinNvFp4 left them unquantized (bfloat16, 5 layers)",
-        "the checkpoint asks for bfloat16 activations, but CPUWNA16 took int8 token (1 layers)",
-        "the checkpoint asks for fp8 activations; what Strange took (4 layers) is not known",
-        "the checkpoint asks for fp8 g128 activations, but DeepGemmFp8Block rounded their scales, and those of the "
-        "weights, up to powers of two (fp8 g128 e8m0, 2 layers)",
-    ]
-
-
 BF16 = "bfloat16"
 EIGHT = KVCache("layers.*.attn", 2, "fp8", ONE, BF16, "FlashInferImpl", "")
 SIXTEEN = KVCache("layers.*.attn", 30, BF16, "", "fp8", "FlashInferImpl", "")
-
-
-@pytest.mark.parametrize(
-    ("stored", "scales", "asked", "found"),
-    [
-        (BF16, ONE, "", (BF16, "", "")),
-        ("fp8", LOADED, "fp8 tensor", ("fp8", LOADED, "")),
-        ("fp8", DYNAMIC, "fp8 tensor", ("fp8", DYNAMIC, "")),
-        (BF16, ONE, "fp8 tensor", (BF16, "", "fp8")),
-        ("fp8", ONE, "", ("fp8", ONE, BF16)),
-        ("fp8", LOADED, "nvfp4 g16", ("fp8", LOADED, "nvfp4")),
-        # What is asked in words that are not known here is not compared.
-        ("fp8", LOADED, "unknown", ("fp8", LOADED, "")),
-    ],
-)
-def test_one_cache(stored: str, scales: str, asked: str, found: tuple[str, str, str]) -> None:
-    found_cache = layers.kv_cache_as_asked(KVCache("x", 1, stored, scales), asked, BF16)
-    assert (found_cache.stored, found_cache.scales, found_cache.asked) == found
 
 
 def test_groups_of_caches_and_what_is_said_of_them() -> None:

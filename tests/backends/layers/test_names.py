@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.layers.names import FUSED, fused_layers
+from compare_q.backends.layers.names import FUSED
 
 NOT_LANGUAGE = {("fc1", "fc3"), ("q", "k", "v"), ("gate_proj", "dense_h_to_4h"), ("q_conv1d", "k_conv1d", "v_conv1d")}
 """Layers of vision towers, and convolutions."""
 MAPPING = re.compile(r"\bpacked_modules_mapping = (\{[^{}]*\})")
-
-
-def test_layers_of_one_parent_in_the_order_of_the_list() -> None:
-    paths = ["0.k_proj", "0.q_proj", "1.q_proj", "1.up_proj", "lm_head", "1.gate_proj", "2.w3", "2.down_proj"]
-    assert list(fused_layers(paths)) == [("0.q_proj", "0.k_proj"), ("1.gate_proj", "1.up_proj")]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

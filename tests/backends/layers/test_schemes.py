@@ -12,26 +12,6 @@ from compare_q.backends.layers import schemes
 from compare_q.backends.layers.schemes import ALGORITHMS, Scheme, declared
 from tests.support.downloads import DOWNLOADS
 
-PRESETS = {
-    "W8A8": ("int8 channel", "int8 token"), "W4A16": ("int4 g128", ""), "W8A16": ("int8 g128", ""),
-    "W4A8": ("int4 g128", "int8 token"), "W4AFP8": ("int4 g128", "fp8 token"), "FP8": ("fp8 tensor", "fp8 tensor"),
-    "FP8_DYNAMIC": ("fp8 channel", "fp8 token"), "FP8_BLOCK": ("fp8 block 128x128", "fp8 g128"),
-    "NVFP4": ("nvfp4 g16", "nvfp4 g16"), "NVFP4A16": ("nvfp4 g16", ""), "MXFP4": ("mxfp4 g32", "mxfp4 g32"),
-    "MXFP8": ("mxfp8 g32", "mxfp8 g32"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_of_compressed_tensors(preset: str) -> None:
-    """As objects, which vLLM holds, and as the JSON of a checkpoint."""
-    quantization = pytest.importorskip("compressed_tensors.quantization", reason="compressed-tensors is not installed")
-    group = quantization.preset_name_to_scheme(preset, ["Linear"])
-    gold = Scheme(*PRESETS[preset])
-    assert Scheme(schemes.args_text(group.weights), schemes.args_text(group.input_activations)) == gold
-    written = group.model_dump(mode="json")
-    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": written}}
-    assert declared(config).of("model.layers.0.mlp.up_proj") == gold
-
 
 @pytest.mark.parametrize(
     ("config", "kv"),
@@ -98,40 +78,6 @@ def test_layers_of_modelopt(layer: str, scheme: Scheme | None) -> None:
 )
 def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
     assert declared({"quant_method": "compressed-tensors", "config_groups": GROUPS}).of(layer) == scheme
-
-
-def test_patterns_reach_the_experts_that_an_engine_holds_in_one_module() -> None:
-    rules = {r"-:.*shared_experts": {}, r"+:.*\.experts\.\d+\.up_proj": {"bits": 8, "group_size": -1}, "(": {}}
-    found = declared({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": rules})
-    assert found.of(f"{LAYER}.mlp.experts") == Scheme("int8 channel")
-    assert found.of(f"{LAYER}.mlp.shared_experts.up_proj") is None
-    assert found.of(f"{LAYER}.self_attn.o_proj") == INT4
-
-
-@pytest.mark.parametrize(
-    ("kind", "data", "scheme"),
-    [
-        ("Int8WeightOnlyConfig", {"group_size": None, "granularity": {"_type": "PerRow", "_data": {"dim": -1}}},
-         Scheme("int8 channel")),
-        ("Int8WeightOnlyConfig", {"granularity": {"_type": "PerTensor", "_data": {}}}, Scheme("int8 tensor")),
-        ("Float8WeightOnlyConfig", {}, Scheme("fp8 channel")),
-        ("Float8DynamicActivationFloat8WeightConfig", {}, FP8),
-        ("Float8DynamicActivationFloat8WeightConfig", {"granularity": [{"_type": "PerTensor", "_data": {}}] * 2}, FP8),
-        ("Float8DynamicActivationFloat8WeightConfig", {"granularity": [{"_type": "PerBlock"}, {"_type": "PerRow"}]},
-         None),
-        ("IntxWeightOnlyConfig", {"weight_dtype": {"_type": "torch.dtype", "_data": "int4"},
-                                  "granularity": {"_type": "PerGroup", "_data": {"group_size": 32}}},
-         Scheme("int4 g32")),
-        ("Int8DynamicActivationIntxWeightConfig", {
-            "weight_dtype": {"_type": "torch.dtype", "_data": "int2"},
-            "weight_granularity": {"_type": "PerRow", "_data": {"dim": -1}}}, Scheme("int2 channel", "int8 token")),
-        ("GemliteUIntXWeightOnlyConfig", {}, None),
-    ],
-)  # fmt: skip
-def test_configs_of_torchao(kind: str, data: dict[str, Any], scheme: Scheme | None) -> None:
-    """As torchao 0.18 writes them into JSON."""
-    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": data}}}
-    assert declared(config).of(f"{LAYER}.mlp.up_proj") == scheme
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.llamacpp import LlamacppEngine
-from tests.support.llama_cpp import loaded, request_for, runs_llama_cpp
+from tests.support.llama_cpp import loaded, runs_llama_cpp
 from tests.support.toy import toy_windows
 
 
@@ -39,22 +36,3 @@ def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert out == ""
     assert "llama_model_loader" in err  # which a worker has in its log
-
-
-@runs_llama_cpp
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({}, "unknown model"),
-    ],
-)
-def test_refused_model_is_one_line(toy_gguf: Path, tmp_path: Path, options: dict[str, Any], reason: str) -> None:
-    file = toy_gguf
-    if not options:
-        file = tmp_path / "m.gguf"
-        file.write_bytes(toy_gguf.read_bytes().replace(b"llama", b"lambo"))
-    engine = LlamacppEngine(request_for(file, tmp_path / "log", **options))
-    with pytest.raises(ModelError, match=f"llama.cpp could not load .*{reason}") as failure:
-        engine.load()
-    assert "\n" not in str(failure.value)
-    engine.close()

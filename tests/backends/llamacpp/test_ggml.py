@@ -20,9 +20,7 @@ import torch
 from compare_q.backends import llamacpp
 from compare_q.backends.common.packages import package_folder
 from compare_q.backends.layers.schemes import UNKNOWN
-from compare_q.backends.llamacpp import NO_TILES, LlamacppEngine
 from tests.support.llama_cpp import needs_llama_cpp
-from tests.support.planned import planned
 
 
 class CpuTraits(ctypes.Structure):
@@ -63,13 +61,6 @@ def test_cuda_activations(
     names = ("libggml-base.so", "libggml-cpu.so", "libggml-cuda.so")
     monkeypatch.setattr(llamacpp, "libraries", lambda: dict.fromkeys(names, ""))
     assert llamacpp.activations(weights, "cuda") == expected
-
-
-def test_environment_that_changes_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GGML_CUDA_MMQ_PREC", "q8")
-    monkeypatch.setenv("LLAMA_CACHE", "/somewhere")
-    monkeypatch.setenv("GGML_SCHED_DEBUG", "2")
-    assert llamacpp.environment() == {"GGML_CUDA_MMQ_PREC": "q8"}
 
 
 def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,19 +137,3 @@ def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
     assert "AVX2 = 1" in narrow
     assert "AVX512" not in narrow
     assert str(V4) not in narrow
-
-
-@pytest.mark.parametrize(
-    ("tiles", "option", "repacks", "notes"),
-    [(True, None, False, [NO_TILES]), (True, True, True, []), (True, False, False, []), (False, None, True, [])],
-)
-def test_tile_code_runs_only_on_demand(
-    monkeypatch: pytest.MonkeyPatch, tiles: bool, option: bool | None, repacks: bool, notes: list[str]
-) -> None:
-    """It may crash the process, and with it the results of every model."""
-    options = {} if option is None else {"use_extra_bufts": option}
-    engine = LlamacppEngine(planned("m", "llamacpp", "m.gguf", 100, options))
-    monkeypatch.setattr(engine, "_system_info", lambda: "AMX_INT8 = 1" if tiles else "AVX2 = 1")
-    engine.repacks = engine._may_repack()
-    assert engine.repacks is repacks
-    assert engine._notes() == notes

@@ -14,15 +14,12 @@ import torch
 from transformers import AutoTokenizer
 
 from compare_q.backends.base import Decode, ScoreRequest, Window
-from compare_q.backends.checkpoint import gguf as gguf_file
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.llamacpp import FLOOR, LlamacppEngine
-from compare_q.backends.logits_engine import LogitsEngine
+from compare_q.backends.llamacpp import FLOOR
 from compare_q.backends.reference import store as reference
 from demo.__main__ import BASE, ROOT, make_models
-from demo.smollm2 import find_gguf
 from tests.backends.llamacpp.conftest import write_gguf
-from tests.support.llama_cpp import EXACT, loaded, request_for, runs_llama_cpp
+from tests.support.llama_cpp import EXACT, loaded, runs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
 from tests.support.planned import planned
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, save_llama, toy_windows, with_gaps
@@ -84,28 +81,6 @@ def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypa
 
 
 @runs_llama_cpp
-def test_decode_gives_the_logits_of_prefill(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One token a ``llama_decode``, or four and a rest: of float32 the order of operations differs."""
-    (window,) = toy_windows(1, 61)
-    whole = loaded(toy_gguf, **EXACT)
-    for step in (1, 4):
-        engine, sizes = loaded(toy_gguf, decode=Decode(step), **EXACT), []
-        decode = engine.library.llama_decode
-
-        def counted(context: Any, batch: Any, sizes: list[int] = sizes, decode: Any = decode) -> int:
-            sizes.append(batch.n_tokens)
-            return int(decode(context, batch))
-
-        monkeypatch.setattr(engine.library, "llama_decode", counted)
-        logits = engine.logits(window)
-        monkeypatch.undo()
-        assert sizes == [min(step, 61 - begin) for begin in range(0, 61, step)]
-        torch.testing.assert_close(logits, whole.logits(window), atol=1e-3, rtol=0)
-        engine.close()
-    whole.close()
-
-
-@runs_llama_cpp
 def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     """Its float32 logits, as ggml's head cannot be computed again; a cache in bf16 diverges a little, as in float64."""
     windows, store = toy_windows(2), tmp_path / "store"
@@ -130,29 +105,6 @@ def opticks() -> list[Window]:
     text = (ROOT / "eval" / "spec" / "opticks.txt").read_text(encoding="utf-8")[:20_000]
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text)["input_ids"], np.int32)
     return [Window.scored_from(index, ids[index * 1024 : (index + 1) * 1024]) for index in range(2)]
-
-
-def perplexity(engine: LogitsEngine, windows: list[Window]) -> float:
-    engine.load()
-    scores = list(engine.score(windows, ScoreRequest()))
-    engine.close()
-    return math.exp(-float(np.concatenate([each.logprob for each in scores]).mean(dtype=np.float64)))
-
-
-@runs_llama_cpp
-def test_quantized_model_is_as_good_as_its_dequantized_weights(opticks: list[Window]) -> None:
-    """SmolLM2's Q4_1 in llama.cpp, and the same weights unpacked: what is left are activations rounded to 8 bits."""
-    ours = LlamacppEngine(request_for(find_gguf(), tokens=1024))
-    theirs = TransformersEngine(planned("t", "transformers", str(BASE), 1024, {"dtype": "float32"}))
-    quantized, plain = perplexity(ours, opticks), perplexity(theirs, opticks)
-    assert quantized == pytest.approx(plain, rel=0.005)
-    assert quantized != plain
-    assert [(each.name, each.count, each.weights) for each in ours.layers()] == [
-        ("token_embd.weight", 1, "q8_0"),
-        *((f"blk.*.{name}.weight", 30, "q4_1") for name in
-          ("ffn_down", "ffn_gate", "ffn_up", "attn_k", "attn_output", "attn_q", "attn_v")),
-    ]  # fmt: skip
-    assert gguf_file.read_model(find_gguf()).storage() == ours.files(ours.planned).storage()
 
 
 @runs_llama_cpp

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from compare_q.backends.layers.groups import KVCache
 from compare_q.backends.llamacpp import (
-    LlamacppEngine,
     LlamacppOptions,
     context_parameters,
     kv_caches,
     model_parameters,
 )
-from tests.support.llama_cpp import request_for
-from tests.support.toy import refusal
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_gpu_layer": 1}, "did you mean 'n_gpu_layers'"), ({"type_k": "q4_K"}, "engine.type_k: "),
-        ({"type_v": "q8_0", "flash_attn": False}, "engine.type_v: quantized values need flash attention; leave"),
-        ({"n_batch": 0}, "engine.n_batch: "), ({"tensor_split": [0.5] * 17}, "engine.tensor_split: "),
-    ],
-)  # fmt: skip
-def test_bad_options(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    assert message in refusal(LlamacppEngine.check, request_for(tmp_path, **options))
 
 
 def test_the_caches_that_llama_cpp_has_made() -> None:

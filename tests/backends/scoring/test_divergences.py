@@ -112,12 +112,3 @@ def test_what_is_no_distribution_has_no_divergence(second: Second, bad: float, c
         divergences.replace(found, **{name: getattr(found, name)[4:] for name in NAMES}),
         divergence_definitions(logits[4:], reference[4:]),
     )
-
-
-def test_scores_without_the_second_pass() -> None:
-    rows = torch.empty(2, divergences.FIRST)
-    statistics.partial(draw(2, 30), torch.tensor([1, 2]), rows, reference=draw(2, 30, seed=1))
-    found = divergences.scores(0, np.array([1, 2]), [rows.numpy()])
-    assert found.kld is not None
-    assert found.tv is None
-    assert [divergences.width(*each) for each in ((False, True), (True, False), (True, True))] == [5, 10, 33]

@@ -4,10 +4,7 @@ segments and records that are damaged, in the wrong place or somebody else's: no
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
-import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from safetensors import numpy as safetensors
 
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common import storage
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.scoring import segments
 from compare_q.backends.scoring.segments import ALONE, commit, committed, load
 from tests.support.flips import KilledError, flips, killed_at
@@ -111,32 +107,6 @@ def test_no_segment_serves_another_window(tmp_path: Path) -> None:
         assert sorted(load(tmp_path, TAG, [windows[0], other]).scores) == [0, 1]
 
 
-def test_scores_that_are_not_whole_are_refused(tmp_path: Path) -> None:
-    first, second = random_windows(2, longest=20)
-    whole = random_scores(first)
-    wrong = random_scores(second)
-    for given, reason in (
-        (replace(wrong, kld=None), "window 1: some windows have kld and others do not"),
-        (replace(wrong, kld=np.zeros(0, np.float32)), f"window 1: kld: 0 of {second.n_scored} positions were scored"),
-        (replace(wrong, kld=np.zeros(second.n_scored)), "window 1: kld: .* in float64"),
-    ):
-        with pytest.raises(ModelError, match=reason):
-            commit(tmp_path, TAG, [(first, whole), (second, given)], "s", 1.0)
-    assert commit(tmp_path, TAG, [], "s", 0.0) is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_records_of_sessions(tmp_path: Path) -> None:
-    """The last one of a session counts; nothing of a record is lost but the difference of tuples and lists."""
-    assert segments.records(tmp_path / "nowhere") == {}
-    record = {"label": 'Q4 "\n\x00ü\ud800', "load_seconds": 1.25, "layers": [{"count": 3}], "reference": None}
-    segments.write_record(tmp_path, "a", {"label": "old"})
-    segments.write_record(tmp_path, "a", record)
-    segments.write_record(tmp_path, "b", {"nan": math.inf})
-    assert segments.records(tmp_path) == {"a": record, "b": {"nan": math.inf}}
-    assert load(tmp_path, TAG, []) == segments.Loaded({}, {}, segments.records(tmp_path))
-
-
 def commit_some(folder: Path, tag: str, first: int) -> None:
     """In a process of its own: windows ``first`` and on, one by one."""
     for window in random_windows(40)[first::2]:
@@ -203,27 +173,6 @@ def metadata(change: dict[str, Any]) -> bytes:
     }  # fmt: skip
     columns = {name: getattr(GIVEN[2], name) for name in segments.COLUMNS}
     return safetensors.save(columns, metadata=storage.facts_line(change if "x" in change else made | change))
-
-
-def test_only_what_is_ours_is_read_and_deleted(folder: Path, tmp_path: Path) -> None:
-    """A user's file, a folder, a pipe and a link stay, whoever asks, and do no harm."""
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    target, digest = outside / "kept.safetensors", "0" * 40
-    target.write_bytes(b"a user's own")
-    (folder / f"{TAG}.{digest}.safetensors").symlink_to(target)
-    (folder / f"{TAG}.1{digest[1:]}.safetensors").mkdir()
-    os.mkfifo(folder / "record.pipe.json")
-    (folder / "notes.txt").write_text("mine")
-    strange = {path.name for path in folder.iterdir()} - {path.name for path in segments.own_files(folder)}
-    assert len(strange) == 5
-    assert read(folder)[1] == set()
-    storage.delete(segments.own_files(folder))
-    assert {path.name for path in folder.iterdir()} == strange
-    assert target.read_bytes() == b"a user's own"
-    (outside / "link").symlink_to(folder)
-    commit(folder, TAG, [(WINDOWS[2], GIVEN[2])], "s", 1.0)
-    assert segments.own_files(outside / "link") == []
 
 
 def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

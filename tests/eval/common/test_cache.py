@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.text import tokens
 from tests.support.scores import random_scores, random_windows
 from tests.support.stores import state_store, window_of
 from tests.support.toy import refusal
 
 KEY = "0" * 40
-
-
-def keep_tokens(cache: Cache) -> None:
-    ids = np.zeros(10_000, np.int32)
-    with cache.write("tokens", KEY, ".npz") as file:
-        tokens.save(file, tokens.Tokens(ids, ids, 1, "v"))
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -104,25 +95,6 @@ def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monk
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("size", [1, 1000])
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, size: int) -> None:
-    """As a limit on the size of files, below which nothing fits."""
-    cache = Cache(tmp_path)
-    cache.check_writable()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    window = random_windows(1, longest=2000)[0]
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        text = refusal(keep_tokens, cache)
-        scored = [(window, random_scores(window))]
-        scores = refusal(segments.commit, cache.path("scores", KEY, ""), "alone", scored, "s", 1.0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert text == f"{cache.path('tokens', KEY, '.npz')}: cannot be written: File too large"
-    assert scores == f"{cache.path('scores', KEY, '')}: the scores cannot be kept: File too large"
-    assert files(tmp_path) == {}
-
-
 @pytest.mark.engine
 def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
     """Temporary files, locks and marks of a process that was killed while it wrote; those of one that lives stay."""
@@ -152,13 +124,3 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
     assert files(tmp_path) == there
     Cache(tmp_path).check_writable()
     assert files(tmp_path) == {}
-
-
-def test_a_run_takes_its_locks_with_it(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    cache.use("tokens", KEY)
-    with cache.lock("tokens", KEY):
-        pass
-    with Cache(tmp_path).lock("scores", KEY):  # another run's, which is held
-        del cache
-        assert set(files(tmp_path)) == {f"scores/{KEY}.lock"}

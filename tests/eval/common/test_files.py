@@ -38,26 +38,6 @@ def device(file: Path, minor: int) -> Path:
     return file
 
 
-def reader_of(file: Path) -> int:
-    """The other end of a new pipe."""
-    os.mkfifo(file)
-    return os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-
-
-def test_a_pipe_gets_the_content_also_through_a_link(tmp_path: Path) -> None:
-    pipe, link = tmp_path / "pipe", tmp_path / "link"
-    reader = reader_of(pipe)
-    link.symlink_to(pipe)
-    for target in (pipe, link):
-        assert is_writable(target)
-        write(target, b"content")
-        assert os.read(reader, 99) == b"content"
-    os.close(reader)
-    assert stat.S_ISFIFO(pipe.lstat().st_mode)
-    assert link.is_symlink()
-    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
-
-
 @pytest.fixture
 def common() -> Iterator[Path]:
     """A folder like /tmp: all may write in it, and none may replace another's file."""

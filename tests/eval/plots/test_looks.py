@@ -7,26 +7,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.plots import looks
-from compare_q.eval.plots.looks import DASHES, MOST, MOST_OF_SCHEME, distinguishable
 from compare_q.eval.results import results_json
-
-
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        ("EXL3 4.0", ("EXL3", "4.0")),
-        ("GGUF Q4_K_M imat", ("GGUF", "Q4_K_M imat")),
-        ("bf16", ("bf16", "bf16")),
-        ("EXL3 4.0 [h8]", ("EXL3", "4.0")),
-        ("  EXL3   4.0 [head 8 bits]  ", ("EXL3", "4.0")),
-        ("bf16 [vLLM]", ("bf16", "bf16")),
-        ("EXL3 [h8] 4.0", ("EXL3", "[h8] 4.0")),
-        ("[only this]", ("[only", "this]")),
-        ("", ("?", "?")),
-    ],
-)
-def test_split_label(label: str, expected: tuple[str, str]) -> None:
-    assert looks.split_label(label) == expected
 
 
 def test_many_groups_never_share_colour_and_marker() -> None:
@@ -57,14 +38,6 @@ MANY = (*FEW, *((f"EXL3 {bits}.0 bpw", "") for bits in range(2, 9)), ("GGUF IQ2_
         ("AWQ 4bit-32g", ""))  # fmt: skip
 
 
-def test_few_models_are_called_by_their_whole_labels() -> None:
-    full = ["bf16", "NVFP4 W4A16", "W4A16 g32", "W8A8 int8", "FP8 dynamic", "GGUF Q4_0", "W8A16 g128"]
-    assert looks.drawn_names(FEW) == full
-    assert looks.drawn_names([("EXL3 4.0 [h6]", ""), ("EXL3 4.0 [h8]", ""), ("EXL3 5.0 [h8]", "")]) == [
-        "EXL3 4.0 [h6]", "EXL3 4.0 [h8]", "EXL3 5.0"
-    ]  # fmt: skip
-
-
 def test_of_many_models_only_sizes_leave_their_group_to_the_legend() -> None:
     """Not where two groups have the same sizes; and nobody is called W4A16, g32, int8, dynamic, F16 or 4bit-32g."""
     found = looks.drawn_names(MANY)
@@ -92,17 +65,3 @@ def test_labels_that_differ_are_drawn_as_different_texts(labels: list[str]) -> N
         for group in ("", "EXL3"):
             drawn = looks.drawn_names([(label, group) for label in every])
             assert len(set(drawn)) == len(set(every)) == len(set(zip(every, drawn, strict=True)))
-
-
-EVERYTHING = [(f"G{i}", "#") for i in range(len(DASHES)) for _ in range(MOST_OF_SCHEME)]
-
-
-def test_only_what_matters_is_coloured_where_not_all_can_be_distinguishable() -> None:
-    alone = [(f"G{i}", "") for i in range(20)]
-    assert distinguishable(alone[:8], range(8), 2) == list(range(8))
-    assert distinguishable(alone[:9], range(9), 2) == [0, 1]
-    assert distinguishable(alone, range(20), 10) == list(range(8))  # of ten that matter, eight hues
-    sizes = [("EXL3", "# bpw")] * 9
-    assert distinguishable(sizes[:7], range(7), 1) == list(range(7))
-    assert distinguishable(sizes, range(9), 8) == list(range(7))
-    assert len(distinguishable(EVERYTHING, range(len(EVERYTHING)), 50)) == MOST

@@ -17,14 +17,12 @@ from compare_q.eval.plots.points import (
     levels_of,
     pareto_front,
     points_of,
-    points_within,
     subtitle_of,
 )  # fmt: skip
 from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
-from tests.support.scatter_cases import TABLE
-from tests.support.several_texts import KLDS, NAMES, text_of, three, with_answers, with_failed_text, with_text
+from tests.support.several_texts import KLDS, NAMES, text_of, three, with_answers, with_failed_text
 
 ACC = ACCURACIES["acc"]
 RIGHT = {"bf16": "1111", "noise": "1111", "EXL3_4.0": "1010", "GGUF_Q4_K": "0111"}
@@ -52,26 +50,6 @@ def labels(found: list[Point]) -> list[str]:
 )
 def test_the_front_by_hand(rows: list[tuple[str, float, float]], gold: str) -> None:
     assert "".join(labels(pareto_front(points(*rows)))) == gold
-
-
-def test_the_front_of_the_table_is_what_no_other_row_beats() -> None:
-    """By the definition, pair by pair."""
-    quantized = [each for each in TABLE if each.label != "bf16"]
-    beaten = {
-        one.label for one in quantized for other in quantized
-        if other.x <= 1.005 * one.x and other.y <= one.y and (other.y < one.y or 1.005 * other.x < one.x)
-    }  # fmt: skip
-    table = [replace(each, unquantized=each.label == "bf16") for each in TABLE]
-    assert set(labels(pareto_front(table))) == {each.label for each in quantized} - beaten
-
-
-def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
-    a, b, c = Point("a", 8, 2), Point("b", 4, 3), Point("c", 6, 9)
-    broken = [Point("n", float("nan"), 1), Point("i", 1, float("inf")), Point("m", 1, float("nan"))]
-    assert points_within([a, broken[0], b, broken[1], c, broken[2]], math.inf, math.inf) == [a, b, c]
-    assert points_within([a, b, c], 6, math.inf) == [b, c]
-    assert points_within([a, b, c], math.inf, 3) == [a, b]
-    assert points_within([a, b, c], 6, 3) == [b]
 
 
 def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
@@ -196,17 +174,6 @@ def test_of_several_texts_a_point_is_the_mean() -> None:
     assert all(name in subtitle_of(three().texts, []) for name in NAMES)
 
 
-def test_a_model_or_text_that_failed_leaves_no_mean() -> None:
-    lacking = three(c4={"noise": "out of memory"})
-    drawn, left_out = points_of(lacking.texts, BPW, KLD)
-    assert [p.label for p in drawn] == ["bf16", "EXL3 4.0", "GGUF Q4_K"]
-    assert left_out == ["noise: not in the plot: KLD unknown"]
-    assert levels_of(lacking.texts, KLD) == []
-    assert points_of(with_failed_text(three(), "chat", "no such file").texts, BPW, KLD)[0] == []
-    nothing = tuple(TextResult(name, error="no such file") for name in NAMES)
-    assert points_of(nothing, BPW, KLD) == ([], [])
-
-
 def test_the_mean_accuracy_is_of_the_texts_that_are_answers() -> None:
     """Means of 50 and 50, and of 75 and 25; perplexity is of the text that is not."""
     result = Results((text_of("wiki2", 0), asked(1), asked(2, GGUF_Q4_K="0001")))
@@ -218,16 +185,3 @@ def test_the_mean_accuracy_is_of_the_texts_that_are_answers() -> None:
     ]
     assert points_of(with_failed_text(result, "chat", "no such file").texts, BPW, ACC)[0] == []
     assert points_of(three().texts, BPW, ACC)[0] == []
-
-
-def test_the_measure_is_what_the_texts_have() -> None:
-    alone = three()
-    for i, name in enumerate(NAMES):
-        assert measures.chosen(alone, None, None) is KLD
-        alone = with_text(alone, text_of(name, i, reference=False))
-    assert measures.chosen(alone, None, None) is PPL
-    assert measures.chosen(three(), "ppl", None) is PPL
-    assert measures.chosen(Results((asked(1), asked(2))), None, None) is ACC
-    assert measures.chosen(Results((text_of("wiki2", 0), asked(1))), None, None) is KLD
-    assert measures.chosen(Results((asked(1),)), "kld", None) is KLD
-    assert measures.chosen(Results((asked(1),)), "acc_norm", None) is ACCURACIES["acc_norm"]

@@ -46,22 +46,6 @@ def test_what_is_not_known_is_a_gap_and_the_last_known_value_is_named() -> None:
         assert [label.get_text() for label in artists_of_kind(figure, "label")] == ["a", "b"]
 
 
-def test_positions_that_no_model_was_asked_for_are_no_gaps() -> None:
-    """The last tokens of each stretch are joined: a line of points that nothing joins would not be seen."""
-    figure = position.by_position(
-        text_with((1, 2, 4, 8, 16), a=(3.0, None, 2.0, None), b=(3.0, None, None, 1.0)), kld=True
-    )
-    lines = artists_of_kind(figure, "line")
-    assert [line.get_xdata().tolist() for line in lines] == [pytest.approx([1, 28**0.5, 120**0.5])] * 2
-    assert lines[0].get_ydata().tolist() == pytest.approx([3.0, 2.0, np.nan], nan_ok=True)
-
-
-@pytest.mark.parametrize(("widest", "scale"), [(0.31, "linear"), (0.32, "log")])
-def test_klds_begin_at_zero_where_they_are_within_a_decade_and_a_half(widest: float, scale: str) -> None:
-    axes = position.by_position(text_with((1, 2, 3), a=(0.01, 0.02), b=(0.02, widest)), kld=True).axes[0]
-    assert (axes.get_yscale(), axes.get_ylim()[0] == 0) == (scale, scale == "linear")
-
-
 def test_standard_errors_are_bands() -> None:
     """Of all rows in KLD, of the reference in loss; on a logarithmic axis of the logarithm; a gap where one is not
     known, and nothing at all in results without errors."""

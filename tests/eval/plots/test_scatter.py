@@ -5,12 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import matplotlib as mpl
-import numpy as np
 import pytest
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from compare_q.eval.plots import measures, scatter, style
@@ -19,7 +15,7 @@ from compare_q.eval.plots.points import Level, Point
 from compare_q.eval.results.run_result import TextResult
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents
-from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, legend_of
+from tests.support.scatter_cases import KLDS, draw, draw_kld
 from tests.support.several_texts import three
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
@@ -85,19 +81,6 @@ def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Me
     assert "(logarithmic" in more.axes[0].get_ylabel() or kind is KLD
 
 
-def test_limits_leave_points_and_lines_out() -> None:
-    figure = scatter.scatter_figure(real_table.real_text(), max_x=5, max_y=25)
-    shown = {text.get_text().split("\n")[0] for text in artists_of_kind(figure, "label")}
-    assert shown == {"EXL3 3.5 bpw", "EXL3 4.0 bpw", "GGUF Q4_K_M"}
-    assert len(artists_of_kind(figure, "level")) == 1
-    low = replace(
-        real_table.real_text(), models=real_table.real_text().models[2:3]
-    )  # ExLlamaV3, below the reference's 21.991
-    assert artists_of_kind(scatter.scatter_figure(low, max_y=21.99), "level") == []
-    with pytest.raises(ValueError, match="no model has both PPL and bits per weight within the limits"):
-        scatter.scatter_figure(real_table.real_text(), max_x=1)
-
-
 def test_several_texts_are_one_plot_of_their_means() -> None:
     figure = scatter.scatter_figure(*three().texts, measure=KLD)
     assert [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")][:2] == pytest.approx([0.05, 0.03])
@@ -106,36 +89,6 @@ def test_several_texts_are_one_plot_of_their_means() -> None:
     assert figure.axes[0].get_ylabel().startswith(scatter.EXCESS_AXIS)
     best = artists_of_kind(figure, "point")[0].get_ydata()[0]
     assert best == pytest.approx(100 * (math.prod((1.05, 1.02, 1.08)) ** (1 / 3) - 1))
-
-
-def test_dotted_lines_through_schemes_in_x_order() -> None:
-    dotted = [line for line in figure_of("table").axes[0].lines if line.get_linestyle() == ":"]
-    paths = sorted(tuple(np.asarray(line.get_xdata())) for line in dotted)
-    assert paths == [
-        (2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0),
-        (2.96, 3.91, 4.85, 5.69, 6.56),  # Q2_K to Q6_K
-        (4.25, 4.63),
-        (4.55, 8.5),  # Q4_0 and Q8_0
-    ]
-
-
-def test_nothing_global_changes(tmp_path: Path) -> None:
-    style.save_figure(draw(TABLE, dark=True), tmp_path / "before.svg")
-    with mpl.rc_context({"font.family": "monospace", "xtick.major.size": 20, "savefig.facecolor": "red"}):
-        before = dict(mpl.rcParams)
-        style.save_figure(draw(TABLE, dark=True), tmp_path / "after.svg")
-        assert dict(mpl.rcParams) == before
-    assert (tmp_path / "before.svg").read_bytes() == (tmp_path / "after.svg").read_bytes()
-    assert plt.get_fignums() == []
-
-
-def test_the_legend_is_sorted_and_each_name_has_the_look_of_its_group() -> None:
-    figure = draw([Point(name, 1, y) for y, name in enumerate(["gguf 1", "EXL3 2", "bf16", "AWQ 4"])])
-    legend = legend_of(figure)
-    assert [text.get_text() for text in legend.get_texts()] == ["AWQ", "bf16", "EXL3", "gguf"]
-    looks = [(handle.get_color(), handle.get_marker()) for handle in legend.get_lines()]
-    marks = artists_of_kind(figure, "point")
-    assert looks == [(marks[i].get_color(), marks[i].get_marker()) for i in (3, 2, 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -156,15 +109,6 @@ def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(
     assert [p.y for p in percents] == pytest.approx([5 * y - 100 for _, y, _, _ in rows])
     assert [p.error for p in percents] == [None if e is None else pytest.approx(5 * e) for _, _, e, _ in rows]
     assert levels[0].y == 0
-
-
-@pytest.mark.parametrize(
-    ("values", "wide"),
-    [([0.33, 1.0], False), ([0.0, 0.1, 3.16], False), ([0.0, 0.1, 3.17], True), ([-1.0, 0.0], False), ([], False)],
-)
-def test_a_decade_and_a_half_by_hand(values: list[float], wide: bool) -> None:
-    """10^1.5 is 31.62."""
-    assert style.is_wide(values) == wide
 
 
 @pytest.mark.parametrize("reference", [math.inf, None])
@@ -206,17 +150,3 @@ def test_error_bars_are_one_error_long_and_behind_their_points(log_y: bool) -> N
     mark = artists_of_kind(figure, "point")[0]
     assert artists_of_kind(figure, "bar")[0].get_zorder() < mark.get_zorder()
     assert artists_of_kind(figure, "bar")[0].get_color() == mark.get_color()
-
-
-def test_a_bar_down_to_zero_ends_at_the_edge_of_a_logarithmic_axis() -> None:
-    figure = draw([Point("a", 1, 0.1, error=0.2), Point("b", 2, 1.0)], log_y=True)
-    assert tuple(artists_of_kind(figure, "bar")[0].get_ydata()) == (figure.axes[0].get_ylim()[0], pytest.approx(0.3))
-
-
-def test_lines_lie_right_across_at_their_height() -> None:
-    levels = [Level(7.3, "reference 7.30"), Level(7.9, "noise floor 7.90", dotted=True)]
-    figure = draw(TABLE, levels=levels, log_y=True)
-    lines = artists_of_kind(figure, "level")
-    assert [tuple(line.get_ydata()) for line in lines] == [(7.3, 7.3), (7.9, 7.9)]
-    assert all(tuple(line.get_xdata()) == figure.axes[0].get_xlim() for line in lines)
-    assert [name.get_text() for name in artists_of_kind(figure, "level-name")] == ["reference 7.30", "noise floor 7.90"]

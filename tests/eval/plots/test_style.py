@@ -31,9 +31,3 @@ def test_saved_files_are_readable_and_the_same_each_time(tmp_path: Path, monkeyp
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     assert "line-0" in {element.get("id") for element in svg.iter()}
     assert (tmp_path / "first" / "A.PDF").read_bytes().startswith(b"%PDF-")
-
-
-def test_other_suffixes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.png, \.svg, \.pdf"):
-        style.save_figure(figure(), tmp_path / "plot.png.txt")
-    assert list(tmp_path.iterdir()) == []

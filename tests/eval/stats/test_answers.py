@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_q.eval.stats.answers import difference_error, mcnemar_p, summarize
-from compare_q.eval.stats.uncertainty import Value
+from compare_q.eval.stats.answers import mcnemar_p, summarize
 from compare_q.eval.text.tokens import Requests
 from tests.support.questions import requests
 
@@ -21,19 +20,6 @@ def estimated(sums: list[float], reference: list[float] | None = None, asked: Re
     columns = {"logprob": np.array(sums, np.float32)}
     columns |= {} if reference is None else {"ref_logprob": np.array(reference, np.float32)}
     return summarize(columns, np.arange(len(sums)), asked)
-
-
-def test_accuracy_by_hand() -> None:
-    """By sums: -2 > -3, a tie of -1 whose first is wrong, -4 < -3.  By characters: -2 < -0.75, the tie, -4 < -1.5."""
-    found = estimated([-2, -3, -1, -1, -4, -3])
-    assert (found.questions, found.undecided) == (3, 0)
-    assert found.acc.right == "100"
-    # The deviations from 1/3 are 2/3, 1/3 and 1/3: squares 6/9, over 2, is 1/3; its root over root 3 is 1/3.
-    assert found.acc.accuracy.value == 1 / 3
-    assert found.acc.accuracy.stderr == pytest.approx(1 / 3)
-    assert found.acc_norm.right == "000"
-    assert found.acc_norm.accuracy == Value(0.0, 0.0)
-    assert found.acc.flips is None
 
 
 def test_flips_by_hand() -> None:
@@ -94,13 +80,3 @@ def test_against_plain_loops() -> None:
     assert found.acc_norm.accuracy.value == sum(golds["acc_norm"]) / 200
     assert flips.changed.value == sum(golds["changed"]) / 200 > flips.flips.value == sum(golds["flips"]) / 200 > 0.1
     assert flips.lost + flips.won == sum(golds["flips"])
-
-
-def test_the_error_of_a_difference() -> None:
-    """1, 0, -1, 1: mean 1/4, squares 3 - 1/4 = 11/4, over 3 and over 4; random ones as numpy's."""
-    assert difference_error("1101", "0110") == pytest.approx(math.sqrt(11 / 4 / 3 / 4))
-    assert difference_error("1", "0") is None
-    assert difference_error("101", "101") == 0
-    a, b = np.random.default_rng(3).integers(0, 2, (2, 50))
-    gold = np.std(a - b, ddof=1) / math.sqrt(50)
-    assert difference_error("".join(map(str, a)), "".join(map(str, b))) == pytest.approx(gold)

@@ -57,14 +57,6 @@ def test_perplexity(four: Estimates) -> None:
     assert four.ppl.logprob_sum == pytest.approx(-8 * LN2)
 
 
-def test_ratio_of_perplexities(four: Estimates) -> None:
-    """Differences 0, 1, 1, -1: mean 1/4, mean square 3/4; independent root((3/4 - 1/16) / 3); blocks' sums 1, 1, -1
-    off by .5, .75, -1.25: root(1.2 * 1.75^2 + 7.65 * .75^2) / 4.  The ratio is 2 ** (1/4), with that of them."""
-    clustered, independent = LN2 * math.sqrt(7.978125) / 4, LN2 * math.sqrt(0.6875 / 3)
-    assert near(four.against.ln_ppl_ratio, LN2 / 4, clustered, independent)
-    assert near(four.against.ppl_ratio, 2**0.25, 2**0.25 * clustered, 2**0.25 * independent)
-
-
 def test_paired_error_is_llamacpp_s(four: Estimates) -> None:
     """root(SE(a)^2 + SE(b)^2 - 2 Cov), Cov = (mean ab - mean a mean b) / (n - 1) = (15/4 - 7/2) / 3 ln2^2; the
     correlation is Cov / (SE(a) SE(b)) = (1/12) / root(1/6 * 2.75/12); PPL(Q) - PPL(ref) likewise from PPL SE."""
@@ -91,13 +83,6 @@ def test_kld(four: Estimates) -> None:
     assert {i: count for i, count in enumerate(histogram.counts) if count} == {59: 2, 61: 1, 64: 1}  # 8 (log10 + 8)
 
 
-def test_shares(four: Estimates) -> None:
-    """Same top 3 of 4: root(3/4 * 1/4 / 3) = 1/4; blocks' sums 1, 1, 1 off by -1/2, 1/4, 1/4: root(1.153125) / 4.
-    Top 1 in 2 of 4: root(1/4 / 3); sums 1, 0, 1 off by 0, -1/2, 1/2: root(8.85 / 4) / 4."""
-    assert near(four.same_top, 0.75, math.sqrt(1.153125) / 4, 0.25)
-    assert near(four.top1, 0.5, math.sqrt(2.2125) / 4, math.sqrt(1 / 12))
-
-
 def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
     """.6 and .6: KLD 1/4 and 1/2, in one block, so that only the independent error, root(1/64 / 1), is known."""
     lowest, low, middle, high, highest = four.against.confidence
@@ -111,18 +96,6 @@ def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
     assert (highest.kld, highest.median) == (Mean(0.25, 0.25, 1, 0), 0.25)
 
 
-def test_rates_over_bytes_and_words(four: Estimates) -> None:
-    """8 ln 2 over 16 bytes: 1/2 bit each, perplexity 2 ** (1/2); over 2 words 2 ** 4.  Errors: those of the mean,
-    root(8.85) / 4 and root(1/6) in bits a token, times 4 tokens over 16 bytes or 2 words."""
-    rates = four.rates
-    clustered, independent = math.sqrt(8.85) / 4, math.sqrt(1 / 6)
-    assert near(rates.bits_per_byte, 0.5, clustered / 4, independent / 4)
-    root2 = math.sqrt(2)
-    assert near(rates.byte_perplexity, root2, root2 * LN2 * clustered / 4, root2 * LN2 * independent / 4)
-    assert near(rates.word_perplexity, 16, 16 * LN2 * clustered * 2, 16 * LN2 * independent * 2)
-    assert (rates.n_bytes, rates.n_words) == (16, 2)
-
-
 def test_difference_of_two_models() -> None:
     """KLD sums 2, 6 and 1, 2 of 2 and 3 entries: off by 1, 4, mean 1; 1 - 2, 4 - 3: the only wave is
     cos 45° * -2, root(2 * 2 * 1.6) / 5.  The other way
@@ -133,29 +106,6 @@ def test_difference_of_two_models() -> None:
     assert paired_difference(a, b, "kld") == Value(1, error)
     assert paired_difference(b, a, "kld") == Value(-1, error)
     assert paired_difference(a, a, "kld") == Value(0, 0)
-
-
-def test_a_sum_that_leaves_entries_out_is_not_whole() -> None:
-    """An infinite loss: neither losses nor same top (argmax of nan is some token) can be compared, KLD can."""
-    columns = four_tokens()
-    columns["logprob"][1] = -np.inf
-    found = summarize(columns, QUARTERS, QUARTERS).blocks
-    assert found.whole == ("kld",)
-    assert found.nll == pytest.approx((LN2, 3 * LN2, 2 * LN2))
-    columns = four_tokens()
-    columns["kld"][3] = np.inf
-    assert summarize(columns, QUARTERS, QUARTERS).blocks.whole == ("nll", "same_top")
-
-
-def test_same_top_is_compared_only_where_the_reference_is_finite() -> None:
-    """Its most probable token is whatever argmax made of a nan, and the table leaves such an entry out."""
-    half = np.log(np.full(4, 0.5, np.float32))
-    columns = {"logprob": half, "ref_logprob": half, "ref_top1_logprob": half, "kld": np.zeros(4, np.float32),
-               "same_top": np.ones(4, np.bool_)}  # fmt: skip
-    index = np.arange(4)
-    assert summarize(columns, index, index + 1).blocks.whole == ("nll", "kld", "same_top")
-    columns["ref_logprob"] = np.array([-1, np.nan, -1, -1], np.float32)
-    assert summarize(columns, index, index + 1).blocks.whole == ("nll", "kld")
 
 
 @pytest.mark.parametrize(

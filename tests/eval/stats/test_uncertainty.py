@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import coverage
 from compare_q.eval.stats.uncertainty import (
-    Mean,
-    Perplexity,
     Places,
     clustered_error,
     mean_with_errors,
-    n_waves,
-    perplexity,
     places_of,
     sampling_error,
     student_t,
 )
 
-LN2 = math.log(2)
 LONG = 10**18
 """Tokens of a text so long that no memory widens its errors."""
-
-
-def perplexity_of(*logprobs: Any) -> Perplexity:
-    """Perplexity of log-probabilities."""
-    return perplexity(mean_with_errors(*logprobs))
 
 
 def block_of(index: np.ndarray) -> np.ndarray:
@@ -66,14 +54,6 @@ def test_number_of_blocks(length: int, count: int) -> None:
     assert found.tolist() == [0, count - 1]
 
 
-@pytest.mark.parametrize(("groups", "length", "count"), [
-    (30, 0, 4), (30, 749_999, 4), (30, 750_000, 5), (30, 40_000_000, 16), (3, 10**6, 2), (2, 0, 1),
-])  # fmt: skip
-def test_number_of_waves(groups: int, length: int, count: int) -> None:
-    """root(length / 30,000), 4 to 16, and less than blocks."""
-    assert n_waves(groups, length) == count
-
-
 def test_error_of_two_blocks() -> None:
     """Sums 2 and 10 of 2 and 3 entries: mean 2.4, off by 2 - 4.8 = -2.8 and 10 - 7.2 = 2.8; the one wave is cos 45° *
     -5.6, twice its square 5.6^2; of 120,000 tokens 1 + 0.1 of it, below 20,000 always 1 + 0.6."""
@@ -82,18 +62,6 @@ def test_error_of_two_blocks() -> None:
     assert clustered_error(sums, counts, 120_000) == pytest.approx(1.12 * math.sqrt(1.1), rel=1e-12)
     assert clustered_error(sums, counts, 20_000) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
     assert clustered_error(sums, counts, 5) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
-
-
-def test_all_waves_give_the_clustered_error() -> None:
-    """Sums 1, 4, 10 of 1, 2, 3 entries: mean 2.5, off by -1.5, -1, 2.5; root(3 / 2 * 9.5) / 6.  Empty ones are none."""
-    expected = math.sqrt(14.25) / 6
-    assert clustered_error(np.array([1.0, 4.0, 10.0]), np.array([1, 2, 3]), LONG) == pytest.approx(expected, rel=1e-12)
-    assert clustered_error(np.array([1.0, 0, 4.0, 10.0]), np.array([1, 0, 2, 3]), LONG) == pytest.approx(
-        expected, rel=1e-12
-    )
-    draws = np.random.default_rng(0).normal(size=17)
-    clusters = coverage.by_cluster(draws, np.full(17, 9))
-    assert clustered_error(draws, np.full(17, 9), LONG) == pytest.approx(clusters, rel=1e-12)
 
 
 def test_student() -> None:
@@ -119,33 +87,6 @@ def test_mean_and_its_errors() -> None:
     assert found.stderr_independent == pytest.approx(math.sqrt(7 / 3), rel=1e-12)
 
 
-def test_mean_leaves_out_and_counts_what_is_not_finite() -> None:
-    """1 and 3 in two blocks: mean 2, off by -1 and 1, root(2 * 2) / 2 = 1; independent root(1 / 1) = 1."""
-    values = np.array([1, np.nan, np.inf, 3, -np.inf], np.float32)
-    found = mean_with_errors(values, None, at(0, 0, 0, 1, 1))
-    assert found == Mean(2, 4, 2, 3, pytest.approx(1), 1)
-    assert mean_with_errors(values, np.array([False, True, True, True, True])) == Mean(3, 3, 1, 4)
-    shares = np.array([True, True, False, True])
-    assert mean_with_errors(shares, np.array([False, True, True, False])) == Mean(0.5, 1, 2, 2, None, 0.5)
-
-
-def test_mean_is_summed_in_float64() -> None:
-    """In float32, 2 ** 24 and two ones are still 2 ** 24."""
-    values = np.array([2**24, 1, 1], np.float32)
-    assert values.sum() == 2**24
-    found = mean_with_errors(values, None, Places(np.zeros(3, np.int8), LONG))
-    assert (found.total, found.value) == (2**24 + 2, (2**24 + 2) / 3)
-
-
-def test_perplexity_and_its_errors() -> None:
-    """Losses ln 2 and ln 8: mean ln 4, off by ln 2; independent root(ln2^2 / 1), clustered root(2 * 2 ln2^2) / 2."""
-    found = perplexity_of(np.log(np.array([0.5, 0.125], np.float32)), None, at(0, 1))
-    assert found.value == pytest.approx(4, rel=1e-7)
-    assert (found.tokens, found.non_finite) == (2, 0)
-    assert found.logprob_sum == pytest.approx(-math.log(16), rel=1e-7)
-    assert (found.stderr, found.stderr_independent) == pytest.approx((4 * LN2, 4 * LN2), rel=1e-7)
-
-
 def test_error_of_a_sample_of_windows() -> None:
     """Sums 1, 3, 2, 6 of 2 tokens each, 3 in the mean of 8 tokens: neighbours differ by 2, 1, 4, so 4 * 7 / 2."""
     sums, tokens = np.array([1, 3, 2, 6]), np.full(4, 2)
@@ -167,3 +108,11 @@ def test_what_changes_slowly_is_in_every_spread_sample() -> None:
     found = sampling_error(trend, np.ones(16), 160)
     assert found == pytest.approx(math.sqrt(16 * 100 / 2 * 0.9) / 16)
     assert found < float(np.std(trend)) * math.sqrt(0.9 / 16) / 6
+
+
+def test_mean_is_summed_in_float64() -> None:
+    """In float32, 2 ** 24 and two ones are still 2 ** 24."""
+    values = np.array([2**24, 1, 1], np.float32)
+    assert values.sum() == 2**24
+    found = mean_with_errors(values, None, Places(np.zeros(3, np.int8), LONG))
+    assert (found.total, found.value) == (2**24 + 2, (2**24 + 2) / 3)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import pre_tokenizers
 
 from compare_q.eval.text import windows
 from tests.support.questions import ROWS, asked, model_class, write_task
@@ -87,14 +86,6 @@ def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_first_questions(tmp_path: Path) -> None:
-    task = write_task(tmp_path / "task")
-    data, whole = asked(tmp_path, task, max_rows=2), asked(tmp_path, task)
-    assert (len(data.windows), data.answers.questions, data.answers.total) == (5, 2, 6)
-    assert data.series == whole.series
-    assert len(asked(tmp_path, task, max_rows=100).windows) == len(whole.windows)
-
-
 def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -> None:
     """As lm-eval's process_results: a list of right answers, a number beyond the choices, and winogrande's form."""
     several = [{"q": "Even?", "c": ["2", "3", "4"], "a": [0, 2]}, {"q": "Odd?", "c": ["2", "3", "4"], "a": [1]}]
@@ -133,41 +124,11 @@ def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: 
     assert reason in message
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"q": "a", "c": ["b", ""], "a": 0}, "task: question 2, answer 2: has no characters"),
-        ({"q": " ", "c": ["a", "b"], "a": 0}, "task: question 2, answer 1: has no tokens before it"),
-    ],
-)
-def test_refused_questions(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
-    assert refusal(asked, tmp_path, write_task(tmp_path / "task", [ROWS[0], row])).startswith(reason)
-
-
-def test_an_answer_longer_than_a_window(tmp_path: Path) -> None:
-    message = refusal(asked, tmp_path, write_task(tmp_path / "task"), eval_len=30)
-    assert message == "eval_len: an answer to question 6 has 42 tokens; set eval_len above that"
-
-
 def test_trusted_code_runs(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", text="process_docs: !function code_of_odd.run\n")
     (tmp_path / "task" / "code_of_odd.py").write_text("def run(docs):\n    return docs.select([1, 0])\n")
     data = asked(tmp_path, task, trust_remote_code=True)
     assert data.answers.requests.question.tolist() == [0, 0, 1, 1, 1]
-
-
-def test_include_path_and_includes(tmp_path: Path) -> None:
-    """A task by its name in a folder, whose YAML includes another one; its own keys win."""
-    write_task(tmp_path / "tasks" / "base", task="base")
-    (tmp_path / "tasks" / "mine.yaml").write_text("include: base/odd.yaml\ntask: mine\ndoc_to_text: 'Q {{q}}'\n")
-    (tmp_path / "tasks" / "loop.yaml").symlink_to("loop.yaml")
-    data = asked(tmp_path, "mine", include_path=str(tmp_path / "tasks"))
-    assert data.answers.requests.task == "mine"
-    plain = asked(tmp_path, "base", include_path=str(tmp_path / "tasks"))
-    # A byte is a token here, and the toy's ids are the places of bytes in the sorted alphabet.
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    assert [alphabet[each] for each in data.windows[0].token_ids[:2]] == ["Q", "Ġ"]
-    assert data.windows[0].token_ids[2:].tolist() == plain.windows[0].token_ids.tolist()
 
 
 def test_changed_files_are_read_again(tmp_path: Path) -> None:

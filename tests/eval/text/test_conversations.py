@@ -20,7 +20,6 @@ from compare_q.eval.text.conversations import Conversation
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData
 from tests.support.chats import (
-    DATED,
     MARKED,
     QUESTION,
     SUMS,
@@ -74,15 +73,8 @@ def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
     [
         ("{", "column 2: not valid JSON"),
         ({"text": "a"}, "no key messages or conversations; there are: text; name it in text_column"),
-        ({"messages": [ASK, "b"]}, "messages[1]: must be an object, is text"),
         ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role: must be a name such as user"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages[0].content[0]: a part of type 'image': only text is scored",
-        ),
         ({"messages": [{"from": "bot", "value": "a"}]}, "messages[0].from: 'bot' is no known speaker; there are"),
-        (said_of("[1]"), "messages[0].tool_calls[0].arguments: must be a JSON object, is a list"),
-        (said_of('{"a": "\\ud800"}'), "messages[0].tool_calls[0].arguments: no Unicode text"),
     ],
 )
 def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
@@ -148,17 +140,6 @@ def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
     assert marked.chat.scored.tolist() == [bool(each) for each in mask]
 
 
-def test_a_template_without_header_that_prints_the_date(tmp_path: Path) -> None:
-    found = tokenized(tmp_path, DATED)
-    assert scored_texts(tmp_path, found)[0] == " weather()<|end|>"
-    tokenizer = vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False)
-    assert tokenizer.decode(found.ids).startswith("Today: 26 Jul 2024\n[user]Rain in Bern?[/user] weather()<|end|>")
-    other = tokenized(
-        tmp_path, DATED.replace("strftime_now('%d %b %Y')", "today"), chat_template_kwargs={"today": "now"}
-    )
-    assert tokenizer.decode(other.ids).startswith("Today: now\n")
-
-
 def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     both = tokenized(tmp_path, MARKED, SUMS, score_roles=["user", "assistant"])
     assert both.chat.told_by == "rendered prefixes"
@@ -185,16 +166,10 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
         (UNMARKED, {"messages": SUMS["messages"][2:]}, "message 1 (assistant): an assistant who speaks first"),
         ("{{ raise_exception('no\nsystem') }}", SUMS, "the chat template refuses these messages: no"),
         (
-            "{% for m in messages %}{{ m.role }}{% endfor %}",
-            SUMS,
-            "message 1: the chat template leaves its content out",
-        ),
-        (
             MARKED.replace("== 'assistant'", "== 'assistant' and loop.last"),
             SUMS,
             "message 3: the chat template does not mark",
         ),
-        (UNMARKED.replace("m.content", "(m.content | trim)"), PARTS, "message 1: the chat template takes no list of"),
     ],
 )
 def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any, gold: str) -> None:
@@ -301,17 +276,3 @@ def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
     assert len(built_trace(tmp_path, content, max_text_rows=1).windows) == 1
     cut = built_trace(tmp_path, content, eval_len=question + 1)  # the first token of each answer alone
     assert [window.spans for window in cut.windows] == [((question, question + 1),)] * 2
-
-
-@pytest.mark.parametrize(
-    ("content", "gold"),
-    [
-        ({"messages": []}, "rows: must be a list of rows; .json is read as a trace of qbench_prompts.py"),
-        ({"rows": [1], "vocab_size": 999}, "vocab_size: is 999, and the tokenizer has 259 ids; give the tokenizer"),
-        ({"rows": [1]}, "rows[0].input_ids: must be a list of token ids below 259, the size of the tokenizer"),
-        ({"rows": [{"input_ids": [1], "response_ids": [259]}]}, "rows[0].response_ids: must be a list of token ids"),
-    ],
-)
-def test_malformed_traces(tmp_path: Path, content: Any, gold: str) -> None:
-    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
-    assert refusal(built_trace, tmp_path, content).startswith(f"path: {tmp_path / 'trace.json'}: {gold}")

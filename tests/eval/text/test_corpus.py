@@ -89,15 +89,6 @@ def test_blank_rows(method: str, limit: int | None, gold: list[str], tmp_path: P
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize(("first", "second", "gold"), [(2, 3, "r0\n\nr1"), (0, 1, "r0\n\nr1\n\nr2"), (None, 1, "r0")])
-def test_max_text_rows_goes_before_max_dataset_rows(first: int | None, second: int, gold: str, tmp_path: Path) -> None:
-    """Upstream: ``spec.get("max_text_rows", spec.get("max_dataset_rows", 0))``; absent here is None."""
-    rows = local(tmp_path / "a.parquet", ["r0", "r1", "r2"])
-    limits = {"max_dataset_rows": second} | ({} if first is None else {"max_text_rows": first})
-    assert text(**rows, **limits) == gold
-
-
-@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     ("keys", "gold"),
     [
@@ -135,51 +126,12 @@ def test_local_text(tmp_path: Path, content: str, gold: str, llamacpp: str) -> N
     assert found == [[gold], [gold], [gold], [llamacpp]]
 
 
-CHAT = [{"role": "user", "content": "Hello"}]
-AS_CHAT = '; conversations are read with "dataset": "chat" (docs/chat.md)'
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize(
-    ("row", "keys", "reason"),
-    [
-        (None, {}, "no text in its rows"),
-        ({"text": " "}, {}, "no text in its rows"),
-        ({"id": 1, "body": "a"}, {}, "no text column 'text'; there are: id, body"),
-        ({"messages": CHAT}, {}, AS_CHAT),
-        ({"conversations": CHAT}, {}, AS_CHAT),
-        ({"conversations": CHAT}, {"text_column": "conversations"}, AS_CHAT),
-    ],
-)
-def test_rows_that_hold_no_text(
-    tmp_path: Path, suffix: str, row: dict[str, Any] | None, keys: dict[str, str], reason: str
-) -> None:
-    file = tmp_path / f"a{suffix}"
-    assert refusal(path=str(file)) == f"path: {file}: no such file"
-    if suffix == ".parquet":
-        parquet(file, **({"text": []} if row is None else {name: [value] for name, value in row.items()}))
-    else:
-        file.write_text("" if row is None else json.dumps(row) + "\n")
-    assert refusal(path=str(file), **keys).endswith(reason)
-    if row is not None and "body" in row:
-        assert text(path=str(file), text_column="body") == "a"
-
-
 @pytest.mark.parametrize("line", ['{"text": "b"', '["text"]', '"text"', '{"body": "b"}'])
 def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(f'{{"text": "a"}}\n\n{line}\n')
     assert refusal(path=str(file)).startswith(f"path: {file}: line 3: ")
     assert text(path=str(file), max_text_rows=1) == "a"
-
-
-def test_texts_without_end_are_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.txt")
-    for file in (tmp_path / "pipe.txt", Path("/dev/zero"), tmp_path):
-        assert refusal(path=str(file)) == f"path: {file}: not a regular file"
-    assert refusal(path="/proc/self/mem") == "path: /proc/self/mem: no text in it"
-    assert refusal(path="x" * 300) == f"path: {'x' * 300}: no such file"
-    assert "the home folder of ~nouser is not known" in refusal(path="~nouser/text")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from compare_q.eval.text import corpus
-from tests.eval.text.test_corpus import spec
 from tests.support import ROOT, hub_layouts
 from tests.support.hub import Hub
 from tests.support.hub_client import Client
@@ -174,37 +172,7 @@ def test_what_is_not_there_is_one_line(
         assert probe_reason in client.refusal(f"value = corpus.would_fetch(spec(**{keys}))")
 
 
-@pytest.mark.parametrize(
-    ("keys", "gold"),
-    [
-        ({"dataset": "ptb"}, "ptb-text-only/ptb_text_only, "),
-        ({"dataset": "fineweb"}, "HuggingFaceFW/fineweb, sample-10BT, train[:1000]"),
-        ({"dataset": "Salesforce/wikitext", "dataset_name": WIKI2}, f"Salesforce/wikitext, {WIKI2}, test"),
-    ],
-)
-def test_probe_fetches_no_data(keys: dict[str, Any], gold: str, client: Client) -> None:
-    assert client.run(f"value = corpus.would_fetch(spec(**{keys}))").startswith(gold)
-    assert data_files(client, gold.partition(",")[0]) == []
-
-
-def test_cached_data_sets_need_no_hub(away: Client) -> None:
-    assert read(away, dataset="wiki2")[0] == KNOWN["wiki2"][1]
-    assert read(away, dataset="lambada")[0] == KNOWN["lambada"][1]
-    assert away.run("value = corpus.would_fetch(spec(dataset='wiki2'))") == "Salesforce/wikitext, in the local cache"
-
-
 @pytest.mark.parametrize("keys", [{"dataset": "ptb", "split": "train"}, {"dataset": "c4"}, {"dataset": "org/other"}])
 def test_without_a_hub_the_rest_is_one_line(keys: dict[str, Any], away: Client) -> None:
     text = refusal(away, **keys)
     assert "in the local cache, and http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)" in text
-
-
-def test_identity_of_a_data_set_is_where_it_lies() -> None:
-    base = {"dataset": "org/data"}
-    changes: list[dict[str, Any]] = [
-        {}, {"dataset": "org/other"}, {"dataset_path": "org/other2"}, {"dataset_name": "en"}, {"split": "dev"},
-        {"text_column": "body"}, {"max_text_rows": 5}, {"dataset_data_files": "f"}, {"revision": "v1"},
-    ]  # fmt: skip
-    seen = [repr(corpus.identity(spec(**{**base, **keys}))) for keys in changes]
-    assert len(set(seen)) == len(changes)
-    assert repr(corpus.identity(spec(**base, eval_len=8, dataset_display_name="x"))) == seen[0]

@@ -4,7 +4,6 @@ tokens by their ids, which a model and the text must have alike."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import corpus, tokens, vocabulary, windows
 from compare_q.eval.text.tokens import Chat, Requests, Tokens
 from tests.support.flips import flips
-from tests.support.toy import refusal, save_toy_tokenizer
+from tests.support.toy import save_toy_tokenizer
 
 END = 256
 """The toy tokenizer's one special token, <|end|>, which is also its EOS."""
@@ -91,12 +90,6 @@ def test_llamacpp_reads_carriage_returns(tmp_path: Path, toy_model: Path) -> Non
     assert count == {"llamacpp": 3 + 9 - 2, "gptq": 3 + 6, "exllamav3": 3 + 6}
 
 
-@pytest.mark.parametrize("single", ["<|bos|> $A <|end|>", "<|bos|> <|end|> $A", "$A <|end|>"])
-def test_llamacpp_refuses_what_it_cannot_reproduce(tmp_path: Path, single: str) -> None:
-    tokenizer = vocabulary.load_tokenizer(templated(tmp_path / "more", single), trust_remote_code=False)
-    assert "adds more than BOS" in refusal(tokens.lead_of, tokenizer, "llamacpp")
-
-
 def test_special_tokens_in_the_text_are_text_for_llamacpp(tmp_path: Path, with_bos: Path) -> None:
     text = "a<|end|><|bos|>b"
     assert tokenized(tmp_path, with_bos, text).ids[1:].tolist()[1:3] == [END, END + 1]
@@ -116,34 +109,6 @@ def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Pat
     assert (found.lead, found.ends.tolist()) == (bos, [5, 6, 8, 11])
     assert found.sizes.tolist() == [0, 1, 1, 1, 1, 0, 7, 1, 0, 1, 1]
     assert (found.n_bytes, found.n_words) == (4 + 0 + 8 + 2, 2 + 1 + 1 + 2)
-
-
-def test_a_page_is_scored_detokenized_and_counted_as_it_is(tmp_path: Path, toy_model: Path) -> None:
-    page = " = Title = \n \n It was 8 @,@ 600 , he said . \n"
-    (tmp_path / "a.jsonl").write_text(json.dumps({"page": page}) + "\n")
-    keys = {"path": "a.jsonl", "text_column": "page", "detokenize": "wikitext"}
-    found = tokenized(tmp_path, toy_model, "", "lm_eval", **keys)
-    shown = " = Title =\n\nIt was 8,600, he said.\n"
-    assert found.ids.tolist() == tokenized(tmp_path, toy_model, shown).ids.tolist()
-    assert (found.n_bytes, found.n_words) == (len(page), len(re.split(r"\s+", page)))
-    assert found.sizes.sum() == len(shown)
-
-
-def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
-    """The tokenizer takes the default of the additional ones, so a plain text's chat prefix depends on it."""
-    (tmp_path / "a.txt").write_text("ab\n")
-    save_toy_tokenizer(tmp_path)
-    data = spec(tmp_path, chat_template=True)
-    seen = [windows.identity(data, tmp_path)]
-    folder = tmp_path / "additional_chat_templates"
-    folder.mkdir()
-    for text in ("one", "two"):
-        (folder / "default.jinja").write_text(text)
-        assert vocabulary.load_tokenizer(tmp_path, trust_remote_code=False).chat_template == text
-        seen.append(windows.identity(data, tmp_path))
-    (folder / "default.jinja").rename(tmp_path / "default.jinja")  # which no tokenizer reads
-    seen.append(windows.identity(data, tmp_path))
-    assert len({each["tokenizer"] for each in seen}) == 4
 
 
 @pytest.mark.parametrize("sizes", [None, np.array([1, 2, 3], np.int32)])
@@ -186,19 +151,12 @@ def test_a_flipped_bit_of_kept_tokens_makes_them_again(tmp_path: Path, kind: str
     [
         ("8 @,@ 600 well @-@ known , 3 @.@ 5", "8,600 well-known, 3.5"),
         ("a : b ; c . d ! e ? f , g", "a: b; c. d! e? f, g"),
-        ("the end .", "the end ."),  # nothing follows the full stop, so its space stays
         ("( a ) [ b ] { c }", "(a) [b] {c}"),
         ('he said " no " .', 'he said "no" .'),
-        ("the ' 90s and ' 80s", "the '90s and' 80s"),  # a pair of quotes, as far as the expression can tell
         ("the dogs ' food", "the dogs' food"),
-        ("the dogs ' food , Teddy 's", "the dogs'food, Teddy's"),  # likewise
-        ("Teddy 's Story", "Teddy's Story"),
         (" = A = \n = = B = = \n = = = C = = = ", " = A =\n== B ==\n=== C === "),
-        ("= = = = D = = = =", "==== D ===="),
-        ("a \n b \n c", "a\nb\nc"),
-        ("20 ° C , 5 N north", "20°C, 5 1 north"),  # lm-eval's slip: N stands for a number in PTB, not here
-        ("/' 9/ and 99", "/'[0-9]/ and 99"),  # its slip with years
-        ("", ""),
+        ("20 ° C , 5 N north", "20°C, 5 1 north"),
+        ("/' 9/ and 99", "/'[0-9]/ and 99"),
     ],
 )
 def test_pages_of_wikitext(page: str, gold: str) -> None:
@@ -239,15 +197,6 @@ def disagreement(model: Path, data: Path) -> str:
     return vocabulary.disagreement(model, data, trusted=False, data_trusted=False)
 
 
-def test_digest_follows_content_and_not_order() -> None:
-    """`printf '[[0, "a"], [1, "b"]]' | sha256sum` gives the first."""
-    digest = vocabulary.digest({0: "a", 1: "b"})
-    assert digest == "a010d841c0f55ced1472d0df0cb314ac888c74c1076d8e6069d34bd9e47e9474"
-    assert vocabulary.digest({1: "b", 0: "a"}) == digest
-    others = [{0: "b", 1: "a"}, {0: "a"}, {0: "a", 2: "b"}, {0: "a", 1: "b", 2: "c"}, {0: "a", 1: "ß"}]
-    assert len({digest, *(vocabulary.digest(other) for other in others)}) == 6
-
-
 def renamed(content: dict[str, Any]) -> None:
     """Another name of the one special token."""
     content["added_tokens"][0]["content"] = "<|stop|>"
@@ -257,14 +206,10 @@ def renamed(content: dict[str, Any]) -> None:
     ("data", "model", "config", "gold"),
     [
         ("same", "same", {}, ""),
-        ("same", "swapped", {}, f"token {A} is 'b' in {{model}} and 'a' in {{data}}"),  # the lowest id
-        ("swapped", "same", {}, f"token {A} is 'a' in {{model}} and 'b' in {{data}}"),
-        ("same", "word", {}, ""),  # an id that only one has
-        ("word", "same", {}, ""),
+        ("same", "swapped", {}, f"token {A} is 'b' in {{model}} and 'a' in {{data}}"),
+        ("same", "word", {}, ""),
         ("Wort", "word", {}, "token 257 is 'word' in {model} and 'Wort' in {data}"),
-        ("same", "renamed", {"eos_token": "<|stop|>"}, ""),  # special tokens may differ
-        # "a" is the model's EOS by its config, and special in neither file: Transformers decides.
-        ("same", "other a", {"eos_token": "\u0100\u0100"}, ""),
+        ("same", "renamed", {"eos_token": "<|stop|>"}, ""),
         ("same", "other a", {}, f"token {A} is '\u0100\u0100' in {{model}} and 'a' in {{data}}"),
     ],
 )
@@ -328,10 +273,18 @@ def test_a_tokenizer_file_says_what_transformers_says(
     assert len(found) == n_plain
 
 
-def test_a_folder_without_a_tokenizer_cannot_disagree(tmp_path: Path) -> None:
-    data, model = toy_tokenizer(tmp_path / "data"), tmp_path / "model"
-    model.mkdir()
-    assert disagreement(model, data) == ""
-    (model / "tokenizer.json").write_text("{")  # there, and no tokenizer
-    assert vocabulary.of_folders((model, False)) == (None,)
-    assert disagreement(model, data) == ""
+def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
+    """The tokenizer takes the default of the additional ones, so a plain text's chat prefix depends on it."""
+    (tmp_path / "a.txt").write_text("ab\n")
+    save_toy_tokenizer(tmp_path)
+    data = spec(tmp_path, chat_template=True)
+    seen = [windows.identity(data, tmp_path)]
+    folder = tmp_path / "additional_chat_templates"
+    folder.mkdir()
+    for text in ("one", "two"):
+        (folder / "default.jinja").write_text(text)
+        assert vocabulary.load_tokenizer(tmp_path, trust_remote_code=False).chat_template == text
+        seen.append(windows.identity(data, tmp_path))
+    (folder / "default.jinja").rename(tmp_path / "default.jinja")  # which no tokenizer reads
+    seen.append(windows.identity(data, tmp_path))
+    assert len({each["tokenizer"] for each in seen}) == 4
