@@ -1,7 +1,7 @@
-"""The one reader of a checkpoint's config.json: vocabulary, context, rope, quantization, KV cache, sizes of layers.
+"""Read a checkpoint's config.json: vocabulary, context, rope, quantization, KV cache, sizes of layers.
 
 Multimodal configs nest the language model's part, and checkpoints keep their quantization in one of three places.
-Whoever needs any of it asks a ``CheckpointConfig``, so that no two parts of the program find different answers.
+``CheckpointConfig`` is the only reader, so that all parts of the program find the same values.
 """
 
 from __future__ import annotations
@@ -24,22 +24,16 @@ QUANTIZATION = "quantization_config"
 OLD_QUANTIZATION = "compression_config"
 """Its name in early versions of compressed-tensors."""
 LEGACY_FILE = "hf_quant_config.json"
-"""Where NVIDIA ModelOpt up to 0.29 wrote the quantization, beside a config.json that says nothing of it, or only that
-it is mixed."""
+"""File of the quantization in NVIDIA ModelOpt up to 0.29, whose config.json has none, or only MIXED_PRECISION."""
 OTHER_CACHES = (
-    "kv_lora_rank",
-    "mamba_d_state",
-    "ssm_state_size",
-    "state_size",
-    "linear_num_value_heads",
-    "attn_layer_period",
-)
-"""Keys of configs whose layers keep something else than keys and values: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
+    "kv_lora_rank", "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "attn_layer_period",
+)  # fmt: skip
+"""Keys of configs whose layers cache something else: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
 ELSEWHERE = {"transformers_weights": (SINGLE, INDEX), "text_model_id": (), "audio_model_id": ()}
-"""Keys that name weights in another file, or (Ultravox) outside of the folder -> values that do no harm."""
+"""Keys that name weights in another file, or (Ultravox) outside the folder -> harmless values."""
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
-"""Where multimodal configs keep the language model's part: most, InternVL's, DeepSeek-VL2's.  Qwen-Omni's keep it in
-the text_config of their thinker_config."""
+"""Keys of the language model's part in multimodal configs: most, InternVL's, DeepSeek-VL2's.  Qwen-Omni's is in the
+text_config of its thinker_config."""
 WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
 FEATURE_PAIRS = (
     ("num_attention_heads", "head_dim"), ("num_key_value_heads", "head_dim"), ("num_attention_heads", "v_head_dim"),
@@ -49,17 +43,17 @@ FEATURE_PAIRS = (
 """Pairs of config keys whose product is a number of features."""
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 ROPE = "rope"
-"""Where a row's provenance has how its rotary positions were scaled, and from which context on."""
+"""The key of the rope scaling in a row's provenance."""
 BY_CONTEXT = ("longrope", "su")
-"""Scalings that have other factors for contexts above the original one."""
+"""Scalings with other factors for contexts above the original one."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What a Hugging Face folder says of its model before any weight is read.
+    """The configs of a Hugging Face folder.
 
-    ``raw`` is config.json as it stands; ``legacy_quantization`` is what ``hf_quant_config.json`` holds, if config.json
-    states no quantization, or leaves the schemes of a mixed one to that file.
+    ``raw``: config.json; ``legacy_quantization``: ``hf_quant_config.json``, if config.json has no quantization, or a
+    mixed one without its schemes.
     """
 
     raw: dict[str, Any]
@@ -67,7 +61,7 @@ class CheckpointConfig:
 
     @classmethod
     def read(cls, folder: Path) -> CheckpointConfig:
-        """The config of a folder; InputError if a file is missing or is no JSON object."""
+        """The config of a folder; InputError if a file is missing or is not a JSON object."""
         file = folder / "config.json"
         if not exists(file):
             raise InputError(f"{printable(file)}: missing; model_dir must be a Hugging Face model folder")
@@ -87,7 +81,7 @@ class CheckpointConfig:
 
     @cached_property
     def text(self) -> dict[str, Any]:
-        """The language model's keys; a nested key replaces the whole model's key of the same name."""
+        """The language model's keys; a nested key replaces an outer key of the same name."""
         thinker = self.raw.get("thinker_config")
         parts = [self.raw.get(key) for key in TEXT_KEYS]
         parts += [thinker.get("text_config")] if isinstance(thinker, dict) else []
@@ -95,35 +89,35 @@ class CheckpointConfig:
 
     @property
     def vocab_size(self) -> int | None:
-        """Rows of the head; None if the config does not say."""
+        """Rows of the head; None if not stated."""
         return self._integer("vocab_size") or self._integer("padded_vocab_size")
 
     @property
     def hidden_size(self) -> int | None:
-        """Columns of the head; None if the config does not say."""
+        """Columns of the head; None if not stated."""
         return next((size for key in WIDTH_KEYS if (size := self._integer(key))), None)
 
     @property
     def dtype(self) -> str | None:
-        """The dtype of the weights that are not quantized; None if the config does not say."""
+        """The dtype of unquantized weights; None if not stated."""
         stated = self.text.get("dtype", self.text.get("torch_dtype"))
         return stated if isinstance(stated, str) else None
 
     @property
     def hidden_layers(self) -> int | None:
-        """Decoder layers of the language model; None if the config does not say."""
+        """Number of decoder layers of the language model; None if not stated."""
         return self._integer("num_hidden_layers")
 
     @property
     def stated_context(self) -> int | None:
-        """The largest number of positions that the config states, without its rope scaling; None if it states none."""
+        """The number of positions that the config states, without its rope scaling; None if not stated."""
         return next((length for key in LENGTH_KEYS if (length := self._integer(key))), None)
 
     @property
     def context(self) -> int | None:
-        """Tokens of the longest sequence that the config allows, with its rope scaling; None if it does not say.
+        """Tokens of the longest sequence, with rope scaling; None if not stated.
 
-        Configs with llama3 or longrope scaling state the scaled length, and so do Gemma 3's; yarn's state either.
+        Configs with llama3 or longrope scaling, and Gemma 3's, state the scaled length; configs with yarn either one.
         """
         length, factor = self.stated_context, self.rope_scaling.get("factor")
         if length is None or isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1e9:
@@ -138,21 +132,21 @@ class CheckpointConfig:
 
     @property
     def rope_scaling(self) -> dict[str, Any]:
-        """The rope scaling, under either of the names that it has; empty if there is none."""
+        """The rope scaling; empty if there is none."""
         rope = self.text.get("rope_scaling") or self.text.get("rope_parameters")
         return rope if isinstance(rope, dict) else {}
 
     @property
     def rope_type(self) -> str | None:
-        """What the rope scaling is called: "yarn", "llama3", "longrope", ...; None if there is none."""
+        """The name of the rope scaling: "yarn", "llama3", "longrope", ...; None if there is none."""
         name = self.rope_scaling.get("rope_type", self.rope_scaling.get("type"))
         return name if isinstance(name, str) else None
 
     @property
     def foreign_code(self) -> str | None:
-        """The code of another repository, ``owner/name--module.Class``, that the config names; None if there is none.
+        """Code in another repository that the config names, ``owner/name--module.Class``; None if there is none.
 
-        It is fetched when the model loads, in whichever version the hub has then.
+        Loading fetches its current version, which may change.
         """
         named = self.raw.get("auto_map")
         every = itertools.chain.from_iterable(
@@ -162,10 +156,10 @@ class CheckpointConfig:
 
     @cached_property
     def quantization(self) -> dict[str, Any]:
-        """The quantization config, wherever it is kept; empty if the checkpoint is not quantized.
+        """The quantization config; empty if the checkpoint is not quantized.
 
-        DeepSeek-V4 keeps the format of its experts outside, in ``expert_dtype`` ("fp4" if it is not stated, as in
-        vLLM); here it is inside.
+        DeepSeek-V4 states the format of its experts outside, in ``expert_dtype`` ("fp4" by default, as in vLLM), which
+        is added here.
         """
         stated = [config.get(key) for key in (QUANTIZATION, OLD_QUANTIZATION) for config in (self.text, self.raw)]
         for found in (self.legacy_quantization, *stated):
@@ -176,18 +170,14 @@ class CheckpointConfig:
 
     @property
     def kv_cache(self) -> str:
-        """How the checkpoint asks for keys and values to be cached: "fp8 tensor"; "" in the model's dtype; "unknown".
-
-        The words are those of ``backends/layers/schemes.py``.
-        """
+        """The format of the KV cache in the words of ``backends/layers/schemes.py``; "" for the model's dtype."""
         return schemes.kv_cache(self.quantization)
 
     @property
     def kv_numbers(self) -> int | None:
-        """Numbers that the KV cache keeps of one token, by the usual keys of attention.
+        """Numbers in the KV cache for one token, by the usual keys of attention.
 
-        None if the config lacks one of them, or names a cache of another kind: latent attention, or layers with a
-        state in its place.
+        None if a key is missing, or if layers have latent attention or a state instead.
         """
         hidden, attention_heads = self.hidden_size, self._integer("num_attention_heads")
         if any(map(self.text.get, OTHER_CACHES)) or not (self.hidden_layers and hidden and attention_heads):
@@ -197,12 +187,12 @@ class CheckpointConfig:
 
     @property
     def quant_method(self) -> str:
-        """What the quantization config calls its method; "" if it says nothing."""
+        """The method of the quantization config; "" if not stated."""
         return str(self.quantization.get("quant_method") or "")
 
     @property
     def bits(self) -> int | None:
-        """Bits of a GPTQ or AWQ weight; None if layers may differ in them, as GPTQModel and auto-round write it."""
+        """Bits of a GPTQ or AWQ weight; None if layers may differ (GPTQModel, auto-round)."""
         quantization = self.quantization
         bits = quantization.get("bits", quantization.get("w_bit"))
         own = objects_in(quantization.get("extra_config"))
@@ -211,7 +201,7 @@ class CheckpointConfig:
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns of the blocks of FP8 that share a scale; None if the config states none, or several."""
+        """Rows and columns of FP8 blocks that share a scale; None if the config has none, or several sizes."""
         groups = [part(group, "weights") for group in objects_in(self.quantization.get("config_groups"))]
         stated = [self.quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
         pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
@@ -220,12 +210,12 @@ class CheckpointConfig:
 
     @cached_property
     def head_sizes(self) -> frozenset[int]:
-        """Features that the head can have, for formats that pad them."""
+        """Numbers of features that the head can have, for formats that pad them."""
         return frozenset(size for size in map(self._integer, ("hidden_size", "vocab_size")) if size)
 
     @cached_property
     def layer_sizes(self) -> frozenset[int]:
-        """Features that linear layers can have, by the usual keys of attention, MLA, delta nets and experts."""
+        """Numbers of features that linear layers can have, by the keys of attention, MLA, delta nets and experts."""
         known = {key: value for key, value in self.text.items() if isinstance(value, int)}
 
         def times(count: str, size: str) -> int:
@@ -248,23 +238,23 @@ class CheckpointConfig:
 
     def _integer(self, key: str) -> int | None:
         value = self.text.get(key)
-        return value if type(value) is int and value > 0 else None  # True is an int of Python's
+        return value if type(value) is int and value > 0 else None  # True is an int in Python
 
 
 def has_longrope(found: Any) -> bool:
-    """Whether any part of a config has longrope scaling ("su" in older ones), whose factors follow the context."""
+    """True if a part of a config has longrope scaling ("su" in older ones), whose factors depend on the context."""
     parts = list(found.values() if isinstance(found, dict) else found if isinstance(found, list) else ())
     stated = [found.get("rope_type"), found.get("type")] if isinstance(found, dict) else []
     return any(each in BY_CONTEXT for each in stated) or any(map(has_longrope, parts))
 
 
 def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
-    """The rope scaling of a config, in JSON types; empty without one.
+    """The rope scaling of a config, in JSON types; empty if there is none.
 
-    ``context``: the tokens that the engine chooses rotary factors by, where it has a choice.
+    ``context``: number of tokens by which the engine chooses rotary factors.
     """
     stated = [each for each in (config.rope_scaling, *objects_in(config.rope_scaling)) if scaling_type(each)]
-    if not stated:  # configs have one for all layers, or one for each kind of layers
+    if not stated:  # one for all layers, or one for each kind of layers
         return {}
     scaling, text = stated[0], config.text
     original = scaling.get("original_max_position_embeddings", text.get("original_max_position_embeddings"))
@@ -274,13 +264,13 @@ def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
 
 
 def scaling_type(scaling: Mapping[str, Any]) -> str:
-    """What a rope scaling is called; empty if it scales nothing."""
+    """The name of a rope scaling; empty if it scales nothing."""
     name = str(scaling.get("rope_type", scaling.get("type", "")))
     return "" if name in ("default", "none", "") else name
 
 
 def scaling_json(name: str, factor: Any, original: Any, context: int) -> dict[str, Any]:
-    """``type``, ``factor``, ``original_context`` and, where factors follow it, ``context``; without what is unknown."""
+    """``type``, ``factor``, ``original_context`` and, if factors depend on it, ``context``, as far as known."""
     found = {
         "type": name,
         "factor": factor if isinstance(factor, int | float) else None,
@@ -291,7 +281,7 @@ def scaling_json(name: str, factor: Any, original: Any, context: int) -> dict[st
 
 
 def beyond(scaling: dict[str, Any], tokens: int) -> str:
-    """What a reader must know of a scaling in windows of so many tokens; empty if nothing."""
+    """A note on a scaling in windows of ``tokens`` tokens; empty if it has no effect."""
     original, context = scaling.get("original_context"), scaling.get("context", 0)
     if original is None or max(tokens, context) <= original:
         return ""
@@ -303,7 +293,7 @@ def beyond(scaling: dict[str, Any], tokens: int) -> str:
 
 
 def extended_by_yarn(length: int, factor: float, original: int | None) -> int:
-    """Tokens of the longest sequence under yarn: ``length`` is stated with or without the extension of ``original``."""
+    """Tokens of the longest sequence under yarn; ``length`` may already be the extended ``original``."""
     return max(length, int(original * factor)) if original else length
 
 

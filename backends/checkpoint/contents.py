@@ -2,7 +2,7 @@
 
 ``compare`` has Transformers build the model from its config on torch's meta device, which takes no memory, and rename
 the stored tensors by its own rules of loading (it stacks experts that are stored one by one).  The driver imports
-neither, so this part runs in a process of its own.
+neither, so this part runs in a separate process.
 
 vLLM fuses layers that share an input into one matrix with one global scale: it takes the largest of their scales (for
 experts that of ``gate_proj``) and only logs a warning.  A checkpoint with unequal global scales is refused.  Unequal
@@ -38,18 +38,18 @@ BESIDE = re.compile(
 """Names of tensors that are not weights: engines read them, or compute them again."""
 PACKED = re.compile(rf"(?<=\.)({'|'.join(FORMATS)})$")
 STORED = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
-"""Name of the weights' global scale -> name of the activations': as compressed-tensors stores them, and ModelOpt."""
+"""Name of the weights' global scale -> name of the activations', in compressed-tensors and in ModelOpt."""
 TOLERANCE = 1e-5
-"""Relative difference up to which scales are the same, as vLLM's own check of experts has it.
+"""Relative difference up to which scales count as equal, as in vLLM's own check of experts.
 
-A shared scale is one number written several times, while unequal scales come from the largest weights of two matrices,
-which in bf16 differ by 4e-3 at least.
+A shared scale is stored several times as the same number.  Unequal scales come from the largest weights of two
+matrices, which differ by at least 4e-3 in bf16.
 """
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Differences between the tensors that a model's files have and those that its config asks for.
+    """Differences between the tensors in a model's files and the tensors that its config describes.
 
     ``missing``: names of the model's tensors that no file has; ``left_over``: modules that the model does not have;
     ``biases``: modules whose stored bias the model does not have; ``shapes``: (module, stored shape, wanted shape,
@@ -181,10 +181,7 @@ def new_names(model: Any, names: list[str]) -> dict[str, str]:
 
 
 def nvfp4_layers(folder: Path) -> dict[str, Parts]:
-    """Module path -> parts, of a checkpoint's NVFP4 layers; empty if it is not quantized, and then no header is read.
-
-    InputError for a config or a header that cannot be read.
-    """
+    """Module path -> parts of a checkpoint's NVFP4 layers; InputError.  No header is read if it is not quantized."""
     checkpoint = Checkpoint(folder)
     if not checkpoint.config.quantization:
         return {}
@@ -193,12 +190,12 @@ def nvfp4_layers(folder: Path) -> dict[str, Parts]:
 
 
 def has_input_scale(parts: Parts) -> bool:
-    """Whether the activations of an NVFP4 layer have a global scale."""
+    """True if the activations of an NVFP4 layer have a global scale."""
     return not parts.keys().isdisjoint(STORED.values())
 
 
 def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
-    """InputError for the first layers whose scales vLLM would misread, with the number of the other such layers."""
+    """InputError for the first layers whose scales vLLM would misread, with the number of other such layers."""
     missing = [path for path, parts in layers.items() if not has_input_scale(parts)]
     if missing and asks_for_activations(CheckpointConfig.read(folder).quantization):
         raise InputError(
@@ -217,9 +214,9 @@ def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
 
 
 def unequal(layers: Mapping[str, Parts]) -> dict[tuple[str, ...], list[float]]:
-    """Paths of layers that engines fuse into one matrix -> their global scales, where these differ.
+    """Paths of layers that engines fuse into one matrix -> their global scales, if they differ.
 
-    Stacked experts, which have a scale each, are left out.
+    Stacked experts are left out: each has its own scale.
     """
     scales = {path: parts[name] for path, parts in layers.items() for name in STORED if name in parts}
     single = {path: scale for path, scale in scales.items() if scale.numel == 1 and scale.dtype in NUMBERS}
@@ -233,17 +230,17 @@ def numbers_text(numbers: Sequence[float]) -> str:
 
 
 def and_more(things: Sequence[Any]) -> str:
-    """`` (and 3 more like it)`` for four things of which a message names the first; "" for one thing."""
+    """`` (and 3 more like it)`` for four things; "" for one."""
     return f" (and {len(things) - 1} more like it)" if len(things) > 1 else ""
 
 
 def asks_for_activations(quantization: Mapping[str, Any]) -> bool:
-    """Whether a compressed-tensors config asks for NVFP4 activations in every layer that has NVFP4 weights."""
+    """True if a compressed-tensors config has NVFP4 activations in every layer with NVFP4 weights."""
     nvfp4 = [group for group in objects_in(quantization.get("config_groups")) if is_nvfp4(group.get("weights"))]
     return bool(nvfp4) and all(is_nvfp4(group.get("input_activations")) for group in nvfp4)
 
 
 def is_nvfp4(arguments: Any) -> bool:
-    """Whether compressed-tensors' ``QuantizationArgs``, as JSON, describe NVFP4."""
+    """True if compressed-tensors' ``QuantizationArgs``, as JSON, describe NVFP4."""
     wanted = {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
     return isinstance(arguments, dict) and all(arguments.get(key) == value for key, value in wanted.items())

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: where it is, what identifies it, what its headers say.  No engine, no torch."""
+"""Safetensors files of a checkpoint: which ones, their headers, their identity.  No engine, no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STAMPED = (
     "*config.json", "*.index.json", "*quant*.json", "params.json", "*.py", "*/*.py",
     "*.safetensors", "*.bin", "*.pt", "*.pth",
 )  # fmt: skip
-"""Patterns of everything in a folder that an engine may open, asked for or not, but for the tokenizer's files."""
+"""Patterns of all files in a folder that an engine may open, except the tokenizer's."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Tensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model: the files that the index names, else those of the Hugging Face format.
+    """The safetensors files of the model: those in the index, else those of the Hugging Face format.
 
-    InputError for a damaged index, for a file that it names and that is missing, and for a folder with two sets of
-    weights, or with an adapter: of these, not every engine loads the same.
+    InputError for a damaged index, for a missing file of the index, and for a folder with two sets of weights or with
+    an adapter, which engines handle differently.
     """
     index, single = folder / INDEX, folder / SINGLE
     if exists(folder / ADAPTER):
@@ -70,8 +70,8 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(inside))
         if exists(single) and SINGLE not in names:
             raise InputError(
-                f"{printable(single)}: beside {len(names)} other files that {INDEX} names: two sets of weights, of "
-                "which some engines load the one and others the other; move one of them out of the folder"
+                f"{printable(single)}: not one of the {len(names)} files that {INDEX} names: there are two sets of "
+                "weights, and engines differ in which one they load; move one of them out of the folder"
             )
         missing = [printable(name) for name in names if not is_file(folder / name)]
         if missing:
@@ -80,18 +80,18 @@ def weight_files(folder: Path) -> list[Path]:
     if is_file(single):
         return [single]
     files = sorted(folder.glob("*.safetensors"))
-    # Mistral's repositories hold the same weights twice, as model*.safetensors and as consolidated*.safetensors.
+    # Mistral's repositories have the same weights twice, as model*.safetensors and as consolidated*.safetensors.
     return [file for file in files if file.name.startswith("model")] or files
 
 
 def strays(folder: Path) -> list[Path]:
-    """The other safetensors files of the folder: an engine that loads every file would load another model."""
+    """The other safetensors files of the folder; an engine that loads every file would load another model."""
     known = set(weight_files(folder))
     return [file for file in sorted(folder.glob("*.safetensors")) if file not in known]
 
 
 def sampled(file: Path) -> bytes:
-    """SHA-256 of 64 blocks of 4 KiB, evenly spread over a file: weights that were replaced keep size and header."""
+    """SHA-256 of 64 blocks of 4 KiB, spread over a file: replaced weights may have the same size and header."""
     size, block = file.stat().st_size, 4096
     digest = hashlib.sha256()
     with file.open("rb") as stream:
@@ -139,11 +139,9 @@ def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
 def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = True) -> str:
     """Hex digest that changes when configs, code, or the headers, sizes, times or sampled weights of the files change.
 
-    Other weights in the folder count as well: engines differ in what they open, and nothing is served that was computed
-    from files of which one has changed.  generation_config.json counts, since engines take more from it than sampling
-    defaults (for example the tokens that Gemma 4 must never score).  Tokenizer, README and other files do not: after an
-    edit of such a file nothing has to be computed again.  With ``times`` off, a copy of the folder on another machine
-    has the same digest.
+    Other weights in the folder count, since engines differ in what they open.  generation_config.json counts, since
+    engines read more than sampling defaults from it (for example tokens that Gemma 4 must never score).  Tokenizer,
+    README and other files do not count.  Without ``times`` a copy on another machine has the same digest.
     """
     digest = hashlib.sha256()
     weights = weight_files(folder)

@@ -50,7 +50,7 @@ Modules = Mapping[str, Parts]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face folder; InputError, when it is first asked for, for what of it cannot be read.
+    """A Hugging Face folder.  Properties raise InputError for files that cannot be read.
 
     ``override_tensors``: files whose tensors replace those of the same name.
     """
@@ -97,16 +97,16 @@ class Checkpoint:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head is the embedding."""
+        """True if the head is the embedding."""
         stated = self.config.text.get("tie_word_embeddings") is True
         return stated and not any(self.role(module) == "head" for module in self.modules)
 
     def role(self, module: str) -> Role:
-        """What a module is: "layer", "head", "embedding", or "" where its bits are not counted."""
+        """The role of a module: "layer", "head", "embedding", or "" if its bits do not count."""
         return role_of(module, self.config.hidden_layers)
 
     def described(self, module: str) -> str:
-        """What a module with a main part stores: "int4 g128"; "unknown (why)" where that is not known."""
+        """The format of a module with a main part: "int4 g128", or "unknown (why)"."""
         parts = self.modules[module]
         main = main_part(parts) or ""
         return layout_of(parts, self.config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
@@ -117,16 +117,16 @@ class Checkpoint:
         return read_object(file, strict=False) if exists(file) else {}
 
     def where(self, name: str) -> str:
-        """File and name of a tensor, as findings say it."""
+        """File and name of a tensor, for messages."""
         return f"{self.tensors[name].file.name}: {name}"
 
     def where_module(self, module: str) -> str:
-        """File and name of a module, as findings say it."""
+        """File and name of a module, for messages."""
         return f"{next(iter(self.modules[module].values())).file.name}: {module}"
 
 
 def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
-    """Storage of the checkpoint in ``folder`` by the convention above; unknown formats give ``None`` and a note."""
+    """Stored size of the checkpoint in ``folder``; unknown formats give ``None`` and a note."""
     checkpoint = Checkpoint(folder, tuple(override_tensors))
     modules, config = checkpoint.modules, checkpoint.config
     by_role: dict[Role, dict[str, Parts]] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
@@ -149,7 +149,7 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
 
 
 def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, int] | str:
-    """Bits and weights of all ``modules``, which have one role; or the first tensor of unknown size, and why."""
+    """(bits, weights) of all ``modules``, which have one role; or the first tensor of unknown size, and why."""
     bits = weights = 0
     for name, parts in modules.items():
         stored = stored_weights(parts, role, config)
@@ -160,7 +160,7 @@ def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, 
 
 
 def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> str:
-    """The first matrix outside of all layers that has as many weights as head or embedding, and neither's name."""
+    """The first matrix outside all layers that has the size of head or embedding, but not the name."""
     ends: tuple[Role, ...] = ("head", "embedding")
     stored = [total({name: parts}, config, role) for role in ends for name, parts in by_role[role].items()]
     rows, columns = config.vocab_size or 0, config.hidden_size or 0
@@ -174,7 +174,7 @@ def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> st
 
 
 class HuggingFaceFolder(ModelFiles):
-    """See the module's docstring; an engine whose options change what the files mean derives its own class from it."""
+    """A model in a folder, on disk or on the hub; an engine whose options change its meaning derives a class."""
 
     @property
     def is_remote(self) -> bool:
@@ -182,12 +182,12 @@ class HuggingFaceFolder(ModelFiles):
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the request's model, which is on this machine; InputError if it is not."""
+        """The folder of the model on this machine; InputError if there is none."""
         return hub.local_folder(self.planned.model_dir)
 
     @cached_property
     def config(self) -> CheckpointConfig:
-        """What the folder's config.json says; InputError if it is missing or damaged."""
+        """The folder's config.json; InputError if it is missing or damaged."""
         return CheckpointConfig.read(self.folder)
 
     def fetch(self, watch: Watch = SILENT) -> PlannedModel:

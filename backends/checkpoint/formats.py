@@ -1,9 +1,8 @@
-"""The formats of a weight matrix in safetensors: which tensors are its bits, how many weights they encode, in words.
+"""Formats of a weight matrix in safetensors: which tensors are its bits, how many weights they encode, its name.
 
-``FORMATS`` is the one table of layouts: bits per weight and the doctor ask it.  Known are those of docs/formats.md,
-not known HQQ and quanto (which Transformers does not save), AQLM and others.  A tensor beside the weight that is
-neither bits of its format nor in ``NOT_BITS`` makes the matrix unknown, so that no format is taken for another format
-that resembles it.  No torch, but for numbers of 8 bits.
+``FORMATS`` is the one table of layouts, for bits per weight and the doctor; docs/formats.md lists them.  If a module
+has a tensor that is not in its format's list of bits and not in ``NOT_BITS``, the matrix is unknown, so that no format
+is mistaken for a similar one.  Torch is imported only for numbers of 8 bits.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ DAMAGED = "what is stored beside it does not fit it"
 PADDED = "padded, and config.json does not say from which size"
 UNEXPLAINED = "has the vocabulary's size, and no name by which to tell head from embedding"
 LONGEST_LIST = 1024
-"""Integers in one row that may describe something else than weights."""
+"""Most integers in one row that do not count as weights."""
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""dtype of a header -> its name, of the weights that are not quantized."""
+"""dtype in a header -> its name, for unquantized weights."""
 EIGHT_BITS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}
 POWERS = {"U8", "F8_E8M0"}
-"""Dtypes of the scales of OCP's microscaling formats, which are powers of two."""
+"""Dtypes of the scales of OCP's microscaling formats (powers of two)."""
 NUMBERS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U8": "u1", "BOOL": "u1", "U32": "<u4", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
 }  # fmt: skip
-"""dtype of a header -> numpy's type of the same bytes."""
+"""dtype in a header -> numpy's type of the same bytes."""
 TORCH_NAMES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
 NOT_BITS = {
     "bias", "weight_shape", "weight_format", "input_scale", "input_scale_ub", "input_zero_point", "input_global_scale",
@@ -49,26 +48,19 @@ NOT_BITS = {
     "act_global_scale", "backward_hadamard_matrix", "workspace", "shape",
     "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "ape",
 }  # fmt: skip
-"""Parts that lie beside a weight, or have two dimensions, and are no stored weights.
-
-The last line is DeepSeek-V4's: what mixes its residual streams, and positions.
-"""
+"""Parts of modules that are not stored weights.  The last line is DeepSeek-V4's mixing of residual streams."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one matrix is stored: in words ("int4 g128"), "" where they are not known, and how many weights it has.
-
-    ``weights`` is the reason where the number is not known.
-    """
+    """The format of one matrix ("int4 g128", "" if unknown), and its number of weights, or why that is unknown."""
 
     words: str
     weights: int | str
 
 
 Reader = Callable[[Parts, CheckpointConfig, frozenset[int]], Layout]
-"""Reads the layout of a module's parts; the third argument is the set of sizes that the matrix can have had before it
-was padded."""
+"""Reads the layout of a module's parts; the third argument has the sizes that the matrix can have before padding."""
 NOT_KNOWN = Layout("", UNKNOWN)
 
 
@@ -76,7 +68,7 @@ NOT_KNOWN = Layout("", UNKNOWN)
 
 
 def stored(tensor: Tensor) -> NDArray[Any]:
-    """A tensor as it is stored, in its shape, mapped into memory; ValueError for a dtype that is not known here."""
+    """A tensor as stored, in its shape, mapped into memory; ValueError for an unknown dtype."""
     if tensor.dtype not in NUMBERS:
         raise ValueError(f"its dtype {tensor.dtype} is not known")
     if not tensor.numel:
@@ -85,7 +77,7 @@ def stored(tensor: Tensor) -> NDArray[Any]:
 
 
 def floats(raw: NDArray[Any], dtype: str) -> Floats:
-    """Stored numbers of one dtype of headers as float32."""
+    """Stored numbers as float32; ``dtype`` as in headers."""
     result: Floats
     if dtype == "BF16":
         result = np.left_shift(raw, 16, dtype=np.uint32).view(np.float32)
@@ -99,34 +91,34 @@ def floats(raw: NDArray[Any], dtype: str) -> Floats:
 
 
 def values(tensor: Tensor) -> Floats:
-    """A whole tensor as float32; ValueError for a dtype that is not known here."""
+    """A whole tensor as float32; ValueError for an unknown dtype."""
     return floats(stored(tensor), tensor.dtype)
 
 
 def described_shape(shape: Tensor) -> tuple[int, ...]:
-    """The sizes that a tensor of integers holds; ValueError for one of another dtype, or too long for that."""
+    """The shape stored in a tensor of integers; ValueError for another dtype, or one that is too long."""
     if shape.dtype not in ("I32", "I64") or shape.numel > LONGEST_LIST:
         raise ValueError("no shape")
     return tuple(int(size) for size in stored(shape).reshape(-1))
 
 
-# How finely weights are scaled, by the shapes of scales.
+# Granularity of scales, by their shapes.
 
 
 def scale_grid(scale: Tensor, rows: int) -> tuple[int, int]:
-    """Rows and columns of the scales of a matrix with ``rows`` rows; a vector has one for each row, or for a part."""
+    """(rows, columns) of the scales of a matrix with ``rows`` rows; a vector has one per row, or per part of it."""
     if len(scale.shape) > 1:
         return math.prod(scale.shape[:-1]), scale.shape[-1]
     return (scale.numel, 1) if rows % max(scale.numel, 1) == 0 else (1, scale.numel)
 
 
 def tile(size: int, count: int, given: int = 0) -> int:
-    """How many rows or columns share a scale: the block's where the config says so, else as many as fit."""
+    """Number of rows or columns that share a scale: ``given`` if it fits, else the smallest that fits."""
     return given if given and -(-size // given) == count else -(-size // count)
 
 
 def scaling(grid: tuple[int, int], shape: tuple[int, int], block: tuple[int, int] | None = None) -> str:
-    """``tensor``, ``channel``, ``g128`` or ``block 128x128``, of a matrix with a grid of scales."""
+    """``tensor``, ``channel``, ``g128`` or ``block 128x128``, for a matrix with a grid of scales."""
     if grid[0] == shape[0]:
         return "channel" if grid[1] == 1 else f"g{tile(shape[1], grid[1])}"
     if grid[1] == 1:
@@ -135,7 +127,7 @@ def scaling(grid: tuple[int, int], shape: tuple[int, int], block: tuple[int, int
 
 
 def grouped(name: str, inputs: int, groups: int) -> str:
-    """``int4 g128``; ``int4 channel`` where all inputs are one group."""
+    """``int4 g128``; ``int4 channel`` if all inputs are one group."""
     return with_group_size(name, tile(inputs, groups) if groups > 1 else None)
 
 
@@ -143,7 +135,7 @@ def grouped(name: str, inputs: int, groups: int) -> str:
 
 
 def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """``weight`` holds one weight an element, or two 4-bit ones a byte where other parts say so."""
+    """``weight`` has one weight per element, or two of 4 bits per byte, depending on other parts."""
     weight = parts["weight"]
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):
@@ -155,20 +147,20 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
         return NOT_KNOWN
     words = FLOATS.get(weight.dtype) or ("" if scale is None else _eight_bits(weight, scale, config))
     if config.quant_method == "exl3" and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
-        # exllamav3 pads the layers that it leaves at 16 bits as well, but none whose size is in no config.
+        # exllamav3 also pads 16-bit layers, if their size is in the config.
         return Layout(words, math.prod(unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED)
     return Layout(words, weight.numel)
 
 
 def _bitsandbytes(state: Tensor) -> Layout:
-    """4 bits: the description, which is JSON, says the type, the size of a group and the shape."""
+    """4 bits: type, group size and shape are in a description in JSON."""
     described = parsed(stored(state).tobytes(), "quant_state")
     kind = "nf4" if described.get("quant_type") == "nf4" else "fp4"
     return Layout(f"{kind} g{int(described.get('blocksize', 64))}", math.prod(map(int, described["shape"])))
 
 
 def _eight_bits(weight: Tensor, scale: Tensor, config: CheckpointConfig) -> str:
-    """FP8 or int8 and its scales in words; FP8 with a power of two for 32 weights is MXFP8."""
+    """The name of FP8 or int8 with its scales; FP8 with a power of two per 32 weights is MXFP8."""
     shape = weight.numel // weight.shape[-1], weight.shape[-1]
     grid = scale_grid(scale, shape[0])
     if weight.dtype != "I8" and scale.dtype in POWERS and grid[1] * 32 == shape[1]:
@@ -177,10 +169,10 @@ def _eight_bits(weight: Tensor, scale: Tensor, config: CheckpointConfig) -> str:
 
 
 def _integers(parts: Parts, config: CheckpointConfig, scale: Tensor | None) -> Layout:
-    """``weight`` of integers: what they are, its scales tell, and how many of its bytes each of them has.
+    """``weight`` of integers, whose format follows from dtype and number of its scales.
 
-    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two for 16
-    bytes, MXFP6 for 24.  W4AFP8 has float scales for parts of a row, as int8 with smaller groups would.
+    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two per 16 bytes, MXFP6
+    per 24.  W4AFP8 has float scales for parts of a row, as int8 with smaller groups would.
     """
     weight, inverse = parts["weight"], parts.get("weight_scale_inv")
     if "SCB" in parts:
@@ -207,9 +199,9 @@ def _integers(parts: Parts, config: CheckpointConfig, scale: Tensor | None) -> L
 
 
 def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """compressed-tensors and gpt-oss: int32 words with the shape beside them, or bytes of two 4-bit weights.
+    """compressed-tensors and gpt-oss: int32 words and ``weight_shape``, or bytes of two 4-bit weights.
 
-    Marlin's 2:4 has ``meta``, 2 bits for each weight that is stored, which is every second one.
+    Marlin's 2:4 stores every second weight, and ``meta`` with 2 bits per stored weight.
     """
     packed, shape, meta, scale = (parts.get(part) for part in ("weight_packed", "weight_shape", "meta", "weight_scale"))
     assert packed is not None
@@ -220,7 +212,7 @@ def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]
     if shape is not None:
         lengths = described_shape(shape)
         *_, rows, columns = lengths
-        # 5 and 7 bits a weight fill a row of words as other numbers do: 7 as 8.
+        # Words per row do not distinguish 7 bits from 8, for example.
         bits = next((bits for bits in (4, 8, 2, 3, 5, 6) if -(-columns // (32 // bits)) == packed.shape[-1]), 0)
         if not bits or scale is None or packed.dtype != "I32":
             return Layout("", math.prod(lengths))
@@ -237,10 +229,10 @@ def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]
 
 
 def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]: the bits are in the shapes of the parts beside them.
+    """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]; the bits follow from the shapes of other parts.
 
     ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].  FP-Quant has bytes of two
-    weights, and ``scales`` [out, in / 16 or in / 32] of a byte each.
+    weights, and ``scales`` [out, in / 16 or in / 32] of one byte each.
     """
     packed, scales = parts["qweight"], parts.get("scales")
     if packed.dtype == "U8" and scales is not None and scales.dtype == "U8" and "weight_global_scale" in parts:
@@ -261,9 +253,9 @@ def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> L
 
 
 def _torchao(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """FP8; int8; or int4, two a byte with zero points of floats, or in tiles, padded to multiples of 8 and 1,024.
+    """FP8; int8; or int4, two per byte with float zero points, or in tiles, padded to multiples of 8 and 1,024.
 
-    Zero points of int4 are [in / group, out], in the dtype of the model; those of int8 are int8.  Tiles are [out / 8,
+    Zero points of int4 are [in / group, out] in the model's dtype; zero points of int8 are int8.  Tiles are [out / 8,
     in / 128, 32, 4] words, with scales and zero points in one tensor [in / group, out, 2].
     """
     data, zeros, scale = parts["_weight_qdata"], parts.get("_weight_zero_point"), parts.get("_weight_scale")
@@ -283,7 +275,7 @@ def _torchao(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> L
 
 
 def _bitmask(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """compressed-tensors' sparse weights: those that are not zero, a bit for each weight, and the shape."""
+    """compressed-tensors' sparse weights: the nonzero ones, one bit per weight, and the shape."""
     kept, mask, shape = parts.get("compressed"), parts["bitmask"], parts.get("shape")
     name = (FLOATS | EIGHT_BITS).get(kept.dtype) if kept is not None else None
     if shape is None or name is None:
@@ -336,23 +328,24 @@ FORMATS: dict[str, tuple[Reader, str]] = {
         "weight.absmax weight.quant_map weight.nested_absmax weight.nested_quant_map",
     ),
 }  # fmt: skip
-"""Name of the part that holds the weights -> its reader, which says what they are and how many, and the names of the
-parts that are stored bits.  A module has the format of the first name among its parts."""
+"""Name of the part with the weights -> (its reader, names of the parts that are stored bits).
+
+A module has the format of the first name among its parts."""
 
 
 def main_part(parts: Parts) -> str | None:
-    """The part of a module that holds its weights; None if it has none.  Not only Marlin's weights are called ``B``."""
+    """The part of a module that has its weights, or None.  ``B`` without ``s`` is not Marlin's."""
     return next((part for part in FORMATS if part in parts and (part != "B" or "s" in parts)), None)
 
 
 def is_quantized(parts: Parts) -> bool:
-    """Whether a module's weights are stored in less than 16 bits."""
+    """True if a module's weights are stored in less than 16 bits."""
     main = main_part(parts)
     return main is not None and (main != "weight" or parts[main].dtype not in FLOATS)
 
 
 def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
-    """The layout of one module that has a main part; ``role`` says which sizes it can have had before it was padded."""
+    """The layout of a module with a main part; ``role`` decides which sizes it can have before padding."""
     main = main_part(parts)
     assert main is not None
     sizes = {"layer": config.layer_sizes, "head": config.head_sizes}.get(role, frozenset())
@@ -363,13 +356,13 @@ def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
 
 
 def stored_weights(parts: Parts, role: str, config: CheckpointConfig) -> tuple[int, int] | str:
-    """Bits and weights of one module, both 0 if it has no matrix; or ``.part: why`` they are not known.
+    """(bits, weights) of one module, both 0 if it has no matrix; or ``.part: why`` they are unknown.
 
     ``role``: "layer", "head" or "embedding".
     """
     main = next((part for part in FORMATS if part in parts and len(parts[part].shape) > 1), None)
     if main is None:
-        # Also a long row of words can be the weights of a matrix: SpQR has them so.
+        # A long row of words can also be the weights of a matrix (SpQR).
         rows = {part for part, tensor in parts.items() if tensor.dtype[0] in "IU" and tensor.numel > LONGEST_LIST}
         matrices = rows | {part for part, tensor in parts.items() if len(tensor.shape) > 1}
         strange = sorted(part for part in matrices if not _lies_beside(part))
@@ -385,5 +378,5 @@ def stored_weights(parts: Parts, role: str, config: CheckpointConfig) -> tuple[i
 
 
 def _lies_beside(part: str) -> bool:
-    """Whether a part describes the weights, or what goes through them, and is none of their bits."""
+    """True if a part is not bits of the weights, but a description, a bias, or a scale of activations."""
     return part in NOT_BITS or part.endswith("_bias") or part.startswith("weight.quant_state.")

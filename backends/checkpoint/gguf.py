@@ -1,13 +1,13 @@
-"""A GGUF model, all shards of it: where it is, what identifies it, what its headers say.  No engine.
+"""A GGUF model with all its shards: files, headers, identity, stored size.  No engine.
 
-On the hub it is ``owner/repository/file.gguf``.
+On the hub it is named ``owner/repository/file.gguf``.
 
-Bits a weight are by the convention of ``backends/checkpoint/folder.py``: a layer's matrices with their block
-scales (and NVFP4's global scales); not norms, biases, router gates, rope factors, embeddings, and blocks that only
-draft tokens; a tied head has the embedding's.
+Bits per weight follow the convention of ``backends/checkpoint/folder.py``: a layer's matrices with their block scales
+(and NVFP4's global scales); not norms, biases, router gates, rope factors, embeddings, or multi-token-prediction
+blocks.  A tied head has the embedding's.
 
-Headers are read here and not with ``gguf.GGUFReader``, which makes an array of every string: SmolLM2's header (49,152
-tokens and 48,900 merges, 98 MB file) takes it 2.2 s, and this file 0.06 s.  Block sizes are the ``gguf`` package's.
+This file has its own reader of headers: ``gguf.GGUFReader`` makes an array of every string, and takes 2.2 s instead of
+0.06 s for 49,152 tokens and their merges.  Block sizes are from the ``gguf`` package.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ USED = {
     "{}.vocab_size": int, "{}.rope.scaling.type": str, "{}.rope.scaling.factor": float,
     "{}.rope.scaling.original_context_length": int, "{}.block_count": int, "{}.nextn_predict_layers": int,
 }  # fmt: skip
-"""Fields that this file uses (``{}``: the architecture) -> their types as ``_Reader`` reads them."""
+"""Fields that this file uses (``{}``: the architecture) -> their Python types."""
 BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 NORMAL, BYTE = 1, 6
-"""Token types whose strings are the HF vocabulary's; converters rewrite the spaces of user-defined ones."""
+"""Token types with the strings of the HF vocabulary; converters change the spaces of user-defined ones."""
 AS_IN_HF = {"gpt2", "llama"}
-"""Tokenizers (byte-level BPE, SentencePiece) whose token strings are the HF vocabulary's; WordPiece's are not."""
+"""Tokenizers with the token strings of the HF vocabulary (byte-level BPE, SentencePiece; not WordPiece)."""
 TOWERS = ("v.", "a.", "mm.", "resampler.")
 ROUTERS = {"ffn_gate_inp", "ffn_gate_inp_shexp"}
 OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "embed_tokens"}
@@ -59,10 +59,7 @@ OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "emb
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor of a header.
-
-    ``shape`` is in ggml's order (a matrix's inputs first); ``type_number`` is ggml's number of the tensor's type.
-    """
+    """One tensor of a header; ``shape`` is in ggml's order (a matrix's inputs first), ``type_number`` is ggml's."""
 
     name: str
     shape: tuple[int, ...]
@@ -75,7 +72,7 @@ class GgufTensor:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes on disk; None if the ggml type is not known."""
+        """Bytes on disk; None if the ggml type is unknown."""
         block = block_sizes().get(self.type_number)
         return None if block is None else self.numel // block[0] * block[1]
 
@@ -91,15 +88,15 @@ class GgufTensor:
 
 
 GgufHeader = tuple[dict[str, Any], tuple[GgufTensor, ...], str]
-"""One file's fields by name, its tensors in order, and the SHA-256 of its header's bytes.
+"""(fields by name, tensors in order, SHA-256 of the header's bytes) of one file.
 
-Of arrays of strings only the tokens are kept, as bytes; the others are None.
+The tokens are kept as bytes; other arrays of strings are None.
 """
 
 
 @cache
 def block_sizes() -> dict[int, tuple[int, int]]:
-    """ggml type -> (elements, bytes) of a block; InputError without the gguf package, which takes 0.3 s to import."""
+    """ggml type -> (elements, bytes) of a block; InputError without the gguf package."""
     check_installed("gguf", "pip install gguf")
     from gguf import GGML_QUANT_SIZES
 
@@ -107,14 +104,14 @@ def block_sizes() -> dict[int, tuple[int, int]]:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """A file's header, read once while the file stays as it is; InputError in one line if it is damaged."""
+    """A file's header, read again only if the file changes; InputError if it is damaged."""
     stat = file.stat()
     return _read_header(file, stat.st_size, stat.st_mtime_ns)
 
 
 @cache
 def _read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
-    """The header of ``file``; ``size`` and ``mtime_ns`` make a changed file another one for the cache."""
+    """The header of ``file``; ``size`` and ``mtime_ns`` are part of the cache's key."""
     try:
         with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
@@ -123,7 +120,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
 
 
 def check_fields(fields: dict[str, Any]) -> None:
-    """ValueError if a field that is used has another type, or a value with which nothing can be computed."""
+    """ValueError if a field in ``USED`` has another type or an impossible value."""
     for template, expected in USED.items():
         name = template.format(fields.get("general.architecture", ""))
         if name in fields and type(fields[name]) is not expected:
@@ -138,7 +135,7 @@ def check_fields(fields: dict[str, Any]) -> None:
 
 
 class _Reader:
-    """Goes through a header once; struct.error or ValueError where the header is damaged."""
+    """Reads a header once; struct.error or ValueError if it is damaged."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -164,11 +161,11 @@ class _Reader:
         return fields, tuple(tensor for tensor, _ in placed), digest
 
     def numbers(self, codes: str) -> tuple[Any, ...]:
-        """The next numbers, little-endian and without padding; ``codes`` as ``struct`` has them."""
+        """The next numbers, little-endian and without padding; ``codes`` as in ``struct``."""
         return struct.unpack_from(f"<{codes}", self.data, self.passed(struct.calcsize(f"<{codes}")))
 
     def passed(self, size: int) -> int:
-        """Where the next ``size`` bytes begin, which count as read; the header of a sparse file may have terabytes."""
+        """The beginning of the next ``size`` bytes, which count as read; ValueError if the header is too long."""
         self.at += size
         if self.at > LARGEST:
             raise ValueError(f"its header is longer than {bytes_in_words(LARGEST)}")
@@ -180,7 +177,7 @@ class _Reader:
         return self.data[begin : self.at]
 
     def value(self, field_type: int, *, keep: bool = False) -> Any:
-        """A field's value; None for an array of strings (mostly merges), unless ``keep`` asks for it."""
+        """A field's value; without ``keep`` None for an array of strings (mostly merges)."""
         inner, count = self.numbers("IQ") if field_type == ARRAY else (field_type, 1)
         if inner in NUMBERS:
             values = self.numbers(f"{count}{NUMBERS[inner]}")
@@ -206,10 +203,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model with all its shards: ``fields`` of the first shard, ``tensors`` of all shards in order.
-
-    ``digest`` is a hex digest of all headers.
-    """
+    """A model: ``fields`` of the first shard, ``tensors`` of all shards in order, a hex ``digest`` of all headers."""
 
     files: tuple[Path, ...]
     fields: dict[str, Any]
@@ -223,13 +217,13 @@ class GgufModel:
 
     @property
     def head(self) -> str:
-        """The role of the tensors that make the logits: "head", or "embedding" where head and embedding are tied."""
+        """The role of the tensors that make the logits: "head", or "embedding" if it is tied."""
         return "head" if any(self.role(tensor) == "head" for tensor in self.tensors) else "embedding"
 
     def role(self, tensor: GgufTensor) -> str:
-        """Where a tensor's bits belong: "layer", "head", "embedding", or "" for nowhere.
+        """The role of a tensor: "layer", "head", "embedding", or "" if its bits do not count.
 
-        Multi-token-prediction modules are the last of the blocks, and belong nowhere.
+        Multi-token-prediction modules are the last of the blocks, and do not count.
         """
         number, blocks = BLOCK.match(tensor.name), self.field("block_count")
         drafts = number and blocks is not None and int(number[1]) >= blocks - (self.field("nextn_predict_layers") or 0)
@@ -242,12 +236,12 @@ class GgufModel:
         return {"output": "head", "token_embd": "embedding"}.get(path, "layer")
 
     def field(self, name: str) -> Any:
-        """A field whose name begins with the architecture's; None if the file has none."""
+        """The field ``<architecture>.<name>``; None if the file has none."""
         return self.fields.get(f"{self.architecture}.{name}")
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """Vocabulary and context; llama.cpp takes the long ones of two sets of rope factors if its context is long."""
+        """Vocabulary and context; of two sets of rope factors llama.cpp uses the long one for long contexts."""
         tokens = self.fields.get(TOKENS)
         has_long = any(tensor.name.startswith("rope_factors_long") for tensor in self.tensors)
         return ModelFacts(
@@ -257,7 +251,7 @@ class GgufModel:
 
     @property
     def context(self) -> int | None:
-        """Tokens of the longest sequence, with yarn's extension (converters write the length without it)."""
+        """Tokens of the longest sequence, with yarn's extension, which converters leave out."""
         length: int | None = self.field("context_length")
         factor = self.field("rope.scaling.factor")
         original = self.field("rope.scaling.original_context_length")
@@ -266,7 +260,7 @@ class GgufModel:
         return extended_by_yarn(length, factor, original)
 
     def rope(self, context: int) -> dict[str, Any]:
-        """The rope scaling that llama.cpp reads from the file, with a context of so many tokens."""
+        """The rope scaling that llama.cpp reads from the file, for a context of ``context`` tokens."""
         original, name = self.field("rope.scaling.original_context_length"), self.field("rope.scaling.type")
         if any(tensor.name.startswith("rope_factors_long") for tensor in self.tensors):
             return scaling_json("longrope", None, original, context)
@@ -278,7 +272,7 @@ class GgufModel:
         return scaling_json(name, self.field("rope.scaling.factor"), original or stated, context)
 
     def vocabulary(self) -> dict[int, str]:
-        """Id -> token of ordinary tokens; empty where the file's strings are not an HF vocabulary's."""
+        """Id -> token of ordinary tokens; empty if the file's strings are not those of an HF vocabulary."""
         tokens, types = self.fields.get(TOKENS), self.fields.get(TOKEN_TYPES)
         if not tokens or not types or self.fields.get("tokenizer.ggml.model") not in AS_IN_HF:
             return {}
@@ -286,7 +280,7 @@ class GgufModel:
         return {number: tokens[number].decode(errors="replace") for number in ordinary}
 
     def storage(self) -> Storage:
-        """Stored size by the convention above; None with a note where a tensor's type is not known."""
+        """Stored size by the convention above; None with a note if a tensor's type is unknown."""
         bits = {"layer": 0, "head": 0, "embedding": 0}
         numel = dict(bits)
         ends = {each.numel for each in self.tensors if self.role(each) in ("head", "embedding") and len(each.shape) > 1}
@@ -306,9 +300,9 @@ class GgufModel:
         return Storage(bits["layer"] / numel["layer"], head / numel[self.head], bits["layer"] + head)
 
     def stamp(self, *, times: bool = True) -> str:
-        """Hex digest that changes when the files do: headers, names, sizes, times, a sample of the weights.
+        """Hex digest of headers, names, sizes, times and a sample of the weights.
 
-        With ``times`` off, a copy on another machine has the same digest.
+        Without ``times`` a copy on another machine has the same digest.
         """
         digest = hashlib.sha256(self.digest.encode())
         for file in self.files:
@@ -319,7 +313,7 @@ class GgufModel:
 
 
 def shard_names(name: str) -> list[str]:
-    """The names of all shards of the model that ``name`` belongs to, in order; ``name`` alone if it is not split."""
+    """The names of all shards of a model in order, by the ``name`` of one; only ``name`` if it is not split."""
     match = SHARD.fullmatch(name)
     count = int(match[3]) if match else 0
     if not match or not count:
@@ -328,9 +322,9 @@ def shard_names(name: str) -> list[str]:
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
-    """The files of a model: ``path`` is any of them, or a folder with no other model.  InputError if one is missing."""
+    """The files of a model; ``path``: one of them, or a folder with one model.  InputError if one is missing."""
     if path.is_dir():
-        # A multimodal model's projector lies beside it and is no model of its own.
+        # A multimodal model's projector is a separate file, but not a model.
         names = {shard_names(file.name)[0] for file in path.glob("*.gguf") if "mmproj" not in file.name}
         if len(names) != 1:
             found = f"{len(names)} GGUF models ({', '.join(sorted(names)[:5])}); name one" if names else "no .gguf file"
@@ -345,10 +339,7 @@ def model_files(path: Path) -> tuple[Path, ...]:
 
 
 def read_model(path: Path) -> GgufModel:
-    """The headers of the model at ``path`` (see ``model_files``), read once while its files stay as they are.
-
-    InputError in one line for a missing, damaged or incomplete file.
-    """
+    """The headers of the model at ``path`` (see ``model_files``); InputError for missing, damaged or wrong files."""
     files = model_files(path)
     each_fields, each_tensors, digests = zip(*(read_header(file) for file in files), strict=True)
     fields: dict[str, Any] = each_fields[0]
@@ -362,7 +353,7 @@ def read_model(path: Path) -> GgufModel:
 
 
 class GgufFiles(ModelFiles):
-    """The files of the GGUF model that a request names."""
+    """The files of a GGUF model, on disk or on the hub."""
 
     @property
     def is_remote(self) -> bool:
@@ -371,11 +362,11 @@ class GgufFiles(ModelFiles):
 
     @property
     def model(self) -> GgufModel:
-        """The headers of a model that is on this machine; InputError if it is not, or damaged."""
+        """The headers of a model on this machine; InputError if it is missing or damaged."""
         return read_model(Path(self.planned.model_dir))
 
     def hub_files(self) -> tuple[str, list[str]]:
-        """The repository of a remote model, and the files of all its shards there, in order."""
+        """(repository, files of all shards in order) of a model on the hub."""
         owner, name, path = self.planned.model_dir.split("/", 2)
         folder, slash, file = path.rpartition("/")
         return f"{owner}/{name}", [f"{folder}{slash}{shard}" for shard in shard_names(file)]

@@ -24,7 +24,7 @@ SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", 
 IDS = ("bos_token_id", "eos_token_id")
 PADDING = ("pad_token", "unk_token")
 RULES = ("normalizer", "pre_tokenizer", "post_processor")
-"""Keys of tokenizer.json that decide into which tokens a text is cut."""
+"""Keys of tokenizer.json that decide how text is cut."""
 SAMPLES = (
     "Hello world, it's 12345.67 at IT'S 3rd place (sic)!",
     "two  spaces and a tab\there,\n\n\tand some after   ",
@@ -108,7 +108,7 @@ def objects(value: Any) -> list[Any]:
 
 
 def template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template, in a file of its own or in tokenizer_config.json; None if there is none."""
+    """The chat template, in a separate file or in tokenizer_config.json; None if there is none."""
     if exists(folder / TEMPLATE):
         return read_bytes(folder / TEMPLATE).decode(errors="replace").strip()
     template = config.get("chat_template")
