@@ -99,16 +99,34 @@ class VllmDriver:
         self.call("compare_q_begin", asdict(replace(plan, step=self.step)), noise_seed)
         finished = self.requests(windows, {})
         pending = {window.index: window for window in windows}
+        doubtful: list[tuple[Window, int, list[NDArray[np.float32]]]] = []
         for indices in finished:
             collected = self.collect(list(indices))
             for index in indices:
                 window = pending.pop(index)
-                if stuck(window, collected[index]):
-                    raise ModelError(f"window {index}: vLLM's logits are the same at {STUCK} different tokens in a row")
-                yield divergences.scores(index, window.targets, collected[index])
+                if end := repetition(window, collected[index]):
+                    doubtful.append((window, end, collected[index]))
+                else:
+                    yield divergences.scores(index, window.targets, collected[index])
         self.pass_report = self.end()
         if pending:
             raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is window {min(pending)}")
+        for window, end, shards in doubtful:
+            self.check_repetition(window, end, gathered=plan.gathered)
+            yield divergences.scores(window.index, window.targets, shards)
+
+    def check_repetition(self, window: Window, end: int, *, gathered: bool) -> None:
+        """ModelError unless equal logits at the tokens before ``end`` are the model's own, as for a repeated text.
+
+        They are if these tokens alone repeat in the same way in a request with vLLM's own ``prompt_logprobs``, and its
+        scores are ours.
+        """
+        stretch = Window.scored_from(window.index, window.token_ids[max(end - self.probe_tokens, 0) : end])
+        (shards,), theirs, report = self.beside_own([stretch], gathered=gathered)
+        ours = statistics.scores(stretch.index, stretch.targets, shards).logprob
+        limit = 2 * spacing(report["logits_dtype"]) * largest_logit(shards) + 1e-4
+        if not repetition(stretch, shards) or not within(distance([ours], theirs), limit):
+            raise ModelError(f"window {window.index}: vLLM's logits are the same at {STUCK} different tokens in a row")
 
     def requests(self, windows: Sequence[Window], sampling: Mapping[str, Any]) -> Iterator[dict[int, Any]]:
         """Queue every window, then step; yields {index of the window: RequestOutput} of each step that finished some.
@@ -193,10 +211,15 @@ class VllmDriver:
         known = {name: report[name] for name in names if report and (self.step or name != "steps")}
         return {"model_runner": self.runner, **route, **known}
 
+    @property
+    def probe_tokens(self) -> int:
+        """Tokens of a window for which vLLM's own scores take ``PROBE_BYTES`` at most, and less where it is slow."""
+        tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
+        return min(tokens, PROBE_TOKENS_OF_SLOW) if self.on_cpu or self.step else tokens
+
     def probe(self, windows: Sequence[Window]) -> Route:
         """The route for these windows; ModelError if compare_q's scores are not vLLM's own (the module's docstring)."""
-        tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
-        tokens = min(tokens, PROBE_TOKENS_OF_SLOW) if self.on_cpu or self.step else tokens
+        tokens = self.probe_tokens
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
         short = [Window.scored_from(window.index, window.token_ids[:tokens]) for window in longest]
         for gathered in (False, True):
@@ -273,18 +296,19 @@ def within(difference: NDArray[np.float64], limit: NDArray[np.float64]) -> bool:
     return bool((difference <= limit).all() and difference.mean() <= limit.mean() / 4)
 
 
-def stuck(window: Window, shards: Sequence[NDArray[np.float32]]) -> bool:
-    """Whether neighbouring scored positions have the same logits, ``STUCK`` in a row, although their tokens differ.
+def repetition(window: Window, shards: Sequence[NDArray[np.float32]]) -> int:
+    """Return the number of tokens up to the end of the first ``STUCK`` scored positions with equal logits; 0: none.
 
-    Logits are the same where three statistics of each shard are, to the bit.  Those of one repeated token may be: its
-    keys and values are the same everywhere, but for what positions add.
+    Logits are equal where three statistics of each shard are, to the bit.  Those after equal tokens do not count: the
+    keys and values of a repeated token are the same everywhere, except for what positions add.
     """
     tokens = window.token_ids[window.positions - 1]
     same = tokens[1:] != tokens[:-1]
     for shard in shards:
         same &= (shard[1:, : statistics.Column.TARGET] == shard[:-1, : statistics.Column.TARGET]).all(1)
-    run = np.convolve(same, np.ones(STUCK - 1, np.int64), "valid") if len(same) >= STUCK - 1 else same[:0]
-    return bool((run == STUCK - 1).any())
+    run = np.convolve(same, np.ones(STUCK - 1, np.int64), "valid") if len(same) >= STUCK - 1 else np.zeros(0)
+    found = np.flatnonzero(run == STUCK - 1)
+    return int(window.positions[found[0] + STUCK - 1]) + 1 if len(found) else 0
 
 
 def has_own_process(core: Any) -> bool:

@@ -1,7 +1,7 @@
 """vLLM, unmodified, as it serves the checkpoint: its kernels, its activation quantization, its KV cache.
 
-Every position is scored inside vLLM's workers, next to the lm_head (``backends/vllm/worker.py``), from the logits that
-vLLM computes; the part in this process is ``backends/vllm/driver.py``.
+Every position is scored inside vLLM's workers, next to the lm_head (``extension.py``), from the logits that vLLM
+computes; the part in this process is ``driver.py``.
 
 Everything that the spec's ``engine`` object does not set is vLLM's default, but for these arguments:
 
@@ -26,6 +26,8 @@ import gc
 import importlib
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -47,15 +49,15 @@ from compare_q.backends.base import (
 from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.packages import computing
-from compare_q.backends.common.process import in_worker, root_cause, warnings_in
+from compare_q.backends.common.process import fork_blockers, in_worker, root_cause, warnings_in
 from compare_q.backends.hub import local_folder
 from compare_q.backends.layers import groups, noise
-from compare_q.backends.vllm import install, layers
+from compare_q.backends.vllm import compat, layers
 from compare_q.backends.vllm.driver import VllmDriver, has_own_process
-from compare_q.backends.vllm.install import kernel_environment, set_environment, set_ranks
 from compare_q.backends.vllm.options import (
     EMULATE,
     check_checkpoint,
@@ -66,10 +68,18 @@ from compare_q.backends.vllm.options import (
     ranks,
     stored_on_load,
 )
-from compare_q.backends.vllm.plugin import register
+from compare_q.backends.vllm.plugin import KERNELS, register
 
-EXTENSION = "compare_q.backends.vllm.worker.ScoringExtension"
+EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
 """The class whose methods vLLM adds to its workers, by its name: the workers import it."""
+PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
+"""Groups of entry points whose code vLLM runs before it loads a model."""
+HARMLESS = re.compile(
+    "VLLM_(LOGGING|CONFIGURE_LOGGING|LOG_|NO_USAGE|DO_NOT_TRACK|USAGE|CACHE_ROOT|CONFIG_ROOT|WORKER_MULTIPROC_METHOD|"
+    "ALLOW_LONG_MAX_MODEL_LEN|ENABLE_V1_MULTIPROCESSING|HOST_IP|PORT|API_KEY)"
+)
+"""Beginnings of names of variables that change no score."""
+RESERVED, METHOD = "VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_WORKER_MULTIPROC_METHOD"
 IMPORTED_ON_LOAD = (
     "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.gpu_model_runner",
     "vllm.model_executor.model_loader", "vllm.v1.core.sched.scheduler", "vllm.model_executor.models.llama",
@@ -102,8 +112,8 @@ class VllmEngine(Engine):
     capabilities = Capabilities(
         load_fns=("vllm_score",),
         fwd_fn="vllm_score",
-        packages=install.PACKAGES,
-        install=install.INSTALL,
+        packages=compat.PACKAGES,
+        install=compat.INSTALL,
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
         batches=True,
         decodes=512,
@@ -119,7 +129,7 @@ class VllmEngine(Engine):
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
-        install.check_version()
+        compat.check_version()
         check_options(model)
         folder = Path(model.model_dir)
         if folder.is_dir():
@@ -131,7 +141,7 @@ class VllmEngine(Engine):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return computing(*install.PACKAGES, plugins=install.PLUGIN_GROUPS) | kernel_environment()
+        return computing(*compat.PACKAGES, plugins=PLUGIN_GROUPS) | kernel_environment()
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -139,12 +149,12 @@ class VllmEngine(Engine):
         for module in (
             "vllm",
             *IMPORTED_ON_LOAD,
-            f"vllm.v1.worker.{'cpu' if install.is_cpu_build() else 'gpu'}_worker",
+            f"vllm.v1.worker.{'cpu' if compat.is_cpu_build() else 'gpu'}_worker",
         ):
             with suppress(ImportError):  # in another version of vLLM
                 importlib.import_module(module)
         with suppress(ImportError):  # what is wrong with this vLLM, its load says
-            importlib.import_module("compare_q.backends.vllm.worker")
+            importlib.import_module("compare_q.backends.vllm.extension")
 
     @cached_property
     def folder(self) -> Path:
@@ -153,11 +163,12 @@ class VllmEngine(Engine):
 
     def load(self) -> None:
         folder, config, decode = self.folder, CheckpointConfig.read(self.folder), self.planned.decode
-        cpu = install.is_cpu_build()
+        cpu = compat.is_cpu_build()
         self.arguments = engine_arguments(self.planned, config.raw, cpu=cpu)
         if self.planned.options.get(EMULATE) and not cpu:
             self.arguments |= emulation_arguments(folder, contents.nvfp4_layers(folder))
         set_environment(verbose=self.planned.log_file is None)
+        register_architectures(config.raw, self.planned.options)
         set_ranks(ranks(self.planned.options))
         log = self.planned.log_file
         self.log_start = log.stat().st_size if log is not None and log.exists() else 0
@@ -252,3 +263,68 @@ class VllmEngine(Engine):
             return f"{cause} (log: {self.planned.log_file})"
         telling = [line for line in str(error).splitlines() if line.strip().startswith("Value error, ")]
         return telling[0].strip().removeprefix("Value error, ") if telling else one_line(error)
+
+
+def kernel_environment() -> dict[str, str]:
+    """Return the VLLM_* variables that are set and may choose kernels or precision (VLLM_CPU_INT4_W4A8, ...)."""
+    threads = {RESERVED: "0"} if compat.is_cpu_build() else {}
+    return threads | machine.variables(("VLLM_",), HARMLESS)
+
+
+def set_environment(*, verbose: bool) -> None:
+    """Set what vLLM takes only from the environment, before it is imported; variables of the user stay.
+
+    Processes that vLLM starts inherit the variable that wakes our plugin.
+    """
+    os.environ[KERNELS] = "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if compat.is_cpu_build():
+        # vLLM keeps one core for its front end, which idles here: two windows of 2048 took 20 s on 1 of 2 cores, 6.5 s
+        # on both.
+        os.environ.setdefault(RESERVED, "0")
+        # vLLM's cache of compiled models does not distinguish instruction sets either (``machine``).
+        kept = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(kept) / "vllm" / machine.instruction_sets()))
+
+
+def set_ranks(count: int) -> None:
+    """Set how vLLM starts ``count`` ranks: in this process if it is one, else as forks where nothing prevents that.
+
+    A fork takes what this process has imported; a fresh process imports vLLM for 10 to 20 s.  vLLM itself notices only
+    what has used CUDA by way of torch.  Variables of the user stay.
+    """
+    if in_worker() and count == 1:
+        # The engine core in this process: a table of two small models took 24 s on two cores, 63 s with a process more.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    elif METHOD not in os.environ:
+        blockers = fork_blockers()
+        os.environ[METHOD] = "spawn" if blockers else "fork"
+        if blockers:
+            print(f"vLLM's processes are not forked: {'; '.join(blockers)}", file=sys.stderr, flush=True)
+    if compat.is_cpu_build() and count > 1:  # by itself vLLM wants a NUMA node per rank
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", shared_cores(count))
+
+
+def shared_cores(parts: int) -> str:
+    """Return this process's cores in equal parts, in vLLM's notation: ``0,1|2,3`` for two parts."""
+    cores = sorted(os.sched_getaffinity(0))
+    size = max(len(cores) // parts, 1)
+    return "|".join(",".join(map(str, cores[part * size : (part + 1) * size] or cores[-1:])) for part in range(parts))
+
+
+def register_architectures(config: dict[str, Any], options: dict[str, Any]) -> None:
+    """Register the classes of a model's architectures with vLLM, which otherwise starts a Python to inspect each.
+
+    That takes 14 to 20 s per architecture that is not in the cache below VLLM_CACHE_ROOT.  Only architectures that the
+    registry would import later are registered; where vLLM lacks the names, it inspects them as it does.
+    """
+    overrides = options.get("hf_overrides")
+    named = {**config, **(overrides if isinstance(overrides, dict) else {})}.get("architectures") or ()
+    with suppress(Exception):  # vLLM reports better what cannot be imported
+        from vllm import ModelRegistry
+
+        for name in named:
+            held = ModelRegistry.models.get(name)
+            if type(held).__name__ == "_LazyRegisteredModel":
+                ModelRegistry.register_model(name, held.load_model_cls())

@@ -19,8 +19,9 @@ Packed, both are one list of scored rows (``Pack``), which is scored in chunks.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.reference.comparison import StoredRows, sent
-from compare_q.backends.vllm.install import NEWEST, OLDEST
+from compare_q.backends.vllm.compat import NEWEST, OLDEST
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ TAG = "compare_q"
 V1_STEP = ("hidden_states", "num_scheduled_tokens")
 V2_STEP = ("logits_fn", "hidden_states", "input_batch", "all_token_ids", "num_computed_tokens", "prompt_lens")
 V2_ADD = ("req_id", "req_idx", "sampling_params")
+UNKNOWN = "unknown"
 
 
 class RequestRows(NamedTuple):
@@ -287,3 +289,74 @@ def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch
     if last - first == counts.sum():
         return hidden_states[first:last]
     return hidden_states.index_select(0, sent(ranges(begins, begins + counts), hidden_states.device))
+
+
+class Graphs:
+    """Which kind of graph ran each step of a model runner: the last one that it chose ("FULL", "PIECEWISE", "NONE").
+
+    V1 asks its ``cudagraph_dispatcher``, which returns (mode, ...), V2 its ``cudagraph_manager``, whose answer has
+    ``cg_mode``; a runner without either is not known.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self.last = UNKNOWN
+        owners = (getattr(runner, name, None) for name in ("cudagraph_manager", "cudagraph_dispatcher"))
+        chooser = next((owner for owner in owners if owner is not None), None)
+        if chooser is None:
+            return
+        dispatch = chooser.dispatch
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            chosen = dispatch(*args, **kwargs)
+            mode = chosen[0] if isinstance(chosen, tuple) else getattr(chosen, "cg_mode", None)
+            self.last = str(getattr(mode, "name", UNKNOWN))
+            return chosen
+
+        chooser.dispatch = noted
+
+
+@dataclass
+class Steps:
+    """The steps of a pass, of which each has the next ``step`` tokens of windows, or what is left of one.
+
+    ``sizes`` counts the windows of all steps by their tokens, ``graphs`` the steps by their graph; ``widest`` is the
+    number of windows of the fullest step.
+    """
+
+    step: int
+    sizes: Counter[int] = field(default_factory=Counter)
+    graphs: Counter[str] = field(default_factory=Counter)
+    widest: int = 0
+
+    def count(self, requests: Sequence[RequestRows], graph: str) -> str:
+        """Count a step of these windows; says which of them has other tokens than it should, empty if none has."""
+        self.graphs[graph] += 1
+        self.widest = max(self.widest, len(requests))
+        wrong = ""
+        for request in requests:
+            self.sizes[request.n_rows] += 1
+            if request.start % self.step or request.n_rows != min(self.step, request.length - request.start):
+                wrong = (
+                    f"vLLM computed {request.n_rows} tokens of window {request.tag[0]} at position {request.start} in "
+                    f"one step, and not {self.step}"
+                )
+        return wrong
+
+    def report(self) -> dict[str, Any]:
+        """Counts for results.json, whose keys are text."""
+        sizes = {str(size): self.sizes[size] for size in sorted(self.sizes)}
+        return {"tokens_a_step": sizes, "windows_a_step": self.widest, "graphs": dict(self.graphs.most_common())}
+
+
+def check_decodes(model: Any) -> None:
+    """RuntimeError for layers that keep a state in place of keys and values.
+
+    For these vLLM tells a prompt from what is generated: 0.32 computes steps of a prompt of more than one token, and
+    the first one, by its kernels of prefill.
+    """
+    for name, module in model.named_modules():
+        if any(base.__name__ == "MambaBase" for base in type(module).__mro__):
+            raise RuntimeError(
+                f"phase: {name} ({type(module).__name__}) keeps a state, which vLLM may compute by its kernels of "
+                "prefill; score this model in prefill"
+            )

@@ -1,6 +1,6 @@
 """The ``engine`` object of a ``vllm_score`` spec: what is refused in it, and the arguments of ``LLM(...)`` it becomes.
 
-vLLM itself is not imported here: the names of its arguments come from ``backends/vllm/install.py``.
+vLLM itself is not imported here: the names of its arguments come from ``backends/vllm/compat.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.layers import noise
 from compare_q.backends.layers.names import is_expert
 from compare_q.backends.layers.schemes import Scheme, declared, number_format
-from compare_q.backends.vllm import install
+from compare_q.backends.vllm import compat
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
 EMULATE = "emulate"
@@ -95,11 +95,11 @@ def check_options(model: PlannedModel) -> None:
         if name in options:
             raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
     for name in ("quantization", "load_format"):
-        install.check_plugin(f"engine.{name}", str(options.get(name)))
+        compat.check_plugin(f"engine.{name}", str(options.get(name)))
     if options.get("load_format") in PICKLED:
         raise InputError(f"engine.load_format: {options['load_format']} loads pickled weights; leave it out")
-    check_names(options, install.arguments() | OWN_OPTIONS, "the installed vLLM")
-    for name in install.WORDS:
+    check_names(options, compat.arguments() | OWN_OPTIONS, "the installed vLLM")
+    for name in compat.WORDS:
         check_word(name, options.get(name))
     for name, reason in BREAKS_STATES.items():
         if options.get(name):
@@ -121,7 +121,7 @@ def check_options(model: PlannedModel) -> None:
 
 def check_word(name: str, given: Any) -> None:
     """InputError if the installed vLLM knows the words that an option may be, and ``given`` is another one."""
-    known = install.words(name)
+    known = compat.words(name)
     spelled = given.upper() if isinstance(given, str) and name == "attention_backend" else given  # as vLLM reads it
     if known and isinstance(given, str) and spelled not in known and given.lower() != "auto":
         hint = nearest(spelled, known) or f"; it has {', '.join(sorted(known))}"
@@ -147,10 +147,10 @@ def check_checkpoint(model: PlannedModel, folder: Path) -> None:
     if model.options.get("quantization_config") and not model.options.get("quantization"):
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
     config = CheckpointConfig.read(folder)
-    install.check_plugin("model_dir", str(config.quantization.get("quant_method")))
+    compat.check_plugin("model_dir", str(config.quantization.get("quant_method")))
     layers = contents.nvfp4_layers(folder)
     contents.check_scales(folder, layers)
-    if install.is_cpu_build() and (missing := without_kernel(folder, layers, machine.cpu_kind())):
+    if compat.is_cpu_build() and (missing := without_kernel(folder, layers, machine.cpu_kind())):
         raise InputError(f"model_dir: {missing}; score it on a GPU")
     chosen = emulation_arguments(folder, layers) if model.options.get(EMULATE) else {}
     for name in chosen:
@@ -204,7 +204,7 @@ def without_kernel(folder: Path, layers: Mapping[str, Parts], kind: str) -> str:
         f"kernel for {min(multiplied, default='').upper()} experts on a CPU without AMX":
             multiplied and any(is_scale_of_experts(name) for name in tensor_names(folder)),
         "way to be given a kernel for NVFP4 experts before 0.32":
-            any(map(is_expert, layers)) and not install.has_cpu_router(),
+            any(map(is_expert, layers)) and not compat.has_cpu_router(),
     }  # fmt: skip
     return next((f"vLLM has no {what}" for what, is_lacking in lacks.items() if is_lacking), "")
 
@@ -229,7 +229,7 @@ def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) 
         "enforce_eager": True,
         **decode_arguments(model, cpu=cpu),
         **unsplit_arguments(model),
-        **({TRIMS: False} if TRIMS in install.arguments() else {}),
+        **({TRIMS: False} if TRIMS in compat.arguments() else {}),
     }
     chosen = {name: value for name, value in model.options.items() if name not in OWN_OPTIONS}
     return defaults | cache_arguments(model, config, cpu=cpu) | chosen
@@ -312,7 +312,7 @@ def emulation_arguments(folder: Path, layers: Mapping[str, Parts]) -> dict[str, 
         f"nothing to emulate: no layer of {folder} has NVFP4 or MXFP4 activations": not layers and not formats,
         "vLLM's emulation of MXFP8 leaves activations unquantized": "mxfp8" in formats,
         "this vLLM has no emulation of MXFP4; 0.32 has":
-            formats and method != "quark" and not install.emulates_mxfp4(),
+            formats and method != "quark" and not compat.emulates_mxfp4(),
         f"vLLM emulates MXFP4 experts of Quark only, and these are of {method}":
             formats and has_experts and method != "quark",
         "vLLM emulates MXFP4 by a package that is missing (pip install amd-quark)":

@@ -9,9 +9,8 @@ GPU: results are copied behind the computation, and an event says when the resul
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,6 +186,7 @@ class Scorer:
     differences: ProbeDifferences = field(default_factory=ProbeDifferences)
     logits_dtype: str = ""
     extra_bytes: int = 0
+    memory_before: int = 0
     largest_chunk: int = 0
     error: str = ""
     comparison: Comparison | None = None
@@ -257,10 +257,10 @@ class Scorer:
         """Score the rows of hidden states [N, H] that belong to our requests; the first error is kept in ``error``."""
         try:
             pack = Pack(scored_rows(requests))
-            with memory_of(self):
-                self.buffers.land(wait=False)
-                if len(pack) and (self.together or not self.error):
-                    self.scored(hidden_states, pack, tokens)
+            self.buffers.land(wait=False)
+            self.memory_before = self.allocated()
+            if len(pack) and (self.together or not self.error):
+                self.scored(hidden_states, pack, tokens)
         except Exception as error:  # whatever it is, the engine must live to report it
             self.fail(error)
 
@@ -388,6 +388,13 @@ class Scorer:
         if self.recorder is not None and self.keeps:
             self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk.parts)
         self.largest_chunk = max(self.largest_chunk, len(logits))
+        self.extra_bytes = max(self.extra_bytes, self.allocated() - self.memory_before)
+
+    def allocated(self) -> int:
+        """Device memory that tensors have at this moment, in bytes; peaks are not read, as others may reset them."""
+        import torch
+
+        return int(torch.cuda.memory_allocated()) if self.device.type == "cuda" else 0
 
     def logits(self, hidden: torch.Tensor) -> Any:
         """The logits that are scored; in a probe all ways to them are compared first."""
@@ -447,20 +454,6 @@ class Scorer:
             "head_reason": self.differences.head_reason,
             "logits_dtype": self.logits_dtype,
         }
-
-
-@contextmanager
-def memory_of(scorer: Scorer) -> Iterator[None]:
-    """Note how much device memory a step takes at its peak beyond what it found."""
-    import torch
-
-    if scorer.device.type != "cuda":
-        yield
-        return
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    yield
-    scorer.extra_bytes = max(scorer.extra_bytes, torch.cuda.max_memory_allocated() - before)
 
 
 def on_host(rows: int, like: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,7 @@ def serve(channel: Connection, asked: float, why: str = "") -> None:
         with lock:  # a download tells from threads of its own
             channel.send_bytes(encoded(message))
 
+    os.register_at_fork(after_in_child=channel.close)  # an engine's forks would keep it open after this worker's end
     server = Server(asked, why)
     send(Ready(os.getpid(), machine.code()))
     with suppress(EOFError, ConnectionError):

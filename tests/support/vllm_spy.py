@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from compare_q.backends.vllm.extension import ScoringExtension
 from compare_q.backends.vllm.scorer import Chunk, Scorer
-from compare_q.backends.vllm.worker import ScoringExtension
 
 
 class SpyExtension(ScoringExtension):

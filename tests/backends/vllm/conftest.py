@@ -13,7 +13,7 @@ import torch
 from packaging.version import Version
 
 from compare_q.backends.base import Window
-from compare_q.backends.vllm import install
+from compare_q.backends.vllm import compat
 from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.vllm_engine import ARGUMENTS, WINDOWS, WORDS, engine, recorded
 
@@ -74,6 +74,6 @@ def stand_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM for tests that start none, where none need be installed: its version and a few of its arguments."""
     unchecked = replace(VllmEngine.capabilities, packages=())
     monkeypatch.setattr(VllmEngine, "capabilities", unchecked)
-    monkeypatch.setattr(install, "installed", lambda: ("vllm", Version("0.32.0")))
-    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS)
-    monkeypatch.setattr(install, "words", WORDS.get)
+    monkeypatch.setattr(compat, "installed", lambda: ("vllm", Version("0.32.0")))
+    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS)
+    monkeypatch.setattr(compat, "words", WORDS.get)

@@ -4,6 +4,7 @@ probe, what is said of a run, why a model is refused, the noise floor, answers."
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ import torch
 from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm import driver, install
+from compare_q.backends.vllm import compat, driver
 from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.stats.answers import summarize
@@ -39,6 +40,7 @@ from tests.support.vllm_engine import (
     TWO_DEVICES,
     WINDOWS,
     against,
+    as_before,
     assert_exact,
     assert_same,
     engine,
@@ -300,8 +302,78 @@ def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, 
     shard = np.random.default_rng(0).normal(size=(len(window.targets), 5)).astype(np.float32)
     same = shard.copy()
     same[alike, :3] = same[alike.start, :3]
-    assert driver.stuck(window, [same]) is driver.stuck(window, [same, same]) is found
-    assert not driver.stuck(window, [same, shard])
+    assert bool(driver.repetition(window, [same])) is bool(driver.repetition(window, [same, same])) is found
+    assert not driver.repetition(window, [same, shard])
+
+
+def test_where_the_logits_do_not_change() -> None:
+    """Positions 3 to 10 of the window: eleven tokens, the last of which is predicted by the eighth of these rows."""
+    same = np.zeros((12, 5), np.float32)
+    same[:2], same[10:] = 1.0, 2.0
+    assert driver.repetition(TWELVE, [same]) == 11
+
+
+@pytest.mark.engine
+def test_a_text_that_repeats_one_word_is_scored(
+    toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a model to which all tokens of the word are one, its logits repeat to the bit at different tokens."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(toy_model, tmp_path / "alike")
+    tensors = load_file(tmp_path / "alike" / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "embed_tokens" in name:
+            tensor[:] = tensor[7].clone()
+        if "o_proj" in name:
+            tensor.zero_()  # what attention adds to itself would differ in the last bits
+    save_file(tensors, tmp_path / "alike" / "model.safetensors", {"format": "pt"})
+    word = Window.scored_from(0, np.tile(np.array([5, 6, 7], np.int32), 30))
+    other = Window.scored_from(1, np.arange(60, dtype=np.int32))
+    doubted: list[int] = []
+    check = driver.VllmDriver.check_repetition
+    monkeypatch.setattr(
+        driver.VllmDriver,
+        "check_repetition",
+        lambda *args, **keys: doubted.append(args[1].index) or check(*args, **keys),
+    )
+    with engine(tmp_path / "alike", logs / "alike.log", 100) as backend:
+        found = scores_of(backend, [word, other])
+        assert {0, 1} <= set(doubted)
+        assert sorted(found) == [0, 1]
+        logits = own_logits(backend, word)
+        assert_exact(found[0], logits, word, EXACT)
+
+
+@pytest.mark.engine
+def test_an_architecture_is_inspected_in_this_process(toy_engine: VllmEngine) -> None:
+    """Not in a Python of its own; an unknown one, and a vLLM without these names, are left as they are."""
+    from vllm import ModelRegistry
+
+    assert type(ModelRegistry.models["LlamaForCausalLM"]).__name__ == "_RegisteredModel"
+    vllm_score.register_architectures({"architectures": ["NoSuchModel"]}, {})
+    vllm_score.register_architectures({}, {"hf_overrides": {"architectures": ["Qwen2ForCausalLM"]}})
+    assert "NoSuchModel" not in ModelRegistry.models
+    assert type(ModelRegistry.models["Qwen2ForCausalLM"]).__name__ == "_RegisteredModel"
+
+
+@pytest.mark.parametrize(("blockers", "method"), [([], "fork"), (["CUDA is initialised"], "spawn")])
+def test_ranks_are_forked_where_nothing_prevents_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], blockers: list[str], method: str
+) -> None:
+    monkeypatch.delenv(vllm_score.METHOD, raising=False)
+    monkeypatch.setattr(vllm_score, "fork_blockers", lambda: blockers)
+    monkeypatch.setattr(compat, "is_cpu_build", lambda: False)
+    monkeypatch.setenv("COMPARE_Q_WORKER", "1")
+    with as_before():
+        vllm_score.set_ranks(1)
+        assert vllm_score.METHOD not in os.environ
+        vllm_score.set_ranks(2)
+        assert os.environ[vllm_score.METHOD] == method
+        assert all(reason in capfd.readouterr().err for reason in blockers)
+        os.environ[vllm_score.METHOD] = "mine"
+        vllm_score.set_ranks(2)
+        assert os.environ[vllm_score.METHOD] == "mine"
 
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
@@ -383,7 +455,7 @@ def test_provenance_says_what_ran(toy_engine: VllmEngine) -> None:
     assert said["model_class"] == "LlamaForCausalLM"
     longest = sorted(len(window.token_ids) for window in WINDOWS)[-2:]  # the probe takes these
     assert longest == [100, 150]
-    assert said["scorer"]["checked"] == (2 * 63 if install.is_cpu_build() else 99 + 149)
+    assert said["scorer"]["checked"] == (2 * 63 if compat.is_cpu_build() else 99 + 149)
     assert said["scorer"]["largest"] < ATOL_BATCH
     assert said["scorer"]["gathered"] is False
 

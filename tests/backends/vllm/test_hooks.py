@@ -13,9 +13,9 @@ from torch import nn
 
 from compare_q.backends.reference.comparison import StoredRows
 from compare_q.backends.vllm import hooks
+from compare_q.backends.vllm.extension import ScoringExtension
 from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, scored_rows
 from compare_q.backends.vllm.logits import LogitsSource
-from compare_q.backends.vllm.worker import ScoringExtension
 from tests.support.stores import numbers
 
 OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})

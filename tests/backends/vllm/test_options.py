@@ -15,7 +15,7 @@ from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.vllm import install
+from compare_q.backends.vllm import compat
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm.options import (
     check_checkpoint,
@@ -82,8 +82,8 @@ def test_windows_that_the_spec_has_split(
     toy_model: Path, cache: str, chunked: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only where vLLM forgets their first part."""
-    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS | {"enable_chunked_prefill"})
-    monkeypatch.setattr(install, "words", lambda _: None)
+    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {"enable_chunked_prefill"})
+    monkeypatch.setattr(compat, "words", lambda _: None)
     given = {"kv_cache_dtype": cache, "enable_chunked_prefill": chunked}
     assert refusal(VllmEngine.check, request_for(toy_model, **given)) == (
         f"engine.enable_chunked_prefill: with a cache in {cache} vLLM forgets the first part of a window that it "
@@ -128,7 +128,7 @@ def test_options_with_which_steps_would_be_others(
     toy_model: Path, options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {"long_prefill_token_threshold", "max_num_seqs", "enable_prefix_caching"}
-    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS | known)
+    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | known)
     assert refusal(VllmEngine.check, decoding(toy_model, 2, 32, **options)) == reason
 
 
@@ -162,7 +162,7 @@ def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> 
 
 def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that only newer versions have is set to false where it is there; options that are off pass."""
-    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
+    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
     assert arguments(toy_model)["swa_bounded_replay"] is False
     said = refusal(VllmEngine.check, request_for(toy_model, swa_bounded_replay=True))
     assert said == (
@@ -344,7 +344,7 @@ def quark() -> dict[str, Any]:
 def test_mx_activations_are_emulated_or_refused_by_name(
     quantization: dict[str, Any], name: str, missing: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install, "emulates_mxfp4", lambda: missing != "file")
+    monkeypatch.setattr(compat, "emulates_mxfp4", lambda: missing != "file")
     versions = {} if missing == "package" else {"amd-quark": "0.11"}
     monkeypatch.setattr("compare_q.backends.vllm.options.installed_versions", lambda names: versions)
     folder = with_config(tmp_path / "x", quantization, name)

@@ -16,8 +16,7 @@ import torch
 from compare_q.backends.base import Decode
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.backends.vllm.hooks import RequestRows
-from compare_q.backends.vllm.steps import Graphs, Steps, check_decodes
+from compare_q.backends.vllm.hooks import Graphs, RequestRows, Steps, check_decodes
 from tests.support.toy import ATOL_LOGPROB, toy_windows
 from tests.support.vllm_engine import WINDOWS, against, assert_exact, engine, scores_of
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from compare_q.backends.worker.messages import (
     read_windows,
     write_windows,
 )
+from tests.support import ROOT
 from tests.support.planned import planned
 from tests.support.scores import random_windows
 
@@ -107,3 +110,25 @@ def test_windows_hold_no_pickle(tmp_path: Path) -> None:
     storage.write_arrays(file, ids=np.array([{}], object), shape=np.zeros((0, 3), np.int64))
     with pytest.raises(ValueError, match="allow_pickle"):
         read_windows(file)
+
+
+FORKED = """
+import os
+from multiprocessing import Pipe
+from compare_q.backends.worker import serving
+ours, theirs = Pipe()
+ours.send_bytes(b"")
+serving.serve(theirs, 0.0)
+child = os.fork()
+if child == 0:
+    print("closed" if theirs.closed else "open", flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("closed" if theirs.closed else "open")
+"""
+
+
+def test_a_fork_of_a_worker_does_not_keep_its_channel_open() -> None:
+    """vLLM's ranks are such forks: the driver would not notice the worker's end."""
+    ran = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["closed", "open"]

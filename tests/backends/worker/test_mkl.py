@@ -16,7 +16,7 @@ from compare_q.backends.worker import messages, serving
 FakeEngine.load = lambda self: print(mkl.cpu_type())
 serving.Server(0.0).load(messages.LoadCommand(planned("m", "fake", "none", 100, {})))
 """
-IS_IMPORTED_BY_A_RANK = "import compare_q.backends.vllm.worker; print(mkl.cpu_type())"
+IS_IMPORTED_BY_A_RANK = "import compare_q.backends.vllm.extension; print(mkl.cpu_type())"
 
 
 @pytest.mark.skipif(mkl.address() is None, reason="the MKL of this torch, if it has one, finds the CPU in another way")

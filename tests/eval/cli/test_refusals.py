@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from compare_q import backends
-from compare_q.backends.vllm import install
+from compare_q.backends.vllm import compat
 from compare_q.eval.cli import flags
 from tests.support.command_line import FAKE, Run, Specs, in_transformers
 from tests.support.toy import TOY_VOCAB, assert_refused, needs_accelerate
 
-needs_vllm = pytest.mark.skipif(install.installed() is None, reason="vLLM is not installed")
+needs_vllm = pytest.mark.skipif(compat.installed() is None, reason="vLLM is not installed")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-"""What compare_q runs inside vLLM's worker processes; the other side is ``backends/vllm/driver.py``.
+"""Methods that compare_q adds to vLLM's workers; the caller is ``backends/vllm/driver.py``.
 
-``LLM(..., worker_extension_cls="compare_q.backends.vllm.worker.ScoringExtension")`` mixes the class into every worker,
-which imports this file before it builds a model; the driver calls the methods by ``collective_rpc``.  Their names begin
-with ``compare_q``, because vLLM refuses names that the worker has.  A pass is ``begin``, requests with a tag,
-``collect`` as they finish, ``end``.  An error inside a step is kept for the next ``collect``: raised inside the step it
-would kill the engine.
+``LLM(..., worker_extension_cls=...)`` mixes the class into every worker, which imports this file before it builds a
+model; the driver calls the methods by ``collective_rpc``.  Their names begin with ``compare_q``, because vLLM refuses
+names that the worker has.  A scoring run is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An
+error inside a step is kept for the next ``collect``: raised inside the step it would kill the engine.
 """
 
 from __future__ import annotations
@@ -24,11 +23,18 @@ from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.layers import schemes
 from compare_q.backends.layers.noise import Noise, vllm_decoder_layers
 from compare_q.backends.vllm import layers as vllm_layers
-from compare_q.backends.vllm.hooks import RequestRows, Tokens, attach, before_forwards
+from compare_q.backends.vllm.hooks import (
+    Graphs,
+    RequestRows,
+    Steps,
+    Tokens,
+    attach,
+    before_forwards,
+    check_decodes,
+)  # fmt: skip
 from compare_q.backends.vllm.logits import LogitsSource
 from compare_q.backends.vllm.plugin import register
 from compare_q.backends.vllm.scorer import Plan, Scorer
-from compare_q.backends.vllm.steps import Graphs, Steps, check_decodes
 
 RANKS = "batched_count_greater_than"
 """The function of vLLM's sampler that counts them."""
