@@ -31,11 +31,11 @@ from compare_q.backends.common import machine, storage
 from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.messages import bytes_in_words, one_line, shortened
 from compare_q.backends.reference.store import MANIFEST, read_manifest
-from compare_q.backends.worker import serving
-from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, Told
+from compare_q.backends.worker import worker
+from compare_q.backends.worker.messages import LoadCommand, Log, Message, ScoreCommand
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.processes import WorkerProcess, outcome
-from compare_q.eval.common.progress import Tell
+from compare_q.eval.common.progress import Show
 from compare_q.eval.run.devices import Devices, Kind
 from compare_q.eval.run.hosts import Hosts, Job
 
@@ -93,7 +93,7 @@ class Node:
 
         InputError if the node's Python cannot run workers.
         """
-        info = serving.inspect(model) if model.python is None else Hosts().inspect(model.python, model)
+        info = worker.inspect(model) if model.python is None else Hosts().inspect(model.python, model)
         with suppress(CompareQError, OSError):
             return info, backends.files_of(model).content()
         return info, ""
@@ -327,10 +327,10 @@ class RayWorker:
         self.actor: Any = None
         self.node = ""
 
-    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
+    def perform(self, job: Any, silence_s: float, show: Show) -> Any:
         return outcome(self.messages(job, silence_s), show)
 
-    def messages(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Any]:
+    def messages(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Message]:
         """The messages of a job."""
         try:
             if not self.node:
@@ -358,7 +358,7 @@ class RayWorker:
                 raise ModelError(f"no node with {kind.name} is left in the cluster")
         return cluster.hosts[cluster.result(started)]
 
-    def fetched(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Any]:
+    def fetched(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Message]:
         """The messages of a job, while what its worker writes is brought here."""
         windows, sends = b"", False
         if isinstance(job, ScoreCommand):
@@ -394,7 +394,7 @@ class RayWorker:
             token.write_text(token.name, encoding="utf-8")
             return bool(self.cluster.result(self.actor.sees.remote(token, token.name.encode())))
 
-    def brought(self, store: Path) -> Generator[Told, None, Path]:
+    def brought(self, store: Path) -> Generator[Log, None, Path]:
         """Where the node finds a reference store (the generator's result): where it is, or in a copy in its cache."""
         result, actor = self.cluster.result, self.actor
         try:
@@ -411,7 +411,7 @@ class RayWorker:
                 result(actor.add.remote(copy / name, (store / name).read_bytes()))
         if lacking:
             size = bytes_in_words(sum(manifest.files[name] for name in lacking))
-            yield Told("say", f"{self.job.request.label}: copied {size} of the reference to node {self.node}")
+            yield Log(f"{self.job.request.label}: copied {size} of the reference to node {self.node}")
         return Path(copy)
 
     def kill(self) -> None:

@@ -96,6 +96,14 @@ def trial_fork() -> list[str]:
     return [f"a trial fork that multiplies matrices ended with status {status}"] if status else []
 
 
+def ending(status: int) -> str:
+    """Return how a process ended, by Python's exit code, which is negative for a signal."""
+    with suppress(ValueError):
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
 @contextmanager
 def captured(log_file: Path | None) -> Iterator[None]:
     """Append everything that this process and its new children print to ``log_file``; None: change nothing."""

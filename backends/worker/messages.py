@@ -1,12 +1,14 @@
-"""What travels between the driver and a worker: a job goes in, messages come out, each as JSON."""
+"""What travels between the driver and a worker: commands to it, messages from it (both JSON), and windows as a file.
+
+A worker's first message is ``Done`` with its process id and its code.  Each command ends with ``Done`` or ``Failed``.
+After the worker has ended, its engine process sends ``Failed`` with the exit status.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,8 +23,16 @@ from compare_q.backends.common.messages import one_line
 
 
 @dataclass(frozen=True)
+class InspectEngine:
+    """Return the ``EngineInfo`` of the worker's Python for ``model``, as JSON types."""
+
+    model: PlannedModel
+    type: Literal["inspect"] = "inspect"
+
+
+@dataclass(frozen=True)
 class LoadCommand:
-    """Load ``model``, after the worker's last model is closed.
+    """Close the worker's last model, if it has one, and load ``model``.
 
     ``devices``: the value of CUDA_VISIBLE_DEVICES; None: unchanged.  ``share``: (number, count) of a replica on the
     CPU, which gets that share of the processors.
@@ -52,16 +62,8 @@ class ScoreCommand:
 
 
 @dataclass(frozen=True)
-class InspectEngine:
-    """Return the ``EngineInfo`` of this Python for ``model``, as JSON types."""
-
-    model: PlannedModel
-    type: Literal["inspect"] = "inspect"
-
-
-@dataclass(frozen=True)
 class CallCommand:
-    """Call a function, ``module:name``, with a function that sends ``Told``, and with keyword ``arguments``."""
+    """Return ``function``, ``module:name``, called with a function that sends messages and keyword ``arguments``."""
 
     function: str
     arguments: dict[str, Any]
@@ -69,86 +71,77 @@ class CallCommand:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The worker has started; it leads a process ``group``, and runs this ``code`` (``machine.code``)."""
+class Progress:
+    """Progress of a command.
 
-    group: int
-    code: tuple[str, str]
-    type: Literal["ready"] = "ready"
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a worker tells on its way, by its ``kind``, with its ``content`` (JSON types).
-
-    "advance": so many windows are done; "say": a line for the user.  A called function tells "phase", "expect" and
-    "end" too (``eval/common/progress.py``).
+    ``done``: units (windows, rows, bytes) that were finished since the last message; ``total``: units of the whole
+    phase, sent once it is known.  A function that is called may have phases: ``phase`` is the title of one that begins,
+    with its ``unit``; empty: the phase ends.
     """
 
-    kind: str
-    content: Any = None
-    type: Literal["told"] = "told"
+    done: int = 0
+    total: int | None = None
+    phase: str | None = None
+    unit: str = ""
+    type: Literal["progress"] = "progress"
 
 
 @dataclass(frozen=True)
-class Returned:
-    """The job has come to its end: what it scored is committed, and its record written; ``value``: of a function."""
+class Log:
+    """A line for the user."""
+
+    text: str
+    type: Literal["log"] = "log"
+
+
+@dataclass(frozen=True)
+class Done:
+    """The command succeeded; what it scored is committed.  ``value``: its result, as JSON types."""
 
     value: Any = None
-    type: Literal["returned"] = "returned"
+    type: Literal["done"] = "done"
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The job failed, for a reason that a user can understand, in one line a problem."""
+    """The command failed, or the worker ended.
 
-    reason: str
+    ``reason``: one line per problem, for the user.  ``status``: exit status of the worker, or minus the number of the
+    signal that ended it; None: it goes on.
+    """
+
+    reason: str = ""
+    status: int | None = None
     type: Literal["failed"] = "failed"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The engine process says that the worker has ended, with this exit status, minus its number for a signal."""
-
-    status: int
-    type: Literal["ended"] = "ended"
-
-
-Command = LoadCommand | ScoreCommand | InspectEngine | CallCommand
-Message = Ready | Told | Returned | Failed | Ended
+Command = InspectEngine | LoadCommand | ScoreCommand | CallCommand
+Message = Progress | Log | Done | Failed
 COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
 MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
 
 
 def encoded(item: Command | Message) -> bytes:
-    """A command or a message as JSON; unlike pydantic's, it can hold file names that are not UTF-8."""
+    """Return a command or message as JSON, which unlike pydantic's may hold file names that are not UTF-8."""
     adapter: TypeAdapter[Any] = COMMAND if isinstance(item, Command) else MESSAGE
     return json.dumps(adapter.dump_python(item), default=os.fspath).encode()
 
 
 def parse_command(data: bytes) -> Command:
-    """The command that ``encoded`` wrote."""
+    """Return the command that ``encoded`` wrote."""
     return COMMAND.validate_python(json.loads(data))
 
 
 def parse_message(data: bytes) -> Message:
-    """A message of a worker; ModelError if it is none."""
+    """Return a worker's message; ModelError if it is none."""
     try:
         return MESSAGE.validate_python(json.loads(data))
     except (ValueError, RecursionError) as error:  # of pydantic too
-        raise ModelError(f"its worker sent what is no message: {one_line(error, 120)}") from None
-
-
-def ending(status: int) -> str:
-    """How a process ended, by Python's exit code: negative for a signal."""
-    with suppress(ValueError):
-        if status < 0:
-            return f"was ended by {signal.Signals(-status).name}"
-    return f"ended with status {status}"
+        raise ModelError(f"its worker sent an unknown message: {one_line(error, 120)}") from None
 
 
 def write_windows(file: Path, windows: Sequence[Window]) -> None:
-    """Windows as arrays in one file, without pickle."""
+    """Write windows as arrays into one file, without pickle."""
     ids = np.concatenate([each.token_ids for each in windows]) if windows else np.zeros(0, np.int32)
     shape = [[each.index, len(each.token_ids), len(each.spans)] for each in windows]
     spans = [span for each in windows for span in each.spans]
@@ -158,7 +151,7 @@ def write_windows(file: Path, windows: Sequence[Window]) -> None:
 
 
 def read_windows(file: Path) -> list[Window]:
-    """The windows that ``write_windows`` wrote, in their order."""
+    """Return the windows that ``write_windows`` wrote, in order."""
     arrays = storage.read_arrays(file)
     ids, shape, spans = arrays["ids"], arrays["shape"].tolist(), arrays["spans"].tolist()
     windows, token, span = [], 0, 0

@@ -18,7 +18,7 @@ from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded
 from compare_q.backends.common.messages import printable
-from compare_q.eval.common.processes import apart
+from compare_q.eval.common.processes import run_in_subprocess
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 
@@ -80,7 +80,7 @@ def compared(targets: Sequence[Target], progress: Progress) -> dict[Target, Cont
         return {}
     title = "building models from configs"
     with progress.phase(title):
-        found = apart(compare_all, title, folders=[str(target.path) for target in folders])
+        found = run_in_subprocess(compare_all, title, folders=[str(target.path) for target in folders])
     return {target: Contents(**fields) for target, fields in zip(folders, found, strict=True)}
 
 

@@ -1,9 +1,9 @@
-"""Engine processes and their forks: a worker for each model, and a process for each function of ours.
+"""Engine processes, their workers, and functions that run in a process of their own.
 
-The driver imports no engine and no torch.  Whatever needs them is done by a process that an engine process
-(``backends/worker/engine_process.py``) forks: the driver then answers at once, nothing that a library prints reaches
-the terminal, and a library that crashes or runs out of memory is one line.  Jobs go in and messages come out as JSON
-(``backends/worker/messages.py``); large data travels as files.  No process outlives the driver.
+The driver imports no engine and no torch.  Whatever needs them runs in a fork of an engine process
+(``backends/worker/engine_process.py``).  So the driver starts at once, nothing that a library prints reaches the
+terminal, and a crash is one line.  Commands and messages are JSON (``backends/worker/messages.py``); large data travels
+as files.  No process outlives the driver.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ from compare_q import backends
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
-from compare_q.backends.common.process import root_cause
+from compare_q.backends.common.process import ending, root_cause
 from compare_q.backends.worker.engine_process import LEAVE, end_group
 from compare_q.backends.worker.messages import (
     CallCommand,
-    Ended,
+    Command,
+    Done,
     Failed,
-    Ready,
-    Returned,
+    Message,
+    ScoreCommand,
     encoded,
-    ending,
     parse_message,
 )
-from compare_q.eval.common.progress import Progress, Tell, ToldProgress, shown
+from compare_q.eval.common.progress import Progress, RemoteProgress, Show, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
 POLL_S = 0.2
 CLOSE_S = 30.0
-"""Seconds that an engine may take to close, after which it is ended; its scores are there already."""
+"""Seconds that an engine may take to close before it is killed; its scores are committed by then."""
 END_S = 5.0
-"""Seconds that an engine process may take to see that the driver wants it no more."""
+"""Seconds that an engine process may take to end by itself."""
 LOG_TAIL = 1 << 20
 TOGETHER_S = 0.5
-"""Seconds in which a killed engine process is seen to have ended, after its workers."""
+"""Seconds within which a killed engine process is seen to have ended, after its workers."""
 
 
 def in_process() -> bool:
-    """Whether all work is to be done in the driver's own process, for debugging: ``$COMPARE_Q_IN_PROCESS`` is 1."""
+    """Return True if all work is to be done in the driver's own process, for debugging (``$COMPARE_Q_IN_PROCESS``)."""
     return os.environ.get(ENVIRONMENT, "") not in ("", "0")
 
 
 def command(module: str, *words: object, python: str = sys.executable) -> list[str]:
-    """The command line that runs a module of ours with this Python, or another; ``environment`` goes with it.
+    """Return the command line that runs a module of compare_q with a Python, in ``environment``.
 
-    -P: a folder ``compare_q`` in the working directory is not ours.
+    -P ignores a folder ``compare_q`` in the working directory.
     """
     return [python, "-P", "-m", module, *map(str, words)]
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
-    """The environment of a process of ours, which finds this very ``compare_q``, before what the user has set.
+    """Return the environment in which ``python`` finds this compare_q, before the user's PYTHONPATH.
 
-    An installed compare_q lies among other packages, which another Python must not see: that gets a folder with a link,
-    of its own for each place where a compare_q is installed.
+    Another Python must not see the packages next to an installed compare_q, and so gets a folder with a link, one per
+    installation.
     """
     root = Path(compare_q.__file__).resolve().parent.parent
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
@@ -89,10 +89,10 @@ def environment(python: str = sys.executable) -> dict[str, str]:
 
 
 class EngineProcess:
-    """An engine process of this machine, which is running from now on; InputError if its Python cannot be started.
+    """A running engine process of this machine; InputError if its Python cannot be started.
 
-    ``engine``: the name of the engine that it imports, empty: none; ``visible``: the GPUs that this sees meanwhile,
-    None: those that the driver sees; ``verbose``: the engine prints on the terminal.
+    ``engine``: name of the engine that it imports, empty: none; ``visible``: the GPUs that it sees while importing,
+    None: all that the driver sees; ``verbose``: it prints on the terminal.
     """
 
     def __init__(self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool) -> None:
@@ -105,7 +105,7 @@ class EngineProcess:
             self.process = subprocess.Popen(
                 command("compare_q.backends.worker.engine_process", *words, python=python), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=output, pass_fds=(theirs.fileno(),), env=environment(python) | seen,
-                process_group=0,  # kill -9 of the driver's group leaves it to end what engines have started
+                process_group=0,  # a kill -9 of the driver's group leaves it alive, to end what engines have started
             )  # fmt: skip
         except OSError as error:
             self.socket.close()
@@ -114,19 +114,23 @@ class EngineProcess:
         finally:
             theirs.close()
 
-    def close(self) -> None:
-        """End it, and everything that it has forked."""
+    def end(self) -> None:
+        """End it and all its workers."""
         self.socket.close()
         self.process.send_signal(LEAVE)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
         self.process.kill()
         self.process.wait()
+
+    def close(self) -> None:
+        """End it and all its workers, and delete its log."""
+        self.end()
         self.log.close()
 
 
 class EngineProcesses:
-    """The engine processes of this driver, which it keeps until its end, by what makes one differ from another."""
+    """The engine processes of this driver, which keeps them until its end."""
 
     def __init__(self) -> None:
         self.running: dict[tuple[Any, ...], EngineProcess] = {}
@@ -134,15 +138,17 @@ class EngineProcesses:
         atexit.register(self.close)
 
     def get(self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool) -> EngineProcess:
-        """The one that a worker is forked by, started now if there is none, or if it has died.
+        """Return the engine process for these arguments; one is started if there is none, or if it has died.
 
-        What an engine reads when it is imported is the same for all its models: the driver's environment and the GPUs
-        of the run are part of the key.
+        All that an engine reads while it is imported is part of the key: the environment and the visible GPUs.
         """
         key = (python, engine, visible, verbose, tuple(sorted(os.environ.items())))
         with self.lock:
             found = self.running.get(key)
-            if found is None or found.process.poll() is not None:
+            if found is not None and found.process.poll() is not None:
+                found.end()  # its workers may still read its log
+                found = None
+            if found is None:
                 found = self.running[key] = EngineProcess(python, engine, visible, verbose=verbose)
             return found
 
@@ -157,19 +163,19 @@ PROCESSES = EngineProcesses()
 
 
 class WorkerProcess:
-    """One worker of this machine, forked by an engine process (``eval/run/hosts.py`` says what its methods do).
+    """A worker of this machine, forked by an engine process (``eval/run/hosts.py`` has its protocol).
 
-    ``group``: its process group, 0 as long as it is not there; ``status``: how it ended, None if that is not known.
+    ``group``: its process group, 0 until its first message; ``status``: its exit status, None until it is known.
     """
 
     def __init__(
         self, python: str | None = None, engine: str = "", visible: Sequence[str] | None = None, *,
         log_file: Path | None = None, verbose: bool = False,
     ) -> None:  # fmt: skip
-        """Have it forked once its engine is imported; InputError if its Python cannot be started.
+        """Request it; it is forked once its engine is imported.  InputError if its Python cannot be started.
 
-        ``log_file``: takes what the engine prints, None: a file that is read if the worker dies, or if it is
-        ``verbose`` the terminal; the others are as of ``EngineProcess``.
+        ``log_file``: file for the engine's output; None: the terminal if ``verbose``, else a temporary file, for the
+        message if the worker dies.  The others: see ``EngineProcess``.
         """
         self.python, self.log_file = python or sys.executable, log_file
         self.group, self.killed = 0, threading.Event()
@@ -184,57 +190,58 @@ class WorkerProcess:
             self.engine_process = PROCESSES.get(self.python, engine, visible, verbose=verbose)
             self.channel, theirs = Pipe()
             descriptors = theirs.fileno(), (sys.stderr if verbose else self.log).fileno()
-            with theirs, suppress(BrokenPipeError, ConnectionResetError):
+            with theirs, suppress(OSError):  # an engine process that has died is reported by ``messages``
                 socket.send_fds(self.engine_process.socket, [str(time.time()).encode()], descriptors)
             opened.pop_all()
 
-    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
-        """Do one job: what it returns, while what it tells is shown."""
-        return outcome(self.messages(job, silence_s), show)
+    def perform(self, command: Command, silence_s: float, show: Show) -> Any:
+        """Return the result of a command; ``show`` gets its messages on the way."""
+        return outcome(self.messages(command, silence_s), show)
 
-    def messages(self, job: Any, silence_s: float) -> Iterator[Any]:
-        """The messages of one job; the last one is ``Returned`` or ``Failed``.
+    def messages(self, command: Command, silence_s: float) -> Iterator[Message]:
+        """Yield the messages of a command; the last one is ``Done`` or ``Failed``.
 
-        ModelError if the worker dies or is silent for so long.
+        ModelError if the worker dies, or sends nothing for ``silence_s`` seconds; StoppedError if it was killed.
         """
-        with suppress(OSError):  # that a worker has died, is told by reading
-            self.channel.send_bytes(encoded(job))
-        message: Any = None
-        while not isinstance(message, Returned | Failed):
+        with suppress(OSError):  # reading tells whether it has died
+            self.channel.send_bytes(encoded(command))
+        message: Message | None = None
+        while not isinstance(message, Done | Failed):
             try:
-                message = self.next_message(time.monotonic() + silence_s)
+                received = self.next_message(time.monotonic() + silence_s)
             except TimeoutError:
                 self.kill()
-                what = {"score": "finished no window", "answer": "finished no answer"}.get(job.type, "did not load")
-                text = f"{what} for {silence_s:.0f} s, and was ended (--deadline){self.last_words()}"
+                what = "finished no window" if isinstance(command, ScoreCommand) else "did not load"
+                text = f"{what} for {silence_s:.0f} s, and was ended (--deadline){self.log_hint()}"
                 raise ModelError(text) from None
-            if message is None or isinstance(message, Ended):
+            if received is None or self.status is not None:
                 raise self.death()
-            if isinstance(message, Ready):
-                self.group = message.group
+            if not self.group and isinstance(received, Done):  # its first message
+                self.group = received.value["pid"]
                 if self.killed.is_set():
                     self.kill()
-                self.check_code(*message.code)
+                self.check_code(*received.value["code"])
             else:
+                message = received
                 yield message
 
-    def next_message(self, until: float) -> Any:
-        """The next message, None where no more will come; TimeoutError if none comes in time."""
+    def next_message(self, until: float) -> Message | None:
+        """Return the next message; None if none can come any more, TimeoutError if none comes ``until`` then."""
         while not self.channel.poll(max(min(until - time.monotonic(), POLL_S), 0.0)):
-            if self.killed.is_set() and not self.group:  # it is not there yet
+            if self.killed.is_set() and not self.group:  # it has not been forked yet
                 return None
             if time.monotonic() >= until:
                 raise TimeoutError
         try:
             message = parse_message(self.channel.recv_bytes())
-        except (EOFError, OSError):  # closed, ended in the midst of a message, or without an end
+        except (EOFError, OSError):  # closed, or cut off in the middle of a message
             return None
-        if isinstance(message, Ended):
+        if isinstance(message, Failed):
             self.status = message.status
         return message
 
     def check_code(self, folder: str, digest: str) -> None:
-        """InputError unless the worker runs the code of this process: what is cached under its version must be its."""
+        """InputError unless the worker runs the same code as the driver did when its run began."""
         ours, expected = machine.code()
         if digest != expected:
             raise InputError(
@@ -243,20 +250,20 @@ class WorkerProcess:
             )
 
     def death(self) -> CompareQError:
-        """Why it has ended in the midst of a job; StoppedError if that was asked for."""
+        """Return why it ended during a command; StoppedError if ``kill`` ended it."""
         if self.killed.is_set():
             return StoppedError()
-        status, lost, told = self.status, "", ""
+        status, lost, hint = self.status, "", ""
         if status is None:
             with suppress(subprocess.TimeoutExpired):
                 status = self.engine_process.process.wait(timeout=TOGETHER_S)
-            lost, told = "was lost with its engine process, which ", most_telling(self.engine_process.log)
+            lost, hint = "was lost with its engine process, which ", most_telling(self.engine_process.log)
         how = "is gone" if status is None else ending(status)
         memory = ", as the system does when memory is full" if status == -signal.SIGKILL else ""
-        return ModelError(f"its worker {lost}{how}{memory}{told}{self.last_words()}")
+        return ModelError(f"its worker {lost}{how}{memory}{hint}{self.log_hint()}")
 
-    def last_words(self) -> str:
-        """The most telling line that the engine has logged in this worker, and where the log is."""
+    def log_hint(self) -> str:
+        """Return the log line of this worker that best explains a failure, and the path of the log."""
         return most_telling(self.log, self.log_start) + (f" (log: {self.log_file})" if self.log_file else "")
 
     def kill(self) -> None:
@@ -266,18 +273,18 @@ class WorkerProcess:
             end_group(self.group)
 
     def close(self) -> None:
-        """Let the worker end by itself, and end it if it does not."""
+        """Let the worker end, and end it if it does not."""
         if self.group:
             with suppress(OSError):
                 self.channel.send_bytes(b"")
             for seconds in (0.0 if self.killed.is_set() else CLOSE_S, CLOSE_S):
-                if not self.has_ended(seconds):  # its engine process is gone, or it does not end
+                if not self.has_ended(seconds):
                     self.kill()
-        self.channel.close()  # one that has not been forked yet will find no job
+        self.channel.close()  # a worker that is forked later finds no command
         self.log.close()
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether the engine process says, within so many seconds, that the worker has ended."""
+        """Return True if the engine process reports within ``seconds`` that the worker has ended."""
         until = time.monotonic() + seconds
         with suppress(TimeoutError, ModelError):
             while self.status is None and self.next_message(until) is not None:
@@ -285,19 +292,19 @@ class WorkerProcess:
         return self.status is not None
 
 
-def outcome(messages: Iterator[Any], show: Tell, failure: type[CompareQError] = ModelError) -> Any:
-    """What a job returns, while what its worker tells on its way is shown; ``failure`` with its reason if it fails."""
+def outcome(messages: Iterator[Message], show: Show, failure: type[CompareQError] = ModelError) -> Any:
+    """Return the result of a command from its messages, and show those on the way; ``failure`` if it failed."""
     for message in messages:
-        if isinstance(message, Returned):
+        if isinstance(message, Done):
             return message.value
         if isinstance(message, Failed):
             raise failure(message.reason)
-        show(message.kind, message.content)
+        show(message)
     raise ModelError("its worker ended before its work was done")
 
 
 def most_telling(log: IO[bytes], start: int = 0) -> str:
-    """The line of a log, from a place on, that says most of what went wrong, after a colon; empty without one."""
+    """Return ": " and the line of a log, from ``start`` on, that best explains a failure; empty without one."""
     text = ""
     with suppress(ValueError):  # another thread has closed the log of an engine process
         log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, start))
@@ -308,33 +315,34 @@ def most_telling(log: IO[bytes], start: int = 0) -> str:
     return f": {cause[:300]}" if cause else ""
 
 
-def apart(function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns in a process of its own; InputError with its reason if it fails there.
+def run_in_subprocess(
+    function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any
+) -> Any:  # fmt: skip
+    """Return ``function(**arguments)``, called in a process of its own; InputError with its reason if it fails.
 
-    ``function``: of the top level of a module; arguments and result are JSON types.  With ``progress`` the function
-    gets a keyword ``progress``, whose phases are shown here.  ``what``: what is done, if the process dies of it.  The
-    process is forked by one that has imported Transformers, which most such functions need.
+    ``function``: at the top level of a module; arguments and result are JSON types.  With ``progress`` the function
+    gets a keyword ``progress``, whose phases are shown here.  ``what``: the activity, for the message if the process
+    dies.  The process is a fork of one that has imported Transformers, which most such functions need.
     """
     if in_process():
-        told = {} if progress is None else {"progress": progress}
-        return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **told)))
+        more = {} if progress is None else {"progress": progress}
+        return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **more)))
     call = {"module": function.__module__, "name": function.__name__, "arguments": arguments,
-            "told": progress is not None}  # fmt: skip
+            "shows": progress is not None}  # fmt: skip
     worker = WorkerProcess(engine=backends.TOKENIZING)
     try:
         with shown(progress) as show:
-            return outcome(
-                worker.messages(CallCommand(f"{__name__}:{called.__name__}", call), math.inf), show, InputError
-            )
+            command = CallCommand(f"{__name__}:{called.__name__}", call)
+            return outcome(worker.messages(command, math.inf), show, InputError)
     except ModelError as error:
         raise InputError(f"{what}: {error}") from None
     finally:
-        worker.kill()  # it has said its last word, or nobody waits for it
+        worker.kill()  # its result has come, or nobody waits for it
         worker.close()
 
 
-def called(tell: Tell, *, module: str, name: str, arguments: Mapping[str, Any], told: bool) -> Any:
-    """What a function returns, called in a process apart."""
+def called(send: Show, *, module: str, name: str, arguments: Mapping[str, Any], shows: bool) -> Any:
+    """Return the result of a function, in the process of its own."""
     os.environ[ENVIRONMENT] = "1"
     function = getattr(importlib.import_module(module), name)
-    return function(**arguments, **({"progress": ToldProgress(tell)} if told else {}))
+    return function(**arguments, **({"progress": RemoteProgress(send)} if shows else {}))

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -21,12 +20,14 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from compare_q.backends.common.messages import bytes_in_words, printable
+from compare_q.backends.worker import messages
+from compare_q.backends.worker.messages import Message
 from compare_q.eval.common import files
 
 EVERY_S = 0.1
-"""Seconds between two messages about the progress of one phase: a data set has millions of rows."""
-Tell = Callable[[str, Any], None]
-"""Sends one message to the process that shows progress: its kind, and its content as JSON types."""
+"""Seconds between two messages about one phase: a data set has millions of rows."""
+Show = Callable[[Message], None]
+"""Shows a ``Progress`` or ``Log`` of another process, or sends it to the process that shows it."""
 
 
 class EtaColumn(ProgressColumn):
@@ -73,15 +74,26 @@ class Phase:
     done: int = 0
     seconds: float = 0.0
     started: float = field(default_factory=time.perf_counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def advance(self, amount: int = 1) -> None:
-        """``amount`` more units are done."""
-        self.done += amount
-        self.bars.advance(self.task, amount)
+        """Add ``amount`` finished units; from any thread."""
+        with self.lock:
+            self.done += amount
+            self.bars.advance(self.task, amount)
 
     def expect(self, total: int) -> None:
         """Set the ``total`` number of units, which was not known at the start."""
         self.bars.update(self.task, total=total)
+
+    def show(self, message: Message) -> None:
+        """Show a worker's message; from any thread."""
+        if isinstance(message, messages.Log):
+            self.say(message.text)
+        elif isinstance(message, messages.Progress) and message.total is not None:
+            self.expect(message.total)
+        elif isinstance(message, messages.Progress):
+            self.advance(message.done)
 
 
 class Progress:
@@ -147,12 +159,12 @@ class Progress:
         return bars
 
 
-class ToldPhase(Phase):
-    """A phase that the driver shows: its progress is told, but not at every unit."""
+class RemotePhase(Phase):
+    """A phase that another process shows; its progress is sent at most every ``EVERY_S`` seconds."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.say = lambda line: tell("say", line)
-        self.send, self.waiting, self.last = tell, 0, 0.0
+    def __init__(self, send: Show) -> None:
+        self.say = lambda line: send(messages.Log(line))
+        self.send, self.waiting, self.last = send, 0, 0.0
 
     def advance(self, amount: int = 1) -> None:
         self.waiting += amount
@@ -161,48 +173,49 @@ class ToldPhase(Phase):
             self.last = now
 
     def flush(self) -> None:
-        """Tell what has not been told yet."""
-        self.send("advance", self.waiting)
+        """Send the progress that was not sent yet."""
+        self.send(messages.Progress(self.waiting))
         self.waiting = 0
 
     def expect(self, total: int) -> None:
-        self.send("expect", total)
+        self.send(messages.Progress(total=total))
 
 
-class ToldProgress(Progress):
-    """Progress that the driver shows."""
+class RemoteProgress(Progress):
+    """Progress that another process shows, to which ``send`` sends it."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, send: Show) -> None:
+        self.send = send
 
     def say(self, line: str) -> None:
-        self.tell("say", line)
+        self.send(messages.Log(line))
 
     @contextmanager
     def phase(self, title: str, *, unit: str = "", total: int | None = None) -> Iterator[Phase]:
-        self.tell("phase", {"title": title, "unit": unit, "total": total})
-        phase = ToldPhase(self.tell)
+        self.send(messages.Progress(phase=title, unit=unit, total=total))
+        phase = RemotePhase(self.send)
         yield phase
         phase.flush()
-        self.tell("end", None)
+        self.send(messages.Progress(phase=""))
 
 
 @contextmanager
-def shown(progress: Progress | None) -> Iterator[Tell]:
-    """A function that shows what a ``ToldProgress`` of another process tells; it shows nothing without progress."""
+def shown(progress: Progress | None) -> Iterator[Show]:
+    """Yield a function that shows the messages of a ``RemoteProgress``; without progress it shows nothing."""
     with ExitStack() as phases:
         running: list[Phase] = []
 
-        def show(kind: str, content: Any) -> None:
+        def show(message: Message) -> None:
             if progress is None:
                 return
-            if kind == "phase":
-                running[:] = [phases.enter_context(progress.phase(**content))]
-            elif kind == "end":
+            if isinstance(message, messages.Log):
+                progress.say(message.text)
+            elif isinstance(message, messages.Progress) and message.phase:
+                phase = progress.phase(message.phase, unit=message.unit, total=message.total)
+                running[:] = [phases.enter_context(phase)]
+            elif isinstance(message, messages.Progress) and message.phase is not None:
                 phases.close()
-            elif kind == "say":
-                progress.say(content)
             elif running:
-                (running[0].advance if kind == "advance" else running[0].expect)(content)
+                running[0].show(message)
 
         yield show

@@ -56,7 +56,7 @@ def with_tokens(text: TextResult, data: EvalData, cache: Cache) -> TextResult:
     if not pieces:
         return text
     try:
-        texts = iter(processes.apart(
+        texts = iter(processes.run_in_subprocess(
             decoded, "decoding tokens", tokenizer=str(data.tokenizer), trust_remote_code=data.spec.trust_remote_code,
             pieces=pieces,
         ))  # fmt: skip

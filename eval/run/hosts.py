@@ -30,12 +30,12 @@ from compare_q.backends.common.json_files import expanded
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.common.process import captured
 from compare_q.backends.hub import Watch
-from compare_q.backends.worker import serving
 from compare_q.backends.worker.engine_process import ENDING
 from compare_q.backends.worker.messages import InspectEngine
+from compare_q.backends.worker.worker import Worker
 from compare_q.eval.common.cache import Cache, Lock, NoLock
 from compare_q.eval.common.processes import PROCESSES, WorkerProcess, in_process, outcome
-from compare_q.eval.common.progress import Progress, Tell
+from compare_q.eval.common.progress import Progress, Show
 from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.run import devices
 from compare_q.eval.run.devices import Devices, Kind
@@ -88,7 +88,7 @@ class Job:
         return self.described.stamp if self.described.facts else self.files.stamp()
 
 
-class Worker(Protocol):
+class AnyWorker(Protocol):
     """One worker, for one model, from its making on; ``close`` comes last, whatever happened, also after ``kill``.
 
     It does the commands of ``backends/worker/messages.py`` one after the other: ``LoadCommand``, which says which GPUs
@@ -97,8 +97,8 @@ class Worker(Protocol):
     reference in its folder ``record``.  Whoever has no common disk brings and fetches these.
     """
 
-    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
-        """Do one job: what it returns, after all that ``Told`` messages say was shown.
+    def perform(self, job: Any, silence_s: float, show: Show) -> Any:
+        """Do one job: what it returns, after all that messages on the way say was shown.
 
         ModelError if it fails, if the worker dies (with the reason and where its log is) or is silent for so long,
         StoppedError if it was killed by ``kill``.
@@ -119,12 +119,12 @@ class InThisProcess:
 
     def __init__(self, job: Job) -> None:
         self.log_file, self.environment = job.request.log_file, dict(os.environ)
-        self.server = serving.Server(time.time())
+        self.worker = Worker(time.time())
 
-    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
+    def perform(self, job: Any, silence_s: float, show: Show) -> Any:
         messages: list[Any] = []
         with captured(self.log_file):
-            self.server.perform(job, messages.append)
+            self.worker.perform(job, messages.append)
         return outcome(iter(messages), show)
 
     def kill(self) -> None:
@@ -132,7 +132,7 @@ class InThisProcess:
 
     def close(self) -> None:
         with captured(self.log_file):
-            self.server.close()
+            self.worker.close()
         os.environ.clear()
         os.environ.update(self.environment)
 
@@ -152,9 +152,9 @@ class Hosts:
     load_s: float = 3600.0
     window_s: float = 1800.0
     in_process: bool = False
-    make_worker: Callable[[Job], Worker] | None = None
+    make_worker: Callable[[Job], AnyWorker] | None = None
     place: Callable[[Job], tuple[EngineInfo, Kind]] | None = None
-    workers: set[Worker] = field(default_factory=set)
+    workers: set[AnyWorker] = field(default_factory=set)
     stopped: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -207,7 +207,7 @@ class Hosts:
             lock.release()
 
     @contextmanager
-    def started(self, make: Callable[[], Worker]) -> Iterator[Worker]:
+    def started(self, make: Callable[[], AnyWorker]) -> Iterator[AnyWorker]:
         """A worker, which is ended whatever happens; StoppedError if the run was stopped before."""
         with self.lock:
             self.check()
@@ -222,7 +222,7 @@ class Hosts:
             self.workers.discard(worker)
             worker.close()
 
-    def worker(self, job: Job) -> Worker:
+    def worker(self, job: Job) -> AnyWorker:
         """A worker of a model, which prints where the model's request says."""
         if self.in_process:
             return InThisProcess(job)
@@ -246,7 +246,7 @@ class Hosts:
         """What a Python has of an engine, said by a worker; ModelError if it cannot, or is silent for too long."""
         with self.started(partial(WorkerProcess, python)) as worker:
             # It imports no engine, and what an engine may ask a server takes less.
-            told = worker.perform(InspectEngine(model), min(600.0, self.load_s), lambda kind, content: None)
+            told = worker.perform(InspectEngine(model), min(600.0, self.load_s), lambda message: None)
         return EngineInfo.model_validate(told)
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:

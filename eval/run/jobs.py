@@ -16,7 +16,7 @@ from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import check_unicode
 from compare_q.backends.common.options import strings_in
 from compare_q.backends.layers import noise
-from compare_q.backends.worker import serving
+from compare_q.backends.worker import worker
 from compare_q.eval.run.devices import Devices, Kind
 from compare_q.eval.run.hosts import Hosts, Job, Session
 from compare_q.eval.specs.types import ModelSpec
@@ -126,7 +126,7 @@ def inspect(job: Job, hosts: Hosts) -> tuple[EngineInfo, Kind | None]:
         return hosts.place(job)
     here = job.engine_class.capabilities.here
     if job.python is None and (here or hosts.in_process):
-        return serving.inspect(job.request), None
+        return worker.inspect(job.request), None
     try:
         return hosts.inspect(job.python, job.request), None
     except ModelError as error:

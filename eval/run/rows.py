@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import traceback
 import uuid
 from collections.abc import Iterator, Sequence
@@ -26,10 +25,10 @@ from compare_q.backends.reference import store as reference_store
 from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
-from compare_q.eval.common.progress import Progress, Tell
+from compare_q.eval.common.progress import Progress, Show
 from compare_q.eval.results.run_result import ModelResult
 from compare_q.eval.run import jobs, references, token_scores
-from compare_q.eval.run.hosts import Job, Session, Worker
+from compare_q.eval.run.hosts import AnyWorker, Job, Session
 from compare_q.eval.run.references import Reference, TextRun
 from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.stats import answers, estimates
@@ -51,7 +50,7 @@ class Crew:
         self.session, self.job, self.key, self.place = session, job, key, place
         self.failure: CompareQError | None = None
         self.n_lost, self.is_waiting = 0, False
-        self.workers: list[Worker] = []
+        self.workers: list[AnyWorker] = []
         self.held = ExitStack()
 
     def release(self, *, at_once: bool = False) -> None:
@@ -167,17 +166,9 @@ class Crew:
     def _watch_scoring(self, jobs: Sequence[ScoreCommand], name: str, n_windows: int) -> None:
         """Have the workers score so many windows, and show it under this ``name``."""
         self.get_ready()
-        lock, title = threading.Lock(), self.session.progress.numbered(f"scoring {name}", self.place)
+        title = self.session.progress.numbered(f"scoring {name}", self.place)
         with self.session.progress.phase(title, unit="windows", total=n_windows) as phase:
-
-            def show(kind: str, content: Any) -> None:
-                if kind != "advance":
-                    phase.say(content)
-                    return
-                with lock:  # replicas tell from threads of their own
-                    phase.advance(content)
-
-            self._perform(jobs, self.session.hosts.window_s, show)
+            self._perform(jobs, self.session.hosts.window_s, phase.show)
 
     def _load(self) -> None:
         """Wait for GPUs, start the workers, and have them load the model, each with its share of GPUs or processors."""
@@ -193,9 +184,9 @@ class Crew:
             self.workers.append(self.held.enter_context(hosts.started(make)))
         title = self.session.progress.numbered(f"loading {self.request.label}", self.place)
         with self.session.progress.phase(title) as phase:
-            self._perform(jobs, hosts.load_s, lambda _, line: phase.say(line))
+            self._perform(jobs, hosts.load_s, phase.show)
 
-    def _perform(self, jobs: Sequence[Any], silence_s: float, show: Tell) -> None:
+    def _perform(self, jobs: Sequence[Any], silence_s: float, show: Show) -> None:
         """Give each worker a job; the first failure ends them all."""
         if len(jobs) == 1:
             self.workers[0].perform(jobs[0], silence_s, show)

@@ -282,7 +282,7 @@ def would_fetch(spec: DataSpec) -> str:
         with in_one_line(spec, source), hub.warnings_to(SILENT, source.path):
             size = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
         return f"{source.path}, {size}"
-    processes.apart(check_split, f"asking for {source.path}", spec=reading.packed(spec))
+    processes.run_in_subprocess(check_split, f"asking for {source.path}", spec=reading.packed(spec))
     return ", ".join(filter(None, (source.path, source.name, source.split)))
 
 

@@ -51,7 +51,9 @@ def of_folders(*wanted: tuple[Path, bool], seen: frozenset[int] = NONE) -> tuple
     ``wanted``: folder, and whether its tokenizer may run code.  ``seen``: as for ``plain_tokens``.
     """
     named = [(str(folder), trusted) for folder, trusted in wanted]
-    read = processes.apart(pairs_of, f"reading the tokenizer in {named[0][0]}", wanted=named, seen=sorted(seen))
+    read = processes.run_in_subprocess(
+        pairs_of, f"reading the tokenizer in {named[0][0]}", wanted=named, seen=sorted(seen)
+    )
     return tuple(None if pairs is None else dict(pairs) for pairs in read)
 
 

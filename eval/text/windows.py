@@ -345,7 +345,7 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
             keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file)}
-            processes.apart(make, what, progress, **keys)
+            processes.run_in_subprocess(make, what, progress, **keys)
         text = tokens.load(cache, key)
     if text is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")

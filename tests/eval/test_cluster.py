@@ -17,7 +17,7 @@ from compare_q.backends.common.errors import InputError, LostWorkerError, ModelE
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
+from compare_q.backends.worker.messages import LoadCommand, Message, ScoreCommand, write_windows
 from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, Node, RayWorker, kind_of_nodes, problem_of, restricted
 from compare_q.eval.common.cache import ENVIRONMENT
@@ -83,7 +83,7 @@ def job(log_file: Path | None = None, kind: Any = None) -> Job:
     return Job(spec, "fake", FakeEngine, request().updated(log_file=log_file), kind=kind)
 
 
-def shown(kind: str, content: Any) -> None:
+def shown(message: Message) -> None:
     """Nobody looks."""
 
 
@@ -163,12 +163,12 @@ def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not
     assert not worker.is_seen(tmp_path)
     said, copy = brought(worker, store.path)
     assert copy.is_relative_to(tmp_path / "node")
-    assert "of the reference to node" in said[0].content
+    assert "of the reference to node" in said[0].text
     Reader(copy).verify()
     assert brought(worker, store.path) == ([], copy)
     record(store.path, [2])
     seal(store.path, IDENTITY, 3)
-    assert brought(worker, store.path)[0][0].content.startswith("fake: copied "), "what has grown"
+    assert brought(worker, store.path)[0][0].text.startswith("fake: copied "), "what has grown"
     assert Reader(copy).manifest.files == Reader(store.path).manifest.files
 
 

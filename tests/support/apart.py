@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.common.errors import InputError
-from compare_q.eval.common.processes import apart
+from compare_q.eval.common.processes import run_in_subprocess
 from compare_q.eval.common.progress import Progress
 
 
@@ -27,7 +27,7 @@ def busy(words: list[Any], rows: int, progress: Progress) -> dict[str, Any]:
     with progress.phase("waiting"):
         pass
     progress.say("done")
-    return {"words": words, "process": os.getpid(), "nested": apart(number_of_process, "asking")}
+    return {"words": words, "process": os.getpid(), "nested": run_in_subprocess(number_of_process, "asking")}
 
 
 def number_of_process() -> int:

@@ -13,9 +13,9 @@ import pytest
 
 from compare_q.backends.common.errors import LostWorkerError, ModelError
 from compare_q.backends.common.machine import Gpu
-from compare_q.backends.worker import serving
+from compare_q.backends.worker import worker
 from compare_q.eval.common.processes import outcome
-from compare_q.eval.common.progress import Tell
+from compare_q.eval.common.progress import Show
 from compare_q.eval.run import hosts
 from compare_q.eval.run.devices import Devices
 from compare_q.eval.run.hosts import Hosts, Job
@@ -70,9 +70,9 @@ class ThreadedWorker:
     """A worker (``eval/run/hosts.py``) in this process."""
 
     def __init__(self, job: Job, told: Told) -> None:
-        self.label, self.told, self.server = job.request.label, told, serving.Server(time.time())
+        self.label, self.told, self.server = job.request.label, told, worker.Worker(time.time())
 
-    def perform(self, job: Any, silence_s: float, show: Tell) -> Any:
+    def perform(self, job: Any, silence_s: float, show: Show) -> Any:
         step = (self.label, job.type)
         self.told.steps.append(step)
         self.told.jobs.append(job)
@@ -111,6 +111,6 @@ def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: Sequence[Gpu] = (), **key
         return replace(workers, **keys), ""
 
     monkeypatch.setattr(hosts, "of_this_machine", make)
-    monkeypatch.setattr(serving, "keep_to_share", lambda *_: None)  # it would be this process that stays there
+    monkeypatch.setattr(worker, "keep_to_share", lambda *_: None)  # it would be this process that stays there
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return told

@@ -16,7 +16,7 @@ import pytest
 from compare_q.backends.base import EngineInfo, PlannedModel, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import VllmServerEngine
-from compare_q.backends.worker import serving
+from compare_q.backends.worker import worker
 from tests.support.planned import planned
 from tests.support.toy import toy_windows
 
@@ -146,7 +146,7 @@ def request_for(url: str, tokens: int = 100, **options: Any) -> PlannedModel:
 
 def described(stub: Stub, **options: Any) -> EngineInfo:
     """What a worker says of the server, before its turn."""
-    return serving.inspect(request_for(stub.url, **options))
+    return worker.inspect(request_for(stub.url, **options))
 
 
 def loaded(stub: Stub, **options: Any) -> VllmServerEngine:

@@ -17,7 +17,7 @@ import torch
 
 from compare_q.backends.base import PlannedModel, ScoreRequest
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.worker import serving
+from compare_q.backends.worker import worker
 from compare_q.backends.worker.messages import Failed, LoadCommand, ScoreCommand, write_windows
 from tests.support.planned import planned
 from tests.support.toy import toy_windows
@@ -41,7 +41,7 @@ def model(engine: str = "fake", folder: Path | str = "none", **options: Any) -> 
 @pytest.mark.parametrize("error", SAID, ids=lambda error: str(error)[:20])
 def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    said = serving.memory_advice(model(), error)
+    said = worker.out_of_memory(model(), error)
     assert said.startswith(f"out of memory: {CURE}; the engine says: ")
     assert said.endswith(str(error)[-20:])
     assert len(said.splitlines()) == 1
@@ -51,7 +51,7 @@ def test_numbers(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 4 x 64 x 64 + 3 x 64 x 128 and a head of 320 x 64, in 16 bits: 204,800 bytes; 1.5 of 80 GiB."""
     cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=lambda: (3 << 29, 80 << 30))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    said = serving.memory_advice(model("transformers", toy_model), MemoryError("no"))
+    said = worker.out_of_memory(model("transformers", toy_model), MemoryError("no"))
     numbers = "its weights take 204.8 kB, 1.6 GB of the GPU's 85.9 GB are free"
     assert said == f"out of memory ({numbers}): {CURE}; the engine says: no"
 
@@ -61,7 +61,7 @@ def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
     write_windows(tmp_path / "w.npz", windows)
     request = planned("m", "fake", "none", 100, {"vocab_size": 500, "fail": 1, "failure": "memory"})
     messages: list[Any] = []
-    server = serving.Server(time.time())
+    server = worker.Worker(time.time())
     server.perform(LoadCommand(request), messages.append)
     job = ScoreCommand(ScoreRequest(), windows=tmp_path / "w.npz", scores=tmp_path / "scores", tag="alone", session="s")
     server.perform(job, messages.append)
@@ -86,7 +86,7 @@ def test_a_death_is_told_and_a_good_end_is_not(how: signal.Signals | None, gold:
         told.append(message.reason)
         heard.set()
 
-    with serving.watched(send):
+    with worker.watched_children(send):
         if how is not None:
             assert child.pid is not None
             os.kill(child.pid, how)

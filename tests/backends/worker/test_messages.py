@@ -16,14 +16,13 @@ from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.worker.messages import (
     CallCommand,
-    Ended,
+    Done,
     Failed,
     InspectEngine,
     LoadCommand,
-    Ready,
-    Returned,
+    Log,
+    Progress,
     ScoreCommand,
-    Told,
     encoded,
     parse_command,
     parse_message,
@@ -64,12 +63,12 @@ def test_jobs_come_back(job: Any) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Ready(4711, ("/code", "digest")),
-        Told("say", "a\nb \u2028"),
-        Told("answer", {"number": 1, "token_ids": [2, 3]}),
-        Returned(["\ud800", None]),
+        Progress(3),
+        Progress(total=16, phase="tokenizing", unit="bytes"),
+        Log("a\nb \u2028"),
+        Done(["\ud800", None]),
         Failed("out of memory\nof two lines"),
-        Ended(-11),
+        Failed(status=-11),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -78,16 +77,16 @@ def test_messages_come_back(message: Any) -> None:
 
 
 STRANGE = [
-    b"", b"INFO: loading", b"null", b"[]", b"{}", b'{"type": "score"}', b'{"type": "told"}', b'{"type": ["told"]}',
-    b'{"type": "failed", "reason": 1}', b'{"type": "ended", "status": 1.5}', b'{"type": "told", "kind": 1}',
-    b'{"type": "ready", "group": null}', b'{"type": "returned"', b"[" * 100_000, b'{"type": "told", "kind": "\xff"}',
-    b'{"type": "ready", "group": 1' + b"0" * 5_000 + b"}",
+    b"", b"INFO: loading", b"null", b"[]", b"{}", b'{"type": "score"}', b'{"type": ["log"]}', b'{"type": "log"}',
+    b'{"type": "failed", "reason": 1}', b'{"type": "failed", "status": 1.5}', b'{"type": "log", "text": 1}',
+    b'{"type": "progress", "done": null}', b'{"type": "done"', b"[" * 100_000, b'{"type": "log", "text": "\xff"}',
+    b'{"type": "progress", "done": 1' + b"0" * 5_000 + b"}",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", STRANGE, ids=range(len(STRANGE)))
 def test_strange_lines_are_no_messages(line: bytes) -> None:
-    with pytest.raises(ModelError, match=r"^its worker sent what is no message: .") as caught:
+    with pytest.raises(ModelError, match=r"^its worker sent an unknown message: .") as caught:
         parse_message(line)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 200
@@ -115,10 +114,10 @@ def test_windows_hold_no_pickle(tmp_path: Path) -> None:
 FORKED = """
 import os
 from multiprocessing import Pipe
-from compare_q.backends.worker import serving
+from compare_q.backends.worker import worker
 ours, theirs = Pipe()
 ours.send_bytes(b"")
-serving.serve(theirs, 0.0)
+worker.serve(theirs, 0.0)
 child = os.fork()
 if child == 0:
     print("closed" if theirs.closed else "open", flush=True)

@@ -12,9 +12,9 @@ from tests.support import ROOT, mkl
 LOADS = """
 from tests.support.fake_engine import FakeEngine
 from tests.support.planned import planned
-from compare_q.backends.worker import messages, serving
+from compare_q.backends.worker import messages, worker
 FakeEngine.load = lambda self: print(mkl.cpu_type())
-serving.Server(0.0).load(messages.LoadCommand(planned("m", "fake", "none", 100, {})))
+worker.Worker(0.0).load(messages.LoadCommand(planned("m", "fake", "none", 100, {})), print)
 """
 IS_IMPORTED_BY_A_RANK = "import compare_q.backends.vllm.extension; print(mkl.cpu_type())"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.worker import serving
+from compare_q.backends.worker import worker
 from tests.support.command_line import Run, Specs
 from tests.support.fake_engine import FakeEngine
 from tests.support.toy import Ran
@@ -91,7 +91,7 @@ def test_windows_of_another_length_are_other_windows(
 def test_cleared_scores_are_not_shown_by_a_later_run(
     compare_q: Run, write_specs: Specs, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "COMMIT_S", math.inf)  # one segment, however slow the machine is
+    monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, however slow the machine is
     data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
     assert compare_q("-d", data, "-m", spec).status == 0
     before = set((own_cache / "scores").glob("*/*"))

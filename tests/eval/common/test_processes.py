@@ -13,7 +13,7 @@ import pytest
 
 from compare_q import backends
 from compare_q.eval.common import processes
-from compare_q.eval.common.processes import apart
+from compare_q.eval.common.processes import run_in_subprocess as run
 from compare_q.eval.common.progress import Progress
 from tests.support import ROOT
 from tests.support import apart as functions
@@ -31,7 +31,7 @@ def really_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
     """Progress is shown as if it were made here; what the function prints is not."""
-    found = apart(functions.busy, "being busy", Progress(), words=["ä", "\ud800", None], rows=30000)
+    found = run(functions.busy, "being busy", Progress(), words=["ä", "\ud800", None], rows=30000)
     assert found["words"] == ["ä", "\ud800", None]
     assert (found["process"] != os.getpid(), found["nested"]) == (True, found["process"])
     out, err = capfd.readouterr()
@@ -41,9 +41,9 @@ def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_errors_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A user's mistake reads as it would here, a bug names the function; neither prints a traceback."""
-    assert refusal(apart, functions.refuse, "refusing", reason="path: x: no such file") == "path: x: no such file"
-    assert refusal(apart, functions.read, "reading", file=str(tmp_path)).startswith("IsADirectoryError: [Errno 21] ")
-    assert refusal(apart, functions.divide, "dividing") == "ZeroDivisionError: division by zero"
+    assert refusal(run, functions.refuse, "refusing", reason="path: x: no such file") == "path: x: no such file"
+    assert refusal(run, functions.read, "reading", file=str(tmp_path)).startswith("IsADirectoryError: [Errno 21] ")
+    assert refusal(run, functions.divide, "dividing") == "ZeroDivisionError: division by zero"
     assert capfd.readouterr() == ("", "")
 
 
@@ -53,7 +53,7 @@ def test_a_process_that_dies_is_one_line() -> None:
         (signal.SIGABRT, "was ended by SIGABRT: Fatal Python error: Aborted"),
         (0, "ended with status 7: the last words"),
     ):
-        said = refusal(apart, functions.die, "tokenizing x", number=int(number))
+        said = refusal(run, functions.die, "tokenizing x", number=int(number))
         assert said == f"tokenizing x: its worker {gold}"
 
 
@@ -61,8 +61,13 @@ def test_a_killed_driver_leaves_no_process_behind(tmp_path: Path) -> None:
     """The function waits at a pipe that nobody else has open, whose reader sees its end when the process ends."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    code = "import sys; from compare_q.eval.common.processes import apart; from tests.support import apart as f; "
-    command = [sys.executable, "-c", f"{code}apart(f.hold, 'holding', file=sys.argv[1])", str(pipe)]
+    code = "import sys; from compare_q.eval.common import processes; from tests.support import apart; "
+    command = [
+        sys.executable,
+        "-c",
+        f"{code}processes.run_in_subprocess(apart.hold, 'holding', file=sys.argv[1])",
+        str(pipe),
+    ]
     with subprocess.Popen(command, cwd=ROOT) as driver, pipe.open(encoding="utf-8") as held:
         assert int(held.readline()) != driver.pid
         driver.kill()

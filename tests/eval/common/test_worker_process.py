@@ -17,7 +17,6 @@ from compare_q.backends.common.errors import InputError, ModelError, StoppedErro
 from compare_q.backends.worker.messages import InspectEngine
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import WorkerProcess
-from compare_q.eval.run.hosts import Hosts
 from tests.support import ROOT
 from tests.support.planned import planned
 from tests.support.processes import wait_until, workers_of
@@ -74,12 +73,16 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, mon
 def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: str) -> None:
     """By content: a copy of the same code is as good."""
     copied = copy_of_the_code(tmp_path, added)
-    monkeypatch.setattr(processes, "environment", lambda python: {**os.environ, "PYTHONPATH": str(tmp_path)})
-    if not added:
-        assert Hosts().describe(sys.executable, QUESTION).installed
-        return
-    with pytest.raises(InputError) as refused:
-        Hosts().describe(sys.executable, QUESTION)
+    monkeypatch.setattr(processes, "environment", lambda python: {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    worker = WorkerProcess()
+    try:
+        if not added:
+            assert worker.perform(QUESTION, 60.0, ignore)["installed"]
+            return
+        with pytest.raises(InputError) as refused:
+            worker.perform(QUESTION, 60.0, ignore)
+    finally:
+        worker.close()
     assert str(refused.value) == (
         f"python: {sys.executable}: runs another compare_q, {copied}, than {CODE} was as this run began; start it "
         "again if that was changed since; else uninstall the other one there, or run that"
@@ -125,5 +128,5 @@ def test_a_worker_that_dies_says_how(tmp_path: Path) -> None:
     worker.close()
 
 
-def ignore(kind: str, content: object) -> None:
+def ignore(message: object) -> None:
     """Show nothing."""

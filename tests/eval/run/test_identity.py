@@ -16,7 +16,7 @@ import pytest
 
 from compare_q import backends
 from compare_q.backends.common import machine
-from compare_q.backends.worker import serving
+from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.hosts import Job
@@ -39,7 +39,7 @@ def key_of(folder: Path, **options: Any) -> str:
     """The key of a model's scores in Transformers on the CPU; what the engine refuses is an error."""
     name, engine = backends.resolve("transformers", None)
     request = planned("toy", "transformers", str(folder), 100, options)
-    described = serving.inspect(request)
+    described = worker.inspect(request)
     assert not described.problem
     spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(folder)}, Path("m.json"))
     session: Any = SimpleNamespace(verify_weights=False, progress=Progress(quiet=True), digests={})
@@ -93,7 +93,7 @@ def test_options_and_the_files_that_they_name(model: Path, tmp_path: Path) -> No
 
 def test_a_repository_of_the_hub_in_an_option_is_refused(model: Path) -> None:
     request = planned("toy", "transformers", str(model), 100, {"attn_implementation": "owner/kernels"})
-    said = serving.inspect(request).problem
+    said = worker.inspect(request).problem
     assert said.startswith("engine.attn_implementation: owner/kernels is no path here")
 
 

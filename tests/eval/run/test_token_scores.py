@@ -14,7 +14,7 @@ import pytest
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker import serving
+from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import file_names
 from compare_q.eval.run import token_scores
@@ -153,7 +153,7 @@ def test_what_is_damaged_is_said_and_scored_again(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """One window in a segment, so that the others need not be scored; without a record the last one says what ran."""
-    monkeypatch.setattr(serving, "COMMIT_S", 0.0)
+    monkeypatch.setattr(worker, "COMMIT_S", 0.0)
     first = measured([fake("one", boost=3.0)])
     (folder,) = (own_cache / "scores").iterdir()
     (record,), of_windows = (

@@ -1,0 +1,305 @@
+"""A worker: it performs the driver's commands one after the other, and sends messages.
+
+It loads a model, scores windows, and commits their scores as they finish.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from compare_q import backends
+from compare_q.backends import hub
+from compare_q.backends.base import Engine, EngineInfo, ModelFacts, PlannedModel, TokenScores, Window
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import CompareQError, InputError, ModelError
+from compare_q.backends.common.messages import bytes_in_words, one_line, printable
+from compare_q.backends.common.options import named_files, strings_in
+from compare_q.backends.common.process import ending, in_worker
+from compare_q.backends.layers.groups import groups_to_json
+from compare_q.backends.scoring import segments
+from compare_q.backends.worker.messages import (
+    CallCommand,
+    Command,
+    Done,
+    Failed,
+    InspectEngine,
+    LoadCommand,
+    Log,
+    Message,
+    Progress,
+    ScoreCommand,
+    encoded,
+    parse_command,
+    read_windows,
+)
+
+COMMIT_S = 2.0
+"""Seconds of scoring that a killed worker may lose: a file for every 2 s, each of which takes about 1 ms to write."""
+POLL_S = 0.5
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemory|cannot allocate memory|failed to allocate|No available memory for the cache blocks|"
+    r"less than desired GPU memory utilization|DefaultCPUAllocator: can't allocate|unable to allocate",
+    re.IGNORECASE,
+)
+"""Messages of torch, CUDA, vLLM, llama.cpp and Python."""
+Send = Callable[[Message], None]
+
+
+def serve(channel: Connection, requested: float, alone: str = "") -> None:
+    """Perform commands from the channel until the driver closes it or sends an empty one.
+
+    ``requested``, ``alone``: see ``Worker``.
+    """
+    lock = threading.Lock()
+
+    def send(message: Message) -> None:
+        with lock:  # downloads report progress from their own threads
+            channel.send_bytes(encoded(message))
+
+    os.register_at_fork(after_in_child=channel.close)  # an engine's forks would keep it open after this worker's end
+    worker = Worker(requested, alone)
+    send(Done({"pid": os.getpid(), "code": machine.code()}))
+    with suppress(EOFError, ConnectionError):
+        while data := channel.recv_bytes():
+            worker.perform(parse_command(data), send)
+    worker.close()
+
+
+class Committer:
+    """Collects the scores of finished windows, and writes them into a segment every ``COMMIT_S`` seconds."""
+
+    def __init__(self, command: ScoreCommand, engine: Engine, windows: list[Window]) -> None:
+        self.command, self.engine = command, engine
+        self.windows = {window.index: window for window in windows}
+        self.waiting: list[tuple[Window, TokenScores]] = []
+        self.last = time.perf_counter()
+
+    def add(self, scores: TokenScores) -> None:
+        """Add the scores of one window; only ``commit`` writes those of the last window."""
+        if self.waiting and time.perf_counter() - self.last >= COMMIT_S:
+            self.commit()
+        self.waiting.append((self.windows.pop(scores.window), scores))
+
+    def commit(self) -> None:
+        """Write the collected scores; ModelError if the engine's model is another one by now."""
+        self.engine.check_unchanged()
+        command, now = self.command, time.perf_counter()
+        segments.commit(command.scores, command.tag, self.waiting, command.session, now - self.last)
+        self.waiting, self.last = [], now
+
+
+class Worker:
+    """One worker and the model that it has loaded, if any.
+
+    ``requested``: when the driver requested it, in seconds since 1970; ``alone``: why it imports its engine itself,
+    empty if it is the fork of a process that has imported it.  ``moments``: when something happened, in seconds since
+    1970.  For a second text they begin when the first one was scored, because no load precedes it.
+    """
+
+    def __init__(self, requested: float, alone: str = "") -> None:
+        machine.keep_compiled_kernels_apart()
+        self.requested, self.alone = requested, alone
+        self.model: PlannedModel | None = None
+        self.engine: Engine | None = None
+        self.moments: dict[str, float] = {}
+        self.load_seconds = 0.0
+        self.last: tuple[ScoreCommand, dict[str, Any]] | None = None  # with its record
+
+    def perform(self, command: Command, send: Send) -> None:
+        """Perform one command; the last message is ``Done`` or ``Failed``."""
+        self.model = getattr(command, "model", self.model)
+        try:
+            last: Message = Done(self.result_of(command, send))
+        except Exception as error:
+            if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
+                os.write(2, traceback.format_exc().encode())
+            last = Failed(out_of_memory(self.model, error) or reason_of(error))
+        send(last)
+
+    def result_of(self, command: Command, send: Send) -> Any:
+        """Return a command's result; raises whatever an engine or a called function raises."""
+        if isinstance(command, InspectEngine):
+            return inspect(command.model).model_dump()
+        if isinstance(command, CallCommand):
+            module, _, name = command.function.partition(":")
+            return getattr(importlib.import_module(module), name)(send, **command.arguments)
+        return self.load(command, send) if isinstance(command, LoadCommand) else self.score(command, send)
+
+    def load(self, command: LoadCommand, send: Send) -> None:
+        """Load a model on its GPUs, after the last one is closed."""
+        self.close()
+        model = command.model
+        if self.alone:
+            send(Log(f"{model.label}: {self.alone}"))
+        if command.devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(command.devices)
+        if command.share is not None:
+            keep_to_share(*command.share)
+        engine_class = backends.engine_class(model.engine)
+        with suppress(Exception):  # loading reports the same error more clearly
+            engine_class.import_engine(verbose=model.log_file is None)
+        machine.choose_mkl_kernels()
+        self.engine = engine_class(model)
+        self.engine.load()
+        self.moments = {"started": self.requested, "loaded": time.time()}
+        self.load_seconds = self.moments["loaded"] - self.requested
+
+    def score(self, command: ScoreCommand, send: Send) -> None:
+        """Score windows and commit their scores.  What was committed before an error is kept.
+
+        The session's record is written before the last windows are committed, so that complete scores never lack it.
+        ``close`` adds when the engine was closed.
+        """
+        assert self.engine is not None, "no model is loaded"
+        moments, windows = dict(self.moments), read_windows(command.windows)
+        committer = Committer(command, self.engine, windows)
+        moments["score_began"] = time.time()
+        try:
+            with watched_children(send):
+                for scores in self.engine.score(windows, command.request):
+                    moments["last_window"] = time.time()
+                    moments.setdefault("first_window", moments["last_window"])
+                    committer.add(scores)
+                    send(Progress(1))
+        except BaseException:
+            if committer.waiting and committer.windows:  # the last windows need the record first
+                committer.commit()
+            raise
+        moments["closed"] = time.time()
+        self.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
+        record = {
+            "provenance": what_ran(self.engine), "load_seconds": self.load_seconds, "moments": moments, **command.facts
+        }  # fmt: skip
+        segments.write_record(command.scores, command.session, record)
+        committer.commit()
+        self.last = command, record
+
+    def close(self) -> None:
+        """Close the engine, if one is loaded, and record when; errors of an engine that was interrupted are logged."""
+        engine, self.engine = self.engine, None
+        try:
+            if engine is not None:
+                engine.close()
+        except Exception:
+            os.write(2, traceback.format_exc().encode())
+        if self.last is not None:
+            (command, record), self.last = self.last, None
+            record["moments"]["closed"] = time.time()
+            segments.write_record(command.scores, command.session, record)
+
+
+def what_ran(engine: Engine) -> dict[str, Any]:
+    """Return the provenance and layers of a finished run; a note if the engine fails to report them."""
+    try:
+        found = {**engine.provenance(), "layers": groups_to_json(engine.layers())}
+    except Exception as error:
+        found = {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
+    return {**found, "notes": list(found.get("notes", ()))}
+
+
+def keep_to_share(number: int, count: int) -> None:
+    """Restrict this process to share ``number`` of ``count`` equal shares of the processors, one thread on each."""
+    if count == 1 or not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(len(cores) // count, 1)
+    mine = cores[number * each : (number + 1) * each] or cores[-1:]
+    os.sched_setaffinity(0, mine)
+    os.environ["OMP_NUM_THREADS"] = str(each)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(each)
+
+
+def inspect(model: PlannedModel) -> EngineInfo:
+    """Return what this Python has of the model's engine, and why the model cannot run with it, if so."""
+    engine = backends.engine_class(model.engine)
+    capabilities = engine.capabilities
+    installed = capabilities.installed()
+    if installed is None:
+        return EngineInfo()
+    found: dict[str, Any] = {} if capabilities.here else {"facts": ModelFacts()}
+    try:
+        engine.check(model)
+        if capabilities.here:
+            check_pinned(model)
+            if importlib.util.find_spec("torch") is None:
+                raise InputError(f"load_fn: scoring needs torch, which {sys.executable} lacks")
+        else:
+            files = engine.files(model)
+            found = {"facts": files.facts(), "stamp": files.stamp()}
+        found["versions"] = {**engine.versions(), **named_files(model.options)}
+    except InputError as error:
+        found["problem"] = str(error)
+    except ModelError as error:
+        found["silence"] = str(error)
+    return EngineInfo(installed=installed, cpu_only=capabilities.torch and machine.cpu_build_of_torch(), **found)
+
+
+def check_pinned(model: PlannedModel) -> None:
+    """InputError for an option that names a hub repository, whose content may change under its name."""
+    for name, value in model.options.items():
+        for each in filter(hub.is_hub_id, strings_in(value)):
+            raise InputError(
+                f"engine.{name}: {printable(each)} is no path here, and a repository on the hub may change; fetch it "
+                "and give its folder, or owner/name@commit where the engine takes that"
+            )
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error as a line for the user, with its type if it is a bug."""
+    return str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
+
+
+def out_of_memory(model: PlannedModel | None, error: BaseException) -> str:
+    """Return a line on an error that was caused by too little memory, with sizes; empty for other errors."""
+    if model is None or not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
+        return ""
+    numbers = []
+    with suppress(Exception):  # must not hide the error itself
+        weights = backends.files_of(model).storage().vram_bits
+        numbers += [f"its weights take {bytes_in_words(weights / 8)}"] if weights else []
+    with suppress(Exception):
+        cuda = sys.modules["torch"].cuda
+        free, total = cuda.mem_get_info() if cuda.is_initialized() else (0, 0)
+        numbers += [f"{bytes_in_words(free)} of the GPU's {bytes_in_words(total)} are free"] if total else []
+    found = f" ({', '.join(numbers)})" if numbers else ""
+    advice = "close what else uses it, give the model more GPUs, or shorten eval_len"
+    return f"out of memory{found}: {advice}; the engine says: {one_line(error)}"
+
+
+@contextmanager
+def watched_children(send: Send) -> Iterator[None]:
+    """End this worker, after a ``Failed``, if a process of its engine dies in the block while the engine waits for it.
+
+    Exit status 0 does not count: an engine may end its helpers.
+    """
+    children = multiprocessing.active_children()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            for child in children:
+                if child.exitcode:
+                    send(Failed(f"{child.name}, a process of its engine, {ending(child.exitcode)}"))
+                    if in_worker():
+                        os._exit(1)
+                    return
+
+    if children:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
