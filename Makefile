@@ -72,6 +72,7 @@ format: $(READY)
 
 schema: $(READY)  ## regenerate eval/spec/schema
 	$(BIN)/python -m compare_q.eval.specs.types
+	$(BIN)/python -m compare_q.eval.results
 
 # A CPU build of torch is not on PyPI. A mirror or wheel folder that pip knows of comes first, then torch's own index.
 $(READY): requirements/$(TARGET).lock pyproject.toml

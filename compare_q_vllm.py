@@ -149,19 +149,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session = Session(Cache(default_root()), Progress(), verbose=args.verbose, hosts=found)
         with signals_interrupt(found):
             result = runner.run(session, {"text": data_spec}, [model_spec]).results.texts[0].models[0]
-        if result.ppl is None:
-            raise ModelError(result.error)
+        if result.estimates is None:
+            raise ModelError(result.error or "")
     except CompareQError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    perplexity = "n/a" if result.ppl.value is None else f"{result.ppl.value:.4f}"
-    print(f"Perplexity: {perplexity}\nTokens: {result.ppl.tokens}\nWindows: {result.windows}")
-    if result.ppl.non_finite:
-        print(f"Positions without a finite log-probability, left out: {result.ppl.non_finite}")
-    print(f"Seconds: {result.score_seconds:.2f}{' (measured earlier, from the cache)' if result.cached else ''}")
+    perplexity = "n/a" if result.ppl is None else f"{result.ppl:.4f}"
+    print(f"Perplexity: {perplexity}\nTokens: {result.tokens}\nWindows: {result.windows}")
+    if result.non_finite:
+        print(f"Positions without a finite log-probability, left out: {result.non_finite}")
+    print(f"Seconds: {result.score_seconds:.2f}{' (measured earlier, from the cache)' if result.from_cache else ''}")
     return 0
 
 

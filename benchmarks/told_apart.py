@@ -1,6 +1,6 @@
 """How often a difference of KLD is significant by number of tokens, and how often the best model has its star.
 
-Rules: ``eval/results/differences.py``.  Two quantized models are scored on one simulated text.  A token's KLD is
+Rules: ``eval/ranking.py``.  Two quantized models are scored on one simulated text.  A token's KLD is
 lognormal (sigma 1) around a level that drifts over the text (``DRIFTS``: memory in tokens -> standard deviation of the
 shared part; half as much is each model's own), with a correlation of 0.6 between the models.  The second KLD is
 ``TIMES`` the first.  Of ``MODELS`` models all have the same mean; counted is how often the first one has the star.
@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.eval.results.differences import best_among
+from compare_q.eval.ranking import best_among
 from compare_q.eval.stats import uncertainty
 from compare_q.eval.stats.estimates import BlockSums
 

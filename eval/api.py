@@ -29,12 +29,12 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
+from compare_q.eval import results as run_results
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
+from compare_q.eval.ranking import Difference, difference_or_reason
 from compare_q.eval.report.tokens import with_worst_tokens
-from compare_q.eval.results import combine, flat, results_json
-from compare_q.eval.results.differences import Difference, difference_or_reason
-from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.run import hosts, runner, token_scores
 from compare_q.eval.run.hosts import Session
 from compare_q.eval.specs import reading as spec_files
@@ -77,7 +77,7 @@ class Comparison:
     has none.
     """
 
-    results: Results
+    results: RunResult
     data: tuple[EvalData | None, ...] = ()
     cache: Cache | None = None
 
@@ -107,10 +107,10 @@ class Comparison:
 
     def means(self) -> pd.DataFrame:
         """A row for each model: ``label``, ``mean_kld`` (nats), ``mean_ppl``, and ``..._stderr``: the macro means over
-        the texts (``eval/results/run_result.py``), NaN unless every text has a value."""
+        the texts (``eval/results.py``), NaN unless every text has a value."""
         import pandas as pd
 
-        rows = [results_json.means_json(self.results, label) for label in self.results.labels]
+        rows = self.results.means
         return pd.DataFrame(rows).astype({name: "float64" for name in rows[0] if name != "label"})
 
     def pairs(self) -> pd.DataFrame:
@@ -180,7 +180,7 @@ class Comparison:
         results = self.results
         if self.data and self.cache is not None:
             results = with_worst_tokens(results, self.data, self.cache)
-        results_json.write_json(results, Path(file), ["compare_q"])
+        results.with_origin(["compare_q"]).write(Path(file))
 
     def __repr__(self) -> str:
         """Number of models and texts, and the first labels."""
@@ -206,7 +206,7 @@ def rows_of(text: TextResult) -> list[dict[str, Any]]:
     if text.error:
         return [{"text": text.name, "reference": False, "noise_floor": False, "from_cache": False, "error": text.error}]
     return [
-        {"text": text.name, **flat.flat_json(model)} | {"notes": "; ".join(footnotes.model_notes(model, text)) or None}
+        {"text": text.name, **model.flat} | {"notes": "; ".join(footnotes.model_notes(model, text)) or None}
         for model in text.models
     ]
 
@@ -267,7 +267,7 @@ def load(*files: str | Path) -> Comparison:
     """A finished run (results.json or report.html), or the rows of several in one; InputError as of ``show``."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
-    return Comparison(combine.load([Path(file) for file in files]))
+    return Comparison(run_results.load([Path(file) for file in files]))
 
 
 def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) -> Comparison:

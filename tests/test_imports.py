@@ -13,7 +13,7 @@ from tests.support import ROOT
 
 ORDER = {
     "eval": (
-        "common", "specs", "text", "stats", "results", "run", "cluster", "table", "plots", "report", "api",
+        "common", "specs", "text", "stats", "results", "ranking", "run", "cluster", "table", "plots", "report", "api",
         "cli", "compare_q",
     ),
     "backends": (

@@ -5,7 +5,7 @@ windows the second stage needs.  The second stage adds to the windows of the fir
 
 The answer is known when the standard error of every row's KLD, as the KLD of all windows of the text, is within the
 given percentage (``eval.stats.uncertainty.sampling_error``).  A row whose KLD is as small as rounding would use up any
-text: a KLD up to ``sampled.least_kld`` counts as that one, and if there are quantized rows, only their KLDs count.
+text: a KLD up to ``ranking.least_kld`` counts as that one, and if there are quantized rows, only their KLDs count.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest
-from compare_q.eval.results import sampled
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval import ranking
+from compare_q.eval.results import TextResult
 from compare_q.eval.specs.types import DataSpec
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run(
                 more[text.name] = needed
                 words += f"; it takes about {needed:,} (-r {needed})" if is_last else f"; {needed:,} windows will do"
             else:
-                words += sampled.rest_in_words(text)
+                words += ranking.rest_in_words(text)
             title = f"{text.name}: " if len(texts) > 1 else ""
             say(f"{title}after {done:,} of the text's {data.available:,} windows {words}")
         if not more:
@@ -112,14 +112,14 @@ def sized_to(spec: DataSpec, windows: int | None) -> DataSpec:
 
 def windows_needed(text: TextResult, wanted: float, done: int, available: int) -> tuple[int, str]:
     """Return (the number of windows that the answer needs in all, how well the KLDs are known, in words)."""
-    worst = sampled.worst_kld(text)
+    worst = ranking.worst_kld(text)
     if worst is None or done == available:
         return done, "no row has a KLD" if worst is None else "the whole text was scored"
     takes = windows_for(worst.error, wanted, done, available)
     needed = done if takes <= done else math.ceil(min(takes * SPARE, available))
     if math.isinf(worst.error):
         return needed, f"{worst.label} has no error of its KLD"
-    rows = sampled.kind_of_rows(text)
+    rows = ranking.kind_of_rows(text)
     return needed, f"the whole text's KLD of every {rows} is known to {100 * worst.error:.2g} % or better"
 
 

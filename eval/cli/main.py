@@ -23,6 +23,7 @@ from rich.table import Table
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.common.messages import one_line, printable
+from compare_q.eval import results as run_results
 from compare_q.eval.cli import adaptive, flags, outputs
 from compare_q.eval.cli.cache import limited, listing
 from compare_q.eval.common import files
@@ -30,7 +31,6 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import CURE, Outputs
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.plots.measures import ACCURACIES
-from compare_q.eval.results import combine
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import pairs
@@ -215,7 +215,7 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         else:
             finished = runner.run(shown, texts, model_specs, args.rows)
         interrupted = 128 + finished.signal if finished.signal else 0
-        results = replace(finished.results, title=args.title)
+        results = finished.results.updated(title=args.title)
         if failures := outputs.nothing_scored(results):
             status = complain("\n".join(failures))
             return interrupted or status
@@ -265,13 +265,14 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
 
 def show_again(args: argparse.Namespace) -> int:
     """``show``: show, write and plot a finished run, or the rows of several, as today's flags ask."""
-    results = combine.masked(combine.load(args.source), args.mask)
+    results = run_results.load(args.source)
+    results = results.masked(reading.matching(results.labels, args.mask))
     names, scored = [text.name for text in results.texts], results.scored
     reference, answers = any(text.reference for text in scored), any(text.is_answers for text in scored)
     check_asked(args, names, results.labels, reference=reference, answers=answers)
     outputs.check(args)
     written = Outputs(args.verbose)
-    results = replace(results, title=args.title or results.title)
+    results = results.updated(title=args.title or results.title)
     outputs.show(args, results, written)
     outputs.write(args, results, written)
     outputs.conclude(results, written)

@@ -19,12 +19,11 @@ from compare_q.backends.common.options import strings_in
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.plots import measures
-from compare_q.eval.results import flat, results_json
-from compare_q.eval.results.differences import near_lossless
-from compare_q.eval.results.run_result import Results
+from compare_q.eval.ranking import near_lossless
+from compare_q.eval.results import RunResult
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
-from compare_q.eval.table import columns, markdown, pairs, terminal
+from compare_q.eval.table import columns, markdown, pairs, spreadsheet, terminal
 
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import Finished
@@ -98,7 +97,7 @@ def can_hold(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK)
 
 
-def nothing_scored(results: Results) -> list[str]:
+def nothing_scored(results: RunResult) -> list[str]:
     """Why no model was scored, a line for each text that failed and each model; empty if one was."""
     if any(len(text.failed) < len(text.models) for text in results.scored):
         return []
@@ -109,7 +108,7 @@ def nothing_scored(results: Results) -> list[str]:
     return failed
 
 
-def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
+def show(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
     """Print the table, and whatever else is to be printed; what is about one of several texts below its name."""
     table, console = columns.ordered(results, args.sort), Console()
     if args.sort and (reason := columns.no_order(results, args.sort)):
@@ -127,15 +126,15 @@ def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
                 print("", *pairs.pair_lines(chosen, text.data.get("text_tokens"), known), sep="\n")
 
 
-def write(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
+def write(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
     """Write the files of a run and draw its plots; CSV, Markdown and report have the order of the table."""
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    results = results.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
     table = columns.ordered(results, args.sort)
 
     def report_text() -> str:
         from compare_q.eval.report import page
 
-        return page.page_of(table, results_json.results_json(results, command), args.columns)
+        return page.page_of(table, args.columns, results)
 
     def draw(file: Path) -> None:
         from compare_q.eval.plots import pictures  # a package that is missing is this output's failure alone
@@ -152,8 +151,8 @@ def write(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
         pictures.write_all(results, folder, outputs, dark=args.dark)
 
     texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
-        (args.output, "results", lambda: results_json.json_text(results, command)),
-        (args.csv, "CSV", lambda: flat.csv_text(table, columns.fields_of(args.columns))),
+        (args.output, "results", results.json_text),
+        (args.csv, "CSV", lambda: spreadsheet.csv_text(table, columns.fields_of(args.columns))),
         (args.markdown, "Markdown",
          lambda: markdown.markdown_text(table, args.columns, by_text=args.by_text, timing=args.timing)),
         (args.html, "report", report_text),
@@ -169,7 +168,7 @@ def write(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
                 draw_it(path)
 
 
-def conclude(results: Results, outputs: Outputs) -> None:
+def conclude(results: RunResult, outputs: Outputs) -> None:
     """Print the last line of a run: what was found."""
     with outputs.writing("standard output"):
         terminal.conclude(results, Console())

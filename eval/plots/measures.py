@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult, macro_mean
+from compare_q.eval.results import ModelResult, RunResult, TextResult, macro_mean
 from compare_q.eval.stats.answers import Accuracy, difference_error
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import Mean, Value
+from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,20 @@ class Measure:
             found = self.accuracy(model)
             return None if found is None or found.accuracy.value is None else 100 * found.accuracy.value
         if not self.kld:
-            return model.ppl.value if model.ppl else None
-        if not self.percentile or model.mean_kld is None or model.is_reference:
-            return model.mean_kld
+            return model.ppl
+        if not self.percentile or model.kld is None or model.reference:
+            return model.kld
         against = model.estimates.against if model.estimates else None
         return against.kld_percentiles.get(self.percentile) if against else None
 
 
 SIZES = {
     "bpw": Size("bits per weight", "Bits per weight (without embedding and output head)",
-                lambda model: model.storage.bpw_layer),
+                lambda model: model.bpw_layer),
     "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)",
-                 lambda model: model.storage.vram_gib),
-    "size": Size("file size", "Weight files on disk / GB", lambda model: model.storage.file_gb),
+                 lambda model: model.vram_gib),
+    "size": Size("file size", "Weight files on disk / GB",
+                 lambda model: None if model.file_bytes is None else model.file_bytes / 1e9),
     "kv": Size("KV cache", "KV cache / MB (of 1,000 tokens)", lambda model: model.kv_mb),
 }  # fmt: skip
 """Values of ``--x-axis``."""
@@ -102,7 +103,7 @@ AXIS_CHARACTERS = 70
 """Longest title of a y axis."""
 
 
-def chosen(results: Results, kind: str | None, value: str | None) -> Measure:
+def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
     """Return the measure that ``-kld``, ``-ppl``, ``-acc`` (``kind``) and ``--kld-value`` (``value``) select.
 
     Default: accuracy if all texts are answers; else KLD if a model has one that is not 0; else perplexity.
@@ -112,7 +113,7 @@ def chosen(results: Results, kind: str | None, value: str | None) -> Measure:
     if kind in ACCURACIES:
         return ACCURACIES[kind]
     models = (model for text in results.scored for model in text.models)
-    wanted = any(model.mean_kld for model in models) if kind is None else kind == "kld"
+    wanted = any(model.kld for model in models) if kind is None else kind == "kld"
     return KLD_VALUES[value or "mean"] if wanted else PPL
 
 
@@ -146,8 +147,7 @@ def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[fl
         return accuracy_error(text, model, measure)
     if not measure.kld:
         return ppl_error(text, model)
-    mean: Mean | None = None if measure.percentile else model.kld
-    return mean.stderr if mean else None, True
+    return None if measure.percentile else model.kld_stderr, True
 
 
 def ppl_error(text: TextResult, model: ModelResult) -> tuple[float | None, bool]:
@@ -158,15 +158,15 @@ def ppl_error(text: TextResult, model: ModelResult) -> tuple[float | None, bool]
     error returned here is 0.14.  The reference has no error.  A model that was not scored beside the reference (a
     server) is paired with it by blocks of the text.
     """
-    if model.is_reference or model.estimates is None or model.ppl is None or model.ppl.value is None:
+    if model.reference or model.estimates is None or model.ppl is None:
         return None, True
     ratio: Mean | Value | None = model.estimates.against.ln_ppl_ratio if model.estimates.against else None
     for other in text.models if ratio is None else ():
-        if other.is_reference and other.estimates is not None:
+        if other.reference and other.estimates is not None:
             ratio = paired_difference(model.estimates.blocks, other.estimates.blocks, "nll")
     if ratio is None:
-        return model.ppl.stderr, False
-    return None if ratio.stderr is None else model.ppl.value * ratio.stderr, True
+        return model.ppl_stderr, False
+    return None if ratio.stderr is None else model.ppl * ratio.stderr, True
 
 
 def accuracy_error(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
@@ -175,10 +175,10 @@ def accuracy_error(text: TextResult, model: ModelResult, measure: Measure) -> tu
     Both in percentage points.  The own error is mostly about the choice of questions, which all models share.
     """
     own = measure.accuracy(model)
-    if model.is_reference or own is None:
+    if model.reference or own is None:
         return None, True
     for other in text.models:
-        found = measure.accuracy(other) if other.is_reference else None
+        found = measure.accuracy(other) if other.reference else None
         if found is not None and own.right and len(found.right) == len(own.right):
             stderr = difference_error(own.right, found.right)
             return None if stderr is None else 100 * stderr, True

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from compare_q.eval.plots import looks, style
 from compare_q.eval.plots.points import subtitle_of
 from compare_q.eval.plots.style import Theme
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.results import TextResult
 
 TITLE = "KL divergence of single tokens"
 EXPLANATION = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
@@ -62,9 +62,9 @@ def percentile_plot(text: TextResult, *, title: str | None = None, dark: bool = 
         _write(axes, -0.9, ["median", "mean", "p99", "max"], theme.muted, "head")
         style.freeze_layout(figure)
         floor = text.noise_floor
-        if floor is not None and floor.mean_kld is not None and left <= floor.mean_kld <= right:
+        if floor is not None and floor.kld is not None and left <= floor.kld <= right:
             name = looks.short_labels([floor.marked_label, *labels])[0]
-            _draw_floor(axes, name, floor.mean_kld, theme)
+            _draw_floor(axes, name, floor.kld, theme)
     return figure
 
 

@@ -13,7 +13,7 @@ from compare_q.eval.common.files import Outputs, file_names
 from compare_q.eval.plots import measures, percentiles, position, scatter, style
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import points_of
-from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.results import RunResult, TextResult
 
 Picture = Callable[[], Figure]
 SCATTER = {
@@ -25,7 +25,7 @@ OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIE
 """Further ones of answers to questions."""
 
 
-def draw(results: Results, file: Path, measure: Measure, *, size: Size = BPW, **options: Any) -> None:
+def draw(results: RunResult, file: Path, measure: Measure, *, size: Size = BPW, **options: Any) -> None:
     """Write the scatter plot of a run, or print one line that says why there is none.
 
     Prints one line for each model that is not in it.  ``options``: of ``scatter.scatter_figure``.
@@ -41,7 +41,7 @@ def draw(results: Results, file: Path, measure: Measure, *, size: Size = BPW, **
     print(f"plot: {file}")
 
 
-def write_all(results: Results, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
+def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
     """Write all pictures of a run's text, or those of several texts' means and a folder for each scored text."""
     if len(results.texts) == 1:
         tell_left_out(results.texts[0])

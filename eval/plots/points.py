@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from compare_q.backends.common.messages import unicode
 from compare_q.eval.plots import looks, measures
 from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
-from compare_q.eval.results.run_result import MARK, ModelResult, TextResult
+from compare_q.eval.results import MARK, ModelResult, TextResult
 
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """Explanation of marked labels, for a subtitle."""
@@ -78,9 +78,9 @@ def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tupl
             missing = size.name if y.value is not None else measure.name
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
             continue
-        is_zero = measure.kld and model.is_reference
+        is_zero = measure.kld and model.reference
         shown = "reference: 0" if is_zero else measures.value_text(y.value, y.stderr, measure)
-        bits = model.storage.bpw_layer
+        bits = model.bpw_layer
         unquantized = bits is not None and bits >= UNQUANTIZED_BITS
         label, group = model.marked_label, model.group
         drawn.append(Point(label, x, y.value, shown, y.stderr, group, unquantized, measure.more, number))
@@ -103,7 +103,7 @@ def levels_of(texts: Sequence[TextResult], measure: Measure) -> list[Level]:
     """Return the horizontal line at the reference's perplexity or accuracy, or at the noise floor's KLD."""
     models = models_of(texts)
     if measure.more:
-        heights = [mean_of(texts, measure, number) for number, model in enumerate(models) if model.is_reference]
+        heights = [mean_of(texts, measure, number) for number, model in enumerate(models) if model.reference]
         return [Level(height, f"reference {height:.1f}") for height in heights if height is not None]
     if not measure.kld:
         reference = finite_reference(texts)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from compare_q.eval.plots import labels, looks, measures, points, style
 from compare_q.eval.plots.looks import LineStyle, line_styles, split_label
 from compare_q.eval.plots.style import Theme
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results import ModelResult, TextResult
 from compare_q.eval.stats.distributions import Curve
 
 HEIGHT, NAME, MOST_NAMES = 7.8, 0.12, 50
@@ -58,7 +58,7 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
              for number, curve in known.items() if (curve.kld if kld else curve.nll)]  # fmt: skip
     if not any(np.isfinite(line.y).any() for line in lines):
         raise ValueError("no model has scores by position")
-    banded = sorted((line for line in lines if line.look and line.band), key=lambda line: not line.model.is_reference)
+    banded = sorted((line for line in lines if line.look and line.band), key=lambda line: not line.model.reference)
     banded = banded if kld else banded[:1]  # the band of the loss is mostly about the text, and the same for all rows
     subtitle = points.subtitle_of([text], [line.model.marked_label for line in lines])
     if grey := sum(line.look is None for line in lines):
@@ -98,10 +98,10 @@ def _styles(text: TextResult, numbers: Sequence[int], theme: Theme) -> dict[int,
     best = points.front_labels(text)
     schemes = [points.scheme_of(*split_label(model.marked_label, model.group)) for model in models]
     matters = [model.marked_label in best or model is text.noise_floor for model in models]
-    ranked = sorted(range(len(models)), key=lambda i: (not models[i].is_reference, not matters[i]))
-    must = sum(model.is_reference or matter for model, matter in zip(models, matters, strict=True))
+    ranked = sorted(range(len(models)), key=lambda i: (not models[i].reference, not matters[i]))
+    must = sum(model.reference or matter for model, matter in zip(models, matters, strict=True))
     coloured = looks.distinguishable(schemes, ranked, must)
-    styles = line_styles([schemes[i] for i in coloured], [models[i].storage.bpw_layer for i in coloured], theme)
+    styles = line_styles([schemes[i] for i in coloured], [models[i].bpw_layer for i in coloured], theme)
     return {numbers[i]: look for i, look in zip(coloured, styles, strict=True)}
 
 
@@ -127,7 +127,7 @@ def _line(
 def _draw(axes: Axes, line: Line, name: str, theme: Theme, *, band: bool) -> Text | None:
     """Draw a line with its band, and return its name, which is not placed yet; None without a value."""
     look = line.look or LineStyle(to_hex(style.paper_of(theme.muted, theme)))
-    width, order = (3.0, 2.5) if line.model.is_reference else (1.9, 2.0) if line.look else (1.0, 1.8)
+    width, order = (3.0, 2.5) if line.model.reference else (1.9, 2.0) if line.look else (1.0, 1.8)
     drawn = axes.plot(line.x, line.y, lw=width, zorder=order, color=look.colour, gid=f"line-{line.number}")[0]
     drawn.set_linestyle((0, look.dashes) if look.dashes else "-")
     if band and line.band:
@@ -135,7 +135,7 @@ def _draw(axes: Axes, line: Line, name: str, theme: Theme, *, band: bool) -> Tex
         area.set_gid(f"band-{line.number}")
     if not np.isfinite(line.y).any():
         return None
-    name += " (reference)" if line.model.is_reference else ""
+    name += " (reference)" if line.model.reference else ""
     text = axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center")
     text.set(color=style.ink_of(look.colour, theme) if line.look else theme.muted, gid=f"label-{line.number}")
     return text

@@ -37,7 +37,7 @@ from compare_q.eval.plots.points import (
     subtitle_of,
 )
 from compare_q.eval.plots.style import Theme, is_wide
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.results import TextResult
 
 EXCESS_AXIS = "Perplexity above the reference's"
 HEIGHT, MORE = 8.4, 0.06

@@ -9,12 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from compare_q.backends.common.messages import printable
 from compare_q.eval.plots import looks, measures, pictures, scatter, style
 from compare_q.eval.plots.pictures import Picture
 from compare_q.eval.plots.style import DARK, LIGHT
-from compare_q.eval.results.run_result import ModelResult, Results, WorstToken
+from compare_q.eval.results import ModelResult, RunResult, WorstToken
 from compare_q.eval.table import tables, verdict
 from compare_q.eval.table.columns import Cell, Filled
 
@@ -46,11 +44,11 @@ ID = re.compile(r' id="(?![mp][0-9a-f]{10}")[^"]*"')
 LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
-def page_of(results: Results, stored: dict[str, Any], names: Sequence[str] | None = None) -> str:
+def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunResult | None = None) -> str:
     """Return the page.  ValueError if every text failed.
 
-    ``stored``: results.json, which the page holds so that ``show`` can read it back; ``names``: of the table's
-    columns, None for all that tell something.
+    ``names``: of the table's columns, None for all that tell something; ``stored``: the run that ``show`` reads back
+    from the page, if its rows have another order.
     """
     if not results.scored:
         raise ValueError("every text failed")
@@ -67,10 +65,11 @@ def page_of(results: Results, stored: dict[str, Any], names: Sequence[str] | Non
         script=Markup(script),
         parts=parts_of(results, names),
         has_tokens=any(model.worst_tokens for text in results.texts for model in text.models),
-        command=shell_command(stored["command"]),
-        created=stored["created"],
-        commit=stored["commit"],
-        results=embedded_json(stored),
+        command=shell_command(results.command),
+        created=results.created,
+        commit=results.commit,
+        # without any "<", so that no HTML parser mistakes a part of it for the end of the script element
+        results=Markup((stored or results).model_dump_json().replace("<", "\\u003c")),
     )
 
 
@@ -79,19 +78,13 @@ def on_one_line(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def embedded_json(data: dict[str, Any]) -> Markup:
-    """Return JSON without any "<", so that no HTML parser mistakes a part of it for the end of the script element."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return Markup(text.replace("<", "\\u003c"))
-
-
 def shell_command(words: Sequence[str]) -> str:
     """Return a command line for a shell, started from the checkout if ``words`` names the file of compare_q."""
     start = ["python", "eval/compare_q.py"] if words[:1] == ["compare_q.py"] else words[:1]
     return shlex.join([*start, *words[1:]])
 
 
-def parts_of(results: Results, names: Sequence[str] | None) -> list[dict[str, Any]]:
+def parts_of(results: RunResult, names: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return what the page shows of each text, with several texts after a part about all of them."""
     several = len(results.texts) > 1
     parts = [of_text(results, number, names) for number in range(len(results.texts))]
@@ -106,19 +99,19 @@ def parts_of(results: Results, names: Sequence[str] | None) -> list[dict[str, An
     return parts
 
 
-def of_text(results: Results, number: int, names: Sequence[str] | None) -> dict[str, Any]:
+def of_text(results: RunResult, number: int, names: Sequence[str] | None) -> dict[str, Any]:
     """Return what the page shows of one text: its finding, figures, table and the worst tokens of each model."""
     text = results.texts[number]
     same = {"name": text.name if len(results.texts) > 1 else "", "lead": text.subtitle, "error": text.error}
     if text.error:
         return {**same, "finding": "", "figures": [], "table": None, "worst": []}
-    first = f"{measures.chosen(Results((text,)), None, None).kind}_bpw"
+    first = f"{measures.chosen(RunResult(texts=(text,)), None, None).kind}_bpw"
     drawn = pictures.pictures_of(text)
     chosen = sorted((name for name in drawn if not name.endswith("_vram")), key=lambda name: name != first)
     titles = {" ".join(WORDS.get(word, word) for word in name.split("_")): drawn[name] for name in chosen}
     return {
         **same,
-        "finding": verdict.verdict(replace(results, texts=(text,))),
+        "finding": verdict.verdict(results.updated(texts=(text,))),
         "figures": figures_of(titles, f"text{number}"),
         "table": table_of(tables.table_of_text(results, text, names)),
         "worst": [worst_of(model) for model in text.models if model.worst_tokens],

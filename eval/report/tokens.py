@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.results.run_result import Results, TextResult, WorstToken
+from compare_q.eval.results import RunResult, TextResult, WorstToken
 from compare_q.eval.run import token_scores
 from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.text import vocabulary
@@ -30,15 +29,15 @@ BEFORE, AFTER = 24, 4
 """Tokens shown before and after each."""
 
 
-def with_worst_tokens(results: Results, data: Sequence[EvalData | None], cache: Cache) -> Results:
+def with_worst_tokens(results: RunResult, data: Sequence[EvalData | None], cache: Cache) -> RunResult:
     """Return the results with the worst tokens of every row that has scores in the cache.
 
     ``data``: the windows of each text; None for a text that failed.  A text whose tokens cannot be decoded keeps its
     rows as they are, and standard error says why.
     """
     pairs = zip(results.texts, data, strict=True)
-    return replace(
-        results, texts=tuple(text if windows is None else with_tokens(text, windows, cache) for text, windows in pairs)
+    return results.updated(
+        texts=tuple(text if windows is None else with_tokens(text, windows, cache) for text, windows in pairs)
     )
 
 
@@ -63,9 +62,9 @@ def with_tokens(text: TextResult, data: EvalData, cache: Cache) -> TextResult:
     except InputError as error:
         print(printable(f"{text.name}: no worst tokens: {error}"), file=sys.stderr)
         return text
-    worst = [tuple(replace(token, **next(texts)) for token in tokens) for tokens in chosen]
+    worst = [tuple(token.updated(**next(texts)) for token in tokens) for tokens in chosen]
     models = zip(text.models, worst, strict=True)
-    return replace(text, models=tuple(replace(model, worst_tokens=own) for model, own in models))
+    return text.updated(models=tuple(model.updated(worst_tokens=own) for model, own in models))
 
 
 def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
@@ -80,10 +79,13 @@ def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
     for entry in np.argsort(-damage, kind="stable").tolist():
         if len(found) == COUNT or damage[entry] <= 0:
             break
-        scores = {name: rounded(stored.columns.get(name), entry) for name in ("kld", "logprob", "ref_logprob")}
-        found.setdefault(
-            int(places[entry]), WorstToken(int(stored.window[entry]), int(stored.position[entry]), **scores)
-        )
+        names = ("kld", "logprob", "ref_logprob")
+        kld, logprob, ref_logprob = (rounded(stored.columns.get(name), entry) for name in names)
+        token = WorstToken(
+            window=int(stored.window[entry]), position=int(stored.position[entry]), kld=kld, logprob=logprob,
+            ref_logprob=ref_logprob,
+        )  # fmt: skip
+        found.setdefault(int(places[entry]), token)
     return list(found.values())
 
 

@@ -36,7 +36,7 @@ from compare_q.backends.worker.worker import Worker
 from compare_q.eval.common.cache import Cache, Lock, NoLock
 from compare_q.eval.common.processes import PROCESSES, WorkerProcess, in_process, outcome
 from compare_q.eval.common.progress import Progress, Show
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.run import devices
 from compare_q.eval.run.devices import Devices, Kind
 from compare_q.eval.specs import reading

@@ -21,7 +21,7 @@ from compare_q.backends.reference.store import MANIFEST, Reader, holds_upstreams
 from compare_q.backends.scoring import segments
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.cache import Cache, Lock, NoLock
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.run import jobs
 from compare_q.eval.run.hosts import Job, Session
 from compare_q.eval.text.windows import EvalData

@@ -26,7 +26,7 @@ from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
 from compare_q.eval.common.progress import Progress, Show
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.run import jobs, references, token_scores
 from compare_q.eval.run.hosts import AnyWorker, Job, Session
 from compare_q.eval.run.references import Reference, TextRun
@@ -291,7 +291,7 @@ def fail(session: Session, job: Job, text: TextRun, error: Exception) -> None:
     if session.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
         traceback.print_exception(error)
     session.progress.say(f"{text.of(job)}: failed")
-    text.rows[job.request.label] = row = replace(row_of(job), error=reason)
+    text.rows[job.request.label] = row = row_of(job, error=reason)
     session.row_done(text.name, row)
 
 
@@ -324,20 +324,20 @@ def scored_row(crew: Crew, text: TextRun, later: Sequence[TextRun]) -> ModelResu
                 stored = load(session.progress)
     if stored is None:
         raise ModelError(f"{cache.path('scores', key, '')}: vanished while the run went on")
-    row, notes = filled_row(job, stored, data), notes_of(job, stored, text, reference)
-    return replace(row, scores_key=f"{key}/{tag}", cached=cached, notes=(*notes, *row.notes))
+    notes = (*notes_of(job, stored, text, reference), *stored.run_record["provenance"].get("notes", ()))
+    return filled_row(job, stored, data, scores_key=f"{key}/{tag}", from_cache=cached, notes=notes)
 
 
-def row_of(job: Job) -> ModelResult:
-    """A row that holds no more than what the spec says."""
-    return ModelResult(
+def row_of(job: Job, **fields: Any) -> ModelResult:
+    """The row of a model, with what its spec says and these fields."""
+    return ModelResult.of(
         job.request.label, job.engine, spec=json.loads(job.spec.model_dump_json(exclude_unset=True)),
-        spec_sha256=job.spec.digest(), is_reference=job.spec.is_reference,
+        spec_sha256=job.spec.digest(), reference=job.spec.is_reference, **fields,
     )  # fmt: skip
 
 
-def filled_row(job: Job, stored: StoredScores, data: EvalData) -> ModelResult:
-    """The row of a model that has been scored; ModelError if none of its scores is finite."""
+def filled_row(job: Job, stored: StoredScores, data: EvalData, **fields: Any) -> ModelResult:
+    """The row of a model that has been scored, with these fields; ModelError if none of its scores is finite."""
     index, size, record = data.text_index(stored.window, stored.position), data.text_size, stored.run_record
     found = estimates.summarize(
         stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words),
@@ -353,10 +353,10 @@ def filled_row(job: Job, stored: StoredScores, data: EvalData) -> ModelResult:
     given = {name: getattr(job.spec, f"override_{name}") for name in ("bpw_layer", "bpw_head", "vram_bits")}
     given = {name: value for name, value in given.items() if value is not None}  # in place of what is measured
     storage = replace(job.files.storage(), file_bytes=file_bytes(job), **given)
-    return replace(
-        row_of(job), storage=storage, estimates=found, windows=len(data.windows), timing=stored.timing,
+    return row_of(
+        job, storage=storage, estimates=found, windows=len(data.windows), timing=stored.timing,
         load_seconds=record["load_seconds"], score_seconds=record["score_seconds"], provenance=record["provenance"],
-        notes=tuple(record["provenance"].get("notes", ())),
+        **fields,
     )  # fmt: skip
 
 

@@ -11,13 +11,13 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from compare_q.backends.common.errors import CompareQError, InputError, StoppedError
 from compare_q.backends.common.json_files import check_unicode
 from compare_q.backends.common.messages import one_line
-from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.run import jobs, references, rows
 from compare_q.eval.run.hosts import Hosts, Job, Session
 from compare_q.eval.run.references import TextRun
@@ -34,7 +34,7 @@ class Finished:
     reason.
     """
 
-    results: Results
+    results: RunResult
     data: tuple[EvalData | None, ...]
     signal: int = 0
 
@@ -64,18 +64,23 @@ def run(
         session.progress.say(said)
     ended = score_all(session, fitted, list(runs.values()))
     results = {name: result_of(text, name, fitted) for name, text in runs.items()}
-    results |= {name: TextResult(name, error=reason) for name, reason in failed.items()}
-    return Finished(Results(tuple(results[name] for name in data_specs)), tuple(map(built.get, data_specs)), ended)
+    results |= {name: TextResult(name=name, error=reason) for name, reason in failed.items()}
+    return Finished(
+        RunResult(texts=tuple(results[name] for name in data_specs)), tuple(map(built.get, data_specs)), ended
+    )
 
 
 def result_of(text: TextRun, name: str, planned: Sequence[Job]) -> TextResult:
     """The results of these models on a text, in their order; one that was not finished is a row that says so."""
     for job in planned:
-        text.rows.setdefault(job.request.label, replace(rows.row_of(job), error=str(StoppedError())))
+        text.rows.setdefault(job.request.label, rows.row_of(job, error=str(StoppedError())))
     reference = text.reference.result()
     known = None if reference is None else references.as_json(reference, text.data.n_scored)
     models = tuple(text.rows[job.request.label] for job in planned)
-    return TextResult(name, windows.data_json(text.data), windows.subtitle(text.data), models, known)
+    return TextResult(
+        name=name, data=windows.data_json(text.data), subtitle=windows.subtitle(text.data), models=models,
+        reference=known,
+    )  # fmt: skip
 
 
 def build_all(

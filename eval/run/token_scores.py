@@ -8,7 +8,7 @@ without running a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import replacing
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.results import timing
-from compare_q.eval.results.timing import Timing
+from compare_q.eval.results import Timing
 
 INDEX = ("window", "position", "token_id")
 SCORES = tuple(segments.COLUMNS)
 """The fields of ``TokenScores``: float32 in nats, or bool."""
+
+FIRST = ("started", "first_window")
+LAST = ("loaded", "score_began", "last_window")
+"""Moments that every run has: of its replicas the first one's, and the last one's."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def load(
         run_record,
         len(runs),
         len(last),
-        timing.of_records([each.get("moments", {}) for each in last]),
+        timing_of([each.get("moments", {}) for each in last]),
     )
 
 
@@ -128,3 +131,18 @@ def write_parquet(stored: StoredScores, target: Path) -> None:
             parquet.write_table(pa.table({**index, **stored.columns}), stream)
     except OSError as error:
         raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None
+
+
+def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:
+    """The timing of a run from the moments in its sessions' records, one a replica; None if a record lacks some.
+
+    A run begins with the first of its replicas, and ends with the last one.
+    """
+    if not found or any(name not in moments for moments in found for name in (*FIRST, *LAST)):
+        return None
+    first = {name: min(float(moments[name]) for moments in found) for name in FIRST}
+    last = {name: max(float(moments[name]) for moments in found) for name in LAST}
+    if all(moments["started"] == moments["loaded"] for moments in found):  # loaded for a text before this one
+        first["started"] = last["loaded"]
+    closed = [float(moments["closed"]) for moments in found if moments.get("closed") is not None]
+    return Timing(**first, **last, closed=max(closed) if len(closed) == len(found) else None)

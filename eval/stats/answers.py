@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.eval.stats.uncertainty import Value
+from compare_q.eval.stats.uncertainty import Count, Value
 from compare_q.eval.text.tokens import Requests
 
 
@@ -33,8 +33,8 @@ class Flips:
 
     changed: Value
     flips: Value
-    lost: int
-    won: int
+    lost: Count
+    won: Count
     mcnemar_p: float
 
 
@@ -59,8 +59,8 @@ class AnswerEstimates:
     (nan); if there are any, neither accuracy is known.
     """
 
-    questions: int
-    undecided: int
+    questions: Count
+    undecided: Count
     acc: Accuracy
     acc_norm: Accuracy
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.eval.stats.uncertainty import FEWEST_WAVES, Places, clustered_error
+from compare_q.eval.stats.uncertainty import FEWEST_WAVES, Count, Error, Places, clustered_error
 
 PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 """llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
@@ -34,9 +34,9 @@ class Histogram:
 
     first: int
     per_decade: int
-    counts: tuple[int, ...]
-    below: int
-    above: int
+    counts: tuple[Count, ...]
+    below: Count
+    above: Count
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Curve:
     than ``LEAST_BLOCKS``, and None altogether in results of a compare_q that had none.
     """
 
-    edges: tuple[int, ...]
+    edges: tuple[Count, ...]
     nll: tuple[float | None, ...]
     kld: tuple[float | None, ...] | None = None
-    nll_stderr: tuple[float | None, ...] | None = None
-    kld_stderr: tuple[float | None, ...] | None = None
+    nll_stderr: tuple[Error | None, ...] | None = None
+    kld_stderr: tuple[Error | None, ...] | None = None
 
 
 def percentiles_of(values: NDArray[Any]) -> dict[str, float]:

@@ -29,6 +29,8 @@ from compare_q.eval.stats.distributions import (
 )
 from compare_q.eval.stats.uncertainty import (
     SHORT,
+    Count,
+    Error,
     Mean,
     Perplexity,
     Places,
@@ -56,12 +58,12 @@ class BlockSums:
     of the text that the blocks cover, each counted once.
     """
 
-    tokens: tuple[int, ...]
+    tokens: tuple[Count, ...]
     nll: tuple[float, ...]
     kld: tuple[float, ...] | None = None
     same_top: tuple[float, ...] | None = None
     whole: tuple[str, ...] = ()
-    length: int = 0
+    length: Count = 0
 
 
 def n_blocks(blocks: BlockSums) -> int:
@@ -130,8 +132,8 @@ class Sampled:
     """Standard errors of means over spread windows, as what all windows of the text would give: ``nll`` (nats, so
     relative ones of PPL), and ``kld`` (nats); None where a score is missing or not finite."""
 
-    nll: float | None
-    kld: float | None = None
+    nll: Error | None
+    kld: Error | None = None
 
 
 @dataclass(frozen=True)

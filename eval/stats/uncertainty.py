@@ -39,10 +39,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""A count as results.json has it; larger integers are not exact in other readers."""
+Error = Annotated[float, Field(ge=0)]
+"""A number that is never below 0, such as a standard error."""
 
 LARGEST_EXPONENT = math.log(1.7e308)
 FEWEST_BLOCKS, MOST_BLOCKS, LEAST_BLOCK = 3, 30, 100
@@ -80,10 +86,10 @@ class Perplexity:
 
     value: float | None
     logprob_sum: float
-    tokens: int
-    non_finite: int
-    stderr: float | None = None
-    stderr_independent: float | None = None
+    tokens: Count
+    non_finite: Count
+    stderr: Error | None = None
+    stderr_independent: Error | None = None
 
 
 @dataclass(frozen=True)
@@ -92,10 +98,10 @@ class Mean:
 
     value: float | None
     total: float
-    tokens: int
-    non_finite: int
-    stderr: float | None = None
-    stderr_independent: float | None = None
+    tokens: Count
+    non_finite: Count
+    stderr: Error | None = None
+    stderr_independent: Error | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +109,8 @@ class Value:
     """A function of means, with the error of its linear approximation."""
 
     value: float | None
-    stderr: float | None = None
-    stderr_independent: float | None = None
+    stderr: Error | None = None
+    stderr_independent: Error | None = None
 
 
 def places_of(index: NDArray[Any], begin: NDArray[Any] | None = None) -> Places:

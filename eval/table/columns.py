@@ -11,12 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compare_q.eval.results.differences import best_labels
-from compare_q.eval.results.digits import error_text, number_text
-from compare_q.eval.results.flat import flat_json
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
-from compare_q.eval.results.timing import PARTS
+from compare_q.eval.ranking import best_labels
+from compare_q.eval.results import PARTS, ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import Value
+from compare_q.eval.table.numbers import error_text, number_text
 from compare_q.eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, NEEDS, OF_MODEL, Column
 
 BEST = "\N{BLACK STAR}"
@@ -72,7 +70,7 @@ class Filled:
     block: int = 0
 
 
-def ordered(results: Results, key: str | None) -> Results:
+def ordered(results: RunResult, key: str | None) -> RunResult:
     """The models of every text sorted by a column (None: as they are), unknown values and then failures last.
 
     ``kld:NAME`` sorts by the column of the text of that name.  Without a name ``kld`` and ``ppl`` of several texts are
@@ -92,17 +90,17 @@ def ordered(results: Results, key: str | None) -> Results:
         return failed, value is None, 0.0 if value is None else -value if column.more else value
 
     order = {label: number for number, label in enumerate(sorted(results.labels, key=place))}
-    return replace(results, texts=tuple(
-        replace(text, models=tuple(sorted(text.models, key=lambda model: order[model.label])))
+    return results.updated(texts=tuple(
+        text.updated(models=tuple(sorted(text.models, key=lambda model: order[model.label])))
         for text in results.texts
     ))  # fmt: skip
 
 
-def no_order(results: Results, key: str) -> str | None:
+def no_order(results: RunResult, key: str) -> str | None:
     """Why sorting by a column orders nothing, and what would; None if a row has a value, not by definition alone."""
     name, _, of = key.partition(":")
     column = BY_NAME[name]
-    exact = {m.label for text in results.texts for m in text.models if m.is_reference and column.exact is not None}
+    exact = {m.label for text in results.texts for m in text.models if m.reference and column.exact is not None}
     rows = [label for label in results.labels if label not in exact]
     known = {
         text: any(value_over_texts(results, label, column, text) not in (None, "") for label in rows)
@@ -116,7 +114,7 @@ def no_order(results: Results, key: str) -> str | None:
     return f"{key}: no row has a value of it" + (f"; it is measured with {needs}" if needs else "")
 
 
-def value_over_texts(results: Results, label: str, column: Column, of: str) -> Any:
+def value_over_texts(results: RunResult, label: str, column: Column, of: str) -> Any:
     """A model's value of a column for the text ``of``; "": its mean over the texts, of words the first."""
     if len(results.texts) > 1 and not of and column.name in OF_TEXT:
         return mean_of(results, label, column.name).value
@@ -132,9 +130,9 @@ def value_over_texts(results: Results, label: str, column: Column, of: str) -> A
 
 def value_of(column: Column, model: ModelResult, text: TextResult) -> Any:
     """A measured model's value: a number, words ("" if there are none), or None."""
-    if column.exact is not None and model.is_reference:
+    if column.exact is not None and model.reference:
         return column.exact
-    value = flat_json(model).get(column.source)
+    value = model.flat.get(column.source)
     return value or "" if column.digits is None else value
 
 
@@ -155,16 +153,16 @@ def always_shown(run: TextResult) -> tuple[str, ...]:
         wanted.discard("where")
     if len({model.phase for model in run.models if not model.error}) < 2:
         wanted.discard("phase")
-    if not any(model.ppl and model.ppl.non_finite for model in run.models):
+    if not any(model.non_finite for model in run.models):
         wanted.discard("non_finite")
-    if not any(model.storage.file_bytes for model in run.models):
+    if not any(model.file_bytes for model in run.models):
         wanted = wanted - {"size"} | {"vram_gib"}
     return (LABEL, KERNEL, *(column.name for column in COLUMNS if column.name in wanted))
 
 
 def possible_extras(run: TextResult) -> tuple[str, ...]:
     """The ``EXTRAS`` that tell something of a run: what some row has, and of ``IF_DIFFERENT`` what differs."""
-    flats, shown = [flat_json(model) for model in run.models], always_shown(run)
+    flats, shown = [model.flat for model in run.models], always_shown(run)
 
     def tells(extra: str) -> bool:
         if extra == TOP_ERROR:
@@ -198,7 +196,7 @@ def filled(run: TextResult, names: Sequence[str]) -> list[Filled]:
     numbers = [column.name for column in chosen if column.digits is not None]
     failed = "ppl" if "ppl" in numbers else next(iter(numbers), "")
     letters = machine_letters(run)
-    flats = [flat_json(model) for model in run.models]
+    flats = [model.flat for model in run.models]
     found = []
     for column in chosen:
         best = best_labels(run.models, column.best) if column.best else frozenset()
@@ -206,10 +204,10 @@ def filled(run: TextResult, names: Sequence[str]) -> list[Filled]:
         for model, flat in zip(run.models, flats, strict=True):
             if column.name == LABEL:
                 cells.append(Cell(label_of(model)))
-            elif model.error or model.ppl is None:
+            elif model.estimates is None:
                 cells.append(Cell("failed" if column.name == failed else ""))
             elif column.name == "where" and letters:
-                cells.append(Cell(letters.get(model.where, "n/a")))
+                cells.append(Cell(letters.get(model.where or "", "n/a")))
             elif column.digits is None:
                 cells.append(Cell(flat[column.source] or "n/a"))
             else:
@@ -220,14 +218,14 @@ def filled(run: TextResult, names: Sequence[str]) -> list[Filled]:
 
 def number_cell(column: Column, model: ModelResult, flat: dict[str, Any], *, is_best: bool) -> Cell:
     """A measured model's number with its error."""
-    if column.exact is not None and model.is_reference:
+    if column.exact is not None and model.reference:
         return Cell("ref")
     value, stderr = flat.get(column.source), flat.get(f"{column.source}_stderr")
     if value is None:
         return Cell("n/a")
     shown = column.times * value + column.plus
     number = f"{shown:+,.{column.digits}f}" if column.signed else number_text(shown, column.digits or 0)
-    marks = (EARLIER if model.cached else "") if column.name in ("seconds", "speed", "load") else ""
+    marks = (EARLIER if model.from_cache else "") if column.name in ("seconds", "speed", "load") else ""
     error = error_text(column.times * stderr) if column.error and stderr is not None else ""
     return Cell(number, error, is_best, marks)
 
@@ -246,10 +244,10 @@ def machine_letters(run: TextResult) -> dict[str, str]:
 
 def label_of(model: ModelResult) -> str:
     """The label as the table shows it, with its marks."""
-    return f"{model.marked_label} {FLOOR}" if model.is_noise_floor else model.marked_label
+    return f"{model.marked_label} {FLOOR}" if model.noise_floor else model.marked_label
 
 
-def columns_of_texts(results: Results, names: Sequence[str] | None = None) -> list[Filled]:
+def columns_of_texts(results: RunResult, names: Sequence[str] | None = None) -> list[Filled]:
     """The columns of these names: what models are, of each text its values, and the means.
 
     None: label, kernel, sizes, and of every text PPL and KLD, of answers accuracy.
@@ -265,33 +263,33 @@ def columns_of_texts(results: Results, names: Sequence[str] | None = None) -> li
     return shown + [mean_column(results, name) for name in of_text if name in OF_TEXT]
 
 
-def models_of(results: Results) -> TextResult:
+def models_of(results: RunResult) -> TextResult:
     """A text that says what the models are: each one's first row that did not fail."""
     rows = [[model for model in results.of_label(label) if model is not None] for label in results.labels]
     models = tuple(next((model for model in each if not model.error), each[0]) for each in rows)
-    return replace(results.scored[0], models=models)
+    return results.scored[0].updated(models=models)
 
 
-def text_columns(results: Results, number: int, header: str, names: Sequence[str]) -> list[Filled]:
+def text_columns(results: RunResult, number: int, header: str, names: Sequence[str]) -> list[Filled]:
     """A text's columns, with its name above; where the text or a model failed, every cell is n/a."""
     text = results.texts[number]
-    models = text.models or tuple(ModelResult(label, "", error=text.error) for label in results.labels)
+    models = text.models or tuple(ModelResult.of(label, "", error=text.error) for label in results.labels)
     return [
         Filled(
             replace(each.column, header=f"{header}\n{each.column.title}"),
             tuple(Cell("n/a") if m.error else cell for m, cell in zip(models, each.cells, strict=True)),
             number + 1,
         )
-        for each in filled(replace(text, models=models), names)
+        for each in filled(text.updated(models=models), names)
     ]
 
 
-def mean_column(results: Results, name: str) -> Filled:
+def mean_column(results: RunResult, name: str) -> Filled:
     """The macro means of PPL or KLD."""
     column = BY_NAME[name]
 
     def cell(label: str) -> Cell:
-        is_reference = all(model and model.is_reference and not model.error for model in results.of_label(label))
+        is_reference = all(model and model.reference and not model.error for model in results.of_label(label))
         mean = mean_of(results, label, name)
         if name == "kld" and is_reference:
             return Cell("ref")
@@ -300,7 +298,7 @@ def mean_column(results: Results, name: str) -> Filled:
     return Filled(replace(column, header=f"mean\n{column.title}"), tuple(map(cell, results.labels)), MEANS)
 
 
-def mean_of(results: Results, label: str, name: str) -> Value:
+def mean_of(results: RunResult, label: str, name: str) -> Value:
     """A model's macro mean of PPL or KLD."""
     return results.mean_kld(label) if name == "kld" else results.mean_ppl(label)
 
@@ -311,7 +309,7 @@ def short_names(names: Sequence[str]) -> list[str]:
     return cut if len(set(cut)) == len(cut) else list(names)
 
 
-def timing_columns(results: Results) -> list[Filled]:
+def timing_columns(results: RunResult) -> list[Filled]:
     """Where the seconds of every model, of several texts of every model and text, went.
 
     * marks rows of an earlier run.  A model's load stands at the first text that it scored.
@@ -328,6 +326,6 @@ def timing_columns(results: Results) -> list[Filled]:
             cells = [number_text(model.timing.seconds[part], 1) for part in PARTS]
             if several and model.timing.started == model.timing.loaded:  # it was loaded for a text before
                 cells[0] = ""
-            name = label_of(model) + (EARLIER if model.cached else "")
+            name = label_of(model) + (EARLIER if model.from_cache else "")
             rows.append([name, *([text.name] if several else []), *cells])
     return [Filled(head, tuple(Cell(row[i]) for row in rows)) for i, head in enumerate(heads)]

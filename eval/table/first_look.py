@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results.flat import flat_json
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.table.columns import label_of, number_cell
 from compare_q.eval.table.registry import BY_NAME
 
@@ -54,8 +53,8 @@ class FirstLook:
 
 def cells(row: ModelResult | None) -> list[Text]:
     """What is known of a row: numbers with their errors, or one word."""
-    if row is None or row.error or row.ppl is None:
+    if row is None or row.estimates is None:
         return [Text(""), Text("waits", "dim") if row is None else Text("failed", "red"), Text(""), Text("")]
-    flat = flat_json(row)
+    flat = row.flat
     found = [number_cell(BY_NAME[name], row, flat, is_best=False) for name in SHOWN]
     return [Text(f"{cell.value}±{cell.error}" if cell.error else cell.value) for cell in found]

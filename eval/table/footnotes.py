@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.layers import groups
-from compare_q.eval.results import sampled
-from compare_q.eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
-from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
-from compare_q.eval.results.run_result import MARK, ModelResult, Results, TextResult
+from compare_q.eval import ranking
+from compare_q.eval.ranking import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
+from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult
 from compare_q.eval.stats.estimates import n_blocks, short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
 from compare_q.eval.table.columns import BEST, FLOOR, machine_letters
+from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, number_text
 
 COMMON_ERROR = (
     "the ± of PPL says how far another text of this kind would move all rows together: differences between rows are "
@@ -31,7 +31,7 @@ def footnotes(run: TextResult, *, letters: bool = True) -> list[str]:
     """What is special to a table, one line each; ``letters``: whether the table has letters for machines."""
     notes = [
         f"{MARK} {model.label}: {clause} on {machine_name(model)}"
-        for model in run.models for clause in model.deviations
+        for model in run.models for clause in model.deviation_clauses
     ]  # fmt: skip
     fullest = {
         letter: machine for machine, letter in sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
@@ -39,7 +39,7 @@ def footnotes(run: TextResult, *, letters: bool = True) -> list[str]:
     notes += [f"where {letter}: {machine}" for letter, machine in sorted(fullest.items()) if letters]
     notes += [*window_notes(run), *phase_notes(run), *rope_notes(run), *error_notes(run)]
     if run.reference is not None:
-        if run.reference_ppl is not None and not any(model.is_reference for model in run.models):
+        if run.reference_ppl is not None and not any(model.reference for model in run.models):
             # So that a reference store of another text is noticed at once.
             ppl = number_text(run.reference_ppl, PPL_DIGITS)
             notes.append(f"the reference, {run.reference['label']}, has a PPL of {ppl} on these tokens")
@@ -48,7 +48,7 @@ def footnotes(run: TextResult, *, letters: bool = True) -> list[str]:
         reason = f"on {length:,} tokens of text even a KLD twice as large often cannot be told apart"
         notes.append(f"no {BEST}: {reason}; from {LEAST_TOKENS:,} tokens on it mostly can")
     notes += near_notes(run)
-    if cached := sum(model.cached for model in run.models):
+    if cached := sum(model.from_cache for model in run.models):
         notes.append(f"{cached} of {len(run.models)} rows come from the cache: an earlier run measured their speed (*)")
     return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
 
@@ -71,10 +71,10 @@ def legend(run: TextResult) -> list[str]:
             f"{BEST}: the best quantized model (below 16 bpw) of its column, and those that cannot be told apart from "
             "it (95 %, paired differences)"
         )
-    if any(model.is_noise_floor for model in run.models):
+    if any(model.noise_floor for model in run.models):
         about = f"{FLOOR}: a noise floor, the reference's weights with other roundings"
-        if run.noise_floor is not None and run.noise_floor.kld is not None:
-            least = number_text(run.noise_floor.kld.value, KLD_DIGITS)
+        if run.noise_floor is not None:
+            least = number_text(run.noise_floor.kld, KLD_DIGITS)
             about += f"; a KLD near or below its {least} says nothing about a quantization"
         notes.append(about)
     if run.is_answers:
@@ -105,7 +105,9 @@ def kv_size_notes(run: TextResult) -> list[str]:
     """Whose sizes of KV caches are not known, and why; whose caches hold the last tokens only."""
     labels: dict[str, list[str]] = {}
     for model in run.models:
-        unknown = "the engine does not say" + (", or did not when this row was scored (-cc)" if model.cached else "")
+        unknown = "the engine does not say" + (
+            ", or did not when this row was scored (-cc)" if model.from_cache else ""
+        )
         missing = f"KV MB n/a: {model.provenance.get(groups.NO_CACHE, unknown)}"
         said = missing if model.kv_mb is None else groups.kv_windows(model.kv_caches)
         if said and not model.error:
@@ -134,8 +136,8 @@ def window_notes(run: TextResult) -> list[str]:
     if method == "answers":
         return answer_notes(run)
     cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
-    scored = {(model.windows, model.ppl.tokens + model.ppl.non_finite) for model in run.models if model.ppl}
-    whole = sampled.available(run)
+    scored = {(m.windows, m.estimates.ppl.tokens + m.estimates.ppl.non_finite) for m in run.models if m.estimates}
+    whole = ranking.sampled_from(run)
     spread = f" of {whole:,}, spread over the text" if whole else ""
     lines = [f"{cut}{count:,} windows{spread}, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
     return [*lines, *([sample_note(run, whole)] if whole else [])]
@@ -143,17 +145,17 @@ def window_notes(run: TextResult) -> list[str]:
 
 def sample_note(run: TextResult, whole: int) -> str:
     """How well spread windows know what all windows of the text would give."""
-    worst = {"PPL": sampled.worst_ppl(run), f"KLD of every {sampled.kind_of_rows(run)}": sampled.worst_kld(run)}
+    worst = {"PPL": ranking.worst_ppl(run), f"KLD of every {ranking.kind_of_rows(run)}": ranking.worst_kld(run)}
     known = [
         f"{name} within {100 * each.error:.2g} %" for name, each in worst.items() if each and math.isfinite(each.error)
     ]
     within = f"{', '.join(known)} (one standard error; the table's ± is about other texts, too)" if known else "n/a"
-    return f"what all {whole:,} windows of the text would give: {within}{sampled.rest_in_words(run)}"
+    return f"what all {whole:,} windows of the text would give: {within}{ranking.rest_in_words(run)}"
 
 
 def phase_notes(run: TextResult) -> list[str]:
     """What decode is, where rows were scored in its steps, and which those are if all were."""
-    phases = {model.phase for model in run.models if not model.error} - {"prefill"}
+    phases = {model.phase for model in run.models if model.phase} - {"prefill"}
     if not phases:
         return []
     everywhere = len(phases) == 1 and all(model.error or model.phase in phases for model in run.models)
@@ -222,7 +224,7 @@ def error_notes(run: TextResult) -> list[str]:
 
 def text_rates(run: TextResult) -> list[str]:
     """The reference's losses in units that no tokenizer changes."""
-    rows = [(m.label, m.estimates.rates) for m in run.models if m.is_reference and m.estimates]
+    rows = [(m.label, m.estimates.rates) for m in run.models if m.reference and m.estimates]
     return [
         f"{label}: {number_text(rates.bits_per_byte.value, 4)} bits per byte, byte perplexity "
         f"{number_text(rates.byte_perplexity.value, 4)}, word perplexity {number_text(rates.word_perplexity.value, 4)}"
@@ -232,30 +234,29 @@ def text_rates(run: TextResult) -> list[str]:
 
 def model_notes(model: ModelResult, run: TextResult) -> list[str]:
     """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and the notes of the run."""
-    ppl, kld, failed = model.ppl, model.kld, bool(model.error)
+    failed, off, kld_off = bool(model.error), model.non_finite, model.kld_non_finite
     undecided = model.estimates.answers.undecided if model.estimates and model.estimates.answers else 0
-    explained = failed or model.is_reference or bool(kld) or bool(model.notes)
+    explained = failed or model.reference or model.kld_tokens is not None or bool(model.notes)
     notes = {
         f"failed: {model.error}": failed,
-        f"size n/a: {model.storage.note}": bool(model.storage.note) and not failed,
+        f"size n/a: {model.storage_note}": bool(model.storage_note) and not failed,
         "kernel n/a: this engine does not say what it runs": not (failed or model.layers),
-        "PPL n/a: it is too large for a number": ppl is not None and ppl.value is None,
-        f"{ppl and ppl.non_finite} positions had no finite log-probability; PPL leaves them out": ppl
-        and ppl.non_finite,
-        f"{kld and kld.non_finite} positions had no finite KL divergence; KLD leaves them out": kld and kld.non_finite,
+        "PPL n/a: it is too large for a number": model.estimates is not None and model.ppl is None,
+        f"{off} positions had no finite log-probability; PPL leaves them out": off,
+        f"{kld_off} positions had no finite KL divergence; KLD leaves them out": kld_off,
         f"acc n/a: {undecided:,} questions without finite log-probabilities to choose an answer by": undecided,
         "KLD n/a: this engine measured none": run.reference is not None and not explained,
     }
     return [*(note for note, holds in notes.items() if holds), *model.notes]
 
 
-def notes_of_texts(results: Results) -> list[str]:
+def notes_of_texts(results: RunResult) -> list[str]:
     """What is special to a table of several texts; the first note of each text's own says what it is."""
     notes = {text.name: [text.subtitle, *footnotes(text)] for text in results.scored}
     return [*(f"{text.name}: failed: {text.error}" for text in results.texts if text.error), *once(notes)]
 
 
-def legend_of_texts(results: Results) -> list[str]:
+def legend_of_texts(results: RunResult) -> list[str]:
     """What columns and marks of that table mean."""
     return [MEANS, *once({text.name: legend(text) for text in results.scored})]
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results.run_result import Results
+from compare_q.eval.results import RunResult
 from compare_q.eval.table.columns import Cell, Filled, timing_columns
 from compare_q.eval.table.registry import WORDS
 from compare_q.eval.table.tables import tables_of
@@ -18,7 +18,7 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
 
 
 def markdown_text(
-    results: Results, names: Sequence[str] | None = None, *, by_text: bool = False, timing: bool = False
+    results: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False, timing: bool = False
 ) -> str:
     """Title, table (of the columns of these names) and footnotes; ``by_text``: of several texts a table each, below
     its name; with ``timing`` also where the seconds went."""

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable
-from compare_q.eval.results.differences import Difference, difference_or_reason
-from compare_q.eval.results.digits import decimals_of_error, number_with_error
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.ranking import Difference, difference_or_reason
+from compare_q.eval.results import ModelResult, TextResult
 from compare_q.eval.stats.answers import discordant, mcnemar_p
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import LARGEST_EXPONENT
+from compare_q.eval.table.numbers import decimals_of_error, number_with_error
 
 HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",

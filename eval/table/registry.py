@@ -1,7 +1,7 @@
 """Every column that a table can have, each in one line: terminal, Markdown, CSV, report, ``--sort`` and Python read it.
 
-A column of numbers shows a flat field of results.json (``eval/results/flat.py``) and, where that has one, the
-field's error beside it.  So a value that ``flat_json`` there has becomes a column by a line of ``COLUMNS``.
+A column of numbers shows a flat field of results.json (``eval/results.py``) and, where that has one, the
+field's error beside it.  So a field of ``ModelResult`` becomes a column by a line of ``COLUMNS``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest
-from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS
 from compare_q.eval.stats.estimates import DIVERGENCES
+from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Column:
     ``field``: of results.json; empty: called like the column.  ``digits``: decimals of a number, None for words.
     ``times`` and ``plus``: what is shown is times * field + plus.  ``error``: there is a field ``..._stderr``.
     ``exact``: the field's value for the reference, by definition, of what is measured against a reference; else None.
-    ``best``: the score (``SCORES`` of ``eval/results/differences.py``) by which the best rows are marked.  ``more``:
+    ``best``: the score (``SCORES`` of ``eval/ranking.py``) by which the best rows are marked.  ``more``:
     more is better, so that sorting begins with the largest.
     """
 

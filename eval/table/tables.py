@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.table.columns import Filled, columns_of_texts, possible_extras, table_columns
 from compare_q.eval.table.footnotes import (
     column_notes,
@@ -44,7 +44,7 @@ class Table:
         return [*self.legend, *(note for name, note in self.column_notes.items() if name in shown)]
 
 
-def tables_of(results: Results, names: Sequence[str] | None = None, *, by_text: bool = False) -> list[Table]:
+def tables_of(results: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False) -> list[Table]:
     """The tables of a run with the columns of these names (None: those that tell something); ``by_text``: of several
     texts a table each."""
     if len(results.texts) == 1:
@@ -58,7 +58,7 @@ def tables_of(results: Results, names: Sequence[str] | None = None, *, by_text: 
 
 
 def table_of_text(
-    results: Results, text: TextResult, names: Sequence[str] | None = None, *, heading: str = "", letters: bool = True
+    results: RunResult, text: TextResult, names: Sequence[str] | None = None, *, heading: str = "", letters: bool = True
 ) -> Table:
     """The table of one text; ``letters``: whether machines have letters, and footnotes that explain them."""
     if text.error:

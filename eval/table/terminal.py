@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results.run_result import Results
+from compare_q.eval.results import RunResult
 from compare_q.eval.table.columns import Filled, timing_columns, without
 from compare_q.eval.table.registry import BY_NAME, LABEL, WORDS
 from compare_q.eval.table.tables import Table, tables_of
@@ -29,7 +29,7 @@ MARGIN = 2
 
 
 def show(
-    results: Results,
+    results: RunResult,
     console: Console,
     names: Sequence[str] | None = None,
     *,
@@ -67,12 +67,12 @@ def meaning(filled: Filled) -> str:
     return f"{column.title}: {column.means}"
 
 
-def show_timing(results: Results, console: Console) -> None:
+def show_timing(results: RunResult, console: Console) -> None:
     """Print where the seconds of every row went."""
     show_columns(console, "", timing_columns(results), console.width)
 
 
-def conclude(results: Results, console: Console) -> None:
+def conclude(results: RunResult, console: Console) -> None:
     """Print what was found, the last line of a run."""
     console.print()
     say(console, verdict(results))

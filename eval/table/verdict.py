@@ -1,6 +1,6 @@
 """Results -> the words that end a run: what was found, and no more than the statistics bear.
 
-"For certain" stands where paired differences say so at 95 % (``eval/results/differences.py``): of rows beside the best
+"For certain" stands where paired differences say so at 95 % (``eval/ranking.py``): of rows beside the best
 one it is the test of the star, which holds for all rows at once, and of a row beside the reference the interval of
 ``--pairs``.  On a text whose errors may be far too small nothing is certain.  Within the noise floor KLD ranks nothing.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compare_q.eval.results.differences import (
+from compare_q.eval.ranking import (
     LEAST_TOKENS,
     SCORES,
     Difference,
@@ -18,11 +18,11 @@ from compare_q.eval.results.differences import (
     difference_or_reason,
     near_lossless,
 )
-from compare_q.eval.results.digits import number_with_error, two_digits
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.answers import discordant, mcnemar_p
 from compare_q.eval.stats.estimates import n_blocks
 from compare_q.eval.stats.uncertainty import SHORT
+from compare_q.eval.table.numbers import number_with_error, two_digits
 from compare_q.eval.table.pairs import LEVEL
 
 NAMED = 3
@@ -46,7 +46,7 @@ class Ranking:
     reason: str = "they cannot be compared token by token"
 
 
-def verdict(results: Results) -> str:
+def verdict(results: RunResult) -> str:
     """One or a few sentences on the whole run."""
     said = ["No text was scored."]
     if results.scored:
@@ -63,26 +63,26 @@ def of_text(text: TextResult) -> list[str]:
         return ["No model was scored."]
     if text.is_answers:
         return of_answers(measured)
-    compared = [m for m in measured if kld_of(m) is not None and not (m.is_reference or m.is_noise_floor)]
+    compared = [m for m in measured if kld_of(m) is not None and not (m.reference or m.noise_floor)]
     rows = [m for m in compared if m.is_quantized] or compared
     if text.reference is None or not rows:
         return [*of_ppl(measured), *caution(measured)]
     said = of_kld(text, rows)
-    reference = next((m for m in measured if m.is_reference), None)
+    reference = next((m for m in measured if m.reference), None)
     if reference is not None and len(rows) <= NAMED:
         said += ppl_beside(reference, rows)
-    without = [m.label for m in measured if kld_of(m) is None and not m.is_reference]
+    without = [m.label for m in measured if kld_of(m) is None and not m.reference]
     return [*said, *([f"No KLD: {listed(without)}."] if without else []), *caution(rows)]
 
 
 def kld_of(model: ModelResult) -> float | None:
     """A row's mean KLD in nats."""
-    return model.kld.value if model.kld else None
+    return None if model.reference else model.kld
 
 
 def ppl_of(model: ModelResult) -> float | None:
     """A row's perplexity."""
-    return model.ppl.value if model.ppl else None
+    return model.ppl
 
 
 def ranking(rows: Sequence[ModelResult], score: str, of: Measured, near: frozenset[str] = frozenset()) -> Ranking:
@@ -107,22 +107,20 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     assert text.reference is not None
     near, reference = near_lossless(text.models), text.reference["label"]
     found = ranking(rows, "kld", kld_of, near)
-    best, top = found.best, found.best.same_top
-    kld = best.kld
+    best, kld = found.best, found.best.kld
     assert kld is not None
-    assert kld.value is not None
-    size = f"KLD {number_with_error(kld.value, kld.stderr)}"
+    size = f"KLD {number_with_error(kld, best.kld_stderr)}"
     first = f"{best.marked_label} has a {size} to {reference}"
-    if top and top.value is not None:
-        kept = f"keeps {percent(top.value)} of the most probable tokens of {reference}"
+    if best.same_top is not None:
+        kept = f"keeps {percent(best.same_top)} of the most probable tokens of {reference}"
         first = f"{best.marked_label} {kept} ({size})"
     if best.label in near:
         first += ", near what other roundings of the same weights lose"
     klds = {m.label: kld_of(m) or 0.0 for m in rows}
-    if kld.value <= 0 or max(klds.values()) > MOST_TIMES * kld.value:
+    if kld <= 0 or max(klds.values()) > MOST_TIMES * kld:
         sizes, frame = {label: f"{each:.5f}" for label, each in klds.items()}, "a KLD of {}"
     else:
-        sizes, frame = {label: f"{times(each / kld.value)} times" for label, each in klds.items()}, "{} the KLD"
+        sizes, frame = {label: f"{times(each / kld)} times" for label, each in klds.items()}, "{} the KLD"
     return beside_best(found, first, ("loses more", "lose more"), certainly(rows), sizes, frame, near)
 
 
@@ -172,18 +170,17 @@ def ppl_beside(reference: ModelResult, rows: Sequence[ModelResult]) -> list[str]
 
 def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
     """The rows by perplexity, where no KLD says more."""
-    rows = [model for model in measured if ppl_of(model) is not None and not model.is_noise_floor]
+    rows = [model for model in measured if ppl_of(model) is not None and not model.noise_floor]
     if not rows:
         return ["No model has a perplexity."]
     found = ranking(rows, "nll", ppl_of)
     best, ppl = found.best, found.best.ppl
     assert ppl is not None
-    assert ppl.value is not None
-    size = number_with_error(ppl.value, ppl.stderr)
+    size = number_with_error(ppl, best.ppl_stderr)
     if len(rows) == 1:
         return [f"{best.marked_label} has a PPL of {size} on this text; there is no other to compare it with."]
     first = f"{best.marked_label} has the lowest PPL, {size}"
-    sizes = {m.label: f"{times(100 * ((ppl_of(m) or 0.0) / ppl.value - 1))} %" for m in rows}
+    sizes = {m.label: f"{times(100 * ((ppl_of(m) or 0.0) / ppl - 1))} %" for m in rows}
     return beside_best(found, first, ("has a higher one", "have higher ones"), certainly(rows), sizes, "by {}")
 
 
@@ -195,7 +192,7 @@ def of_answers(measured: Sequence[ModelResult]) -> list[str]:
     rows = [(m, found.acc) for m in measured if m.estimates and (found := m.estimates.answers) and found.acc.right]
     if not rows:
         return ["No model's answers are known."]
-    base, own = max(rows, key=lambda row: (row[0].is_reference, row[1].right.count("1")))
+    base, own = max(rows, key=lambda row: (row[0].reference, row[1].right.count("1")))
     questions = len(own.right)
     others = [(m, acc) for m, acc in rows if m is not base and len(acc.right) == questions]
     said = f"{base.marked_label} has {percent(own.right.count('1') / questions)} of {questions:,} questions right"
@@ -210,7 +207,7 @@ def of_answers(measured: Sequence[ModelResult]) -> list[str]:
     return [f"{'; '.join([said, *(f'{kind}: {listed(labels)}' for kind, labels in groups.items())])}."]
 
 
-def of_texts(results: Results) -> list[str]:
+def of_texts(results: RunResult) -> list[str]:
     """The rows by their means over the texts; a difference is certain that is so on every text, in one direction."""
     candidates = dict.fromkeys(m.label for text in results.scored for m in text.models)
     for score, mean, word in (("kld", results.mean_kld, "KLD"), ("nll", results.mean_ppl, "PPL")):
@@ -221,13 +218,13 @@ def of_texts(results: Results) -> list[str]:
     return [f"{text.name}: {each}" for text in results.scored for each in of_text(text)]
 
 
-def is_candidate(results: Results, label: str) -> bool:
+def is_candidate(results: RunResult, label: str) -> bool:
     """Whether a row is neither the reference nor a noise floor."""
     models = [model for model in results.of_label(label) if model]
-    return not any(model.is_reference or model.is_noise_floor for model in models)
+    return not any(model.reference or model.noise_floor for model in models)
 
 
-def of_means(results: Results, labels: Sequence[str], score: str, word: str) -> list[str]:
+def of_means(results: RunResult, labels: Sequence[str], score: str, word: str) -> list[str]:
     """The sentences on rows in the order of their means."""
     first, *others = labels
     mean = (results.mean_kld if score == "kld" else results.mean_ppl)(first)

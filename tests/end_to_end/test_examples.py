@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from compare_q import backends
+from compare_q.eval import results
 from compare_q.eval.specs import reading, types
 from compare_q.eval.text.hub_datasets import SOURCES
 from tests.support import ROOT
@@ -66,7 +67,15 @@ def test_model_examples(file: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["data.schema.json", "models.schema.json"])
+SCHEMAS = {**types.json_schemas(), "results.schema.json": results.json_schema()}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_schemas_are_current(name: str) -> None:
     """Run `make schema` if this fails."""
-    assert json.loads((FOLDER / "schema" / name).read_text()) == types.json_schemas()[name]
+    assert json.loads((FOLDER / "schema" / name).read_text()) == SCHEMAS[name]
+
+
+def test_published_results_follow_the_schema() -> None:
+    for name in ("h200/table/results.json", "cpu/demo_avx512.json"):
+        jsonschema.validate(json.loads((ROOT / "results" / name).read_text()), SCHEMAS["results.schema.json"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import pytest
 
 from compare_q.eval import api
 from compare_q.eval.api import compare, load
-from compare_q.eval.results import results_json
 from tests.support.command_line import Run, Specs
-from tests.support.made import FAILED, QUANT, REF, results_of, run_of
+from tests.support.made import FAILED, QUANT, REF, replace, results_of, run_of, storage_of
 from tests.support.toy import refusal
 
 UNIFORM = {"load_fn": "fake", "label": "uniform", "model_dir": "none", "engine": {"vocab_size": 500}}
@@ -64,8 +62,8 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
 
 
 def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path) -> None:
-    sizeless = replace(QUANT, label="server", storage=replace(QUANT.storage, bpw_layer=None, note="a server"))
-    results_json.write_json(results_of(run_of(REF, QUANT, FAILED, sizeless)), tmp_path / "r.json", [])
+    sizeless = replace(QUANT, label="server", storage=replace(storage_of(QUANT), bpw_layer=None, note="a server"))
+    results_of(run_of(REF, QUANT, FAILED, sizeless)).with_origin([]).write(tmp_path / "r.json")
     frame = load(tmp_path / "r.json").frame()
     assert tuple(frame.columns) == api.COLUMNS
     assert frame.kld.tolist()[:2] == [0, 0.01234567]
@@ -125,7 +123,7 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
 
 
 def test_a_finished_run_is_shown_as_from_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results_json.write_json(results_of(run_of(REF, QUANT)), tmp_path / "r.json", [])
+    results_of(run_of(REF, QUANT)).with_origin([]).write(tmp_path / "r.json")
     api.show(tmp_path / "r.json")
     shown = capsys.readouterr().out
     assert REF.label in shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,13 +19,14 @@ from compare_q.backends.common.messages import CONTROL
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
 from compare_q.backends.scoring import segments
+from compare_q.eval import results
 from compare_q.eval.report import page
-from compare_q.eval.results import combine, flat, results_json
-from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.table import columns, markdown, pairs, terminal
 from compare_q.eval.table.registry import BY_NAME
+from compare_q.eval.table.spreadsheet import csv_text
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
-from tests.support.made import FAILED, LAYERS, QUANT, REF, run_of
+from tests.support.made import FAILED, LAYERS, QUANT, REF, raw_of, replace, run_of, run_result, text_result
 from tests.support.report_page import WORST
 
 DATA = {"windows": 2, "windows_sha256": "w", "vocabulary_sha256": "v", "text_tokens": 100_000, "method": "exllamav3"}
@@ -39,16 +39,15 @@ RUN = run_of(REF, QUANT, FAILED)
 
 
 def json_of(*texts: TextResult) -> Any:
-    return json.loads(json.dumps(results_json.results_json(Results(texts), ["x"])))
+    return raw_of(run_result(texts), ["x"])
 
 
 WHOLE = json_of(RUN)
 WHOLE["texts"][0]["data"] = DATA
 SPEC = {"group": "g", "noise_floor": True}
 WHOLE["texts"][0]["models"][1] |= {"provenance": PROVENANCE, "spec": SPEC, "scores_key": "k"}
-WHOLE["texts"][0]["models"][1]["worst_tokens"] = [asdict(token) for token in WORST]
-ORIGIN = {key: WHOLE[key] for key in results_json.ORIGIN}
-TEXTS = json_of(replace(RUN, name="a"), replace(RUN, name="b"), TextResult("c", error="no such file"))
+WHOLE["texts"][0]["models"][1]["worst_tokens"] = [token.model_dump() for token in WORST]
+TEXTS = json_of(replace(RUN, name="a"), replace(RUN, name="b"), text_result("c", error="no such file"))
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +57,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def show(results: Results, folder: Path) -> None:
+def show(run: RunResult, folder: Path) -> None:
     """Every reader of a run but the pictures: table, pairs, Markdown, CSV, JSON, report."""
     for key in (None, *BY_NAME):
-        table = columns.ordered(results, key)
+        table = columns.ordered(run, key)
     stream = io.StringIO()
     terminal.show(table, Console(file=stream, width=120))
     terminal.show(table, Console(file=stream, width=80), tuple(BY_NAME))
@@ -71,11 +70,12 @@ def show(results: Results, folder: Path) -> None:
         lines += pairs.pair_lines(pairs.neighbours(text), text.data.get("text_tokens"))
     lines += markdown.markdown_text(table, tuple(BY_NAME), timing=True).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
-    (folder / "out.csv").write_text(flat.csv_text(table))
-    results_json.write_json(results, folder / "out.json", ["x"])
-    assert results_json.load(folder / "out.json") == results
+    (folder / "out.csv").write_text(csv_text(table))
+    whole = run.with_origin(["x"])
+    whole.write(folder / "out.json")
+    assert RunResult.read(folder / "out.json") == whole
     with mock.patch.object(page, "figures_of", return_value=[]):
-        page.page_of(table, results_json.results_json(results, ["x"]))
+        page.page_of(table)
 
 
 @fuzzed
@@ -87,10 +87,10 @@ def test_results(folder: Path, random: Random) -> None:
         content = b'<script type="application/json" id="results">' + content + b"</script>"
     file = folder / "damaged.json"
     file.write_bytes(content)
-    found = answer_of(lambda: results_json.load(file))
+    found = answer_of(lambda: RunResult.read(file))
     if found is not None:
         show(found, folder)
-        combined = answer_of(lambda: combine.load([folder / "whole.json", file]))
+        combined = answer_of(lambda: results.load([folder / "whole.json", file]))
         if combined is not None:
             show(combined, folder)
 

@@ -1,15 +1,39 @@
-"""Results made by hand, small enough to work out every number that is printed of them."""
+"""RunResult made by hand, small enough to work out every number that is printed of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results import ModelResult, RunResult, Stored, TextResult
 from compare_q.eval.stats.distributions import Curve, Histogram
 from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Bucket, Estimates, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
+
+GIVEN = (
+    "reference", "windows", "load_seconds", "score_seconds", "timing", "from_cache", "error", "spec", "spec_sha256",
+    "scores_key", "notes", "provenance", "worst_tokens", "estimates",
+)  # fmt: skip
+"""Fields of a row that do not follow from others."""
+
+
+def replace(found: Any, **changes: Any) -> Any:
+    """A copy with other values of some fields; a row's flat fields are filled anew."""
+    if isinstance(found, ModelResult):
+        changes.setdefault("storage", storage_of(found))
+        given = {"label": found.label, "engine": found.engine, **{name: getattr(found, name) for name in GIVEN}}
+        return ModelResult.of(**(given | changes))
+    return found.updated(**changes) if isinstance(found, Stored) else dataclasses.replace(found, **changes)
+
+
+def storage_of(row: ModelResult) -> Storage:
+    """The size of which a row was made."""
+    return Storage(row.bpw_layer, row.bpw_head, row.vram_bits, row.storage_note or "", row.file_bytes)
+
 
 SIZE = Storage(4.5, 16.0, 8 * 2.0**30)
 REFERENCE = {"label": "bf16", "contents": "states", "key": "f" * 40}
@@ -41,22 +65,37 @@ AGAINST = AgainstReference(
 )  # fmt: skip
 KLD_BLOCKS = replace(BLOCKS, kld=(1.0, 1.0, 1.0, 1.0), same_top=(9.0, 9.0, 9.0, 9.0), whole=("nll", "kld", "same_top"))
 COMPARED = replace(ALONE, against=AGAINST, blocks=KLD_BLOCKS, curve=Curve((1, 3), (2.0,), (0.5,)))
-BASE = ModelResult(
+BASE = ModelResult.of(
     "base", "fake", SIZE, ALONE, windows=2, load_seconds=1.0, score_seconds=2.0, provenance={"layers": [LAYERS]}
 )
-REF = replace(BASE, label="bf16", is_reference=True)
+REF = replace(BASE, label="bf16", reference=True)
 QUANT = replace(BASE, label="W4A16", estimates=COMPARED)
-FAILED = ModelResult("broken", "fake", error="told to fail")
+FAILED = ModelResult.of("broken", "fake", error="told to fail")
+
+
+def text_result(
+    name: str, data: dict[str, Any] | None = None, subtitle: str = "", models: Sequence[ModelResult] = (),
+    reference: dict[str, Any] | None = None, error: str | None = None,
+) -> TextResult:  # fmt: skip
+    """The rows of one text."""
+    return TextResult(
+        name=name, data=data or {}, subtitle=subtitle, models=tuple(models), reference=reference, error=error
+    )
+
+
+def run_result(texts: Sequence[TextResult], title: str | None = None) -> RunResult:
+    """A run of these texts."""
+    return RunResult(texts=tuple(texts), title=title)
 
 
 def run_of(*models: ModelResult, reference: dict[str, Any] | None = REFERENCE) -> TextResult:
     """The only text of a run of these models."""
-    return TextResult("text", {"windows": 2}, "letters", models, reference)
+    return text_result("text", {"windows": 2}, "letters", models, reference)
 
 
-def results_of(*texts: TextResult, **fields: Any) -> Results:
+def results_of(*texts: TextResult, **fields: Any) -> RunResult:
     """A run of these texts."""
-    return Results(texts, **fields)
+    return RunResult(texts=texts, **fields)
 
 
 def with_ppl(model: ModelResult, ppl: Perplexity) -> ModelResult:
@@ -76,3 +115,14 @@ def with_sums(model: ModelResult, **keys: Any) -> ModelResult:
     """The model with other sums over its blocks."""
     assert model.estimates
     return replace(model, estimates=replace(model.estimates, blocks=replace(model.estimates.blocks, **keys)))
+
+
+def raw_of(run: RunResult, command: Sequence[str] = ()) -> dict[str, Any]:
+    """What results.json has of a run."""
+    return json.loads(run.with_origin(command).json_text())
+
+
+def read_back(raw: Any, folder: Path) -> RunResult:
+    """The run of a results.json with this content."""
+    (folder / "r.json").write_text(json.dumps(raw))
+    return RunResult.read(folder / "r.json")

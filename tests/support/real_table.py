@@ -6,15 +6,15 @@ Labels, sizes, PPL and KLD are those of the table; errors are those of 40 window
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results import ModelResult, TextResult
 from compare_q.eval.stats.distributions import Curve, histogram_of, percentiles_of
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
+from tests.support.made import replace, text_result
 
 # label, bits per weight, stored bits, PPL, KLD, PPL * error of ln(PPL / PPL(reference)), error of KLD
 ROWS = (
@@ -78,8 +78,8 @@ def row_result(row: tuple) -> ModelResult:
     estimates = replace(made.ALONE, ppl=Perplexity(ppl, 0.0, 40, 0, 0.1 * ppl), against=against, curve=curve)
     layers = made.LAYERS | {"asked": "nvfp4"} if label == MARKED else made.LAYERS
     spec = {"noise_floor": True} if label == FLOOR else {}
-    return ModelResult(
-        label, "fake", Storage(bpw, 16.0, bits, file_bytes=bits // 8 + EMBEDDING), estimates, is_reference=not kld,
+    return ModelResult.of(
+        label, "fake", Storage(bpw, 16.0, bits, file_bytes=bits // 8 + EMBEDDING), estimates, reference=not kld,
         spec=spec, provenance={"layers": [layers]},
     )  # fmt: skip
 
@@ -88,6 +88,6 @@ def row_result(row: tuple) -> ModelResult:
 def real_text() -> TextResult:
     """The whole table."""
     reference = {"label": "bf16 vLLM"}
-    return TextResult(
+    return text_result(
         "wikitext2", {"windows": 586}, "wikitext2, 586 × 2048 tokens", tuple(row_result(row) for row in ROWS), reference
     )

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult, WorstToken
+from compare_q.eval.results import ModelResult, RunResult, TextResult, WorstToken
 from compare_q.eval.stats import estimates
+from tests.support.made import run_result, text_result
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -43,14 +44,23 @@ def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: in
     found = estimates.summarize(columns, index, index % 1000 + 1, (4.0 * N, 0.8 * N))
     size = Storage(bpw, bpw, None if bpw is None else (bpw + 4) * 2**31, "" if bpw else "a server tells nothing")
     provenance = {"layers": [LAYER], "vllm": "0.26.0"} | fields.pop("provenance", {})
-    return ModelResult(label, "fake", size, found, windows=4, score_seconds=2.0, provenance=provenance, **fields)
+    return ModelResult.of(label, "fake", size, found, windows=4, score_seconds=2.0, provenance=provenance, **fields)
 
 
 WORST = (
-    WorstToken(1, 7, 4.25, -4.605, -0.693, "before\n", " <i>", " after"),
-    WorstToken(0, 9, 3.0, -9.0, None, "", "", "</script>"),
+    WorstToken(
+        window=1,
+        position=7,
+        kld=4.25,
+        logprob=-4.605,
+        ref_logprob=-0.693,
+        before="before\n",
+        token=" <i>",
+        after=" after",
+    ),
+    WorstToken(window=0, position=9, kld=3.0, logprob=-9.0, after="</script>"),
 )
-REFERENCE = measured("bf16 base", None, 16.0, is_reference=True)
+REFERENCE = measured("bf16 base", None, 16.0, reference=True)
 MODELS = (
     REFERENCE,
     measured("bf16 other", 0.001, 16.0, seed=1, spec={"noise_floor": True}),
@@ -61,14 +71,14 @@ MODELS = (
     measured("GGUF Q4_K", 0.05, 4.5, seed=6),
     measured("GGUF Q2_K", 8.0, 2.5, seed=7),
 )
-FAILED = ModelResult("broken", "fake", error="told to fail")
+FAILED = ModelResult.of("broken", "fake", error="told to fail")
 SIZELESS = measured("server", 0.1, None, seed=8)
 
 
 def text_of(*models: ModelResult, name: str = "wiki2") -> TextResult:
-    base = next((model.label for model in models if model.is_reference), None)
-    return TextResult(name, SOURCE, "wikitext2, 4 × 1000 tokens", models, None if base is None else {"label": base})
+    base = next((model.label for model in models if model.reference), None)
+    return text_result(name, SOURCE, "wikitext2, 4 × 1000 tokens", models, None if base is None else {"label": base})
 
 
-def results_of(*models: ModelResult) -> Results:
-    return Results((text_of(*models),))
+def results_of(*models: ModelResult) -> RunResult:
+    return run_result((text_of(*models),))

@@ -1,19 +1,19 @@
-"""Results of several texts made by hand: a KLD and a perplexity for each model and text, and nothing random."""
+"""RunResult of several texts made by hand: a KLD and a perplexity for each model and text, and nothing random."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.answers import summarize
 from compare_q.eval.stats.estimates import BlockSums
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
+from tests.support.made import replace, run_result, text_result
 from tests.support.questions import requests
 
 BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)
@@ -32,7 +32,7 @@ SIZES = {"bf16": 16.0, "noise": 16.0, "EXL3 4.0": 4.0, "GGUF Q4_K": 4.5}
 def model_of(label: str, kld: float | None, *, error: str = "", reference: bool = True) -> ModelResult:
     """A model with that mean KLD, its error a tenth of it, and a perplexity of 20 * (1 + KLD), its error 2."""
     if error:
-        return ModelResult(label, "fake", error=error)
+        return ModelResult.of(label, "fake", error=error)
     spec = {"noise_floor": True} if label == "noise" else {}
     ppl = Perplexity(20 * (1 + (kld or 0.0)), -80.0, 50, 0, 2.0)
     alone = replace(made.ALONE, ppl=ppl, blocks=BLOCKS)
@@ -42,11 +42,11 @@ def model_of(label: str, kld: float | None, *, error: str = "", reference: bool 
         "provenance": {"layers": [made.LAYERS]},
     }
     if kld is None or not reference:
-        return ModelResult(label, "fake", estimates=alone, is_reference=reference and kld is None, **shared)
+        return ModelResult.of(label, "fake", estimates=alone, reference=reference and kld is None, **shared)
     mean = Mean(kld, 50 * kld, 50, 0, kld / 10)
     against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 5.0, 50, 0, 0.01))
     sums = replace(BLOCKS, kld=(1.0,) * 5, same_top=(9.0,) * 5, whole=("nll", "kld", "same_top"))
-    return ModelResult(label, "fake", estimates=replace(alone, against=against, blocks=sums), **shared)
+    return ModelResult.of(label, "fake", estimates=replace(alone, against=against, blocks=sums), **shared)
 
 
 def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, reference: bool = True) -> TextResult:
@@ -56,17 +56,17 @@ def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, r
         for label, klds in KLDS.items()
     )
     found = {"label": "bf16"} if reference else None
-    return TextResult(name, {"windows": 2}, f"{name}, 2 × 50 tokens", models, found)
+    return text_result(name, {"windows": 2}, f"{name}, 2 × 50 tokens", models, found)
 
 
-def three(**failed: Mapping[str, str]) -> Results:
+def three(**failed: Mapping[str, str]) -> RunResult:
     """Three texts; by a text's name why models have no result of it."""
-    return Results(tuple(text_of(name, i, failed=failed.get(name)) for i, name in enumerate(NAMES)))
+    return run_result(tuple(text_of(name, i, failed=failed.get(name)) for i, name in enumerate(NAMES)))
 
 
-def with_failed_text(result: Results, name: str, error: str) -> Results:
+def with_failed_text(result: RunResult, name: str, error: str) -> RunResult:
     """The results, but that a text failed."""
-    return replace(result, texts=tuple(TextResult(name, error=error) if t.name == name else t for t in result.texts))
+    return replace(result, texts=tuple(text_result(name, error=error) if t.name == name else t for t in result.texts))
 
 
 def with_answers(text: TextResult, **right: str) -> TextResult:
@@ -75,7 +75,7 @@ def with_answers(text: TextResult, **right: str) -> TextResult:
     Underscores stand for spaces of the label.  "?": no answer of that question has a finite log-probability.
     """
     models = {model.label.replace(" ", "_"): model for model in text.models}
-    reference = next((name for name, model in models.items() if model.is_reference), "")
+    reference = next((name for name, model in models.items() if model.reference), "")
     found = []
     for name, model in models.items():
         if model.estimates is None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compare_q.eval.results import combine, results_json
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
-from tests.support.made import QUANT, REF
+from compare_q.eval import results
+from compare_q.eval.results import ModelResult, RunResult, TextResult
+from tests.support.made import QUANT, REF, raw_of, replace, run_result, text_result
 
 DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
 CPU, GPU = {"cpu": "AMD EPYC"}, {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
@@ -33,8 +32,8 @@ def writer(tmp_path: Path) -> Write:
 
     def written(name: str, *models: ModelResult, **keys: Any) -> Path:
         reference, data = keys.get("reference", IDENTITY), {**DATA, **keys.get("data", {})}
-        run = Results((TextResult("text", data, "letters", models, reference),), keys.get("title"))
-        raw = results_json.results_json(run, ["compare_q.py", "-d", name])
+        run = run_result((text_result("text", data, "letters", models, reference),), keys.get("title"))
+        raw = raw_of(run, ["compare_q.py", "-d", name])
         raw |= {"hardware": keys.get("hardware", CPU), "versions": {"torch": keys.get("torch", "2.13")}}
         raw |= {"created": keys.get("created", "2026-11-20T00:00:00+00:00"), "commit": "c"}
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -44,10 +43,10 @@ def writer(tmp_path: Path) -> Write:
     return written
 
 
-def combined(files: Sequence[Path]) -> tuple[Results, TextResult]:
+def combined(files: Sequence[Path]) -> tuple[RunResult, TextResult]:
     """The runs of these files as one, and its only text."""
-    results = combine.load(files)
-    return results, results.texts[0]
+    found = results.load(files)
+    return found, found.texts[0]
 
 
 def labels(text: TextResult) -> list[str]:

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +16,14 @@ from compare_q.backends.base import Storage
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import adaptive
 from compare_q.eval.cli.adaptive import settled, windows_for, windows_needed
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Mean
 from tests.support.command_line import Run
 from tests.support.comparisons import fake
-from tests.support.made import QUANT, REF, run_of, with_against
+from tests.support.made import QUANT, REF, replace, run_of, with_against
 from tests.support.toy import assert_refused
 
 TWO = 0.02
@@ -105,7 +104,7 @@ def staged(errors: Mapping[str, float], sizes: Mapping[str, int], signal: int = 
 
 def test_each_text_has_its_own_number_of_windows_in_two_stages() -> None:
     """3 % of 16 windows of 100 asks for 30 and a tenth more; a short text is used up; 16 are enough for another."""
-    errors = {"long": 0.003, "short": math.inf, "easy": 0.001}
+    errors: dict[str, float | None] = {"long": 0.003, "short": None, "easy": 0.001}
     asked, lines = staged(errors, {"long": 100, "short": 20, "easy": 50})
     assert asked == [(16, 16, 16, False), (33, 20, 16, True)]
     assert [line.split(" windows ")[0] for line in lines] == [

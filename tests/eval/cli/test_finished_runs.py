@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.eval.results import results_json
 from compare_q.eval.table.registry import BY_NAME
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.fake_engine import FakeEngine
@@ -34,14 +33,14 @@ def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path:
 
 def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     assert_refused(compare_q("show", tmp_path / "no.json"), "no.json: no such file")
-    finished.write_text(finished.read_text().replace('"format": 7', '"format": 3'))
+    finished.write_text(finished.read_text().replace('"format": 8', '"format": 3'))
     assert_refused(compare_q("show", finished), "finished.json: results of format 3")
-    results_json.write_json(results_of(run_of(BASE, reference=None)), finished, [])
+    results_of(run_of(BASE, reference=None)).with_origin([]).write(finished)
     assert_refused(compare_q("show", finished, "-kld"), "--kld: no model is the reference")
 
 
 def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    results_json.write_json(results_of(run_of(QUANT, FAILED, REF)), finished, [])
+    results_of(run_of(QUANT, FAILED, REF)).with_origin([]).write(finished)
     files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "--markdown", tmp_path / "o.md")
     ran = compare_q("show", finished, "--sort", "kld", *files)
     labels = ("bf16", "W4A16", "broken")

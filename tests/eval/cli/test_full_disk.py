@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from compare_q.eval.common.files import CURE
-from compare_q.eval.results import results_json
+from compare_q.eval.results import RunResult
 from tests.support import ROOT
 from tests.support.command_line import FAKE, Run, Specs
 
@@ -79,7 +79,7 @@ def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
             ran = in_a_process(*flags, stdout=full)
         problem = f"error: standard output: could not be written: No space left on device; {CURE}"
         assert (ran.returncode, ran.stderr.splitlines()) == (2, [problem])
-    assert results_json.load(tmp_path / "r.json").labels
+    assert RunResult.read(tmp_path / "r.json").labels
 
 
 @pytest.mark.engine
@@ -92,7 +92,7 @@ def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=environment)
         assert (ran.returncode, ran.stderr) == (0, "")
-        assert results_json.load(tmp_path / "r.json").labels
+        assert RunResult.read(tmp_path / "r.json").labels
         assert (tmp_path / "r.csv").read_text().startswith("label,")
         assert ran.stdout.count("\n") == ("head" in shell)
         (tmp_path / "r.json").unlink()

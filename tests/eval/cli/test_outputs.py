@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from compare_q.eval.plots import measures, pictures
-from compare_q.eval.results import results_json
+from compare_q.eval.results import RunResult
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.toy import assert_refused
 
@@ -127,7 +127,7 @@ def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, t
     assert again.status == 0, again.err
     assert again.out.partition("report: ")[0] == ran.out.partition("results: ")[0]
     assert "<title>Mine &lt;b&gt;" in (tmp_path / "r.html").read_text()
-    results = results_json.load(tmp_path / "r.html")
-    assert results_json.load(tmp_path / "s.html") == results == results_json.load(tmp_path / "r.json")
+    results = RunResult.read(tmp_path / "r.html")
+    assert RunResult.read(tmp_path / "s.html") == results == RunResult.read(tmp_path / "r.json")
     assert len(results.labels) == 2
     assert all(len(model.worst_tokens) == 20 for model in results.texts[0].models)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.common.files import is_writable, replacing
-from compare_q.eval.results import results_json
 from tests.support.command_line import Run
 from tests.support.made import QUANT, REF, results_of, run_of
 
@@ -20,7 +19,7 @@ from tests.support.made import QUANT, REF, results_of, run_of
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """results.json of a finished run."""
-    results_json.write_json(results_of(run_of(REF, QUANT)), tmp_path / "finished.json", [])
+    results_of(run_of(REF, QUANT)).with_origin([]).write(tmp_path / "finished.json")
     return tmp_path / "finished.json"
 
 

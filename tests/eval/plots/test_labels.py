@@ -6,7 +6,7 @@ import pytest
 
 from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import KLD
-from compare_q.eval.results import results_json
+from compare_q.eval.results import RunResult
 from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, figure_of
 
@@ -25,7 +25,7 @@ def test_labels_overlap_nothing(case: str) -> None:
 
 def test_the_published_table_names_every_row_and_no_label_stands_beside_another_row() -> None:
     """41 rows, "bf16 vLLM, noise" among them, whose label once stood beside the lone point of "bf16 vLLM, FP8 KV"."""
-    run = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0].texts[0]
+    run = RunResult.read(Path(__file__).parents[3] / "results/h200/table/results.json").texts[0]
     figure = scatter.scatter_figure(run, measure=KLD)
     texts, marks = artists_of_kind(figure, "label"), extents(artists_of_kind(figure, "point"))
     names = {text.get_text().rpartition("\n")[0] for text in texts}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.plots import looks
-from compare_q.eval.results import results_json
+from compare_q.eval.results import RunResult
 
 
 def test_many_groups_never_share_colour_and_marker() -> None:
@@ -59,7 +59,7 @@ def test_of_many_models_only_sizes_leave_their_group_to_the_legend() -> None:
     ],
 )
 def test_labels_that_differ_are_drawn_as_different_texts(labels: list[str]) -> None:
-    run = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json").texts[0]
+    run = RunResult.read(Path(__file__).parents[3] / "results/h200/table/results.json").texts[0]
     table = [model.label for model in run.models]
     for every in (labels, labels + table, [f"{label}{head}" for label in table for head in ("", " [h6]", " [h8]")]):
         for group in ("", "EXL3"):

@@ -1,7 +1,6 @@
 """Percentiles of the tokens' KLD: a row per model, sorted by mean, with the numbers of its marks beside it."""
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +8,11 @@ from matplotlib.figure import Figure
 
 from compare_q.eval.plots import looks, style
 from compare_q.eval.plots.percentiles import percentile_plot
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind
-from tests.support.made import QUANT, run_of, with_against
+from tests.support.made import QUANT, replace, run_of, with_against
 
 pytestmark = pytest.mark.slow
 

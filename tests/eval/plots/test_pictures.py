@@ -1,7 +1,6 @@
 """Pictures of a run: which files there are, what is missing and why, and that each shows what the run holds."""
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,10 @@ from matplotlib.figure import Figure
 from compare_q.eval.common.files import Outputs
 from compare_q.eval.plots import measures, pictures, style
 from compare_q.eval.plots.measures import KLD, PPL
-from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.results import TextResult
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind
-from tests.support.made import BASE, FAILED, QUANT, REF, run_of
+from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, run_result
 from tests.support.several_texts import text_of, three, with_answers, with_failed_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
@@ -41,7 +40,7 @@ def test_every_picture_is_written(
     monkeypatch.setattr(style, "DPI", 40)  # at 160 the files take three times as long
     some = {name: pictures.SCATTER[name] for name in ("ppl_bpw", "kld_p99.9_size")}
     monkeypatch.setattr(pictures, "SCATTER", some)
-    pictures.write_all(Results((small(),)), tmp_path, Outputs())
+    pictures.write_all(run_result((small(),)), tmp_path, Outputs())
     expected = {f"{name}.{suffix}" for name in (*some, *OTHERS) for suffix in ("png", "svg")}
     assert {file.name for file in tmp_path.iterdir() if file.stat().st_size} == expected
     said = capsys.readouterr().out.splitlines()
@@ -55,7 +54,7 @@ def test_several_texts_have_a_picture_of_their_means_and_a_folder_each(
     monkeypatch.setattr(style, "DPI", 40)
     monkeypatch.setattr(pictures, "SCATTER", {"kld_bpw": pictures.SCATTER["kld_bpw"]})
     odd = ("a/b", "texts.png", "a b")
-    named = Results(tuple(replace(text, name=name) for text, name in zip(three().texts, odd, strict=True)))
+    named = run_result(tuple(replace(text, name=name) for text, name in zip(three().texts, odd, strict=True)))
     pictures.write_all(with_failed_text(named, "a b", "no such file"), tmp_path, Outputs())
     assert {file.name for file in tmp_path.iterdir()} == {"a_b", "texts.png-2"}  # a text that failed leaves no mean
     assert {"kld_bpw.png", "kld_percentiles.svg"} <= {file.name for file in (tmp_path / "a_b").iterdir()}
@@ -75,7 +74,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_reference_only_perplexity_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], unwritten: None
 ) -> None:
-    pictures.write_all(Results((run_of(BASE, FAILED, reference=None),)), tmp_path, Outputs())
+    pictures.write_all(run_result((run_of(BASE, FAILED, reference=None),)), tmp_path, Outputs())
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("/")[2] for line in lines if line.startswith("plot: ")] == [
         f"{name}.{suffix}" for name in ("ppl_bpw", "ppl_vram", "loss_by_position") for suffix in ("png", "svg")
@@ -87,15 +86,15 @@ def test_without_a_reference_only_perplexity_is_drawn(
 
 
 def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures.draw(Results((run_of(REF, QUANT, FAILED),), "mine"), tmp_path / "a.png", PPL, dark=True)
+    pictures.draw(run_result((run_of(REF, QUANT, FAILED),), "mine"), tmp_path / "a.png", PPL, dark=True)
     assert capsys.readouterr().out.splitlines() == [
         "broken: not in the plot: PPL unknown", f"plot: {tmp_path / 'a.png'}"
     ]  # fmt: skip
     assert (tmp_path / "a.png").is_file()
-    pictures.draw(Results((run_of(REF, QUANT),)), tmp_path / "b.png", PPL, max_x=1)
+    pictures.draw(run_result((run_of(REF, QUANT),)), tmp_path / "b.png", PPL, max_x=1)
     assert capsys.readouterr().out == "no plot: no model has both PPL and bits per weight within the limits\n"
     many = run_of(*(replace(QUANT, label=f"group{i}") for i in range(81)))
-    pictures.draw(Results((many,)), tmp_path / "b.png", PPL)
+    pictures.draw(run_result((many,)), tmp_path / "b.png", PPL)
     assert capsys.readouterr().out == "no plot: 81 groups, but only 80 can be told apart\n"
     assert not (tmp_path / "b.png").exists()
 

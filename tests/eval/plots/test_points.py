@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -19,9 +19,9 @@ from compare_q.eval.plots.points import (
     points_of,
     subtitle_of,
 )  # fmt: skip
-from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.results import TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
-from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
+from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, run_result, with_against, with_ppl, with_sums
 from tests.support.several_texts import KLDS, NAMES, text_of, three, with_answers, with_failed_text
 
 ACC = ACCURACIES["acc"]
@@ -176,7 +176,7 @@ def test_of_several_texts_a_point_is_the_mean() -> None:
 
 def test_the_mean_accuracy_is_of_the_texts_that_are_answers() -> None:
     """Means of 50 and 50, and of 75 and 25; perplexity is of the text that is not."""
-    result = Results((text_of("wiki2", 0), asked(1), asked(2, GGUF_Q4_K="0001")))
+    result = run_result((text_of("wiki2", 0), asked(1), asked(2, GGUF_Q4_K="0001")))
     drawn = points_of(result.texts, BPW, ACC)[0]
     assert [p.y for p in drawn] == [100, 100, 50, 50]
     assert drawn[2].error == pytest.approx(SPREAD / math.sqrt(2))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from compare_q.eval.plots import looks, position
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.results import TextResult
 from compare_q.eval.stats.distributions import Curve
 from tests.support.drawn import artists_of_kind
-from tests.support.made import QUANT, REF, run_of
+from tests.support.made import QUANT, REF, replace, run_of
 
 pytestmark = pytest.mark.slow
 

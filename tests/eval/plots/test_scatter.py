@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
@@ -12,9 +11,10 @@ from matplotlib.figure import Figure
 from compare_q.eval.plots import measures, scatter, style
 from compare_q.eval.plots.measures import BPW, KLD, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import Level, Point
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.results import TextResult
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents
+from tests.support.made import replace
 from tests.support.scatter_cases import KLDS, draw, draw_kld
 from tests.support.several_texts import three
 

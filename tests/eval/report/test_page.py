@@ -6,7 +6,6 @@ import html
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,22 @@ import pytest
 
 from compare_q.eval.common.files import write_text
 from compare_q.eval.report import page
-from compare_q.eval.results import results_json
-from compare_q.eval.results.run_result import Results, TextResult, WorstToken
+from compare_q.eval.results import RunResult, WorstToken
 from compare_q.eval.table import tables
+from tests.support.made import run_result, text_result
 from tests.support.report_page import BROWSER, FAILED, FLAGS, MODELS, REFERENCE, measured, needs_browser, results_of
 from tests.support.several_texts import three, with_failed_text
 
 EVIL = "</script><img src=x onerror=alert(1)> & <b>\u202e"
+TOKEN = WorstToken(window=0, position=1, kld=2.0, before=EVIL, token=EVIL, after=EVIL)
 HOSTILE = results_of(
     REFERENCE,
-    measured(f"GGUF {EVIL}", 0.3, notes=(EVIL,), worst_tokens=(WorstToken(0, 1, 2.0, -3.0, -1.0, EVIL, EVIL, EVIL),)),
+    measured(f"GGUF {EVIL}", 0.3, notes=(EVIL,), worst_tokens=(TOKEN,)),
 )
 
 
-def html_of(results: Results) -> str:
-    return page.page_of(results, results_json.results_json(results, ["compare-q", "-t", EVIL]))
+def html_of(results: RunResult) -> str:
+    return page.page_of(results.with_origin(["compare-q", "-t", EVIL]))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
 
-        def opened(results: Results, width: int = 1400, **context: Any) -> Any:
+        def opened(results: RunResult, width: int = 1400, **context: Any) -> Any:
             file = tmp_path_factory.mktemp("report") / "report.html"
             write_text(file, html_of(results))
             found = browser.new_page(viewport={"width": width, "height": 900}, **context)
@@ -58,8 +58,8 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 def test_the_page_reads_back_and_names_its_only_script(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     write_text(file, html_of(HOSTILE))
-    stored = results_json.load(file)
-    assert stored == replace(HOSTILE, origin=stored.origin)
+    stored = RunResult.read(file)
+    assert stored.texts == HOSTILE.texts
     text = file.read_text()
     assert (text.count("<script"), text.count("</script>"), text.count("<img")) == (2, 2, 0)
     assert re.search(r"script-src 'sha256-[^']+'; base-uri 'none'", html.unescape(text))
@@ -74,7 +74,7 @@ def test_commands_are_for_a_shell() -> None:
 
 def test_without_a_scored_text_there_is_no_page() -> None:
     with pytest.raises(ValueError, match="every text failed"):
-        html_of(Results((TextResult("a", error="no such file"),)))
+        html_of(run_result((text_result("a", error="no such file"),)))
 
 
 class TestBrowser:

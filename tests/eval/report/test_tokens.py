@@ -11,10 +11,11 @@ from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.report.tokens import AFTER, BEFORE, COUNT, with_worst_tokens
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult, WorstToken
+from compare_q.eval.results import ModelResult, WorstToken
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.windows import EvalData
+from tests.support.made import run_result, text_result
 from tests.support.toy import save_toy_tokenizer
 
 LENGTH, STRIDE, N_WINDOWS = 1025, 512, 4
@@ -53,8 +54,10 @@ def worst_of(cache: Cache, data: EvalData, **columns: np.ndarray) -> tuple[Worst
     folder = cache.path("scores", "key", "")
     segments.commit(folder, TAG, scored, "s", 1.0)
     segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": None})
-    text = TextResult("text", models=(ModelResult("a", "fake", scores_key=f"key/{TAG}"), ModelResult("b", "fake")))
-    (found,) = with_worst_tokens(Results((text,)), [data], cache).texts
+    text = text_result(
+        "text", models=(ModelResult.of("a", "fake", scores_key=f"key/{TAG}"), ModelResult.of("b", "fake"))
+    )
+    (found,) = with_worst_tokens(run_result((text,)), [data], cache).texts
     assert found.models[1] == text.models[1]  # has no scores
     return found.models[0].worst_tokens
 

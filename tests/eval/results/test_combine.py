@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
-from compare_q.eval.results import combine, results_json
-from compare_q.eval.results.differences import best_labels
+from compare_q.eval import results
+from compare_q.eval.ranking import best_labels
+from compare_q.eval.results import RunResult
 from tests.support.command_line import Run, Specs
-from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, with_sums
+from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, replace, with_sums
 from tests.support.toy import refusal
 from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, combined, labels, on, writer
 
@@ -27,17 +27,17 @@ def write(tmp_path: Path) -> Write:
 
 def test_one_file_is_as_it_is(write: Write) -> None:
     file = write("a.json", REF_A, QUANT_A)
-    assert combine.load([file]) == results_json.load(file)
+    assert results.load([file]) == RunResult.read(file)
 
 
 def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: Write) -> None:
     other = on(QUANT, "w4 elsewhere")
-    results, text = combined(
+    run, text = combined(
         [write("a.json", REF_A, QUANT_A), write("b.json", REF_A, FP8_B, QUANT_A), write("c.json", other)]
     )
     assert text.models == (REF_A, QUANT_A, FP8_B, replace(other, label="W4A16 (2)"))
     assert text.reference == IDENTITY
-    assert results.origin["command"] == []
+    assert run.command == ()
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -56,9 +56,9 @@ def test_a_measured_row_replaces_a_failed_one(write: Write, order: int) -> None:
 
 def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
     files = [write("a.json", REF_A), write("b.json", on(BASE, "base", GPU), hardware=GPU, torch="2.14")]
-    results, text = combined(files)
+    run, text = combined(files)
     assert labels(text) == ["bf16", "base"]
-    assert (results.origin["versions"], results.origin["hardware"], results.origin["commit"]) == ({}, {}, "c")
+    assert (run.versions, run.hardware, run.commit) == ({}, {}, "c")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
 )
 def test_what_does_not_belong_in_one_table_is_refused(write: Write, keys: dict[str, Any], named: list[str]) -> None:
     first, second = write("a.json", REF_A), write("b.json", REF_A, **keys)
-    said = refusal(combine.load, [first, second])
+    said = refusal(results.load, [first, second])
     assert said.startswith(f"{second}: ")
     assert all(word in said for word in [*named, str(first)])
     assert "\n" not in said
@@ -81,7 +81,7 @@ def test_what_does_not_belong_in_one_table_is_refused(write: Write, keys: dict[s
 
 def test_one_file_twice_is_refused(write: Write) -> None:
     first = write("a.json", REF_A)
-    assert "a.json" in refusal(combine.load, [first, first.parent / "." / "a.json"])
+    assert "a.json" in refusal(results.load, [first, first.parent / "." / "a.json"])
 
 
 def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_spec
         data, spec = write_specs([reference, *models], max_rows=4)
         ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / f"{name}.json", "--cache-dir", tmp_path / name)
         assert ran.status == 0, ran.err
-    (whole,) = results_json.load(tmp_path / "all.json").texts
+    (whole,) = RunResult.read(tmp_path / "all.json").texts
     _, run = combined([tmp_path / "a.json", tmp_path / "b.json"])
     measured = [
-        [(m.label, m.scores_key, m.estimates, m.is_reference, m.notes, m.worst_tokens) for m in r.models]
+        [(m.label, m.scores_key, m.estimates, m.reference, m.notes, m.worst_tokens) for m in r.models]
         for r in (run, whole)
     ]
     assert measured[0] == measured[1]

@@ -1,26 +1,39 @@
-"""Results and excerpts that no run writes: each is refused in one line with its place, so that no reader meets it."""
+"""RunResult and excerpts that no run writes: each is refused in one line with its place, so that no reader meets it."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from compare_q.eval.results import results_json
-from compare_q.eval.results.run_result import Results, TextResult
-from tests.support.made import LAYERS, PERCENTILES, QUANT, REF, results_of, run_of
+from compare_q.eval.results import NO_RESULTS, RunResult
+from tests.support.made import (
+    LAYERS,
+    PERCENTILES,
+    QUANT,
+    REF,
+    raw_of,
+    read_back,
+    replace,
+    results_of,
+    run_of,
+    run_result,
+    text_result,
+    with_against,
+)
 from tests.support.toy import refusal
 
 RUN = run_of(REF, QUANT)
-RAW = json.loads(json.dumps(results_json.results_json(results_of(RUN), [])))
+RAW = raw_of(results_of(RUN))
 TEXT = ("texts", 0)
 MODEL = (*TEXT, "models", 1)
+TIMING = {"started": 1.0, "loaded": 2.0, "score_began": 3.0, "first_window": 4.0, "last_window": 5.0, "closed": None}
 ESTIMATES = (*MODEL, "estimates")
 AGAINST = (*ESTIMATES, "against")
 TOGETHER = "its numbers do not go together"
-BOUNDS = "is below 0, or no count"
-LABELS = "models: two have one label, or are not those of text"
 
 
 def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
@@ -38,78 +51,95 @@ def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
 @pytest.mark.parametrize(
     ("path", "value", "gold"),
     [
-        (("versions",), ..., "versions: missing"),
-        ((*TEXT, "subtitle"), ..., "subtitle: missing"),
-        ((*MODEL, "bpw_layer"), ..., "bpw_layer: missing"),
-        ((*ESTIMATES, "ppl", "tokens"), ..., "texts.0.models.1.estimates.ppl.tokens: missing"),
-        ((*ESTIMATES, "ppl", "value"), "7.5",
-         "texts.0.models.1.estimates.ppl.value: input should be a valid number (got '7.5')"),
+        (("texts",), ..., "texts: missing"),
+        (("texts",), [5], "texts.0: "),
         (("title",), 5, "title: input should be a valid string (got 5)"),
-        (("texts",), [5], "no object where one must be"),
-        (MODEL, "W4A16", "no object where one must be"),
-        ((*TEXT, "models"), [], "texts: none has results"),
-        ((*TEXT, "name"), "", "texts: a text has no name, or two have one"),
-        ((*TEXT, "error"), "", "texts: none has results"),
-        ((*MODEL, "label"), "bf16", LABELS),
-        ((*ESTIMATES, "blocks", "nll"), [1.0], f"W4A16: estimates: blocks: {TOGETHER}"),
-        ((*ESTIMATES, "blocks", "tokens"), [0] * 4, f"W4A16: estimates: blocks: {TOGETHER}"),
-        ((*ESTIMATES, "blocks", "tokens"), [1] * 31, f"W4A16: estimates: blocks: {TOGETHER}"),
-        ((*ESTIMATES, "blocks", "whole"), ["losses"], f"W4A16: estimates: blocks: {TOGETHER}"),
-        ((*ESTIMATES, "blocks", "length"), -1, f"W4A16.estimates.blocks.length: -1 {BOUNDS}"),
-        ((*ESTIMATES, "ppl", "tokens"), 2**53 + 1, f"W4A16.estimates.ppl.tokens: {2**53 + 1} {BOUNDS}"),
-        ((*ESTIMATES, "ppl", "stderr"), -0.1, f"W4A16.estimates.ppl.stderr: -0.1 {BOUNDS}"),
-        ((*ESTIMATES, "ppl", "value"), 0.0, f"W4A16: estimates: ppl: {TOGETHER}"),
-        ((*ESTIMATES, "curve", "edges"), [3, 1], f"W4A16: estimates: curve: {TOGETHER}"),
-        ((*ESTIMATES, "curve", "nll_stderr"), [0.1] * 9, f"W4A16: estimates: curve: {TOGETHER}"),
-        ((*ESTIMATES, "curve", "nll_stderr"), [-0.1], f"W4A16: estimates: curve: {TOGETHER}"),
-        ((*ESTIMATES, "curve", "edges"), [1, 2, 3], f"W4A16: estimates: curve: {TOGETHER}"),
-        ((*AGAINST, "kld_percentiles"), {"50": 0.5}, f"W4A16: estimates: against: {TOGETHER}"),
-        ((*AGAINST, "kld", "value"), None, f"W4A16: estimates: against: {TOGETHER}"),
-        ((*AGAINST, "kld_histogram"), {"first": 0, "per_decade": 8, "counts": [], "below": 0, "above": 0},
-         f"W4A16: estimates: against: {TOGETHER}"),
-        ((*AGAINST, "kld_histogram", "first"), -9999, f"W4A16: estimates: against: {TOGETHER}"),
-        ((*MODEL, "score_seconds"), -1.0, f"W4A16.score_seconds: -1.0 {BOUNDS}"),
-        ((*MODEL, "bpw_layer"), -4.0, f"W4A16.storage.bpw_layer: -4.0 {BOUNDS}"),
-        ((*MODEL, "provenance"), {"layers": [{"weights": "nf5"}]},
-         "W4A16: provenance: layers or kv_cache_layers are no groups of layers"),
-        ((*MODEL, "provenance"), {"layers": [{**LAYERS, "count": "many"}]},
-         "W4A16: provenance: layers or kv_cache_layers are no groups of layers"),
-        ((*MODEL, "provenance"), {"kv_cache_layers": 5},
-         "W4A16: provenance: layers or kv_cache_layers are no groups of layers"),
-        ((*TEXT, "data"), {"text_tokens": True}, "data.text_tokens: input should be a valid integer (got True)"),
+        (("commit",), ["a"], "commit: "),
+        (("versions",), {"torch": 2}, "versions.torch: "),
+        ((*TEXT, "name"), "", "texts.0.name: "),
+        ((*TEXT, "models"), [], "texts: none has rows"),
+        ((*TEXT, "error"), "no such file", "texts: none has rows"),
+        ((*TEXT, "data"), {"text_tokens": True}, "text_tokens: "),
+        ((*TEXT, "data"), {"answers": []}, "answers: "),
         ((*TEXT, "reference"), {}, "reference.label: missing"),
-        ((*TEXT, "reference", "key"), [1], "reference.key: input should be a valid string (got [1])"),
-        (("commit",), ["a"], "origin.commit: input should be a valid string (got ['a'])"),
-        (("versions",), {"torch": 2}, "origin.versions.torch: input should be a valid string (got 2)"),
+        ((*TEXT, "reference", "key"), [1], "reference.key: "),
+        (MODEL, "W4A16", "texts.0.models.1: "),
+        ((*MODEL, "label"), "bf16", "models: two have one label"),
+        ((*MODEL, "label"), ..., "texts.0.models.1.label: missing"),
+        ((*MODEL, "score_seconds"), -1.0, "texts.0.models.1.score_seconds: "),
+        ((*MODEL, "bpw_layer"), -4.0, "texts.0.models.1.bpw_layer: "),
+        ((*MODEL, "ppl"), "7.5", "texts.0.models.1.ppl: "),
+        ((*MODEL, "timing"), TIMING | {"loaded": 0.0}, "W4A16: timing: is not in order"),
+        ((*MODEL, "provenance"), {"layers": [{"weights": "nf5"}]}, "W4A16: provenance: "),
+        ((*MODEL, "provenance"), {"layers": [{**LAYERS, "count": "many"}]}, "W4A16: provenance: "),
+        ((*MODEL, "provenance"), {"kv_cache_layers": 5}, "W4A16: provenance: "),
+        ((*ESTIMATES, "ppl", "tokens"), ..., "texts.0.models.1.estimates.ppl.tokens: missing"),
+        ((*ESTIMATES, "ppl", "tokens"), 2**53 + 1, "texts.0.models.1.estimates.ppl.tokens: "),
+        ((*ESTIMATES, "ppl", "stderr"), -0.1, "texts.0.models.1.estimates.ppl.stderr: "),
+        ((*ESTIMATES, "ppl", "value"), 0.0, f"W4A16: estimates.ppl: {TOGETHER}"),
+        ((*ESTIMATES, "blocks", "nll"), [1.0], f"W4A16: estimates.blocks: {TOGETHER}"),
+        ((*ESTIMATES, "blocks", "tokens"), [0] * 4, f"W4A16: estimates.blocks: {TOGETHER}"),
+        ((*ESTIMATES, "blocks", "tokens"), [1] * 31, f"W4A16: estimates.blocks: {TOGETHER}"),
+        ((*ESTIMATES, "blocks", "whole"), ["losses"], f"W4A16: estimates.blocks: {TOGETHER}"),
+        ((*ESTIMATES, "blocks", "length"), -1, "texts.0.models.1.estimates.blocks.length: "),
+        ((*ESTIMATES, "curve", "edges"), [3, 1], f"W4A16: estimates.curve: {TOGETHER}"),
+        ((*ESTIMATES, "curve", "edges"), [1, 2, 3], f"W4A16: estimates.curve: {TOGETHER}"),
+        ((*ESTIMATES, "curve", "nll_stderr"), [0.1] * 9, f"W4A16: estimates.curve: {TOGETHER}"),
+        ((*ESTIMATES, "curve", "nll_stderr"), [-0.1], "texts.0.models.1.estimates.curve.nll_stderr"),
+        ((*AGAINST, "kld_percentiles"), {"50": 0.5}, f"W4A16: estimates.against: {TOGETHER}"),
+        ((*AGAINST, "kld", "value"), None, f"W4A16: estimates.against: {TOGETHER}"),
+        ((*AGAINST, "kld_histogram"), {"first": 0, "per_decade": 8, "counts": [], "below": 0, "above": 0},
+         f"W4A16: estimates.against: {TOGETHER}"),
+        ((*AGAINST, "kld_histogram", "first"), -9999, f"W4A16: estimates.against: {TOGETHER}"),
     ],
 )  # fmt: skip
-def test_what_no_run_writes(path: tuple[Any, ...], value: Any, gold: str) -> None:
-    assert results_json.from_json(RAW).texts == (RUN,)
-    assert refusal(results_json.from_json, damaged(RAW, *path, value=value)) == f"damaged results: {gold}"
+def test_what_no_run_writes(path: tuple[Any, ...], value: Any, gold: str, tmp_path: Path) -> None:
+    said = refusal(read_back, damaged(RAW, *path, value=value), tmp_path)
+    assert said.startswith(f"{tmp_path / 'r.json'}: damaged results: {gold}")
+    assert "\n" not in said
 
 
-def test_texts_that_do_not_go_together() -> None:
-    """Names that are one, models that differ, parts of several texts; a text that failed needs no models."""
-    texts = Results((RUN, run_of(REF, QUANT), TextResult("chat", error="no such file")))
-    raw = json.loads(json.dumps(results_json.results_json(texts, [])))
-    assert refusal(results_json.from_json, raw) == "damaged results: texts: a text has no name, or two have one"
+def test_texts_that_do_not_go_together(tmp_path: Path) -> None:
+    """Names that are one, or models that differ; a text that failed needs no models."""
+    raw = raw_of(run_result((RUN, run_of(REF, QUANT), text_result("chat", error="no such file"))))
+    assert "texts: none has rows, or two have one name" in refusal(read_back, raw, tmp_path)
     raw["texts"][1]["name"] = "code"
-    assert results_json.from_json(raw).labels == ("bf16", "W4A16")
-    fewer = damaged(raw, "texts", 1, "models", 1)
-    assert refusal(results_json.from_json, fewer) == f"damaged results: code: {LABELS}"
+    assert read_back(raw, tmp_path).labels == ("bf16", "W4A16")
+    assert "code: models: " in refusal(read_back, damaged(raw, "texts", 1, "models", 1), tmp_path)
 
 
-def test_results_of_another_format() -> None:
-    assert refusal(results_json.from_json, []) == "not a results.json of compare_q"
-    assert refusal(results_json.from_json, damaged(RAW, "format")) == "not a results.json of compare_q"
-    found = refusal(results_json.from_json, {**RAW, "format": 3})
-    assert found.startswith("results of format 3, but this compare_q reads format 7; run compare_q again with -o")
-    nan = damaged(RAW, *MODEL, "score_seconds", value=float("nan"))
-    assert "not JSON compliant" in refusal(results_json.from_json, nan)
+def test_results_of_another_format(tmp_path: Path) -> None:
+    assert NO_RESULTS in refusal(read_back, [], tmp_path)
+    assert NO_RESULTS in refusal(read_back, damaged(RAW, "format"), tmp_path)
+    assert "results of format 7, but this compare_q reads format 8" in refusal(
+        read_back, {**RAW, "format": 7}, tmp_path
+    )
 
 
-def test_every_percentile_is_wanted() -> None:
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_json_does_not_have(tmp_path: Path, number: float) -> None:
+    """They are refused when a row is made, in estimates and free objects too, and when a file is read."""
+    assert "JSON" in refusal(read_back, damaged(RAW, *MODEL, "ppl", value=number), tmp_path)
+    for changes in ({"load_seconds": number}, {"provenance": {"a": [number]}}):
+        with pytest.raises(ValidationError, match="number"):
+            replace(QUANT, **changes)
+    with pytest.raises(ValidationError, match="finite number"):
+        with_against(QUANT, correlation=number)
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    """A byte that is not UTF-8 is written as Python writes it, wherever it is in a row."""
+    odd = "caf\udce9"
+    row = replace(QUANT, label=odd, spec={odd: [odd]}, provenance={"log": odd}, notes=(odd,), error=odd)
+    text = text_result(odd, {"spec": {"path": odd}}, odd, (row,))
+    run = run_result((text,), odd).with_origin([odd])
+    run.write(tmp_path / "r.json")
+    assert "\\udce9" in run.labels[0]
+    assert RunResult.read(tmp_path / "r.json") == run
+
+
+def test_every_percentile_is_wanted(tmp_path: Path) -> None:
     """The percentiles of a run are those that the check wants: a thirteenth would be refused, and so would twelve."""
     for name in PERCENTILES:
         fewer = {key: value for key, value in PERCENTILES.items() if key != name}
-        assert TOGETHER in refusal(results_json.from_json, damaged(RAW, *AGAINST, "kld_percentiles", value=fewer))
+        assert TOGETHER in refusal(read_back, damaged(RAW, *AGAINST, "kld_percentiles", value=fewer), tmp_path)

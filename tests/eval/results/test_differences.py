@@ -6,7 +6,7 @@ Three waves: t(0.975, 3) = 3.18245.  Those of sums off by u: 2 (sum of u cos(pi 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 
 from benchmarks import told_apart
 from compare_q.backends.base import Storage
-from compare_q.eval.results.differences import (
+from compare_q.eval.ranking import (
     LEAST_TOKENS,
     best_among,
     best_labels,
     difference_or_reason,
-    difference_with_interval,
     too_short_for_best,
 )
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.estimates import BlockSums, n_blocks
-from tests.support.made import BLOCKS, FAILED, QUANT, REF, with_sums
+from tests.support.made import BLOCKS, FAILED, QUANT, REF, replace, with_sums
 
 WORSE = replace(BLOCKS, nll=(14.0, 24.0, 34.0, 48.0))
 """a - b = -4, -4, -4, -8: mean -20 / 40; off the mean by 1, 1, 1, -3; waves 27.3137, 16, 4.6863, weighted mean 21.3397:
@@ -33,19 +32,26 @@ SAME = replace(BLOCKS, nll=(16.0, 18.0, 36.0, 38.0))
 """a - b = -6, 2, -6, 2: mean -0.2; off by -4, 4, -4, 4; waves 37.4903, 0, 218.5097: sqrt(165.4964) / 40 = 0.32161."""
 
 
+def difference_of(a: BlockSums, b: BlockSums, name: str) -> Any:
+    """The difference of two models with these sums."""
+    assert QUANT.estimates
+    one, two = (replace(QUANT, estimates=replace(QUANT.estimates, blocks=blocks)) for blocks in (a, b))
+    return difference_or_reason(one, two, name)
+
+
 def test_a_difference_by_hand() -> None:
-    found = difference_with_interval(BLOCKS, WORSE, "nll")
+    found = difference_of(BLOCKS, WORSE, "nll")
     assert (found.value, found.stderr) == (pytest.approx(-0.5), pytest.approx(0.115487, abs=1e-6))
     assert found.limits == (pytest.approx(-0.86753, abs=1e-5), pytest.approx(-0.13247, abs=1e-5))
     assert found.is_seen
-    other = difference_with_interval(BLOCKS, SAME, "nll")
+    other = difference_of(BLOCKS, SAME, "nll")
     assert (other.value, other.stderr, other.is_seen) == (pytest.approx(-0.2), pytest.approx(0.32161, abs=1e-5), False)
 
 
 def test_the_interval_decides_and_not_two_standard_errors() -> None:
     """-0.3 +- 0.115 is 2.6 standard errors from 0, and with three waves 0 is still inside."""
     off = replace(BLOCKS, nll=(12.0, 22.0, 32.0, 46.0))
-    found = difference_with_interval(BLOCKS, off, "nll")
+    found = difference_of(BLOCKS, off, "nll")
     assert (found.value, found.stderr) == (pytest.approx(-0.3), pytest.approx(0.115487, abs=1e-6))
     assert not found.is_seen
 
@@ -55,15 +61,13 @@ def test_empty_blocks_do_not_count() -> None:
 
 
 def test_one_block_has_no_error() -> None:
-    found = difference_with_interval(
-        BlockSums((10,), (5.0,), whole=("nll",)), BlockSums((10,), (9.0,), whole=("nll",)), "nll"
-    )
+    found = difference_of(BlockSums((10,), (5.0,), whole=("nll",)), BlockSums((10,), (9.0,), whole=("nll",)), "nll")
     assert (found.value, found.stderr, found.limits, found.is_seen) == (pytest.approx(-0.4), None, None, False)
 
 
 def test_what_cannot_be_compared_says_why() -> None:
     plain, holes = replace(QUANT, label="plain"), with_sums(replace(QUANT, label="holes"), whole=("kld", "same_top"))
-    alone = replace(REF, label="alone", is_reference=False)
+    alone = replace(REF, label="alone", reference=False)
     assert difference_or_reason(plain, FAILED, "nll") == "broken failed"
     assert difference_or_reason(REF, plain, "kld") == "bf16 is the reference, from which KLD is measured"
     assert difference_or_reason(plain, alone, "kld") == "alone has no KL divergence"
@@ -92,7 +96,7 @@ ONE_BLOCK = [
         ([B, C, A], {"a", "c"}),  # what cannot be told from it
         ([A], set()),
         ([GOOD, A, B], {"good"}),
-        ([replace(GOOD, is_reference=True), A, B], {"a"}),
+        ([replace(GOOD, reference=True), A, B], {"a"}),
         ([replace(GOOD, spec={"noise_floor": True}), A, B], {"a"}),
         ([A, B, FAILED], {"a"}),
         ([HOLES, A, B], set()),  # a star on the next one would say that there is no better
@@ -146,7 +150,7 @@ def test_the_best_in_truth_is_among_the_starred_in_95_percent(models: int, quiet
     assert np.mean(["0" in labels for labels in kept]) > 0.95 - 3 * 0.009
     if models == 2:
         assert kept == [
-            frozenset(label for label in sums if not difference_with_interval(sums[label], sums[best], "kld").is_seen)
+            frozenset(label for label in sums if not difference_of(sums[label], sums[best], "kld").is_seen)
             for sums in map(sums_of, 100 + 10 * shared + noise)
             for best in [min(sums, key=lambda label: sum(sums[label].kld))]
         ]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from compare_q.eval.results.differences import best_labels, kld_limit, near_lossless
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.ranking import best_labels, kld_limit, near_lossless
+from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.pairs import UNRANKED, pair_lines
-from tests.support.made import FAILED, QUANT, REF, with_against, with_sums
+from tests.support.made import FAILED, QUANT, REF, replace, with_against, with_sums
 
 
 def row(label: str, kld: float, stderr: float | None = 0.001, **keys: Any) -> ModelResult:

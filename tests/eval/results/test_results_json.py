@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,46 @@ import pytest
 
 from compare_q import __version__
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results import combine, flat, results_json
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval import results
+from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.estimates import summarize
 from compare_q.eval.stats.uncertainty import Mean
-from tests.support.made import BASE, FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_against, with_ppl
+from compare_q.eval.table.spreadsheet import csv_text
+from tests.support.made import (
+    BASE,
+    FAILED,
+    QUANT,
+    REF,
+    REFERENCE,
+    raw_of,
+    read_back,
+    replace,
+    results_of,
+    run_of,
+    run_result,
+    storage_of,
+    text_result,
+    with_against,
+    with_ppl,
+)
 from tests.support.toy import refusal
 
-CODE = with_against(with_ppl(QUANT, replace(QUANT.ppl, value=30.0, stderr=3.0)), kld=replace(QUANT.kld, value=0.04))
-TEXTS = Results(
+CODE = with_against(
+    with_ppl(QUANT, replace(QUANT.estimates.ppl, value=30.0, stderr=3.0)), kld=replace(QUANT.estimates.kld, value=0.04)
+)
+TEXTS = run_result(
     (
         replace(run_of(REF, QUANT, FAILED), name="prose"),
         replace(run_of(REF, CODE, FAILED), name="code"),
     ),
     "a title",
 )
-BROKEN = replace(TEXTS, texts=(*TEXTS.texts, TextResult("chat", error="no conversation has a token that is scored")))
+BROKEN = replace(TEXTS, texts=(*TEXTS.texts, text_result("chat", error="no conversation has a token that is scored")))
 
 
 def written(text: TextResult, folder: Path) -> dict[str, Any]:
     """The only text in results.json, read strictly: NaN and Infinity are no JSON."""
-    results_json.write_json(results_of(text), folder / "r.json", ["compare_q.py"])
+    results_of(text).with_origin(["compare_q.py"]).write(folder / "r.json")
     content = (folder / "r.json").read_text()
     found: dict[str, Any] = json.loads(content, parse_constant=lambda word: pytest.fail(word))
     return dict(found["texts"][0])
@@ -42,7 +60,7 @@ def written(text: TextResult, folder: Path) -> dict[str, Any]:
 
 def json_of(text: TextResult) -> dict[str, Any]:
     """results.json of a run of one text."""
-    return dict(json.loads(json.dumps(results_json.results_json(results_of(text), ["x"]))))
+    return dict(raw_of(results_of(text), ["x"]))
 
 
 def scored(seed: int) -> ModelResult:
@@ -90,13 +108,16 @@ def test_non_finite_kld(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reference", [None, REFERENCE])
 def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | None) -> None:
     """Every field of every model: floats to the last bit, tuples as tuples."""
-    failed = replace(FAILED, notes=("a", "b"), is_reference=True)
+    failed = replace(FAILED, notes=("a", "b"), reference=True)
     cached = replace(
-        REF, cached=True, scores_key="k", storage=replace(REF.storage, bpw_head=None, note="unknown", file_bytes=7)
+        REF,
+        from_cache=True,
+        scores_key="k",
+        storage=replace(storage_of(REF), bpw_head=None, note="unknown", file_bytes=7),
     )
     run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
     written(run, tmp_path)
-    found = results_json.load(tmp_path / "r.json")
+    found = RunResult.read(tmp_path / "r.json")
     assert found.texts == (run,)
     assert list(found.labels) == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
 
@@ -104,23 +125,23 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
 def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is read back and written on another machine says where it ran, not where it was copied."""
     written(run_of(REF, QUANT), tmp_path)
-    found = results_json.load(tmp_path / "r.json")
-    monkeypatch.setattr(results_json.machine, "versions", lambda: {"python": "0"})
+    found = RunResult.read(tmp_path / "r.json")
+    monkeypatch.setattr(results.machine, "versions", lambda: {"python": "0"})
     assert json_of(run_of(REF))["versions"] == {"python": "0", "compare-q": __version__}
-    again = json.loads(json.dumps(results_json.results_json(found, ["other"])))
+    again = raw_of(found, ["other"])
     assert again == json.loads((tmp_path / "r.json").read_text())
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "<html></html>", '<script type="application/json" id="payload">{}</script>']
+    "text", ["", "{}", "[]", "<html></html>", '<script type="application/json" id="results">{}</script>']
 )
 def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
-    assert refusal(results_json.load, tmp_path / "x").startswith(f"{tmp_path / 'x'}: n")
+    assert refusal(RunResult.read, tmp_path / "x").startswith(f"{tmp_path / 'x'}: n")
 
 
 def test_csv_is_flat() -> None:
-    text = flat.csv_text(results_of(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c")))))
+    text = csv_text(results_of(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c")))))
     failed, reference, quant = csv.DictReader(io.StringIO(text, newline=""))
     assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")
     errors = ("ppl_stderr", "ln_ppl_ratio_stderr")
@@ -136,26 +157,26 @@ def test_csv_is_flat() -> None:
 def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path, sign: str) -> None:
     """Text that a spreadsheet would run has an apostrophe before it; a number below zero stays one."""
     text = f"{sign}HYPERLINK(A1)"
-    told = replace(QUANT, label=text, notes=(text,), load_seconds=-1.5)
-    result = results_of(replace(run_of(REF, told), name=text), TextResult("failed", error=text))
-    rows = list(csv.reader(io.StringIO(flat.csv_text(result), newline="")))
+    told = replace(QUANT, label=text, notes=(text,), windows=3)
+    result = results_of(replace(run_of(REF, told), name=text), text_result("failed", error=text))
+    rows = list(csv.reader(io.StringIO(csv_text(result), newline="")))
     for cell in (cell for row in rows for cell in row if "HYPERLINK" in cell):
         assert cell == f"'{printable(text)}"
     assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 1, 3, 1]
-    assert "-1.5" in rows[2]
+    assert "-80.0" in rows[2]
 
 
-def test_several_texts_come_back_as_they_were() -> None:
+def test_several_texts_come_back_as_they_were(tmp_path: Path) -> None:
     for result in (TEXTS, BROKEN):
-        raw = json.loads(json.dumps(results_json.results_json(result, ["compare-q"])))
-        assert (raw["format"], raw["command"], raw["title"]) == (7, ["compare-q"], "a title")
-        again = results_json.from_json(raw)
+        raw = raw_of(result, ["compare-q"])
+        assert (raw["format"], raw["command"], raw["title"]) == (8, ["compare-q"], "a title")
+        again = read_back(raw, tmp_path)
         assert again.texts == result.texts
-        assert json.loads(json.dumps(results_json.results_json(again, ["another"]))) == raw
+        assert raw_of(again, ["another"]) == raw
 
 
 def test_means_are_worked_out_by_hand() -> None:
-    found = {each["label"]: each for each in results_json.results_json(TEXTS, ["x"])["means"]}
+    found = {each["label"]: each for each in raw_of(TEXTS, ["x"])["means"]}
     quant = found["W4A16"]
     assert quant["mean_kld"] == pytest.approx((0.01234567 + 0.04) / 2)
     assert quant["mean_kld_stderr"] == pytest.approx((2 * 0.000452**2) ** 0.5 / 2)
@@ -164,23 +185,21 @@ def test_means_are_worked_out_by_hand() -> None:
     assert quant["mean_ppl_stderr"] == pytest.approx(15 * relative)
     assert (found["bf16"]["mean_kld"], found["bf16"]["mean_kld_stderr"]) == (0.0, None)
     assert found["broken"]["mean_ppl"] is None
-    without = {each["label"]: each for each in results_json.results_json(BROKEN, ["x"])["means"]}
+    without = {each["label"]: each for each in raw_of(BROKEN, ["x"])["means"]}
     assert without["W4A16"]["mean_kld"] is None  # a mean over some of the texts would look like one over all
 
 
 def test_a_file_is_read_whatever_it_holds(tmp_path: Path) -> None:
     one, many = tmp_path / "one.json", tmp_path / "many.json"
-    results_json.write_json(Results(TEXTS.texts[:1]), one, ["x"])
-    results_json.write_json(TEXTS, many, ["x"])
-    assert combine.load([one]).texts[0].subtitle == "letters"
-    assert [text.name for text in combine.load([many]).texts] == ["prose", "code"]
-    assert "number of texts" in refusal(combine.load, [one, many])
-    many.write_text(many.read_text().replace('"subtitle"', '"title"', 1))
-    assert refusal(combine.load, [many]).startswith(f"{many}: damaged results: subtitle")
+    run_result(TEXTS.texts[:1]).with_origin(["x"]).write(one)
+    TEXTS.with_origin(["x"]).write(many)
+    assert results.load([one]).texts[0].subtitle == "letters"
+    assert [text.name for text in results.load([many]).texts] == ["prose", "code"]
+    assert "number of texts" in refusal(results.load, [one, many])
 
 
 def test_csv_has_a_line_for_each_text_and_model() -> None:
-    rows = list(csv.DictReader(io.StringIO(flat.csv_text(BROKEN))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(BROKEN))))
     assert [(row["text"], row["label"]) for row in rows] == [
         *(("prose", label) for label in ("bf16", "W4A16", "broken")),
         *(("code", label) for label in ("bf16", "W4A16", "broken")),
@@ -188,5 +207,5 @@ def test_csv_has_a_line_for_each_text_and_model() -> None:
     ]
     assert rows[-1]["error"] == "no conversation has a token that is scored"
     assert {float(row["kld"]) for row in rows if row["label"] == "W4A16"} == {0.01234567, 0.04}
-    chosen = flat.csv_text(TEXTS, ["label", "kld"]).splitlines()
+    chosen = csv_text(TEXTS, ["label", "kld"]).splitlines()
     assert chosen[:3] == ["text,label,kld", "prose,bf16,0.0", "prose,W4A16,0.01234567"]

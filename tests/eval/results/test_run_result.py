@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,12 @@ import pytest
 from rich.console import Console
 
 from compare_q.backends.base import Storage
-from compare_q.backends.common.errors import InputError
-from compare_q.eval.results import digits, results_json
-from compare_q.eval.results.run_result import MARK, ModelResult, TextResult
-from compare_q.eval.results.timing import Timing, of_records
+from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult, Timing
+from compare_q.eval.run.token_scores import timing_of
 from compare_q.eval.stats.estimates import Estimates, summarize
 from compare_q.eval.stats.uncertainty import Perplexity
-from compare_q.eval.table import markdown, terminal
-from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of, with_against
+from compare_q.eval.table import markdown, numbers, terminal
+from tests.support.made import BASE, FAILED, QUANT, REF, replace, results_of, run_of, text_result, with_against
 
 
 def scored(kld: float) -> Estimates:
@@ -37,39 +33,39 @@ def floor(label: str, kld: float | None) -> ModelResult:
     """A row that its spec calls the noise floor; failed if there is no KLD."""
     spec = {"noise_floor": True}
     if kld is None:
-        return ModelResult(label, "fake", spec=spec, error="no")
-    return ModelResult(label, "fake", spec=spec, estimates=scored(kld))
+        return ModelResult.of(label, "fake", spec=spec, error="no")
+    return ModelResult.of(label, "fake", spec=spec, estimates=scored(kld))
 
 
 def run(*models: ModelResult) -> TextResult:
-    return TextResult("text", {}, "", models)
+    return text_result("text", {}, "", models)
 
 
 def test_the_noise_floor_is_the_row_whose_spec_says_so() -> None:
     """Of several the largest KLD; not one that failed or has no KLD, nor a row with a larger one that is none."""
-    other = ModelResult("other", "fake", spec={"noise_floor": False}, estimates=scored(0.5))
-    assert not other.is_noise_floor
+    other = ModelResult.of("other", "fake", spec={"noise_floor": False}, estimates=scored(0.5))
+    assert not other.noise_floor
     assert run(other).noise_floor is None
     small, large = floor("small", 0.001), floor("large", 0.01)
-    assert run(other, small, large, floor("failed", None)).noise_floor is large
-    assert run(large, small).noise_floor is large
+    assert run(other, small, large, floor("failed", None)).noise_floor == large
+    assert run(large, small).noise_floor == large
     assert run(floor("failed", None)).noise_floor is None
     assert run(floor("no KLD is finite", np.nan)).noise_floor is None
-    alone = ModelResult("reference", "fake", spec={"noise_floor": True}, estimates=summarize(
+    alone = ModelResult.of("reference", "fake", spec={"noise_floor": True}, estimates=summarize(
         {"logprob": np.full(2, -1, np.float32)}, np.arange(2), np.arange(2)))  # fmt: skip
     assert run(alone).noise_floor is None
     same = floor("the reference again, bit for bit the same", 0.0)
-    assert run(same).noise_floor is same
+    assert run(same).noise_floor == same
 
 
 def test_a_deviation_marks_the_label() -> None:
     """NVFP4 weights whose activations were to be NVFP4 and stayed bfloat16."""
     group = {"layers": "*.q_proj", "count": 3, "weights": "nvfp4 g16", "activations": "bfloat16", "kernel": "Marlin",
              "asked": "nvfp4"}  # fmt: skip
-    row = ModelResult("a", "fake", provenance={"layers": [group]})
-    assert len(row.deviations) == 1
+    row = ModelResult.of("a", "fake", provenance={"layers": [group]})
+    assert len(row.deviation_clauses) == 1
     assert row.marked_label == f"a {MARK}"
-    assert ModelResult("a", "fake").marked_label == "a"
+    assert ModelResult.of("a", "fake").marked_label == "a"
 
 
 def test_a_reference_without_a_row_has_the_perplexity_of_most_of_its_tokens() -> None:
@@ -102,35 +98,32 @@ def test_the_parts_of_a_workers_life() -> None:
 def test_of_replicas_the_first_begins_and_the_last_ends() -> None:
     one: dict[str, Any] = vars(TIMED)
     other = {**one, "started": 111.0, "loaded": 116.0, "first_window": 118.0, "last_window": 130.0, "closed": 131.0}
-    assert of_records([one]) == TIMED
-    assert of_records([one, other]) == replace(TIMED, loaded=116.0, last_window=130.0, closed=131.0)
+    assert timing_of([one]) == TIMED
+    assert timing_of([one, other]) == replace(TIMED, loaded=116.0, last_window=130.0, closed=131.0)
     open_still = {name: at for name, at in other.items() if name != "closed"}
-    assert of_records([one, open_still]) == replace(TIMED, loaded=116.0, last_window=130.0, closed=None)
-    assert of_records([one, {}]) is of_records([]) is None  # records of compare_q 0.2
+    assert timing_of([one, open_still]) == replace(TIMED, loaded=116.0, last_window=130.0, closed=None)
+    assert timing_of([one, {}]) is timing_of([]) is None  # records of compare_q 0.2
 
 
 def test_a_second_text_waits_for_no_load() -> None:
     """Of replicas, one of which was ready earlier than the other one."""
     found = [{**vars(TIMED), "started": at, "loaded": at} for at in (112.0, 115.0)]
-    assert of_records(found) == replace(TIMED, started=115.0)
+    assert timing_of(found) == replace(TIMED, started=115.0)
 
 
 def test_results_there_and_back(tmp_path: Path) -> None:
     run = run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=None), FAILED)
-    results_json.write_json(results_of(run), tmp_path / "r.json", [])
-    found = results_json.load(tmp_path / "r.json")
+    results_of(run).with_origin([]).write(tmp_path / "r.json")
+    found = RunResult.read(tmp_path / "r.json")
     assert [model.timing for model in found.texts[0].models] == [TIMED, None, None]
-    raw = json.loads((tmp_path / "r.json").read_text())
-    (first, *_) = raw["texts"][0]["models"]
-    assert first["seconds"] == PARTS
-    first["timing"] = {**vars(TIMED), "loaded": 99.0}
-    with pytest.raises(InputError, match=r"^damaged results: base: timing: is not in order$"):
-        results_json.from_json(raw)
+    assert found.texts[0].models[0].seconds == PARTS
 
 
 def test_tables() -> None:
     run = results_of(
-        run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=replace(TIMED, started=100.0), cached=True), FAILED)
+        run_of(
+            replace(BASE, timing=TIMED), replace(QUANT, timing=replace(TIMED, started=100.0), from_cache=True), FAILED
+        )
     )
     console = Console(width=100, file=io.StringIO(), record=True)
     terminal.show_timing(run, console)
@@ -156,4 +149,4 @@ def test_tables() -> None:
 )  # fmt: skip
 def test_errors_have_two_significant_digits(stderr: float | None, text: str) -> None:
     """3.55 is 3.54999... in binary."""
-    assert digits.error_text(stderr) == text
+    assert numbers.error_text(stderr) == text

@@ -126,7 +126,7 @@ def test_a_text_that_cannot_be_made_is_a_column_with_its_reason(start: Start, tm
     many = run()
     assert many.status == 1
     assert many.texts["code"]["error"] == "eval_len: the text has 5 tokens, one window takes 61; shorten eval_len"
-    assert "models" not in many.texts["code"]
+    assert many.texts["code"]["models"] == []
     assert f"code: failed: {many.texts['code']['error']}" in many.out
     assert many.loaded == ["ref", "a", "b"]
     assert all(many.model("a", name)["kld"] for name in ("prose", "logs"))

@@ -15,7 +15,7 @@ from filelock import Timeout
 from compare_q.backends.common.machine import Gpu
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.run import runner
 from compare_q.eval.run.devices import Devices
 from compare_q.eval.run.hosts import Hosts, Session
@@ -98,7 +98,7 @@ def test_models_and_texts_in_another_order(make: Callable[..., Run], told: Told)
     told.may_score = both_wait
     together(*runs)
     for run in runs:
-        assert [row.ppl.value for label in ("a", "a too") for row in run.of(label)] == pytest.approx([500.0] * 2)
+        assert [row.ppl for label in ("a", "a too") for row in run.of(label)] == pytest.approx([500.0] * 2)
     assert len([step for _, step in told.steps if step == "score done"]) == 4  # each model on each text, once
 
 
@@ -154,7 +154,7 @@ def test_complete_rows_wait_for_no_lock(make: Callable[..., Run], told: Told, ow
             held.enter_context(cache.lock("scores", key))
         together(run)
     assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]
-    assert [row.cached for row in (*run.of("ref"), *run.of("a"))] == [True, True]
+    assert [row.from_cache for row in (*run.of("ref"), *run.of("a"))] == [True, True]
     assert told.steps == []
 
 
@@ -171,7 +171,7 @@ def test_two_caches_and_one_place_of_the_reference(make: Callable[..., Run], tol
     other.start()
     for run in (one, other):
         run.join(TOGETHER_S)
-        assert [row.kld.value for row in run.of("a") if row.kld] == pytest.approx([KLD], rel=1e-5)
+        assert [row.kld for row in run.of("a") if row.kld] == pytest.approx([KLD], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ref", "0" * 40])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
-from compare_q.eval.results.flat import flat_json
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
-from compare_q.eval.results.timing import Timing
+from compare_q.eval.results import ModelResult, TextResult, Timing
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table import columns
 from compare_q.eval.table.columns import Cell
@@ -25,8 +23,11 @@ from tests.support.made import (
     PPL,
     QUANT,
     REF,
+    replace,
     results_of,
     run_of,
+    run_result,
+    storage_of,
     with_against,
     with_ppl,
     with_sums,
@@ -48,7 +49,7 @@ OF_ANSWERS = (
 
 def test_every_cell_of_a_model() -> None:
     """Values with their usual decimals, errors with two significant digits."""
-    sized = replace(QUANT, storage=replace(QUANT.storage, file_bytes=1_234_567_890), load_seconds=1.26)
+    sized = replace(QUANT, storage=replace(storage_of(QUANT), file_bytes=1_234_567_890), load_seconds=1.26)
     assert cells(run_of(REF, sized), "W4A16", tuple(BY_NAME)) == {
         "KV MB / 1k tok": Cell("n/a"), "layer bpw": Cell("4.50"), "head bpw": Cell("16.00"),
         "VRAM GiB": Cell("1.00"), "file GB": Cell("1.23"),
@@ -63,7 +64,7 @@ def test_every_cell_of_a_model() -> None:
 
 
 def test_every_column_shows_a_field_of_the_results() -> None:
-    flat = flat_json(QUANT)
+    flat = QUANT.flat
     assert {field for each in COLUMNS for field in each.fields} <= flat.keys()
     assert all(len(each.header.split("\n")) < 3 for each in COLUMNS)
 
@@ -73,9 +74,9 @@ def test_columns_of_a_table_that_nobody_chose() -> None:
     assert list(cells(run_of(REF, QUANT), "W4A16")) == [
         "layer bpw", "VRAM GiB", "PPL", "PPL vs ref %", "KLD", "99.9 % KLD", "same top %", "tok/s",
     ]  # fmt: skip
-    sized = replace(BASE, storage=replace(BASE.storage, file_bytes=10**9))
+    sized = replace(BASE, storage=replace(storage_of(BASE), file_bytes=10**9))
     assert list(cells(run_of(sized, reference=None), "base")) == ["layer bpw", "file GB", "PPL", "tok/s"]
-    other = replace(BASE, label="other", storage=replace(BASE.storage, bpw_head=4.5))
+    other = replace(BASE, label="other", storage=replace(storage_of(BASE), bpw_head=4.5))
     assert "head bpw" in cells(run_of(sized, other, reference=None), "base")
     bare = narrowed(run_of(REF, QUANT))
     assert [each.column.name for each in bare] == ["label", "kernel", "bpw_layer", "vram_gib", "ppl", "kld", "same_top"]
@@ -103,7 +104,7 @@ def test_sizes_of_kv_caches_have_a_column_only_if_they_differ() -> None:
         "HF: KV MB n/a: windows are scored whole, without one",
         "W4A16: KV MB n/a: the engine does not say",
     ]
-    results = Results((run_of(replace(QUANT, cached=True)),))
+    results = run_result((run_of(replace(QUANT, from_cache=True)),))
     gap = "W4A16: KV MB n/a: the engine does not say, or did not when this row was scored (-cc)"
     assert gap in tables_of(results, ("label", "kv_mb"))[0].notes
     assert gap not in tables_of(results)[0].notes
@@ -154,7 +155,7 @@ def test_the_best_of_each_column_is_marked() -> None:
 
 def test_speeds_have_marks_and_a_note() -> None:
     """Of an earlier run (*)."""
-    stored = replace(BASE, cached=True, score_seconds=1234.56)
+    stored = replace(BASE, from_cache=True, score_seconds=1234.56)
     assert cells(run_of(stored), "base", ("seconds", "speed")) == {
         "seconds": Cell("1,234.6", marks="*"),
         "tok/s": Cell("0", marks="*"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.table.footnotes import footnotes, legend
-from tests.support.made import BASE, QUANT, REF, run_of, with_sums
+from tests.support.made import BASE, QUANT, REF, replace, run_of, with_sums
 from tests.support.several_texts import with_answers
 
 WINDOWS = "2 windows, 40 scored tokens"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from compare_q.eval.results.run_result import MARK
+from compare_q.eval.results import MARK
 from compare_q.eval.table import markdown
-from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of, with_sums
+from tests.support.made import BASE, FAILED, QUANT, REF, replace, results_of, run_of, with_sums
 
 
 def test_the_whole_text() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from compare_q.eval.table import pairs
 from tests.eval.results.test_differences import SAME, WORSE
-from tests.support.made import QUANT, run_of, with_sums
+from tests.support.made import QUANT, replace, run_of, with_sums
 from tests.support.toy import refusal
 
 A = replace(QUANT, label="a")

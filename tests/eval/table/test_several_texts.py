@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.table import columns, footnotes, markdown, terminal
-from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl
+from tests.support.made import FAILED, QUANT, REF, replace, run_of, run_result, text_result, with_against, with_ppl
 
 OTHER = replace(QUANT, label="NVFP4")
 
 
 def measured(model: ModelResult, ppl: float, kld: float) -> ModelResult:
-    changed = with_against(with_ppl(model, replace(model.ppl, value=ppl)), kld=replace(model.kld, value=kld))
+    changed = with_against(
+        with_ppl(model, replace(model.estimates.ppl, value=ppl)), kld=replace(model.estimates.kld, value=kld)
+    )
     return changed
 
 
-TEXTS = Results(
+TEXTS = run_result(
     (
         replace(run_of(REF, measured(QUANT, 8.0, 0.01), measured(OTHER, 9.0, 0.03)), name="prose"),
         replace(run_of(REF, measured(QUANT, 4.5, 0.06), measured(OTHER, 4.0, 0.02)), name="code"),
@@ -31,12 +32,12 @@ BROKEN = replace(
     texts=(
         TEXTS.texts[0],
         replace(TEXTS.texts[1], models=(*TEXTS.texts[1].models[:2], replace(FAILED, label="NVFP4"))),
-        TextResult("chat", error="data.jsonl: no such file"),
+        text_result("chat", error="data.jsonl: no such file"),
     ),
 )
 
 
-def shown(result: Results, width: int, **keys: object) -> list[str]:
+def shown(result: RunResult, width: int, **keys: object) -> list[str]:
     """The lines of the table, of which only the first word stands where the label is cut."""
     stream = io.StringIO()
     terminal.show(result, Console(file=stream, width=width), **keys)

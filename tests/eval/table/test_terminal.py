@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +10,11 @@ from rich.console import Console
 
 from compare_q.backends.base import Storage
 from compare_q.backends.common.messages import CONTROL
-from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.results import TextResult
 from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import terminal
 from compare_q.eval.table.pairs import pair_lines
-from tests.support.made import FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_ppl
+from tests.support.made import FAILED, QUANT, REF, REFERENCE, replace, results_of, run_of, with_ppl
 
 
 def shown(run: TextResult, width: int = 80, names: tuple[str, ...] | None = None, **keys: Any) -> str:
@@ -49,7 +48,7 @@ def test_eighty_columns_hold_every_number(reference: dict[str, Any] | None) -> N
     """Large numbers in every column, non-finite positions too: only label and kernel wrap."""
     large = with_ppl(replace(
         QUANT, label="vLLM Llama-3.1-70B-Instruct W4A16 g128", storage=Storage(16.25, 16.0, 8 * 131.5 * 2**30),
-        windows=586, score_seconds=1234.5, cached=True,
+        windows=586, score_seconds=1234.5, from_cache=True,
     ), Perplexity(1234.5678, -1.0, 1_199_542, 12, 123.4))  # fmt: skip
     text = shown(run_of(REF, large, reference=reference))
     lines = text[: text.index("586 windows")].splitlines()

@@ -6,14 +6,13 @@ are 10, 20, 30 and 40.  Intervals reach 3.182 errors far.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from compare_q.eval.results.run_result import ModelResult, Results
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.verdict import verdict
 from tests.support import made
-from tests.support.made import REF, results_of, run_of, with_against, with_sums
+from tests.support.made import REF, replace, results_of, run_of, run_result, with_against, with_sums
 
 HIGHER = (14.0, 24.0, 34.0, 44.0)
 """0.1 nats a token above the reference's in every block: a difference without an error."""
@@ -122,9 +121,9 @@ def test_scores_that_are_missing_are_no_verdict() -> None:
     assert said(REF, Q4, silent).endswith("PPL is higher than bf16's for certain: Q4_K_M. No KLD: server.")
 
 
-def texts_of(*klds: dict[str, float]) -> Results:
+def texts_of(*klds: dict[str, float]) -> RunResult:
     rows = [[row(label, kld) for label, kld in own.items()] for own in klds]
-    return Results(tuple(replace(run_of(REF, *own), name=f"text {i}") for i, own in enumerate(rows)))
+    return run_result(tuple(replace(run_of(REF, *own), name=f"text {i}") for i, own in enumerate(rows)))
 
 
 def test_several_texts() -> None:

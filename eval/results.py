@@ -1,0 +1,687 @@
+"""The results of a run, as results.json holds them: texts, a row for each model on each text, and means over texts.
+
+``RunResult.write`` and ``read`` are the only writer and reader; ``eval/spec/schema/results.schema.json`` is their
+schema.  Log-probabilities, losses and KLDs are in nats per token, shares from 0 to 1.
+
+A macro mean weighs all texts alike, whatever their lengths: of KLD the mean of the texts' means; of perplexity the
+exponential of the mean of the texts' ln PPL.  The texts' errors are independent: stderr = sqrt(sum of stderr ** 2) /
+number of texts.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, computed_field
+
+from compare_q import __version__
+from compare_q.backends.base import Layer, Storage
+from compare_q.backends.common import json_files, machine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable, shortened, unicode
+from compare_q.backends.common.options import describe
+from compare_q.backends.layers import groups
+from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
+from compare_q.eval.common.files import write_text
+from compare_q.eval.stats.distributions import PERCENTS
+from compare_q.eval.stats.estimates import DIVERGENCES, AgainstReference, Estimates
+from compare_q.eval.stats.uncertainty import MOST_BLOCKS, Count, Error, Value
+
+FORMAT = 8
+"""Version of the layout of results.json: no other one is read."""
+MARK = "\N{DAGGER}"
+"""After the label of a model whose layers ran differently from what its checkpoint asks."""
+BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""Number formats as a narrow column has them."""
+EMBEDDED = re.compile(rb'<script type="application/json" id="results">(.*?)</script>', re.DOTALL)
+"""The results.json in a report.html."""
+NO_RESULTS = "neither a results.json nor a report.html of compare_q"
+PERCENTILES = {"min", *(f"{percent:g}" for percent in PERCENTS), "max"}
+
+
+def json_value(value: Any) -> Any:
+    """The value as JSON has it: tuples become lists, and a byte of a name that is not UTF-8 an escape sequence.
+
+    ValueError for a number that is not finite.
+    """
+    if isinstance(value, str):
+        return unicode(value)
+    if isinstance(value, Mapping):
+        return {unicode(str(key)): json_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a number that JSON has")
+    return value
+
+
+Text = Annotated[str, BeforeValidator(lambda value: unicode(value) if isinstance(value, str) else value)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(json_value)]
+Number = float | None
+
+
+class Stored(BaseModel):
+    """A part of results.json.  Every number is finite, also when a row is made, since JSON has no other."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", allow_inf_nan=False, revalidate_instances="always",
+        validate_by_name=True, validate_by_alias=True, serialize_by_alias=True,
+    )  # fmt: skip
+
+    def updated(self, **changes: Any) -> Self:
+        """A copy with other values of some fields; ValidationError for values that results.json cannot have."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+
+
+PARTS = ("load", "first_step", "scoring", "close")
+"""The parts of a worker's life in their order.
+
+``load``: from the moment at which the driver asked for the worker; if nothing had imported the engine before, with the
+import; ``first_step``: from the start of scoring to the first scored window; ``scoring``: from then on to the last
+window.
+"""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a row's worker did what, in seconds since 1970 by its machine's clock.
+
+    ``started``: when the worker was asked for; ``loaded``: when it could score; ``first_window``: when the first window
+    was scored; ``closed``: when its engine was closed, None if that is not known.
+    """
+
+    started: float
+    loaded: float
+    score_began: float
+    first_window: float
+    last_window: float
+    closed: float | None = None
+
+    @property
+    def scoring_seconds(self) -> float:
+        """Seconds of scoring, the first step included, above 0."""
+        return max(self.last_window - self.score_began, 1e-9)
+
+    @property
+    def seconds(self) -> dict[str, float | None]:
+        """The seconds of each of the ``PARTS``."""
+        return {
+            "load": self.loaded - self.started,
+            "first_step": self.first_window - self.score_began,
+            "scoring": self.last_window - self.first_window,
+            "close": None if self.closed is None else self.closed - self.last_window,
+        }
+
+
+def copied(path: str, description: str) -> Any:
+    """A flat field that is copied from the place ``path`` of ``estimates``, None where the estimates have no such
+    place."""
+    return Field(default=None, description=description, json_schema_extra={"copied_from": path})
+
+
+class WorstToken(Stored):
+    """A token on which a model lost much: its place, its scores, and its text with the text around it."""
+
+    window: Count
+    position: Count = Field(description="place in its window")
+    kld: Number = Field(default=None, description="nats; None without a reference")
+    logprob: Number = Field(default=None, description="the model's log-probability, nats; None if it is not finite")
+    ref_logprob: Number = Field(default=None, description="the reference's log-probability, nats")
+    before: Text = ""
+    token: Text = ""
+    after: Text = ""
+
+
+class ModelResult(Stored):
+    """A row of the table: one model on one text.  ``error`` is set, and ``estimates`` None, if the model failed.
+
+    ``of`` makes a row; it fills the flat fields from ``estimates``, storage and provenance.  Errors (``..._stderr``)
+    are standard errors from the blocks of the text (``eval/stats/uncertainty.py``).
+    """
+
+    label: Text
+    engine: str
+    where: Text | None = Field(default=None, description="GPUs or CPU that it ran on; None for a server")
+    kernel: Text | None = Field(default=None, description="short name of the kernel that ran most layers")
+    deviations: Text | None = Field(default=None, description="how it ran differently from what its checkpoint asks")
+    phase: str | None = Field(
+        default=None, description='"prefill", or "decode 1x32": steps of 1 token of each of 32 windows'
+    )
+    kv_cache: str | None = Field(default=None, description="number format of the cached keys and values")
+    kv_mb: Error | None = Field(default=None, description="KV cache of 1,000 tokens, MB of 10^6 bytes")
+    bpw_layer: Error | None = Field(default=None, description="bits per weight of the layers")
+    bpw_head: Error | None = Field(default=None, description="bits per weight of the head")
+    vram_gib: Error | None = Field(default=None, description="layers and head, GiB")
+    vram_bits: Error | None = Field(default=None, description="layers and head, bits")
+    file_bytes: Count | None = Field(default=None, description="weight files on disk, bytes")
+    storage_note: Text | None = Field(default=None, description="why a size is not known")
+
+    ppl: Number = copied("ppl/value", "perplexity; None also if it is too large for a number")
+    ppl_stderr: Number = copied("ppl/stderr", "its error: mostly the choice of text, common to all rows")
+    ppl_stderr_independent: Number = copied("ppl/stderr_independent", "its error if tokens were independent")
+    logprob_sum: Number = copied("ppl/logprob_sum", "sum of the finite log-probabilities, nats")
+    tokens: Count | None = copied("ppl/tokens", "scored tokens with a finite log-probability")
+    non_finite: Count | None = copied("ppl/non_finite", "scored tokens without one, which means leave out")
+    ln_ppl_ratio: Number = copied("against/ln_ppl_ratio/value", "ln(PPL / PPL of the reference)")
+    ln_ppl_ratio_stderr: Number = copied("against/ln_ppl_ratio/stderr", "its paired error")
+    ppl_ratio: Number = copied("against/ppl_ratio/value", "PPL / PPL of the reference")
+    ppl_ratio_stderr: Number = copied("against/ppl_ratio/stderr", "its paired error")
+    kld: Number = Field(default=None, description="mean KL(reference || model), nats per token; 0 for the reference")
+    kld_stderr: Number = copied("against/kld/stderr", "its error, nats")
+    kld_median: Number = copied("against/kld_percentiles/50", "median of the tokens' KLDs, nats")
+    kld_p99: Number = copied("against/kld_percentiles/99", "99th percentile of the tokens' KLDs, nats")
+    kld_p99_9: Number = Field(
+        default=None, alias="kld_p99.9", description="99.9th percentile of the tokens' KLDs, nats",
+        json_schema_extra={"copied_from": "against/kld_percentiles/99.9"},
+    )  # fmt: skip
+    kld_max: Number = copied("against/kld_percentiles/max", "largest KLD of a token, nats")
+    kld_sum: Number = copied("against/kld/total", "sum of the finite KLDs, nats")
+    kld_tokens: Count | None = copied("against/kld/tokens", "tokens with a finite KLD")
+    kld_non_finite: Count | None = copied("against/kld/non_finite", "tokens without one, which the mean leaves out")
+    same_top: Number = copied("against/same_top/value", "share of tokens with the reference's most probable token")
+    same_top_stderr: Number = copied("against/same_top/stderr", "its error")
+    top1: Number = copied("top1/value", "share of tokens of the text that are the model's most probable ones")
+    entropy: Number = copied("entropy/value", "mean entropy of the model's predictions, nats")
+    bits_per_byte: Number = copied("rates/bits_per_byte/value", "loss in bits per byte of the text (UTF-8)")
+    byte_perplexity: Number = copied("rates/byte_perplexity/value", "perplexity per byte")
+    word_perplexity: Number = copied("rates/word_perplexity/value", "perplexity per word")
+    reverse_kld: Number = copied("against/reverse_kld/value", "mean KL(model || reference), nats")
+    reverse_kld_stderr: Number = copied("against/reverse_kld/stderr", "its error, nats")
+    js: Number = copied("against/js/value", "mean Jensen-Shannon divergence, nats")
+    js_stderr: Number = copied("against/js/stderr", "its error, nats")
+    tv: Number = copied("against/tv/value", "mean total variation, a share")
+    tv_stderr: Number = copied("against/tv/stderr", "its error")
+    top5: Number = copied("against/top5/value", "share of the reference's five top tokens that are the model's")
+    top5_stderr: Number = copied("against/top5/stderr", "its error")
+
+    questions: Count | None = copied("answers/questions", "questions whose answers were scored")
+    acc: Number = copied("answers/acc/accuracy/value", "share of right answers, by log-probability")
+    acc_stderr: Number = copied("answers/acc/accuracy/stderr", "its error over questions")
+    flips: Number = copied("answers/acc/flips/flips/value", "share of questions that only model or reference has right")
+    flips_stderr: Number = copied("answers/acc/flips/flips/stderr", "its error")
+    changed: Number = copied("answers/acc/flips/changed/value", "share with another answer than the reference's")
+    changed_stderr: Number = copied("answers/acc/flips/changed/stderr", "its error")
+    flips_lost: Count | None = copied("answers/acc/flips/lost", "questions that only the reference has right")
+    flips_won: Count | None = copied("answers/acc/flips/won", "questions that only the model has right")
+    mcnemar_p: Number = copied("answers/acc/flips/mcnemar_p", "McNemar's exact two-sided p of these two counts")
+    acc_norm: Number = copied("answers/acc_norm/accuracy/value", "as acc, by log-probability per character")
+    acc_norm_stderr: Number = copied("answers/acc_norm/accuracy/stderr", "its error over questions")
+    flips_norm: Number = copied("answers/acc_norm/flips/flips/value", "as flips, by acc_norm")
+    flips_norm_stderr: Number = copied("answers/acc_norm/flips/flips/stderr", "its error")
+    changed_norm: Number = copied("answers/acc_norm/flips/changed/value", "as changed, by acc_norm")
+    changed_norm_stderr: Number = copied("answers/acc_norm/flips/changed/stderr", "its error")
+    flips_lost_norm: Count | None = copied("answers/acc_norm/flips/lost", "as flips_lost, by acc_norm")
+    flips_won_norm: Count | None = copied("answers/acc_norm/flips/won", "as flips_won, by acc_norm")
+    mcnemar_p_norm: Number = copied("answers/acc_norm/flips/mcnemar_p", "as mcnemar_p, by acc_norm")
+
+    reference: bool = Field(default=False, description="whether the others are compared with it")
+    noise_floor: bool = Field(default=False, description="whether its spec calls it the noise floor")
+    windows: Count = Field(default=0, description="scored windows")
+    load_seconds: Error | None = Field(default=None, description="seconds of loading, in its worker")
+    score_seconds: Error | None = Field(default=None, description="seconds of scoring, the first step included")
+    tokens_per_second: Error | None = Field(default=None, description="scored tokens per second of scoring")
+    from_cache: bool = Field(default=False, description="whether an earlier run scored it")
+    error: Text | None = Field(default=None, description="why it has no scores; None if it has")
+    spec_sha256: str = Field(default="", description="digest of the spec")
+    scores_key: str = Field(default="", description="key of its token scores in the cache")
+    seconds: dict[str, Error | None] | None = Field(default=None, description="load, first_step, scoring, close")
+    timing: Timing | None = Field(default=None, description="when its worker did what, seconds since 1970")
+    notes: tuple[Text, ...] = Field(default=(), description="footnotes of the row")
+    spec: JsonObject = Field(default={}, description="its spec")
+    provenance: JsonObject = Field(default={}, description="what ran: versions, hardware, options, groups of layers")
+    estimates: Estimates | None = Field(default=None, description="every statistic, with sums, histograms and curves")
+    worst_tokens: tuple[WorstToken, ...] = Field(default=(), description="tokens with the largest KLD or loss")
+
+    @classmethod
+    def of(
+        cls, label: str, engine: str, storage: Storage | None = None, estimates: Estimates | None = None, **fields: Any
+    ) -> Self:
+        """A row whose flat fields are filled; ``fields``: those that follow from nothing else, by their names.
+
+        ValidationError for values that results.json cannot have.
+        """
+        size, spec, provenance = storage or Storage(), fields.get("spec", {}), fields.get("provenance", {})
+        layers = groups.groups_from_json(provenance.get("layers", ()))
+        kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
+        token_bytes, timing, kv_cache = (
+            groups.kv_token_bytes(kv_caches),
+            fields.get("timing"),
+            provenance.get("kv_cache"),
+        )
+        for name, brief in BRIEF.items():
+            kv_cache = (kv_cache or "").replace(name, brief)
+        flat: dict[str, Any] = {
+            name: value_at(estimates, str(field.json_schema_extra["copied_from"]))
+            for name, field in cls.model_fields.items() if isinstance(field.json_schema_extra, dict)
+        }  # fmt: skip
+        error, seconds = fields.get("error"), fields.get("score_seconds")
+        kld = estimates.kld.value if estimates and estimates.kld else None
+        scored = None if estimates is None else estimates.ppl.tokens + estimates.ppl.non_finite
+        return cls(**flat | {
+            "label": label, "engine": engine, "where": machine.words(provenance) or None,
+            "kernel": groups.kernel_of(layers) or None,
+            "deviations": "; ".join(groups.deviations(layers) + groups.kv_deviations(kv_caches)) or None,
+            "phase": None if error else str(provenance.get("phase") or "prefill"),
+            "kv_cache": kv_cache or None, "kv_mb": None if token_bytes is None else token_bytes / 1000,
+            "bpw_layer": size.bpw_layer, "bpw_head": size.bpw_head, "vram_gib": size.vram_gib,
+            "vram_bits": size.vram_bits, "file_bytes": size.file_bytes, "storage_note": size.note or None,
+            "kld": None if error else 0.0 if fields.get("reference") else kld,
+            "noise_floor": bool(spec.get("noise_floor")),
+            "tokens_per_second": scored / seconds if scored is not None and seconds else None,
+            "seconds": timing.seconds if timing else None, "estimates": estimates,
+        } | fields)  # fmt: skip
+
+    @property
+    def group(self) -> str:
+        """The group that its spec names; empty: the label's first word."""
+        return str(self.spec.get("group") or "")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its layers store less than 16 bits a weight; if the size is not known, whether any is quantized.
+
+        A model whose size and layers are both unknown counts as quantized.
+        """
+        if self.bpw_layer is not None:
+            return self.bpw_layer < 16
+        return not self.layers or any(group.weights not in groups.PLAIN for group in self.layers)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """How its layers ran; empty where the engine does not tell."""
+        return groups.groups_from_json(self.provenance.get("layers", ()))
+
+    @property
+    def kv_caches(self) -> tuple[groups.KVCache, ...]:
+        """How its keys and values were cached; empty where the engine does not tell."""
+        return groups.kv_caches_from_json(self.provenance.get("kv_cache_layers"))
+
+    @property
+    def deviation_clauses(self) -> list[str]:
+        """The ways in which layers and KV cache ran differently from what the checkpoint asks, a clause each."""
+        return groups.deviations(self.layers) + groups.kv_deviations(self.kv_caches)
+
+    @property
+    def marked_label(self) -> str:
+        """The label, with a mark if the layers ran differently from what the checkpoint asks."""
+        return f"{self.label} {MARK}" if self.deviations else self.label
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """The fields that are one value each, by their names in results.json: what CSV and pandas have."""
+        return self.model_dump(exclude=NESTED)
+
+
+NESTED = {"seconds", "timing", "notes", "spec", "provenance", "estimates", "worst_tokens"}
+"""Fields of a row that hold several values."""
+
+
+def value_at(found: Any, path: str) -> Any:
+    """The value at a path of attributes and keys; None if one of its steps is None, or a missing key."""
+    for step in path.split("/"):
+        if found is None:
+            return None
+        found = found.get(step) if isinstance(found, dict) else getattr(found, step)
+    return found
+
+
+def noise_floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
+    """The row that its spec calls the noise floor; of several such rows, the one with the largest KLD."""
+    return max((m for m in models if m.noise_floor and m.kld is not None), key=lambda m: m.kld or 0.0, default=None)
+
+
+class TextResult(Stored):
+    """The rows of one text.  A text that failed has the reason as its ``error``, and no rows."""
+
+    name: Text = Field(min_length=1, description="distinguishes the texts of a run")
+    error: Text | None = Field(default=None, description="why it has no rows; None if it has")
+    data: JsonObject = Field(default={}, description="its spec, digests of windows and vocabulary, and counts")
+    subtitle: Text = Field(default="", description="what the text is, for plots")
+    reference: JsonObject | None = Field(default=None, description="label, key, identity; None without one")
+    models: tuple[ModelResult, ...] = ()
+
+    @property
+    def reference_ppl(self) -> float | None:
+        """The reference's perplexity: of its row, or else from the model with which most tokens were scored."""
+        rows = [m.estimates.ppl for m in self.models if m.reference and m.estimates]
+        compared = [found.against.ref_ppl for m in self.models if (found := m.estimates) and found.against]
+        known = [ppl for ppl in rows or compared if ppl.value is not None]
+        return max(known, key=lambda ppl: ppl.tokens).value if known else None
+
+    @property
+    def noise_floor(self) -> ModelResult | None:
+        """The row of ``noise_floor_of``."""
+        return noise_floor_of(self.models)
+
+    @property
+    def failed(self) -> tuple[ModelResult, ...]:
+        """The models that have no score."""
+        return tuple(model for model in self.models if model.error)
+
+    @property
+    def is_answers(self) -> bool:
+        """Whether its windows are answers to questions, wrong ones too, so that its PPL says nothing about a text."""
+        return "answers" in self.data
+
+
+class RunResult(Stored):
+    """A run of one or more texts, whose names differ; every text without an error has the same labels, in one order."""
+
+    format: Literal[8] = 8
+    created: str = Field(default="", description="date and time of the run; empty until it is written")
+    command: tuple[Text, ...] = Field(default=(), description="the command line")
+    commit: str | None = Field(default=None, description="commit of the checkout of compare_q")
+    versions: dict[str, str] = {}
+    hardware: JsonObject = {}
+    title: Text | None = Field(default=None, description="the user's title of report and plots; None: each has its own")
+    texts: tuple[TextResult, ...]
+
+    @computed_field(description="macro means of each model over the texts")  # type: ignore[prop-decorator]
+    @property
+    def means(self) -> list[dict[str, Any]]:
+        """The means as results.json and pandas have them; they are not read back."""
+        found = []
+        for label in self.labels:
+            kld, ppl = self.mean_kld(label), self.mean_ppl(label)
+            found.append({"label": label, "mean_kld": kld.value, "mean_kld_stderr": kld.stderr,
+                          "mean_ppl": ppl.value, "mean_ppl_stderr": ppl.stderr})  # fmt: skip
+        return found
+
+    @property
+    def scored(self) -> tuple[TextResult, ...]:
+        """The texts that did not fail."""
+        return tuple(text for text in self.texts if not text.error)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of all models."""
+        return tuple(model.label for model in self.scored[0].models) if self.scored else ()
+
+    def of_label(self, label: str) -> tuple[ModelResult | None, ...]:
+        """A model's row for each text; None for a text that failed."""
+        return tuple(next((m for m in text.models if m.label == label), None) for text in self.texts)
+
+    def mean_kld(self, label: str) -> Value:
+        """Macro mean of a model's KLD, nats; unknown unless every text has one; 0 without error for the reference."""
+        models = self.of_label(label)
+        return macro_mean([m.kld if m else None for m in models], [m.kld_stderr if m else None for m in models])
+
+    def mean_ppl(self, label: str) -> Value:
+        """Geometric mean of a model's perplexities, without those of answers; unknown unless every text has one."""
+        rows = [m for text, m in zip(self.texts, self.of_label(label), strict=True) if not text.is_answers]
+        logs = [math.log(m.ppl) if m and m.ppl else None for m in rows]
+        errors = [m.ppl_stderr / m.ppl if m and m.ppl and m.ppl_stderr is not None else None for m in rows]
+        mean = macro_mean(logs, errors)
+        if mean.value is None:
+            return mean
+        value = math.exp(mean.value)
+        return Value(value, None if mean.stderr is None else value * mean.stderr)
+
+    def with_origin(self, command: Sequence[str]) -> RunResult:
+        """The run with the date, versions and hardware of now; unchanged if it was read from a file."""
+        if self.created:
+            return self
+        return self.updated(
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=tuple(map(unicode, command)),
+            commit=machine.commit(),
+            versions={**machine.versions(), "compare-q": __version__},
+            hardware={
+                **machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch()),
+                **machine.threads(),
+            },
+        )
+
+    def masked(self, keeps: Sequence[str]) -> RunResult:
+        """The run with the models of these labels alone; the reference's row stays."""
+        return self.updated(texts=tuple(
+            text.updated(models=tuple(m for m in text.models if m.label in keeps or m.reference)) for text in self.texts
+        ))  # fmt: skip
+
+    def write(self, file: Path) -> None:
+        """Write results.json atomically."""
+        write_text(file, self.json_text())
+
+    def json_text(self) -> str:
+        """The content of results.json."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    @classmethod
+    def read(cls, file: Path) -> RunResult:
+        """The run of a results.json or a report.html; InputError in one line for another file or format, or damage."""
+        name = printable(file)
+        content = json_files.read_bytes(file)
+        if not content.lstrip().startswith(b"{"):  # in a JSON object a label may hold what EMBEDDED looks for
+            found = EMBEDDED.search(content)
+            if found is None:
+                raise InputError(f"{name}: {NO_RESULTS}")
+            content = found[1]
+        raw = json_files.parsed(content, name)
+        if not isinstance(raw, dict) or "format" not in raw:
+            raise InputError(f"{name}: {NO_RESULTS}")
+        if raw["format"] != FORMAT:
+            raise InputError(
+                f"{name}: results of format {shortened(repr(raw['format']), 20)}, but this compare_q reads format "
+                f"{FORMAT}; run compare_q again with -o (token scores in the cache are used)"
+            )
+        try:
+            run = cls.model_validate_json(content)
+            check(run)
+        except ValidationError as error:
+            raise InputError(f"{name}: damaged results: {describe(error, ())}") from None
+        except ValueError as error:
+            raise InputError(f"{name}: damaged results: {error}") from None
+        return run
+
+
+def macro_mean(values: Sequence[float | None], errors: Sequence[float | None]) -> Value:
+    """Mean of independent values and its error; unknown if any value is, without error if any error is not known."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return Value(None)
+    squares = [error**2 for error in errors if error is not None]
+    stderr = math.sqrt(sum(squares)) / len(known) if len(squares) == len(values) else None
+    return Value(math.fsum(known) / len(known), stderr)
+
+
+class Described(Stored):
+    """What is read of the free descriptions of a text, for their types."""
+
+    class Reference(Stored):
+        label: str
+        key: str | None = None
+
+    class Answers(Stored):
+        key_sha256: str | None = None
+
+    reference: Reference | None
+    answers: Answers | None = None
+    text_tokens: Count | None = None
+    windows: Count | None = None
+    windows_of_the_text: Count | None = None
+    windows_sha256: str | None = None
+    vocabulary_sha256: str | None = None
+
+
+def check(run: RunResult) -> None:
+    """ValueError for a run that was read and that no run writes, so that no table, plot or report meets it."""
+    if not run.labels or len({text.name for text in run.texts}) < len(run.texts):
+        raise ValueError("texts: none has rows, or two have one name")
+    for text in run.scored:
+        place = f"{text.name}: " if len(run.texts) > 1 else ""
+        labels = [model.label for model in text.models]
+        if tuple(labels) != run.labels or len(set(labels)) < len(labels):
+            raise ValueError(f"{place}models: two have one label, or are not those of {run.scored[0].name}")
+        Described.model_validate(text.data | {"reference": text.reference})
+        for model in text.models:
+            check_row(model, f"{place}{model.label}")
+
+
+def check_row(model: ModelResult, place: str) -> None:
+    """ValueError for a row whose numbers do not go together."""
+    try:
+        groups.groups_from_json(model.provenance.get("layers", ()))
+        groups.kv_caches_from_json(model.provenance.get("kv_cache_layers", ()))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{place}: provenance: layers or kv_cache_layers are no groups of layers") from None
+    moments = [each for each in vars(model.timing).values() if each is not None] if model.timing else []
+    if moments != sorted(moments):
+        raise ValueError(f"{place}: timing: is not in order")
+    for name, holds in going_together(model.estimates).items() if model.estimates else ():
+        if not holds:
+            raise ValueError(f"{place}: estimates.{name}: its numbers do not go together")
+
+
+def going_together(estimates: Estimates) -> dict[str, bool]:
+    """Part of a model's estimates -> whether its numbers go together."""
+    blocks, curve, against, answers = estimates.blocks, estimates.curve, estimates.against, estimates.answers
+    sums = {name: own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None}
+    bins = max(len(curve.edges) - 1, 0)
+    values = [own for own in (curve.nll, curve.kld, curve.nll_stderr, curve.kld_stderr) if own is not None]
+    return {
+        "ppl": estimates.ppl.value is None or estimates.ppl.value > 0,
+        "blocks": len(blocks.tokens) <= MOST_BLOCKS
+        and all(len(own) == len(blocks.tokens) for own in sums.values())
+        and (not blocks.whole or (sum(blocks.tokens) > 0 and set(blocks.whole) <= sums.keys())),
+        "curve": all(a < b for a, b in itertools.pairwise((0, *curve.edges)))
+        and all(len(own) == bins for own in values),
+        "against": against is None or distributions_hold(against),
+        "answers": answers is None or all(
+            set(own.right) <= {"0", "1"}
+            and len(own.right) == (0 if own.accuracy.value is None else answers.questions)
+            and all(
+                share.value is None or 0 <= share.value <= 1
+                for share in (own.accuracy, *((own.flips.flips, own.flips.changed) if own.flips else ()))
+            )
+            for own in (answers.acc, answers.acc_norm)
+        ),
+    }  # fmt: skip
+
+
+def distributions_hold(against: AgainstReference) -> bool:
+    """Whether percentiles are all there, and the histogram holds something within every number's reach."""
+    histogram, divergences = against.kld_histogram, against.divergence_percentiles
+    return (
+        divergences.keys() <= set(DIVERGENCES)
+        and all(not each or each.keys() == PERCENTILES for each in (against.kld_percentiles, *divergences.values()))
+        and (not against.kld_percentiles or (
+            against.kld.value is not None
+            and sum(histogram.counts) + histogram.below + histogram.above > 0
+            and 0 < histogram.per_decade <= 1000
+            and abs(histogram.first) <= 300
+            and len(histogram.counts) <= 300 * histogram.per_decade
+        ))
+    )  # fmt: skip
+
+
+def load(files: Sequence[Path]) -> RunResult:
+    """The run of one file, or the rows of several files in one run.
+
+    InputError in one line for files that are damaged, and for files that ``combine`` refuses.
+    """
+    resolved = list(map(os.path.realpath, files))
+    for file, path in zip(files, resolved, strict=True):
+        if resolved.count(path) > 1:
+            raise InputError(f"{printable(file)}: is given twice; name each run once")
+    runs = {printable(file): RunResult.read(file) for file in files}
+    return combine(runs) if len(runs) > 1 else next(iter(runs.values()))
+
+
+def combine(runs: Mapping[str, RunResult]) -> RunResult:
+    """One run with the rows of all ``runs`` (file -> its results), in their order; a row that two of them have is there
+    once.
+
+    InputError with the file, and with what differs, unless all runs have the same texts, tokenizer, windows, right
+    answers and reference.
+    """
+    (first_file, first), *others = runs.items()
+    for file, run in others:
+        if len(run.texts) != len(first.texts):
+            raise InputError(f"{file}: its number of texts differs from {first_file}'s ({len(run.texts)}, not "
+                             f"{len(first.texts)})")  # fmt: skip
+        for text, own in zip(first.texts, run.texts, strict=True):
+            if text.error or own.error:
+                raise InputError(f"{file if own.error else first_file}: its text {own.name} failed; run it again")
+            off = next((what for what, digest in identity(text).items() if identity(own)[what] != digest), None)
+            if off:
+                found, wanted = described(own, off), described(text, off)
+                raise InputError(f"{file}: its {off} is not that of {first_file} ({found}, not {wanted})")
+    texts = tuple(
+        text.updated(models=unique_rows([model for run in runs.values() for model in run.texts[i].models]))
+        for i, text in enumerate(first.texts)
+    )
+
+    def shared(name: str) -> dict[str, Any]:
+        values = [getattr(run, name) for run in runs.values()]
+        return {key: value for key, value in values[0].items() if all(each.get(key) == value for each in values)}
+
+    commits = {run.commit for run in runs.values()}
+    return first.updated(
+        texts=texts, created=max(run.created for run in runs.values()), command=(),
+        commit=first.commit if len(commits) == 1 else None, versions=shared("versions"), hardware=shared("hardware"),
+    )  # fmt: skip
+
+
+def identity(text: TextResult) -> dict[str, str | None]:
+    """What rows must share to be comparable -> its digest; that of the windows covers method and scored positions."""
+    return {
+        "tokenizer": text.data.get("vocabulary_sha256"),
+        "cut into windows": text.data.get("windows_sha256"),
+        "key of right answers": (text.data.get("answers") or {}).get("key_sha256"),
+        "reference": (text.reference or {}).get("key"),
+    }
+
+
+def described(text: TextResult, what: str) -> str:
+    """A name for one of the things of ``identity``, as far as it has any, and the beginning of its digest."""
+    names = {
+        "cut into windows": f"{text.data.get('windows')} windows by method {text.data.get('method')}, ",
+        "reference": f"{text.reference['label']}, " if text.reference else "",
+    }
+    return f"{names.get(what, '')}{(identity(text)[what] or 'none')[:12]}"
+
+
+def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
+    """The rows without those that are there already, by the key of their scores.
+
+    A row with ``--divergences`` takes the place of the same row without, and a measured row that of a failed one of the
+    same label.  Other rows of one label get a number: "label (2)".
+    """
+    rows: list[ModelResult] = []
+    for model in models:
+        place = next((i for i, row in enumerate(rows) if is_same(row, model)), len(rows))
+        if place == len(rows):
+            taken = {row.label for row in rows}
+            names = (model.label if i == 1 else f"{model.label} ({i})" for i in itertools.count(1))
+            rows.append(model.updated(label=next(name for name in names if name not in taken)))
+        elif rows[place].error or model.scores_key == rows[place].scores_key + DIVERGENCES_SUFFIX:
+            rows[place] = model.updated(label=rows[place].label)
+    return tuple(rows)
+
+
+def is_same(one: ModelResult, other: ModelResult) -> bool:
+    """Whether two rows have the same scores, or have one label and no scores in one of them."""
+    if one.error or other.error:
+        return one.label == other.label
+    key, other_key = (row.scores_key.removesuffix(DIVERGENCES_SUFFIX) for row in (one, other))
+    return key == other_key != ""
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of results.json; ``python -m compare_q.eval.results`` writes it."""
+    schema = RunResult.model_json_schema(mode="serialization")
+    return {"title": "results.json of compare_q", **schema}
+
+
+if __name__ == "__main__":
+    target = Path(__file__).parent / "spec" / "schema" / "results.schema.json"
+    target.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")

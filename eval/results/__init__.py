@@ -1,1 +1,0 @@
-"""What a run yields, results.json, rows of several runs, differences between two models."""
