@@ -1,7 +1,7 @@
 """The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache or downloaded.
 
-``huggingface_hub`` does the work.  One request with a deadline comes first: it says what a repository has and how large
-it is.  If the hub does not answer, the files in the local cache are used.  Without the deadline the client retries: it
+``huggingface_hub`` does the work.  One request with a deadline comes first, for the files of a repository and their
+sizes.  If the hub does not answer, the files in the local cache are used.  Without the deadline the client retries: it
 takes 24 s where connections are refused, and more than 130 s where nothing answers.
 """
 
@@ -26,7 +26,7 @@ from compare_q.backends.common.json_files import expanded, is_file, is_folder
 from compare_q.backends.common.messages import bytes_in_words, nearest, one_line
 
 REMEMBERED_S = 60.0
-"""Seconds for which an endpoint that did not answer is not asked again."""
+"""Seconds before another request to an endpoint that did not answer."""
 SIGN_IN = "`hf auth login` or HF_TOKEN"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "tokenizer*"]
@@ -152,7 +152,7 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
 def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Any:
     """``huggingface_hub``'s description of a repository: its ``id`` and ``sha``, and the sizes of its files.
 
-    Without ``files`` there are no sizes, which make a long answer for a large data set.  Raises InputError with the
+    Without ``files`` the sizes are left out: they make a long answer for a large data set.  Raises InputError with the
     reason in one line, HubAwayError if the hub does not begin to answer in time (HF_HUB_ETAG_TIMEOUT, else 4 s).  The
     request runs in a thread, because the HTTP client has no time limit for DNS.
     """
@@ -174,7 +174,7 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
             if found.gated:  # anybody may ask what a gated repository has
                 HfApi().auth_check(name, repo_type=repo_type)
             answers.append(found)
-        except Exception as error:  # the hub's refusals, and whatever the layers below the client raise
+        except Exception as error:  # of the hub, the client and the layers below it
             answers.append(error)
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -316,7 +316,7 @@ def bar_for(watch: Watch) -> type[Any]:
 
 
 def failure_reason(error: BaseException, page: str, revision: str | None) -> str:
-    """What went wrong, in one line, and what to do; ``page`` is the repository's address."""
+    """The reason of a failure and what to do, in one line; ``page`` is the repository's address."""
     from huggingface_hub import errors
 
     chain = [error]

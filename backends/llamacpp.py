@@ -226,7 +226,7 @@ class LlamacppEngine(LogitsEngine):
         rows = None if status else self.library.llama_get_logits(self.context)
         if not rows:
             raise ModelError(
-                f"window {window.index}: llama.cpp gives no logits (status {status}): {self.said.reason()}"
+                f"window {window.index}: llama.cpp returned no logits (status {status}): {self.said.reason()}"
             )
         return rows
 
@@ -398,7 +398,7 @@ def listening() -> Log:
 def libraries() -> dict[str, str]:
     """Name -> size and time of the libraries that llama-cpp-python loads.
 
-    pip's hashes are no use: they stay when another build is copied over the installed one.
+    pip's hashes cannot be used: they stay when another build is copied over the installed one.
     """
     package = package_folder("llama_cpp")
     if package is None:

@@ -1,1 +1,1 @@
-"""A vLLM server that somebody else runs, asked for log-probabilities over HTTP."""
+"""Log-probabilities from a running vLLM server, over HTTP."""

@@ -1,7 +1,7 @@
 """HTTP requests to a vLLM server: deadlines, retries, bounded answers.
 
 A request that fails on the way (no connection, 429, 500, 502 to 504) is sent again, after a wait that doubles and is
-drawn at random, so that many windows do not come back at once.  A request that the server refuses is not.
+drawn at random, so that many windows are not sent again at once.  A request that the server refuses is not.
 
 No server can hold or fill this process.  A request, with all its repetitions, has one deadline.  No more bytes of an
 answer are read than the request can explain.  An answer that differs from vLLM's is a ServerError in one line.  Answers
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CONNECT_S = 5.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 LONGEST_ASKED_S = 60.0
-"""Longest wait (Retry-After) that a server may ask for, in seconds."""
+"""Longest accepted wait (Retry-After), in seconds."""
 SHORT_S = 120.0
 """Seconds for requests that take a server milliseconds, but may queue after windows of others."""
 RETRIED = (429, 500, 502, 503, 504)
@@ -45,7 +45,7 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class ServerError(Exception):
-    """One line: why there is no answer.  ``status`` is the HTTP status, None if there was none."""
+    """The reason for a missing answer, in one line; ``status`` is the HTTP status, or None."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -168,7 +168,7 @@ class Server:
         text = self.quoted(text) or response.reason_phrase
         hint = "; give engine.api_key_env" if response.status_code == 401 and self.key is None else ""
         if response.has_redirect_location:
-            hint = f"; give the URL to which it leads: {self.quoted(response.headers['Location'])}"
+            hint = f"; give its target: {self.quoted(response.headers['Location'])}"
         return f"HTTP {response.status_code} from {path}: {text}{hint}"
 
     def quoted(self, text: str) -> str:

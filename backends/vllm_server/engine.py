@@ -1,8 +1,8 @@
 """A running ``vllm serve``: log-probabilities of tokens from its completions endpoint.
 
 ``model_dir`` is the server's base URL.  A window is sent as token ids with ``prompt_logprobs=0``.  vLLM answers with
-the log-probability of each real token, all digits of a float32, and computes the whole window, whatever its prefix
-cache holds.  There is no entropy, top-1 or KL divergence: an answer does not hold all logits, and its ranks count ties.
+the log-probability of each real token, all digits of a float32, and computes the whole window, without its prefix
+cache.  Entropy, top-1 and KL divergence are unknown: an answer does not have all logits, and its ranks count ties.
 
 Before anything is scored, a sample is taken: ``SAMPLE_IDS`` are scored with ``TOP`` entries per position, which shows
 whether the server returns log-probabilities or logits.  The sample is part of the scores' key (``stamp``), because a
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
     import httpx2
 
 SAMPLE_IDS = tuple(range(33, 65))
-"""Ordinary tokens in every vocabulary: single bytes or letters."""
+"""Ordinary tokens in every vocabulary: single bytes or characters."""
 TOP = 20
 """vLLM's own default of --max-logprobs."""
 MOST_LOGITS = 1 << 20
 """Four times the largest vocabulary."""
 CLAMPED = -9999.0
-"""What vLLM's server writes for minus infinity, which JSON does not have."""
+"""vLLM's server writes this for minus infinity, which JSON does not have."""
 ROUNDING = 1e-3
 """How far above 1 a sum of probabilities, and above 0 a log-probability, may be."""
 MOVED = 0.05
@@ -81,7 +81,7 @@ WORDS = (
     "electroencephalography counterrevolutionaries zygote rhythm Azerbaijan tokenization perplexity hexadecimal "
     "misunderstanding quantization 31415926 incomprehensibilities jeopardize bookkeeper Shakespeare oxygen"
 ).replace(" ", "\n")
-"""Words on lines of their own: tokens of letters and digits look the same in every kind of vocabulary."""
+"""One word per line: tokens of letters and digits look the same in every kind of vocabulary."""
 T = TypeVar("T")
 Name = Annotated[str, Field(max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=MOST_LOGITS)]
@@ -170,7 +170,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a server returns before any window; ``tokens``: id -> token of ``WORDS``, or why there are none."""
+    """A server's answers before any window; ``tokens``: id -> token of ``WORDS``, or why there are none."""
 
     card: Card
     sample: Sample
@@ -196,7 +196,7 @@ class ServedModel(ModelFiles):
         return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 
     def over_a_connection(self, ask: Callable[[httpx2.AsyncClient], Awaitable[T]]) -> T:
-        """The result of ``ask`` over a connection of its own; ModelError."""
+        """The result of ``ask`` over a new connection; ModelError."""
 
         async def connected() -> T:
             async with self.server.client() as client:

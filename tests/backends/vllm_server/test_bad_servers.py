@@ -78,7 +78,7 @@ MANNERS: dict[str, tuple[Act, str]] = {
     "deep": (whole(b'{"data":' + b"[" * 100_000), "{path} answers no JSON object (brackets are nested more than 64"),
     "a list": (whole(b"[]"), "{path} answers no JSON object"),
     "elsewhere": (
-        whole(b"", 302, Location="http://example.com/"), "HTTP 302 from {path}: Found; give the URL to which it leads: http://"
+        whole(b"", 302, Location="http://example.com/"), "HTTP 302 from {path}: Found; give its target: http://"
     ),
     "999": (whole(b"x" * 100_000, 999), "HTTP 999 from {path}: "),
     "escapes": (whole(b'{"error": "\\u001b[2J\\nsecond line"}', 400), "HTTP 400 from {path}: \\x1b[2J second line"),
