@@ -99,19 +99,6 @@ def test_hub_ids(name: str, gold: bool) -> None:
     assert hub.is_hub_id(name) is gold
 
 
-def test_folders_need_no_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(work / "here"))
-    assert hub.resolve("here/model", None) == Path("here/model")
-    assert hub.resolve(str(work / "here"), "v1", download=False) == work / "here"
-    assert hub.resolve("~/model", None) == work / "here" / "model"
-    for name in ("./none", "/none/at/all", "a/b/c", "~/none", "none"):
-        named = "" if "/" in name else "; a model on the hub is named owner/name"
-        assert refusal(name) == f"{name}: no such folder{named}"
-    assert refusal("here/file") == "here/file: is a file, no folder"
-    (work / "here" / "a.gguf").touch()
-    assert refusal("here/a.gguf") == "here/a.gguf: is a file, no folder; a GGUF file runs in llamacpp"
-
-
 def test_a_sharded_model(server: Hub, client: Client) -> None:
     """Its safetensors and what describes them, once; no pickled weights.  The tokenizer comes first, as in a run."""
     server.add("models", "org/sharded", MODEL)
@@ -131,17 +118,6 @@ def test_a_sharded_model(server: Hub, client: Client) -> None:
     assert not server.asked("/lfs/")
     assert client.run("value = hub.would_fetch('org/sharded')") == "in the local cache"
     assert client.said.read_text() == ""
-
-
-def test_a_revision(server: Hub, client: Client) -> None:
-    server.add("models", "org/tagged", {**MODEL, "config.json": '{"a": 1}'})
-    server.add("models", "org/tagged", {**MODEL, "config.json": '{"a": 2}'}, "v2")
-    assert (Path(fetch(client, "org/tagged", "v2")[0]) / "config.json").read_text() == '{"a": 2}'
-    assert (Path(fetch(client, "org/tagged")[0]) / "config.json").read_text() == '{"a": 1}'
-    assert len(server.asked("/lfs/")) == 0  # the same weights
-    assert refused(client, "org/tagged", "v3") == (
-        f"org/tagged: no revision 'v3' of it on the hub; see {server.url}/org/tagged"
-    )
 
 
 def test_a_cut_download_goes_on_where_it_was(server: Hub, client: Client) -> None:

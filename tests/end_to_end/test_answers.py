@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.support import ROOT
-from tests.support.command_line import FAKE, Run, in_transformers
-from tests.support.questions import evaluated, model_class, write_task
-from tests.support.toy import ATOL_LOGPROB, TOY_CONTEXT, assert_refused, needs_accelerate
+from tests.support.command_line import Run, in_transformers
+from tests.support.questions import evaluated, model_class
+from tests.support.toy import ATOL_LOGPROB, needs_accelerate
 
 TASKS = ROOT / "demo" / "questions"
 QUESTIONS = 40
@@ -61,48 +60,3 @@ def test_answers_against_lm_evals_own(
     assert "McNemar's exact p = " in ran.out
     again = compare_q("show", tmp_path / "r.json", "--pairs")
     assert again.out.splitlines()[:5] == ran.out.splitlines()[:5]
-
-
-def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
-    """Every token has the same probability: the shortest answer is the most probable, and all are alike per character.
-
-    A byte is a token, and " " stands before each answer: sums are (characters + 1) log p, and of the means over
-    characters the longest answer has the largest.
-    """
-    rows = [
-        {"q": "a", "c": ["xx", "x", "xxx"], "a": 1},
-        {"q": "b", "c": ["xx", "x"], "a": 0},
-        {"q": "c", "c": ["xx", "yy"], "a": 0},
-    ]
-    task = write_task(tmp_path / "task", rows)
-    words = write(tmp_path, toy_model, task, [FAKE | {"engine": {"vocab_size": 320}}])
-    ran = compare_q(*words, "--html", tmp_path / "r.html", "--csv", tmp_path / "r.csv")
-    assert ran.status == 0, ran.err
-    assert "acc_norm_stderr" in (tmp_path / "r.csv").read_text()
-    written = json.loads((tmp_path / "r.json").read_text())
-    (model,) = written["texts"][0]["models"]
-    # acc: right, wrong, and the first of two equal ones; acc_norm: the third answer, right, the first.
-    assert (model["acc"], model["acc_norm"]) == (2 / 3, 2 / 3)
-    assert model["acc_stderr"] == pytest.approx(math.sqrt((2 / 9 + 4 / 9) / 2 / 3))
-    assert model["estimates"]["answers"]["acc"]["right"] == "101"
-    assert model["estimates"]["answers"]["acc_norm"]["right"] == "011"
-    assert (model["flips"], model["mcnemar_p"]) == (None, None)
-    assert written["texts"][0]["data"]["answers"]["questions"] == 3
-    assert written["texts"][0]["subtitle"] == "odd, 3 questions, 0-shot, 7 answers"
-    assert "3 questions, 0-shot, 20 scored tokens" in ran.out
-    for digits in ("10", "1x1"):
-        model["estimates"]["answers"]["acc"]["right"] = digits
-        (tmp_path / "damaged.json").write_text(json.dumps(written))
-        assert_refused(
-            compare_q("show", tmp_path / "damaged.json"), "fake: estimates: answers: its numbers do not go together"
-        )
-
-
-def test_check_and_refusals(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
-    task = write_task(tmp_path / "task")
-    words = write(tmp_path, toy_model, task, [FAKE | {"engine": {"vocab_size": 320}}], eval_len=TOY_CONTEXT)
-    said = compare_q("check", *words[:4]).out
-    counts = "6 of 6 questions, 0-shot, 14 answers, 143 scored tokens"  # bytes, with the spaces before them
-    assert f"data: odd, questions, windows of up to 257 tokens: {counts}\n" in said
-    write_task(tmp_path / "task", text="process_docs: !function code.run\n")
-    assert_refused(compare_q(*words), "odd.yaml: would run code (!function code.run)", '"trust_remote_code": true')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,6 @@ import contextlib, io
 from compare_q.eval.cli import main as cli
 with contextlib.redirect_stdout(io.StringIO()):
     value = cli.main({words!r})
-"""
-GGUF = """
-from tests.support.planned import planned
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.checkpoint.gguf import GgufFiles
-watch = Watch()
-found = GgufFiles(planned("m", "llamacpp", {name!r}, 16)).fetch(watch)
-value = [found.model_dir, watch.total, watch.done]
 """
 CLIENTS_BARS = ("it/s", "B/s]", "Downloading", "Reconstruct", "Fetching", "examples", "Generating")
 WHY = "not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TOKEN)"
@@ -103,39 +94,3 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
         assert away.run(COMMAND.format(words=words)) == 2
         text = away.said.read_text().splitlines()[-1]
     assert "json: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached (" in text
-
-
-@pytest.mark.engine
-def test_the_doctor_examines_a_hub_id(server: Hub, tmp_path: Path) -> None:
-    command = "import sys\nfrom compare_q import backends\nbackends.engines = lambda: ()\n" + COMMAND  # no engine
-    with Client(server, tmp_path) as client:
-        assert client.run(command.format(words=["doctor", "org/old"]).replace("io.StringIO()", "sys.stderr")) == 0
-        drawn = client.said.read_text()
-        assert client.run(command.format(words=["doctor", "org/none"])) == 2
-        refused = client.said.read_text().splitlines()[-1]
-    assert "org/old: is org/new on the hub now" in drawn
-    assert re.search(r"^org/old\s+files +\d.* in \d safetensors files$", drawn, re.MULTILINE)
-    assert "nothing wrong found" in drawn
-    assert refused == f"error: org/none: {WHY}"
-
-
-def test_gguf_files(server: Hub, tmp_path: Path) -> None:
-    """Every shard of the model that is named, and no other model."""
-    shards = {f"Q8/m-0000{i}-of-00002.gguf": bytes([i]) * 1000 for i in (1, 2)}
-    server.add("models", "org/repo-GGUF", {**shards, "Q4/m.gguf": b"x" * 500, "README.md": "# GGUF"})
-    with Client(server, tmp_path) as client:
-        place, total, done = client.run(GGUF.format(name="org/repo-GGUF/Q8/m-00002-of-00002.gguf"))
-        assert (total, done) == (2000, 2000)
-        assert len(server.asked("/lfs/")) == 2
-        assert Path(place).name == "m-00001-of-00002.gguf"
-        assert [(Path(place).parent / Path(name).name).read_bytes() for name in shards] == list(shards.values())
-        assert client.refusal(GGUF.format(name="org/repo-GGUF/Q4/n.gguf")) == (
-            "org/repo-GGUF: no file Q4/n.gguf on the hub (did you mean 'Q4/m.gguf'?)"
-        )
-        split = "planned('m', 'llamacpp', 'org/repo-GGUF/Q8/m-00001-of-00002.gguf', 16)"
-        assert client.run(f"value = GgufFiles({split}).would_fetch()") == "in the local cache"
-        assert client.refusal(GGUF.format(name="org/none/m.gguf")) == f"org/none: {WHY}"
-        client.run("from huggingface_hub import constants; constants.HF_HUB_OFFLINE = True")
-        assert client.run(GGUF.format(name="org/repo-GGUF/Q8/m-00001-of-00002.gguf"))[0] == place
-        text = client.refusal(GGUF.format(name="org/repo-GGUF/Q4/m.gguf"))
-    assert text == "org/repo-GGUF: only partly in the local cache, and HF_HUB_OFFLINE is set"

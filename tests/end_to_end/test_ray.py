@@ -82,14 +82,3 @@ def test_a_table_is_finished_on_the_node_that_is_left(
     assert "of the reference to node" in said
     assert "was lost; " in said
     wait_until(lambda: not [number for node in (1, 2) for number in processes_of(tmp_path / f"node{node}")])
-
-
-def test_without_ray_the_command_that_installs_it_is_said(
-    write_specs: Specs, compare_q: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    data, specs = write_specs()
-    ran = compare_q("-d", data, "-m", specs, "--ray", "auto")
-    assert ran.status == 2
-    assert ran.err.splitlines()[-1] == "error: --ray: ray is not installed: pip install 'ray>=2.49'"
-    assert "--gpus: names GPUs of this machine" in compare_q("-d", data, "-m", specs, "--ray", "a", "--gpus", "0").err

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from compare_q import __version__
-from compare_q.eval import compare_q
 from tests.support import ROOT
 
 pytestmark = pytest.mark.engine
@@ -74,24 +73,6 @@ def test_a_python_without_the_packages_says_what_to_do(checkout: Path) -> None:
     (checkout / ".venv-cpu" / "bin" / "python").touch()
     assert refused(checkout).endswith(": run it with .venv-cpu/bin/python, or first 'source .venv-cpu/bin/activate'\n")
     assert "run it with copy/.venv-cpu/bin/python, or" in refused(checkout.parent)
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize(
-    ("kind", "status"), [("AVX2", 2), ("avx2", 0), ("avx512", 0), ("", 0), (os.uname().machine, 0)]
-)
-def test_a_kind_of_cpu_that_make_does_not_know_is_refused(kind: str, status: int) -> None:
-    """It ran everything with nothing masked."""
-    command = ["make", "-n", "clean", f"CPU={kind}", "TARGET=cpu"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == status, ran.stderr
-    assert (f"CPU={kind}: unknown; known: avx" in ran.stderr) == bool(status)
-
-
-def test_an_old_python_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
-    assert compare_q.main() == 2
-    assert "and compare_q needs 3.11 or newer: " in capsys.readouterr().err
 
 
 def test_the_version_is_the_checkouts() -> None:

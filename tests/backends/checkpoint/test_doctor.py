@@ -20,7 +20,7 @@ from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.tokenizers import Difference, Tokens, differences, of_folder
 from tests.support.broken import FAULTS, good
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
-from tests.support.toy_moe_files import MoeShape, make
+from tests.support.toy_moe_files import fp8_blocks
 from tests.support.transformers_models import changed
 
 EXPERTS = "model.layers.3.mlp.experts"
@@ -211,7 +211,7 @@ NOTHING = Contents([], [], [], [])
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
     """FP8 blocks."""
-    return make(tmp_path, MoeShape(layers=2, experts=2, chosen=1), ("fp8-block",))["fp8-block"]
+    return fp8_blocks(tmp_path)
 
 
 def test_whole_and_without_an_expert(mixture: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from compare_q.backends.common import storage
-from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
@@ -29,7 +29,7 @@ from compare_q.backends.reference.store import (
     tidy,
 )
 from tests.support.flips import KilledError, flips, killed_at
-from tests.support.stores import HEAD, IDENTITY, WEIGHT, contents_of, numbers, record, state_store, window_of
+from tests.support.stores import HEAD, IDENTITY, contents_of, numbers, record, state_store, window_of
 from tests.support.toy import refusal
 
 INF, NAN = math.inf, math.nan
@@ -123,61 +123,6 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
     assert [begin for begin, _, _ in store.head_parts(150, 250)] == [150, 200]
     text = refusal(store.weight, 100, 301, "cpu")
     assert text == f"{store.path}: the reference's head lacks entries between 100 and 301; delete it"
-
-
-def test_windows_of_a_killed_writer_count(tmp_path: Path) -> None:
-    """But for one as long as nobody has left a head: a run that goes on has something to run."""
-    folder = tmp_path / "store"
-    assert recorded(folder) == set()
-    record(folder, [0, 1, 4], closed=False)
-    assert recorded(folder) == {0, 1}
-    record(folder, [2], closed=False)
-    assert recorded(folder) == {0, 1, 2}
-    record(folder, [4], closed=False, seed=50)  # once more, and other bits: as a GPU does it in another batch
-    record(folder, [3, 4])
-    assert recorded(folder) == {0, 1, 2, 3, 4}
-    seal(folder, IDENTITY, 5)
-    store = Reader(folder)
-    store.verify()
-    assert all(torch.equal(store.window(index), numbers(3, 4, seed=index)) for index in range(4))
-    assert len(names(folder)) == 5 + 2
-
-
-@pytest.mark.parametrize("kind", ["row", "head"])
-def test_every_flipped_bit_of_what_a_killed_run_left_is_found(tmp_path: Path, kind: str) -> None:
-    """The file is made again, and the store is what it would have been; so is one that was cut off."""
-    for number in range(20):
-        folder = tmp_path / str(number)
-        record(folder, range(4))
-        for file, _ in flips(sorted(folder.glob(f"{kind}.*")), seed=number, count=1):
-            if number < 4:
-                file.write_bytes(file.read_bytes()[: (0, 1, 100, -1)[number]])
-            missing = set(range(4)) - recorded(folder)
-            assert len(missing) == 1
-            assert not file.exists()
-            record(folder, sorted(missing))
-        seal(folder, IDENTITY, 4)
-        Reader(folder).verify()
-
-
-@pytest.mark.parametrize("change", ["contents", "width", "dtype", "head"])
-def test_what_an_earlier_session_kept_otherwise_does_not_count(tmp_path: Path, change: str) -> None:
-    """It cannot be told apart: everything is recorded again."""
-    folder = tmp_path / "store"
-    record(folder, [0, 1], closed=change == "head")
-    if change == "contents":
-        record_logits(folder, [2])
-    elif change == "head":
-        record(folder, [2], head=Head(300, "float32", soft_cap=30.0))
-    else:
-        record(folder, [2], weight=numbers(300, 5) if change == "width" else WEIGHT.bfloat16())
-    with pytest.raises(ModelError, match="is not of one form; run again"):
-        seal(folder, IDENTITY, 3)
-    assert not (folder / MANIFEST).exists()
-    assert recorded(folder) == set()
-    record_logits(folder, [0, 1, 2])
-    seal(folder, IDENTITY, 3)
-    assert Reader(folder).contents == "logits"
 
 
 def record_slowly(folder: Path, first: int) -> None:

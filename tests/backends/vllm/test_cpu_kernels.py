@@ -93,25 +93,6 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     }  # fmt: skip
 
 
-def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
-    """Log-probabilities of WINDOWS, [windows, 99], by Transformers."""
-    backend = TransformersEngine(planned("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
-    backend.load()
-    scores = [scores.logprob for scores in backend.score(WINDOWS, ScoreRequest())]
-    backend.close()
-    return np.stack(scores)
-
-
-@pytest.mark.engine
-@CPU_ONLY
-def test_weight_only_against_compressed_tensors(weight_only: dict[str, Any], toy_model: Path, quantized: Any) -> None:
-    """Its own decompression, which Transformers runs in bf16 only: as far off as bf16 makes the unquantized model."""
-    exact, plain = (transformers_logprobs(toy_model, dtype) for dtype in ("float32", "bfloat16"))
-    found = np.stack([weight_only["scores"][window.index].logprob for window in WINDOWS])
-    off = np.abs(found - transformers_logprobs(quantized("NVFP4A16"), "bfloat16"))
-    assert off.mean() < 1.5 * np.abs(plain - exact).mean() < 0.3 * np.abs(found - exact).mean()
-
-
 @pytest.mark.engine
 def test_vllms_own_emulation_of_a_layer_against_the_definition() -> None:
     """Inputs over six orders of magnitude, one group of zeros."""
@@ -265,16 +246,15 @@ def test_experts_against_the_definition(name: str) -> None:
 def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     """Weight-only in float32: as Transformers has it with the dequantized weights."""
     pytest.importorskip("compressed_tensors", reason="compressed_tensors is not installed")
-    from tests.support.toy_moe_files import MoeShape, make
+    from tests.support.toy_moe_files import nvfp4_weight_only
 
-    shape = MoeShape(hidden=128, heads=2, experts=4, intermediate=128)
-    folders = make(tmp_path, shape, ("nvfp4-w4a16",))
-    plain = planned("x", "transformers", str(folders["nvfp4-dequantized"]), TOY_CONTEXT, {"dtype": "float32"})
+    nvfp4, dequantized = nvfp4_weight_only(tmp_path)
+    plain = planned("x", "transformers", str(dequantized), TOY_CONTEXT, {"dtype": "float32"})
     reference = TransformersEngine(plain)
     reference.load()
     gold = [scores.logprob for scores in reference.score(WINDOWS[:2], ScoreRequest())]
     reference.close()
-    with engine(folders["nvfp4-w4a16"], tmp_path / "log", alone=True) as backend:
+    with engine(nvfp4, tmp_path / "log", alone=True) as backend:
         found = scores_of(backend, WINDOWS[:2])
         ran, said = backend.layers(), backend.provenance()
     for window, logprobs in zip(WINDOWS[:2], gold, strict=True):
@@ -352,30 +332,6 @@ def test_int4_against_the_definition(group: int, zero_points: bool, outputs_firs
     bias = torch.arange(OUT, dtype=torch.float32)
     expected = x.double().numpy() @ gold.T + np.arange(OUT)
     np.testing.assert_allclose(kernel.apply_weights(layer, x, bias), expected, atol=1e-4)
-
-
-@pytest.mark.engine
-@CPU_ONLY
-@pytest.mark.parametrize("zero_points", [True, False])
-def test_int4_against_the_product_of_vllm(zero_points: bool) -> None:
-    """In bf16, with weights that both round once: they differ by the order of additions, and by roundings.
-
-    By one at the output, or by two where a CPU emulates bf16.
-    """
-    from vllm.model_executor.kernels.linear import CPUWNA16LinearKernel
-
-    from compare_q.backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
-
-    if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
-        pytest.skip("vLLM's library for CPUs without AVX-512 has no product for int4 weights")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_CPU_INT4_W4A8", "0")
-        x = torch.randn(5, IN, generator=torch.Generator().manual_seed(0)).bfloat16()
-        layout = {"group": 32, "zero_points": zero_points, "outputs_first": True}
-        own, layer, _ = made(CpuInt4W4A16LinearKernel, torch.bfloat16, **layout)
-        theirs, other, _ = made(CPUWNA16LinearKernel, torch.bfloat16, **layout)
-        found, expected = own.apply_weights(layer, x).float(), theirs.apply_weights(other, x).float()
-    np.testing.assert_allclose(found, expected, atol=2**-7 * float(expected.abs().max()))
 
 
 @pytest.mark.engine

@@ -21,10 +21,7 @@ from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import compat, driver
 from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.eval.stats.answers import summarize
-from tests.support import ROOT
 from tests.support.planned import planned
-from tests.support.questions import asked, evaluated, model_class
 from tests.support.stores import window_of
 from tests.support.toy import (
     ATOL_BATCH,
@@ -80,16 +77,6 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngin
 
 
 @pytest.mark.engine
-def test_a_window_as_long_as_the_context(toy_engine: VllmEngine, toy_logits: Any) -> None:
-    """The engine was loaded for TOY_CONTEXT tokens: max_model_len is one more than the config's maximum."""
-    (window,) = toy_windows(1, TOY_CONTEXT)
-    found = scores_of(toy_engine, [window])[0]
-    np.testing.assert_allclose(found.logprob, brute_force(toy_logits(window), window), atol=ATOL_LOGPROB)
-    with pytest.raises(ModelError, match="stopped while scoring"):
-        scores_of(toy_engine, toy_windows(1, TOY_CONTEXT + 2))
-
-
-@pytest.mark.engine
 def test_preempted_windows_are_scored_all_the_same(
     toy_engine: VllmEngine, noisy_model: Path, noisy_engine: VllmEngine, logs: Path, tmp_path: Path
 ) -> None:
@@ -126,15 +113,6 @@ def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmE
     assert toy_engine.provenance()["scorer"]["reference_head"] == "the model's own, bit for bit"
     for scores in found.values():
         np.testing.assert_allclose(scores.ref_logprob, scores.logprob, atol=ATOL_BATCH)
-
-
-@pytest.mark.engine
-def test_vocabularies_are_cut_to_what_both_have(noisy_engine: VllmEngine, toy_store: Path) -> None:
-    """A reference with 300 entries: everything is scored over the first 300."""
-    found = scores_of(noisy_engine, WINDOWS, against(toy_store, 300))
-    window = WINDOWS[0]
-    logits = own_logits(noisy_engine, window)[:, :300]
-    np.testing.assert_allclose(found[0].logprob, brute_force(logits, window), atol=EXACT)
 
 
 @pytest.mark.engine
@@ -234,14 +212,6 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
         assert (store.contents, store.reason) == ("logits", "its logits are not its head's alone")
         itself = scores_of(backend, WINDOWS, against(store.path))
     assert not any(scores.kld.any() for scores in itself.values())
-
-
-@pytest.mark.engine
-@TWO_DEVICES
-def test_noise_is_the_same_on_two_ranks(toy_model: Path, floor_engine: VllmEngine, logs: Path) -> None:
-    gold = scores_of(floor_engine, WINDOWS)
-    with engine(toy_model, logs / "floor tp.log", noise="bf16", noise_seed=3, tensor_parallel_size=2) as backend:
-        assert_same(scores_of(backend, WINDOWS), gold, 10 * ATOL_BATCH)
 
 
 class Flat:
@@ -475,20 +445,6 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
 
 
 @pytest.mark.engine
-def test_noise_is_the_same_in_every_run(floor_engine: VllmEngine, toy_store: Path) -> None:
-    """Also in a run that goes on after a crash, and in a replica; the hooks of the run before are gone."""
-    first, second = (scores_of(floor_engine, WINDOWS, against(toy_store)) for _ in range(2))
-    assert_same(second, first, atol=0.0)
-    rest = scores_of(floor_engine, WINDOWS[3:], against(toy_store))
-    assert_same(rest, {index: first[index] for index in rest}, ATOL_BATCH)
-    assert 1e-6 < np.mean([scores.kld.mean() for scores in first.values()]) < 0.1
-    said = floor_engine.provenance()
-    assert (said["enforce_eager"], said["noise"]["seed"], len(said["notes"])) == (True, 3, 1)
-    assert said["scorer"]["largest"] < ATOL_BATCH
-    assert said["scorer"]["reference_head"] == "the model's own, bit for bit"
-
-
-@pytest.mark.engine
 @pytest.mark.skipif(GPU, reason="TF32 products hide noise of this size")
 def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, floor_engine: VllmEngine) -> None:
     """Each layer of either engine has the same numbers for the same elements, in whatever steps and order."""
@@ -503,44 +459,3 @@ def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, 
     for index in gold:
         np.testing.assert_allclose(found[index].logprob, gold[index], atol=ATOL_LOGPROB, rtol=0)
         assert np.abs(plain[index].logprob - gold[index]).mean() > 20 * ATOL_LOGPROB
-
-
-QUESTIONS = 40
-
-
-def lm_eval_on(backend: VllmEngine, folder: Path) -> Any:
-    """lm-eval's vLLM model around an engine that runs already, so that none more is started."""
-    from lm_eval.api.model import TemplateLM
-    from transformers import AutoTokenizer
-
-    model = object.__new__(model_class("vllm"))
-    TemplateLM.__init__(model)
-    model.model = backend.llm
-    model.tokenizer = AutoTokenizer.from_pretrained(folder)
-    model.batch_size, model._max_length, model.data_parallel_size = "auto", TOY_CONTEXT, 1
-    model.add_bos_token = model.custom_prefix_token_id = None
-    model.lora_request = model.enable_thinking = None
-    return model
-
-
-@pytest.mark.engine
-def test_answers_against_lm_evals_own(
-    toy_engine: VllmEngine, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one task; tests/end_to_end/test_answers.py has both, in Transformers."""
-    monkeypatch.chdir(ROOT)  # where the tasks find their data
-    file = ROOT / "demo" / "questions" / "common_facts.yaml"
-    # lm-eval's model leaves a place for a generated token, and feeds the last token too: its windows are two shorter.
-    data = asked(tmp_path, file, toy_model, eval_len=TOY_CONTEXT - 2, max_rows=QUESTIONS)
-    assert data.answers is not None
-    found = scores_of(toy_engine, list(data.windows))
-    columns = {"logprob": np.concatenate([found[window.index].logprob for window in data.windows])}
-    numbers = np.concatenate([np.full(window.n_scored, window.index) for window in data.windows])
-    answers = data.answers
-    ours = summarize(columns, numbers, answers.requests)
-    own = evaluated(lm_eval_on(toy_engine, toy_model), file, QUESTIONS)
-    sums = np.bincount(numbers, columns["logprob"].astype(np.float64))
-    np.testing.assert_allclose(sums, own.sums, atol=ATOL_LOGPROB * 10)
-    assert ours.acc.accuracy.value == own.results["acc,none"]
-    assert ours.acc.accuracy.stderr == own.results["acc_stderr,none"]
-    assert ours.acc_norm.accuracy.value == own.results["acc_norm,none"]

@@ -124,17 +124,6 @@ def test_the_installed_vllm_has_the_expected_signatures(generation: str) -> None
         hooks.check_signature(PromptLogprobsWorker.add_request, ("self", *hooks.V2_ADD))
 
 
-def test_the_drop_in_misses_rows_whose_states_are_zero() -> None:
-    """It counts the rows that were kept, and refuses a window that has too few."""
-    extension = ScoringExtension()
-    extension._compare_q_source = SimpleNamespace(gathered=lambda states: 2 * states)  # type: ignore[assignment]
-    extension.compare_q_keep_logits(chunk_rows=2)
-    states = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, torch.inf], [3.0, 1.0]])
-    extension._compare_q_keep(states, [RequestRows(True, 0, 0, 5, 5, None)])
-    assert extension._compare_q_logits is not None
-    assert torch.cat(extension._compare_q_logits).tolist() == [[2.0, 0.0], [0.0, float("inf")], [6.0, 2.0]]
-
-
 class GivenPositions(torch.nn.Module):
     """A model that is not given its tokens, as one that can take images."""
 
@@ -170,17 +159,6 @@ PARTS = [ScoredRows(StoredRows(2, 6, 0, 5), 3, 5, "b", 4), ScoredRows(StoredRows
 def test_scored_rows_by_hand() -> None:
     """The row at position p predicts token p + 1; parts lie as in the hidden states."""
     assert scored_rows(STEP) == PARTS
-
-
-def test_ranges_of_one_window_are_parts_by_hand() -> None:
-    """Of positions 1 to 2, 5 to 8 and 9, of which this step holds rows 2 to 7: those before positions 5 to 8."""
-    assert scored_rows([RequestRows([3, [(1, 3), (5, 9), (9, 10)]], 2, 10, 6, 10, "t")]) == [
-        ScoredRows(StoredRows(3, 7, 2, 6), 12, 4, "t", 5)
-    ]
-    assert scored_rows([RequestRows([3, [(1, 3), (6, 8)]], 0, 0, 10, 10, "t")]) == [
-        ScoredRows(StoredRows(3, 4, 0, 2), 0, 2, "t", 1),
-        ScoredRows(StoredRows(3, 4, 2, 4), 5, 2, "t", 6),
-    ]
 
 
 def test_chunks_cut_parts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import namedtuple
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.common.packages import package_folder
 from compare_q.backends.layers.groups import FIRST_STEP, SPARSE
 from compare_q.backends.layers.schemes import Scheme
 from compare_q.backends.vllm import layers
@@ -122,21 +120,6 @@ def test_weights_quantized_while_loading_are_named_by_the_kernel(shape: tuple[in
     assert layer.weights == "fp8 channel"
 
 
-def test_layers_are_linear_layers_experts_and_heads() -> None:
-    """Attention has a quant_method for its cache, and an embedding one that only looks up."""
-    linear = type("UnquantizedLinearMethod", (type("LinearMethodBase", (), {}),), {})()
-    lookup, cache = named("UnquantizedEmbeddingMethod"), named("BaseKVCacheMethod")
-    modules = [
-        ("q", named("QKVParallelLinear", quant_method=linear)),
-        ("attn", named("Attention", quant_method=cache)),
-        ("embed", named("VocabParallelEmbedding", quant_method=lookup)),
-        ("lm_head", named("ParallelLMHead", quant_method=lookup)),
-        ("norm", named("RMSNorm")),
-    ]
-    model = SimpleNamespace(named_modules=lambda: modules)
-    assert [layer.name for layer in layers.layers(model, None, {}, BF16)] == ["q", "lm_head"]
-
-
 @pytest.mark.parametrize(
     ("told", "scales", "asked", "found"),
     [
@@ -191,16 +174,6 @@ def test_sizes_of_caches_by_hand() -> None:
         assert layers.kv_sizes(specs, config)["bf16"] == (times * two_bytes, None)
 
 
-@pytest.mark.parametrize("kind", ["PrefillPrefixLMAttention", "EncoderOnlyAttention"])
-def test_models_whose_prompt_is_not_causal(kind: str) -> None:
-    modules = [("", named("Model")), ("layers.0.attn", named("Attention"))]
-    model = SimpleNamespace(named_modules=lambda: modules)
-    layers.check_causal(model)
-    modules.append(("layers.1.attn", named(kind)))
-    with pytest.raises(RuntimeError, match=rf"^layers\.1\.attn \({kind}\) lets prompt tokens see what follows"):
-        layers.check_causal(model)
-
-
 @pytest.mark.parametrize(
     ("words", "told", "said"),
     [
@@ -252,15 +225,3 @@ def impl(*classes: str, **attributes: Any) -> Any:
 def test_which_attention_reads_the_cache_in_prefill(attention: Any, found: str) -> None:
     """What derives from a known class may do otherwise, unless it is multi-head latent attention."""
     assert layers.prefill(attention) == found
-
-
-@pytest.mark.engine
-def test_the_installed_vllm_has_these_classes_of_attention() -> None:
-    """One that was renamed would be unknown.  Those that not all supported versions have are left out."""
-    root = package_folder("vllm")
-    assert root is not None
-    files = [*(root / "v1/attention/backends").rglob("*.py"), *(root / "model_executor/layers/attention").glob("*.py")]
-    found = {name for file in files for name in re.findall(r"^ *class (\w+)\b", file.read_text("utf-8"), re.MULTILINE)}
-    since = {"CompositeAttentionImpl", "B12xPagedAttentionImpl", "Qwen4ExpQSAFlashAttentionImpl"}
-    since |= {"UltraQuantAttentionImpl", "RocmOctaveAttentionImpl"}
-    assert (layers.READ_IN_PREFILL | layers.UNREAD_IN_PREFILL.keys() | layers.LATENT.keys()) - since <= found

@@ -21,8 +21,6 @@ from compare_q.backends.vllm.options import (
     check_checkpoint,
     emulation_arguments,
     engine_arguments,
-    quantized_on_load,
-    stored_on_load,
     without_kernel,
 )
 from tests.support.checkpoints import ENDS, write_checkpoint
@@ -49,20 +47,6 @@ def test_defaults_and_options(toy_model: Path) -> None:
     given = {"kv_cache_dtype": "fp8", "load_format": "dummy", "enforce_eager": False}
     assert arguments(toy_model, cpu=True, **given) == OURS | given | sized
     assert arguments(toy_model, noise="bf16", noise_seed=1, emulate=True, cpu=True) == OURS | sized
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"gpu_memory_utilization": 0.5},
-        {"kv_cache_memory_bytes": 1 << 30},
-        {"num_gpu_blocks_override": 100},
-        {"long_prefill_token_threshold": 1},
-    ],
-)
-def test_a_cache_that_the_spec_sizes(toy_model: Path, given: dict[str, Any]) -> None:
-    """Or that has to hold more windows than two steps of prefill do: vLLM measures what is free."""
-    assert arguments(toy_model, **given) == OURS | given
 
 
 def test_windows_that_are_not_split(toy_model: Path) -> None:
@@ -191,54 +175,6 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
         assert said.startswith("engine.max_model_len: missing; this model's longrope factors depend on it")
         check_checkpoint(request_for(folder, **options, max_model_len=128), folder)
     check_checkpoint(request_for(toy_model, hf_overrides={"rope_theta": 1e5}), toy_model)
-
-
-@pytest.mark.parametrize(
-    ("options", "quantized", "how"),
-    [
-        ({}, False, ""),
-        ({"quantization": "fp8"}, False, "quantization"),
-        ({"quantization": "compressed-tensors"}, True, ""),
-        ({"quantization": "x", "quantization_config": {"a": 1}}, True, "quantization_config"),
-        ({"hf_overrides": {"quantization_config": {}}}, False, "quantization_config"),
-        ({"hf_overrides": {"rope_theta": 1}}, False, ""),
-        ({"load_format": "bitsandbytes"}, False, "load_format"),
-    ],
-)
-def test_what_quantizes_while_loading(options: dict[str, Any], quantized: bool, how: str) -> None:
-    """Then the checkpoint's headers do not say what is stored, and the size is n/a."""
-    assert quantized_on_load(options, quantized=quantized) == how
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"quantization": "mxfp8"}, "mxfp8 g32"),
-        ({"quantization": "fp8_per_block"}, "fp8 block 128x128"),
-        ({"quantization": "nvfp4_per_token"}, "nvfp4 g16 in the experts"),
-        ({"quantization": "online", "quantization_config": {"linear": "fp8_per_channel", "moe": {"weight": "mxfp4"}}},
-         "fp8 channel and mxfp4 g32 in the experts"),
-        ({"quantization": "fp8_per_tensor", "quantization_config": {"moe": "mxfp8"}},
-         "fp8 tensor and mxfp8 g32 in the experts"),
-        ({"quantization": "humming"}, ""),
-        ({"load_format": "bitsandbytes"}, ""),
-    ],
-)  # fmt: skip
-def test_what_vllm_stores_of_what_it_quantizes_while_loading(options: dict[str, Any], words: str) -> None:
-    assert stored_on_load(options) == words
-
-
-@pytest.mark.parametrize(
-    ("where", "options"), [("quantization", {"quantization": "bitsandbytes"}), ("load_format", {"load_format": "gguf"})]
-)
-def test_missing_plugins_are_named(tmp_path: Path, toy_model: Path, where: str, options: dict[str, Any]) -> None:
-    form = next(iter(options.values()))
-    message = rf"engine\.{where}: vLLM reads {form} by a plugin since .*: pip install vllm-\w+-plugin"
-    with pytest.raises(InputError, match=message):
-        VllmEngine.check(request_for(toy_model, **options))
-    folder = write_checkpoint(tmp_path, ENDS, {"quantization_config": {"quant_method": form}})
-    with pytest.raises(InputError, match=rf"model_dir: vLLM reads {form} by a plugin"):
-        VllmEngine.check(request_for(folder))
 
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}

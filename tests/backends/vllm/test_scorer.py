@@ -167,27 +167,6 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
         one.buffers.finished(7)
 
 
-@pytest.mark.parametrize(
-    ("own", "difference"),
-    [
-        ([[1.0, 2.0, 3.0]], 0.0),
-        ([[1.0, 2.0, 3.5]], 0.5),
-        ([[1.0, float("nan"), 3.0]], float("inf")),
-        (None, float("inf")),
-    ],
-)
-def test_what_a_probe_compares(own: list[list[float]] | None, difference: float) -> None:
-    logits = None if own is None else torch.tensor(own)
-    source: Any = SimpleNamespace(
-        processors=(), processor=None, shard=(0, 3), gathered=lambda _: torch.tensor([[1.0, 2.0, 3.0]]),
-        local_again=lambda: logits, head_difference=lambda _: 0.25,
-    )  # fmt: skip
-    probing = Scorer(source, Plan(probe=True), SimpleNamespace(type="cpu"), 3, 2)
-    probing.logits(torch.zeros(1, 2))
-    assert probing.differences.local == difference
-    assert probing.differences.head == (0.0 if own is None else 0.25)
-
-
 SHARDS = ((0, 25), (25, 40))
 
 
@@ -252,16 +231,6 @@ def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exceptio
     scorers = ranks.step()
     assert [bool(one.error) for one in scorers] == [rank == 0, rank == 1]
     assert ranks.exchanged == [[256, 256, 256, 230]] * 2
-
-
-@pytest.mark.parametrize("plan", [{"gathered": True}, {}])
-def test_a_rank_with_an_error_takes_part_where_others_wait(plan: dict[str, Any]) -> None:
-    """The engine may be some steps ahead of the driver, which ends the requests."""
-    source = Small(1000)
-    one = Scorer(source, Plan(**plan), torch.device("cpu"), 40, 2, error="no")  # type: ignore[arg-type]
-    one.step(STATES, [REQUEST], tokens)
-    assert (len(source.asked), one.error) == (4 if plan else 0, "no")
-    assert one.collect([7])[0]["error"] == "no"
 
 
 def test_what_is_collected() -> None:

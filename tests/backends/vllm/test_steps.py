@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from compare_q.backends.base import Decode
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.backends.vllm.hooks import Graphs, RequestRows, Steps, check_decodes
+from compare_q.backends.vllm.hooks import RequestRows, Steps
 from tests.support.toy import ATOL_LOGPROB, toy_windows
 from tests.support.vllm_engine import WINDOWS, against, assert_exact, engine, scores_of
 
@@ -39,40 +36,6 @@ def test_steps_are_counted_by_hand() -> None:
 def test_other_steps_are_told(start: int, n_rows: int) -> None:
     said = Steps(4).count([request(0, 4), request(start, n_rows)], "FULL")
     assert said == f"vLLM computed {n_rows} tokens of window 7 at position {start} in one step, and not 4"
-
-
-class Mode(Enum):
-    """As vLLM's CUDAGraphMode, whose NONE is 0."""
-
-    NONE = 0
-    FULL = 2
-
-
-@pytest.mark.parametrize("generation", ["V1", "V2"])
-def test_the_graph_of_a_step(generation: str) -> None:
-    modes = iter([Mode.NONE, Mode.FULL])
-
-    def dispatch(num_tokens: int) -> Any:
-        mode = next(modes)
-        return (mode, num_tokens) if generation == "V1" else SimpleNamespace(cg_mode=mode)
-
-    chooser = SimpleNamespace(dispatch=dispatch)
-    name = "cudagraph_dispatcher" if generation == "V1" else "cudagraph_manager"
-    graphs = Graphs(SimpleNamespace(**{name: chooser}))
-    for gold in ("NONE", "FULL"):
-        chooser.dispatch(num_tokens=5)
-        assert graphs.last == gold
-    assert Graphs(SimpleNamespace()).last == "unknown"
-
-
-def test_layers_with_a_state_are_refused() -> None:
-    class MambaBase(torch.nn.Module): ...
-
-    class MambaMixer(MambaBase): ...
-
-    check_decodes(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    with pytest.raises(RuntimeError, match=r"phase: 1 \(MambaMixer\) keeps a state, .*; score this model in prefill"):
-        check_decodes(torch.nn.Sequential(torch.nn.Linear(2, 2), MambaMixer()))
 
 
 @pytest.fixture(scope="module")

@@ -101,25 +101,6 @@ def test_manners(stub: Stub, monkeypatch: pytest.MonkeyPatch, manner: str) -> No
     assert sum(SENT) < 1 << 26
 
 
-@pytest.mark.parametrize(
-    ("path", "answer", "message"),
-    [
-        ("/v1/models", {}, "/v1/models names no model"),
-        ("/v1/models", {"data": 3}, "data: input should be a valid list (got 3)"),
-        ("/v1/models", {"data": [{"id": "x" * 5000}]}, "data.0.id: string should have at most 1000 characters"),
-        ("/v1/models", {"data": [{"id": "toy", "max_model_len": "256"}]}, "max_model_len: input should be a valid int"),
-        ("/version", {"version": 3}, "version: input should be a valid string"),
-        ("/tokenize", {"tokens": [[1]], "token_strs": ["a"]}, "tokens.0: input should be a valid integer"),
-    ],
-)  # fmt: skip
-def test_types(stub: Stub, path: str, answer: Any, message: str) -> None:
-    bad(stub, path, says(answer))
-    said = described(stub)
-    assert not said.problem
-    assert said.silence.startswith(f"{stub.url}: ")
-    assert message in said.silence
-
-
 def replaced(**changes: Any) -> Callable[..., Any]:
     return lambda body, answer: answer | changes
 

@@ -10,7 +10,7 @@ import pytest
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
-from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
+from compare_q.backends.vllm_server.engine import VllmServerEngine
 from tests.support.toy import toy_windows, with_gaps
 from tests.support.vllm_server import (
     KEY,
@@ -20,7 +20,6 @@ from tests.support.vllm_server import (
     choice,
     described,
     failure,
-    gold,
     loaded,
     locked,
     moved,
@@ -73,20 +72,6 @@ def test_servers_that_are_refused(
     assert message in found
 
 
-def test_a_server_that_fits(stub: Stub) -> None:
-    two(stub)
-    request = request_for(f"{stub.url}/v1/", 255, model="lora")
-    VllmServerEngine.check(request)
-    assert ServedModel(request).facts().context == 255
-    engine = VllmServerEngine(request)
-    engine.load()
-    said = engine.provenance()
-    assert (said["url"], said["server"]["model"], said["server"]["parent"]) == (stub.url, "lora", "toy")
-    assert said["server"]["version"] == "0.0"
-    assert said["probe"] == [f"{gold(token, token - 1):.2f}" for token in range(34, 65)]
-    assert said["tokenizer"] == "not compared: HTTP 404 from /tokenize: Not Found"
-
-
 def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     locked(stub)
     monkeypatch.setenv("OUR_KEY", f"{KEY}\n")
@@ -125,17 +110,6 @@ def test_what_fails_on_the_way_is_asked_again(stub: Stub, monkeypatch: pytest.Mo
     assert waits[2] == 37
     for wait, longest in zip((waits[0], waits[1], waits[3]), (1, 2, 8), strict=True):
         assert longest / 2 <= wait <= longest
-
-
-@pytest.mark.parametrize(
-    ("status", "text", "asked"), [(503, "engine is\ndead", 3), (400, "Token id 400 is out of vocabulary", 1)]
-)
-def test_it_gives_up_and_asks_no_more_what_was_refused(stub: Stub, status: int, text: str, asked: int) -> None:
-    engine = loaded(stub, retries=2)
-    stub.faults = [(status, {}, text)] * 9
-    told = f"HTTP {status} from /v1/completions: {' '.join(text.split())}"
-    assert failure(engine) == f"window 0: {stub.url}: {told}"
-    assert len(stub.windows) == asked
 
 
 def test_each_score_is_the_real_tokens(stub: Stub) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import adaptive
 from compare_q.eval.cli.adaptive import settled, windows_for, windows_needed
 from compare_q.eval.results import ModelResult
@@ -80,13 +78,6 @@ def test_a_kld_of_roundings_is_asked_for_no_better_than_roundings_are() -> None:
     assert words == "the whole text's KLD of every quantized row is known to 1 % or better"
 
 
-@pytest.mark.parametrize("given", ["kld", "kld:2", "kld:0%", "kld:100%", "kld:nan%", "ppl:2%", "ranked", ""])
-def test_answers_that_nobody_knows(given: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="expected kld:PERCENT%"):
-        adaptive.relative_error(given)
-    assert adaptive.relative_error("kld:0.5%") == 0.005
-
-
 def staged(errors: Mapping[str, float], sizes: Mapping[str, int], signal: int = 0) -> tuple[list[Any], list[str]]:
     """(windows of each text and ``again`` of the runs that were made, the lines that were printed)."""
     asked, lines = [], list[str]()
@@ -115,11 +106,6 @@ def test_each_text_has_its_own_number_of_windows_in_two_stages() -> None:
     assert lines[3].endswith("; it takes about 58 (-r 58)")  # 3 % again: 1 / (4/9/33 + 5/9/100) = 52.6
 
 
-def test_a_run_that_is_ended_has_no_second_stage() -> None:
-    asked, lines = staged({"t": 0.003}, {"t": 100}, signal=15)
-    assert (asked, lines) == ([(16, False)], [])
-
-
 def test_texts_that_it_decides() -> None:
     """By default texts without a number of windows; if asked for, all spread ones; conversations keep theirs."""
     chat = text(dataset="chat", eval_stride=None, sample=None, max_rows=7)
@@ -131,18 +117,6 @@ def test_texts_that_it_decides() -> None:
     assert settled(None, {"own": texts["own"], "chat": chat}, reference=True)[0] is None
     asked, sized = settled(None, texts, reference=False)
     assert (asked, [spec.max_rows for spec in sized.values()]) == (None, [5, adaptive.ROWS, 7])
-
-
-def test_texts_of_which_it_cannot_be_asked() -> None:
-    first, chat = text(sample="first"), text(dataset="chat", eval_stride=None, sample=None)
-    for texts, reference, part in (
-        ({"t": text()}, False, "--until: is about KL divergence from a reference, and there is none; give -r"),
-        ({"t": text(), "book": first, "chat": chat}, True, '--until: book: a run takes the first windows, .* "spread"'),
-        ({"chat": chat}, True, "--until: is for texts that are cut into windows; of conversations and questions"),
-    ):
-        with pytest.raises(InputError, match=part):
-            settled(TWO, texts, reference=reference)
-    assert settled(None, {"book": first}, reference=True) == (None, {"book": first})
 
 
 def test_several_texts_of_different_lengths(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:

@@ -42,21 +42,6 @@ def test_what_a_run_refuses_is_refused_before_a_text_is_tokenized(
         assert "downloaded" not in ran.out
 
 
-@pytest.mark.parametrize("models", [TWO, [FAKE]])
-def test_a_reference_that_the_run_would_refuse(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: list[dict[str, Any]]
-) -> None:
-    """A folder of something else, where the reference is to be kept, or where it is to be read."""
-    monkeypatch.chdir(tmp_path)
-    write_specs(models)
-    Path("stored").mkdir()
-    Path("stored/file").touch()
-    words = ["-d", "data.json", "-m", "models.json", "-lf", "stored"]
-    check, run = compare_q("check", *words), compare_q(*words)
-    assert (check.status, run.status) == (2, 2)
-    assert [line for line in check.err.splitlines() if line.startswith("error: ")] == [run.err.splitlines()[-1]]
-
-
 def test_a_check_leaves_nothing_where_a_run_would_write(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

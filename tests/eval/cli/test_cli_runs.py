@@ -127,24 +127,6 @@ def test_a_check(
     assert err or "-v" not in ran.err
 
 
-@pytest.mark.parametrize(
-    ("keys", "gold"),
-    [
-        ({"path": "empty.txt"}, "no text in it"),
-        ({"eval_len": 1000}, "eval_len: the text has 1000 tokens, one window takes 1001"),
-        ({"dataset": "empty.txt", "path": ...}, 'is a file; give "dataset": "text" and the file as "path"'),
-    ],
-)
-def test_a_check_of_a_text_that_cannot_be_scored(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, keys: dict[str, Any], gold: str
-) -> None:
-    (tmp_path / "empty.txt").write_text(" \n")
-    data, spec = write_specs(**keys)
-    ran = compare_q("check", "-d", data, "-m", spec)
-    assert ran.status == 2
-    assert gold in ran.err
-
-
 def test_clearing_a_reference_leaves_a_users_files(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
     kept = tmp_path / "kept"

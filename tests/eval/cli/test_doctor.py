@@ -11,9 +11,7 @@ import pytest
 from compare_q.eval.common import processes
 from tests.support.broken import FAULTS, good
 from tests.support.command_line import Run, in_transformers
-from tests.support.toy import Ran, assert_refused
-
-Q = "model.layers.1.self_attn.q_proj"
+from tests.support.toy import Ran
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +64,3 @@ def test_a_check_examines_the_models(compare_q: Run, good_model: Path, tmp_path:
     assert ran.status == 1, ran.err
     assert "toy: 14 matrices in nvfp4 g16, activations nvfp4 g16; layers 4.5" in ran.out
     assert f"toy: wrong: model.safetensors: {FAULTS[fault][1]}" in ran.out
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["doctor", "gone"], "gone: no such folder or GGUF file"),
-        (["doctor", "{empty}"], "config.json: missing"),
-        (
-            ["doctor", "{toy}", "-d", "x.json"],
-            "-d: is no flag of compare-q doctor, but of compare-q run",
-        ),
-    ],
-)
-def test_refusals(compare_q: Run, toy_model: Path, tmp_path: Path, words: list[str], said: str) -> None:
-    assert_refused(compare_q(*(word.format(toy=toy_model, empty=tmp_path) for word in words)), said)

@@ -12,7 +12,6 @@ import pytest
 from tests.support.command_line import Run
 from tests.support.comparisons import fake
 from tests.support.text_runs import write_texts
-from tests.support.toy import assert_refused
 
 MODELS = [fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0)]
 
@@ -40,46 +39,6 @@ def test_a_list_in_one_file_and_wildcards(compare_q: Run, files: dict[str, Path]
     assert "Prose: method exllamav3: 2 windows" in ran.out
     same = compare_q("-d", tmp_path / "[lp]*s*.json", "-d", files["code"], "-m", files["models"], "-r", 2)
     assert same.out.startswith("5 texts: Prose, code, logs, prose, code (2)"), same.err
-
-
-def test_one_text_in_a_list_is_one_text(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
-    words = ("-m", files["models"], "-o", tmp_path / "r.json")
-    compare_q("-d", files["prose"], *words)
-    alone, as_list = (compare_q("-d", file, *words) for file in (files["prose"], listed(files, {})))
-    assert as_list == alone
-    assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["name"] == "prose"
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        (({"label": "x"}, {"label": "x"}), "label: two texts are called 'x'"),
-        (({"label": "x"}, {"labl": "y"}), "list.json: text 2: labl: unknown key"),
-        (({}, {"label": "y", "eval_len": "9"}), "list.json: text 2 (y): eval_len: "),
-        (({"label": " "}, {}), "list.json: text 1 ( ): label: must be"),
-        (({"label": "a\nb"}, {}), "label: must be one line"),
-        ((), "list.json: holds no text"),
-    ],
-)
-def test_specs_that_are_refused(compare_q: Run, files: dict[str, Path], changes: Any, part: str) -> None:
-    assert_refused(compare_q("-d", listed(files, *changes), "-m", files["models"]), part)
-
-
-@pytest.mark.parametrize(
-    ("flags", "part"),
-    [
-        (["--sort", "kld:chat"], "--sort: kld:chat: of several texts, name one behind the colon: prose, code"),
-        (["--sort", "what"], "'what' is no column"),
-        (["-lf", "store"], "--logits_file: a reference store is of one text"),
-        (["--pair", "a", "z"], "--pair: no model is called 'z'"),
-        (["--by-text"], "--by-text: there is one"),
-        (["--sort", "kld:prose"], "--sort: kld:prose: "),
-    ],
-)
-def test_flags_that_are_refused(compare_q: Run, files: dict[str, Path], flags: list[str], part: str) -> None:
-    """The last two with one text."""
-    texts = [files["prose"], *([] if flags[-1] in ("--by-text", "kld:prose") else [files["code"]])]
-    assert_refused(compare_q("-d", *texts, "-m", files["models"], *flags), part)
 
 
 def test_check_says_what_every_text_is(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +16,7 @@ from compare_q import backends
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.run import jobs
-from compare_q.eval.run.hosts import Hosts
-from tests.backends.checkpoint import test_gguf
-from tests.support.checkpoints import ENDS, Q, write_checkpoint
 from tests.support.command_line import Run, in_transformers
-from tests.support.stored_formats import CASES, Case, entries_of
 from tests.support.toy import assert_refused, needs_accelerate
 
 WEIGHTS = "model.safetensors"
@@ -71,71 +65,6 @@ def test_weights_that_the_config_does_not_name(tmp_path: Path) -> None:
     assert backends.engine_for(str(tmp_path), CheckpointConfig.read(tmp_path), set())[0] in backends.GENERAL
 
 
-LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 10, "hidden_size": 64,
-    "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 256,
-}  # fmt: skip
-TENSORS = {"config_groups": {"group_0": {"targets": ["Linear"]}}}
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "EXL3": ("exllamav3", "EXL3 weights", {"quant_method": "exl3", "bits": 4.0, "head_bits": 6}),
-    "EXL2": ("exllamav2", "EXL2 weights", {"quant_method": "exl2", "bits": 4.0}),
-    "W4A16": (
-        "vllm_score",
-        "compressed-tensors weights",
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", **TENSORS},
-    ),
-    "NVFP4": (
-        "vllm_score",
-        "compressed-tensors weights",
-        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", **TENSORS},
-    ),
-    "FP8": ("vllm_score", "fp8 weights", {"quant_method": "fp8", "activation_scheme": "dynamic"}),
-    "AWQ": ("vllm_score", "awq weights", {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}),
-    "GPTQ": ("vllm_score", "gptq weights", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}),
-    "bitsandbytes": ("vllm_score", "bitsandbytes weights", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
-    "plain": ("vllm_score", "no quantization", {}),
-}
-"""Folders in Transformers' format: the load_fn of their engine, why, and the quantization that the config has."""
-STORED = {
-    "EXL3": "exl3", "EXL2": "exl2", "W4A16": "int4 g32", "NVFP4": "nvfp4 a16", "FP8": "fp8 block inverse", "AWQ": "awq",
-    "GPTQ": "gptq 4", "bitsandbytes": "nf4",
-}  # fmt: skip
-"""The tensors of these folders, as ``tests/support/stored_formats.py`` has them."""
-
-
-def twelve_kinds(folder: Path) -> dict[str, tuple[str, str, str]]:
-    """Twelve kinds of model as small files: the word that names each, the load_fn of its engine, and why."""
-    matrices = {name: found for name, found in test_gguf.MATRICES.items() if ".1." not in name}
-    one = test_gguf.write(folder / "one.gguf", matrices)
-    test_gguf.write(folder / "split.gguf", matrices, shard=1)
-    first = next(folder.glob("split-00001-of-*.gguf"))
-    kinds = {
-        "GGUF": (str(one), "llamacpp", "a .gguf file"), "split GGUF": (str(first), "llamacpp", "a .gguf file"),
-        "server": ("http://127.0.0.1:9", "vllm_server", "an address"),
-    }  # fmt: skip
-    for name, (load_fn, why, quantization) in KINDS.items():
-        case = CASES[STORED[name]] if name in STORED else Case({"weight": ("BF16", 64, 64)}, "weight", 65536, 4096)
-        config = {**LLAMA, **({"quantization_config": quantization} if quantization else {})}
-        values = {f"{Q}.{part}": content for part, content in case.values.items()}
-        place = write_checkpoint(folder / name, {**ENDS, **entries_of(case, Q)}, config, values)
-        kinds[name] = (str(place), load_fn, why)
-    return kinds
-
-
-def test_twelve_kinds_of_model_have_an_engine_or_a_line_that_says_why_not(tmp_path: Path) -> None:
-    kinds = twelve_kinds(tmp_path)
-    assert len(kinds) == 12
-    for name, (word, load_fn, why) in kinds.items():
-        named = shorthand.model(word, {"vllm_score"}, Progress(), reference=False)
-        assert (named.spec.load_fn, named.why) == (load_fn, why), name
-        assert named.context == (4096 if "GGUF" in name else None if name == "server" else 256), name
-        capabilities = backends.resolve(load_fn, None)[1].capabilities
-        planned, problems = jobs.plan([named.spec], 16, Hosts())
-        assert len(planned) + len(problems) == 1
-        if capabilities.installed() is None:
-            assert problems == [f"{named.spec.name}: load_fn: {load_fn!r} is not installed: {capabilities.install}"]
-
-
 def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
     (tmp_path / "a=b@hf").symlink_to(toy_model)
     for word, label, load_fn in (
@@ -147,15 +76,6 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
     ):
         named = shorthand.model(word, set(), Progress(), reference=False)
         assert (named.spec.name, named.spec.load_fn) == (label, load_fn), word
-
-
-@needs_accelerate
-def test_a_text_that_cannot_be_read_is_named_as_it_was_given(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
-    for command in ("check", "run"):
-        ran = compare_q(command, f"{toy_model}@transformers_auto", "-d", tmp_path)
-        assert ran.status == 2
-        error = f"error: command line: -d {tmp_path}: path: {tmp_path}: not a regular file"
-        assert [line for line in ran.err.splitlines() if line.startswith("error")] == [error]
 
 
 def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -225,13 +145,6 @@ def test_specs_that_cannot_be_written_are_refused_before_anything_runs(
     ran = compare_q(*line)
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.splitlines()[-1].startswith(f"error: --save-specs: {tmp_path / 'file'}: cannot be written")
-
-
-def test_a_task_has_windows_that_every_model_can_take(toy_model: Path) -> None:
-    """lm-eval does not count the last token: windows of the model's 256 tokens were refused."""
-    named = shorthand.models([f"{toy_model}@hf"], set(), Progress(), reference=False)
-    (spec,), _ = shorthand.texts(["lm_eval:arc_easy"], named)
-    assert (spec.eval_len, spec.longest) == (255, 256)
 
 
 def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path) -> None:

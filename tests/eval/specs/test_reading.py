@@ -116,12 +116,6 @@ def test_mask(mask: str | None, gold: list[str]) -> None:
     assert [spec.name for spec in apply_mask(models("EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"), mask)] == gold
 
 
-def test_mask_without_a_match_lists_the_labels() -> None:
-    text = refusal(apply_mask, models("EXL3 4.0", "GGUF Q4_K_M"), "awq;exl4")
-    assert "'awq;exl4'" in text
-    assert text.endswith("EXL3 4.0, GGUF Q4_K_M")
-
-
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the settings are looked for."""
@@ -133,21 +127,6 @@ def test_pythons_of_engines(settings: Path) -> None:
     assert reading.load_settings().python == {}
     settings.write_text('{"python": {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}}')
     assert reading.load_settings().python == {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}
-
-
-@pytest.mark.parametrize(
-    ("text", "gold"),
-    [
-        ('{"pyhton": {}}', "pyhton: unknown key (did you mean 'python'?)"),
-        ('{"python": "/venv"}', "python: "),
-        ('{"python": {"vllm_score": 3}}', "python.vllm_score: "),
-        ("[]", ""),
-        ("\udcff", ""),
-    ],
-)
-def test_settings_that_are_none(settings: Path, text: str, gold: str) -> None:
-    settings.write_text(text, errors="surrogateescape")
-    assert refusal(reading.load_settings).startswith(f"{settings}: {gold}")
 
 
 def test_where_the_file_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

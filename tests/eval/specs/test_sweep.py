@@ -11,7 +11,7 @@ import pytest
 from compare_q.eval.run import jobs
 from compare_q.eval.run.hosts import Hosts
 from compare_q.eval.specs.reading import load_model_specs, one_reference, specs_in
-from compare_q.eval.specs.types import ModelSpec, json_schemas
+from compare_q.eval.specs.types import ModelSpec
 from tests.support.toy import refusal
 
 FILE = Path("m.json")
@@ -80,13 +80,6 @@ def test_what_cannot_be_swept_is_one_line_with_the_key(sweep: Any, gold: str) ->
         assert len(rows(sweep)) == 2
 
 
-@pytest.mark.parametrize("mark", [{"reference": True}, {"noise_floor": True}, {"out_logits": "here"}])
-def test_a_swept_spec_is_no_reference_and_no_noise_floor(mark: dict[str, Any]) -> None:
-    (key,) = mark
-    gold = f"{key}: this spec stands for several models; mark a model of its own, without sweep"
-    assert refusal(lambda: rows({"engine.x": [1, 2]}, **mark)) == f"m.json: model 1 (W4A16): {gold}"
-
-
 def test_rows_are_compared_with_a_reference_of_their_own() -> None:
     reference = {**MODEL, "label": "bf16", "reference": True}
     specs, said = one_reference(specs_in(ModelSpec, [reference, {**MODEL, "sweep": {"engine.x": [1, 2]}}], FILE))
@@ -103,10 +96,3 @@ def test_what_an_engine_refuses_is_said_once_with_file_and_key() -> None:
     _, (first, second) = jobs.plan(rows({"replicas": [1, 2]}), 100, Hosts())
     assert first == "W4A16 replicas=1: engine.dtype: unknown key"
     assert second == "W4A16 replicas=2: engine.dtype: unknown key"
-
-
-def test_editors_know_sweep() -> None:
-    """And nothing behind the reading of specs does."""
-    schema = json_schemas()["models.schema.json"]
-    assert "sweep" in schema["$defs"]["SweptSpec"]["properties"]
-    assert "sweep" not in ModelSpec.model_fields
