@@ -41,7 +41,7 @@ from compare_q.eval.specs import reading as spec_files
 from compare_q.eval.specs.reading import S
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import columns as table_columns
-from compare_q.eval.table import footnotes, markdown, registry, tables, terminal
+from compare_q.eval.table import notes, render, tables
 from compare_q.eval.text import corpus
 from compare_q.eval.text.windows import EvalData
 
@@ -56,11 +56,11 @@ OTHERS = (
     "from_cache", "error", "notes",
 )  # fmt: skip
 """Fields of results.json that are no columns of a table."""
-COLUMNS = (*(field for each in registry.COLUMNS for field in each.fields), *OTHERS)
-"""Columns of a frame: those that a table can have (``eval/table/registry.py``), with their errors, and ``OTHERS``."""
+COLUMNS = (*(field for each in table_columns.COLUMNS for field in each.fields), *OTHERS)
+"""Columns of a frame: those that a table can have (``eval/table/columns.py``), with their errors, and ``OTHERS``."""
 DTYPES = {
     **dict.fromkeys(COLUMNS, "float64"),
-    **{each.name: "object" for each in registry.COLUMNS if each.digits is None},
+    **{each.name: "object" for each in table_columns.COLUMNS if each.digits is None},
     **dict.fromkeys(("deviations", "error", "notes"), "object"),
     **dict.fromkeys(("tokens", "non_finite", "file_bytes"), "Int64"),
     **dict.fromkeys(("reference", "noise_floor", "from_cache"), "bool"),
@@ -99,7 +99,7 @@ class Comparison:
         """
         import pandas as pd
 
-        chosen = COLUMNS if columns is None else table_columns.fields_of(registry.checked(columns)) or []
+        chosen = COLUMNS if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
         names = [*(["text"] if len(self.results.texts) > 1 else []), *chosen]
         types = {name: DTYPES.get(name, "object") for name in names}
         rows = [row for text in self.results.texts for row in rows_of(text)]
@@ -194,8 +194,8 @@ class Comparison:
         table = tables.tables_of(self.results)[0]
         head = "".join(f"<th>{html.escape(each.column.title)}</th>" for each in table.columns)
         rows = [
-            "".join(f"<td>{html.escape(markdown.plain_cell(each.cells[row]))}</td>" for each in table.columns)
-            for row in range(len(table.columns[0].cells))
+            "".join(f"<td>{html.escape(cell.shown + cell.marks + cell.plus_minus)}</td>" for cell in cells)
+            for cells in zip(*(each.cells for each in table.columns), strict=True)
         ]
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f"<p>{html.escape(table.title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -206,7 +206,7 @@ def rows_of(text: TextResult) -> list[dict[str, Any]]:
     if text.error:
         return [{"text": text.name, "reference": False, "noise_floor": False, "from_cache": False, "error": text.error}]
     return [
-        {"text": text.name, **model.flat} | {"notes": "; ".join(footnotes.model_notes(model, text)) or None}
+        {"text": text.name, **model.flat} | {"notes": "; ".join(notes.model_notes(model, text)) or None}
         for model in text.models
     ]
 
@@ -276,8 +276,8 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
     ``columns``: names as ``--columns`` takes them.
     """
     shown = result if isinstance(result, Comparison) else load(result)
-    terminal.show(shown.results, Console(), None if columns is None else registry.checked(columns))
-    terminal.conclude(shown.results, Console())
+    render.show(shown.results, Console(), None if columns is None else table_columns.checked(columns))
+    render.conclude(shown.results, Console())
     return shown
 
 

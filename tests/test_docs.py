@@ -12,7 +12,7 @@ import pytest
 
 from compare_q.eval.cli import flags
 from compare_q.eval.specs.types import DataSpec, SweptSpec
-from compare_q.eval.table.registry import BY_NAME
+from compare_q.eval.table.columns import BY_NAME
 from tests.support import ROOT
 from tests.test_imports import ORDER
 

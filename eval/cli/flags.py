@@ -21,7 +21,7 @@ from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.cli import adaptive
 from compare_q.eval.common.cache import default_root
 from compare_q.eval.plots.measures import KLD_VALUES, SIZES
-from compare_q.eval.table import registry
+from compare_q.eval.table import columns
 
 COMMANDS = {
     "run": "measure models (the word may be left out)",
@@ -127,7 +127,7 @@ def names(given: str) -> list[str]:
 def column_names(given: str) -> tuple[str, ...]:
     """``--columns``: names of columns with commas between."""
     try:
-        return registry.checked(names(given))
+        return columns.checked(names(given))
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -34,7 +34,7 @@ from compare_q.eval.plots.measures import ACCURACIES
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import pairs
-from compare_q.eval.table.first_look import FirstLook
+from compare_q.eval.table.render import LiveTable
 
 if TYPE_CHECKING:
     from compare_q.eval.run.hosts import Hosts, Session
@@ -207,7 +207,7 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
     tokens = writes(args, texts, model_specs)
     session = session_of(args)
     cache = session.cache
-    session.progress.below = look = FirstLook([spec.name for spec in model_specs], list(texts))
+    session.progress.below = look = LiveTable([spec.name for spec in model_specs], list(texts))
     shown = replace(session, row_done=look.add)
     with signals_interrupt(session.hosts):
         if args.until:

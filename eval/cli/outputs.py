@@ -23,7 +23,7 @@ from compare_q.eval.ranking import near_lossless
 from compare_q.eval.results import RunResult
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
-from compare_q.eval.table import columns, markdown, pairs, spreadsheet, terminal
+from compare_q.eval.table import columns, pairs, render
 
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import Finished
@@ -114,12 +114,12 @@ def show(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None
     if args.sort and (reason := columns.no_order(results, args.sort)):
         print(f"--sort: {printable(reason)}", file=sys.stderr)
     with outputs.writing("standard output"):
-        terminal.show(table, console, args.columns, by_text=args.by_text, notes=args.notes)
+        render.show(table, console, args.columns, by_text=args.by_text, notes=args.notes)
         if args.timing:
-            terminal.show_timing(table, console)
+            render.show_timing(table, console)
         for text in table.scored if args.pairs or args.pair else ():
             if len(table.texts) > 1:
-                terminal.heading(console, text.name)
+                render.heading(console, text.name)
             chosen = [*(pairs.neighbours(text) if args.pairs else []), *pairs.pairs_by_label(text, args.pair)]
             if chosen:
                 known = near_lossless(text.models)
@@ -152,9 +152,9 @@ def write(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> Non
 
     texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
         (args.output, "results", results.json_text),
-        (args.csv, "CSV", lambda: spreadsheet.csv_text(table, columns.fields_of(args.columns))),
+        (args.csv, "CSV", lambda: render.csv_text(table, columns.fields_of(args.columns))),
         (args.markdown, "Markdown",
-         lambda: markdown.markdown_text(table, args.columns, by_text=args.by_text, timing=args.timing)),
+         lambda: render.markdown_text(table, args.columns, by_text=args.by_text, timing=args.timing)),
         (args.html, "report", report_text),
     )  # fmt: skip
     for file, name, text_of in texts:
@@ -171,7 +171,7 @@ def write(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> Non
 def conclude(results: RunResult, outputs: Outputs) -> None:
     """Print the last line of a run: what was found."""
     with outputs.writing("standard output"):
-        terminal.conclude(results, Console())
+        render.conclude(results, Console())
 
 
 def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> dict[tuple[str, str], Path]:

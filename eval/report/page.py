@@ -113,7 +113,7 @@ def of_text(results: RunResult, number: int, names: Sequence[str] | None) -> dic
         **same,
         "finding": verdict.verdict(results.updated(texts=(text,))),
         "figures": figures_of(titles, f"text{number}"),
-        "table": table_of(tables.table_of_text(results, text, names)),
+        "table": table_of(tables.table_of_text(text, names)),
         "worst": [worst_of(model) for model in text.models if model.worst_tokens],
     }
 
@@ -123,7 +123,7 @@ def table_of(table: tables.Table) -> dict[str, Any]:
     heads, cells = [], []
     for each in table.columns:
         kind = "words" if each.column.digits is None else "number"
-        heads.append({"title": each.column.title, "means": each.column.means, "kind": kind})
+        heads.append({"title": each.column.title, "means": each.column.note, "kind": kind})
         same = {"kind": kind, "has_errors": any(cell.error for cell in each.cells)}
         cells.append([{**same, "cell": cell, "key": sort_key(each, cell)} for cell in each.cells])
     return {
@@ -139,7 +139,7 @@ def sort_key(filled: Filled, cell: Cell) -> str:
     if column.digits is None:
         return "" if cell.value == "n/a" else cell.value
     if cell.value == "ref":
-        return str(column.times * (column.exact or 0) + column.plus)
+        return str(column.times * (column.of_reference or 0) + column.plus)
     try:
         return str(float(cell.value.replace(",", "")))
     except ValueError:

@@ -1,50 +1,170 @@
-"""Results -> the columns of a table and their cells, for terminal, Markdown and report; the order of the rows.
+"""The columns of the table, one declaration each, and their cells; the order of the rows.
 
-The table of one text has all that its terminal is wide enough for.  In the table of several texts stand first what a
-model is, then each text's values, and then the means over the texts.
+Terminal, Markdown, CSV, report, ``--columns``, ``--sort``, Python and docs/outputs.md read ``COLUMNS``.  A field of
+``ModelResult`` (``eval/results.py``) becomes a column by one entry there.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import nearest
 from compare_q.eval.ranking import best_labels
-from compare_q.eval.results import PARTS, ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import Value
-from compare_q.eval.table.numbers import error_text, number_text
-from compare_q.eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, NEEDS, OF_MODEL, Column
+from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, error_text, number_text
 
 BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""
 FLOOR = "\N{ALMOST EQUAL TO}"
-"""Beside the label of a noise floor."""
+"""After the label of a noise floor."""
 EARLIER = "*"
-"""Beside seconds of an earlier run."""
-ALWAYS = ("where", "phase", "bpw_layer", "size", "ppl", "kld", "same_top", "non_finite")
-TOP_ERROR = "same_top_stderr"
-EXTRAS = (
-    "acc_norm", "mcnemar_p", "kv_cache", "kv_mb", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5",
-    "speed", "bpw_head", "same_top",
+"""After seconds that an earlier run measured."""
+DIVERGENCES, QUESTIONS = "--divergences", "a task of questions (-d lm_eval:TASK)"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    Attributes:
+        name: chooses it in ``--columns`` and ``--sort``.
+        header: at most two lines.
+        note: what it means, for ``--notes`` and docs/outputs.md.
+        field: the field of results.json that it shows; empty: the one called ``name``.
+        digits: decimals of a number; None for words.
+        times, plus: the cell shows ``times`` * field + ``plus``.
+        signed: a positive number has a sign.
+        error: the field has a standard error, ``..._stderr``.
+        of_reference: the field's value for the reference by definition; None unless models are compared with it.
+        best: the score (``SCORES`` of ``eval/ranking.py``) by which the best rows are marked.
+        more_is_better: sorting begins with the largest value.
+        per_model: it describes the model, whatever the text; a table of several texts has it once.
+        wraps: words that a narrow terminal may wrap.
+        needs: what a run needs for it, other than a reference.
+        shown: when a table has it although nobody chose it: always, if a row has a value, or if rows differ.
+        spare: a narrow terminal leaves out the columns with the smallest numbers first; 0: never.
+    """
+
+    name: str
+    header: str
+    note: str
+    field: str = ""
+    digits: int | None = None
+    times: float = 1.0
+    plus: float = 0.0
+    signed: bool = False
+    error: bool = False
+    of_reference: float | None = None
+    best: Literal["", "nll", "kld", "same_top"] = ""
+    more_is_better: bool = False
+    per_model: bool = False
+    wraps: bool = False
+    needs: str = ""
+    shown: Literal["", "always", "known", "different"] = ""
+    spare: int = 0
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The field of results.json, and that of its error."""
+        field = self.field or self.name
+        return (field, f"{field}_stderr") if self.error else (field,)
+
+    @property
+    def title(self) -> str:
+        """The header on one line."""
+        return self.header.replace("-\n", "-").replace("\n", " ")
+
+    def value(self, model: ModelResult) -> Any:
+        """A row's value of the field; None if it is not known."""
+        return getattr(model, self.fields[0].replace(".", "_"))
+
+    def stderr(self, model: ModelResult) -> float | None:
+        """The standard error of a row's value."""
+        return getattr(model, self.fields[1]) if self.error else None
+
+
+COLUMNS = (
+    Column("label", "label", "the model, with its marks", per_model=True, wraps=True, shown="always"),
+    Column("engine", "engine", "the load_fn of its spec", per_model=True, wraps=True),
+    Column("kernel", "kernel", "what computed most quantized layers, by the engine's own name",
+           per_model=True, wraps=True, shown="always"),
+    Column("where", "where", "the machine that it ran on", per_model=True, shown="different"),
+    Column("phase", "phase", "prefill, or decode SxB: in steps of S tokens of each of B windows",
+           per_model=True, wraps=True, shown="different"),
+    Column("kv_cache", "KV\ncache", "the precision in which keys and values were kept",
+           per_model=True, shown="different", spare=12),
+    Column("kv_mb", "KV MB /\n1k tok", "the KV cache of 1,000 tokens: 10^6 bytes, all layers, all GPUs", digits=1,
+           per_model=True, shown="different", spare=11),
+    Column("bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2, per_model=True,
+           shown="always"),
+    Column("bpw_head", "head\nbpw", "stored bits per weight of the output head", digits=2, per_model=True,
+           shown="different", spare=2),
+    Column("vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2, per_model=True),
+    Column("size", "file\nGB", "weight files on disk, 10^9 bytes", "file_bytes", 2, 1e-9, per_model=True,
+           shown="known"),
+    Column("ppl", "PPL", "perplexity: how well the model predicts the text; lower is better, within one table",
+           digits=PPL_DIGITS, error=True, best="nll", shown="always"),
+    Column("ratio", "PPL vs\nref %", "how far perplexity is above the reference's, with the paired error", "ppl_ratio",
+           2, 100, -100, signed=True, error=True, of_reference=1, shown="known", spare=10),
+    Column("kld", "KLD", "how far predictions are from the reference's: mean KL(reference || model) over tokens, nats",
+           digits=KLD_DIGITS, error=True, of_reference=0, best="kld", shown="always"),
+    Column("kld_median", "median\nKLD", "half of the tokens have a smaller KLD", digits=KLD_DIGITS, of_reference=0),
+    Column("kld_p99", "99 %\nKLD", "99 % of the tokens have a smaller KLD", digits=4, of_reference=0),
+    Column("kld_p99.9", "99.9 %\nKLD", "99.9 % of the tokens have a smaller KLD", digits=4, of_reference=0,
+           shown="known", spare=9),
+    Column("kld_max", "max\nKLD", "the largest KLD of a token", digits=4, of_reference=0),
+    Column("reverse_kld", "reverse\nKLD", "mean KL(model || reference), nats", digits=KLD_DIGITS, error=True,
+           of_reference=0, needs=DIVERGENCES, shown="known", spare=7),
+    Column("js", "JS", "mean Jensen-Shannon divergence, nats", digits=KLD_DIGITS, error=True, of_reference=0,
+           needs=DIVERGENCES, shown="known", spare=6),
+    Column("tv", "TV %", "total variation: how often, at least, a sampled token is another one", digits=2, times=100,
+           error=True, of_reference=0, needs=DIVERGENCES, shown="known", spare=5),
+    Column("same_top", "same\ntop %", "tokens at which model and reference have the same most probable token", digits=2,
+           times=100, error=True, of_reference=1, best="same_top", more_is_better=True, shown="always"),
+    Column("top5", "top 5\n%", "how many of the five most probable tokens are the reference's", digits=2, times=100,
+           error=True, of_reference=1, more_is_better=True, needs=DIVERGENCES, shown="known", spare=4),
+    Column("top1", "hits\n%", "tokens of the text that are the model's most probable", digits=2, times=100,
+           more_is_better=True),
+    Column("entropy", "entropy", "mean entropy of the model's predictions, nats", digits=4),
+    Column("bits_per_byte", "bits /\nbyte", "bits per byte of the text", digits=4),
+    Column("questions", "ques-\ntions", "questions whose answers were scored", digits=0, needs=QUESTIONS),
+    Column("acc", "acc\n%", "questions whose most probable answer is right", digits=2, times=100, error=True,
+           more_is_better=True, needs=QUESTIONS),
+    Column("acc_norm", "acc\nnorm %", "the same by log-probability per character of the answer", digits=2, times=100,
+           error=True, more_is_better=True, needs=QUESTIONS, shown="known", spare=14),
+    Column("flips", "flips\n%", "questions that only one of model and reference has right, by acc", digits=2, times=100,
+           error=True, of_reference=0, needs=QUESTIONS),
+    Column("flips_norm", "flips\nnorm %", "the same by acc_norm", digits=2, times=100, error=True, of_reference=0,
+           needs=QUESTIONS),
+    Column("changed", "changed\n%", "questions with another answer than the reference's, by acc", digits=2, times=100,
+           error=True, of_reference=0, needs=QUESTIONS),
+    Column("changed_norm", "changed\nnorm %", "the same by acc_norm", digits=2, times=100, error=True, of_reference=0,
+           needs=QUESTIONS),
+    Column("mcnemar_p", "McNemar\np", "exact test of acc against the reference's, two-sided", digits=4, needs=QUESTIONS,
+           shown="known", spare=13),
+    Column("mcnemar_p_norm", "McNemar\nnorm p", "the same of acc_norm", digits=4, needs=QUESTIONS),
+    Column("non_finite", "non-\nfinite", "tokens without a finite log-probability, left out of PPL", digits=0),
+    Column("load", "load\ns", "seconds of loading", "load_seconds", 1, per_model=True),
+    Column("seconds", "seconds", "seconds of scoring", "score_seconds", 1),
+    Column("speed", "tok/s", "scored tokens a second of scoring", "tokens_per_second", 0, more_is_better=True,
+           shown="known", spare=3),
 )  # fmt: skip
-MEANS = -1
-"""The block of the means over all texts."""
-OF_TEXT = ("ppl", "kld")
-"""What a table has of every text, unless columns are chosen."""
-OF_ANSWERS = ("acc", "flips", "kld")
-"""What it has of answers to questions, whose PPL is over wrong ones too."""
-LONGEST_NAME = 14
-"""Letters of a text's name in a header, if the names can be told apart by so many."""
-IF_DIFFERENT = ("kv_cache", "kv_mb", "bpw_head")
-"""Columns that a narrow table leaves out, the last one first, and the error of one.  The ratio has a paired error, that
-of PPL is mostly the text's."""
+"""In the order of the table, unless ``--columns`` gives another order."""
+BY_NAME = {column.name: column for column in COLUMNS}
+OF_TEXT, OF_ANSWERS = ("ppl", "kld"), ("acc", "flips", "kld")
+"""What a table of several texts has of each text unless columns are chosen; PPL of answers is over wrong ones too."""
+TOP_ERROR = 8
+"""``spare`` of the error of ``same_top``.  On a task of questions the column itself has 1."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, its standard error and marks behind it as they are written, or words; each may be empty."""
+    """A number, its standard error and the marks after it, as they are written; or words.  Each may be empty."""
 
     value: str
     error: str = ""
@@ -56,13 +176,18 @@ class Cell:
         """The value, with its mark if it is the best."""
         return f"{BEST}{self.value}" if self.is_best else self.value
 
+    @property
+    def plus_minus(self) -> str:
+        """The error as it follows the value; empty without one."""
+        return f" ± {self.error}" if self.error else ""
+
 
 @dataclass(frozen=True)
 class Filled:
-    """A column of the table with a cell a model.
+    """A column with a cell for each row.
 
-    ``block``: columns of one number stand together: what models are (0), the values of each text (1, 2, ...), and
-    ``MEANS`` of the texts.
+    ``block``: the columns of one number stay together: those of the models (0), of each text (1, 2, ...), and of the
+    means over the texts (-1).
     """
 
     column: Column
@@ -70,262 +195,165 @@ class Filled:
     block: int = 0
 
 
-def ordered(results: RunResult, key: str | None) -> RunResult:
-    """The models of every text sorted by a column (None: as they are), unknown values and then failures last.
-
-    ``kld:NAME`` sorts by the column of the text of that name.  Without a name ``kld`` and ``ppl`` of several texts are
-    the mean over the texts, other columns the plain mean of the texts' values.  The smallest first, but the largest
-    where more is better.
-    """
-    if key is None:
-        return results
-    name, _, of = key.partition(":")
-    column = BY_NAME[name]
-
-    def place(label: str) -> tuple[bool, bool, float | str]:
-        value = value_over_texts(results, label, column, of)
-        failed = all(model is None or model.error for model in results.of_label(label))
-        if column.digits is None:
-            return failed, not value, str(value or "").casefold()
-        return failed, value is None, 0.0 if value is None else -value if column.more else value
-
-    order = {label: number for number, label in enumerate(sorted(results.labels, key=place))}
-    return results.updated(texts=tuple(
-        text.updated(models=tuple(sorted(text.models, key=lambda model: order[model.label])))
-        for text in results.texts
-    ))  # fmt: skip
-
-
-def no_order(results: RunResult, key: str) -> str | None:
-    """Why sorting by a column orders nothing, and what would; None if a row has a value, not by definition alone."""
-    name, _, of = key.partition(":")
-    column = BY_NAME[name]
-    exact = {m.label for text in results.texts for m in text.models if m.reference and column.exact is not None}
-    rows = [label for label in results.labels if label not in exact]
-    known = {
-        text: any(value_over_texts(results, label, column, text) not in (None, "") for label in rows)
-        for text in (of, *(text.name for text in results.texts))
-    }
-    if known.pop(of) or not rows:
-        return None
-    if some := [text for text, is_known in known.items() if is_known and not of]:
-        return f"{key}: not every text has values of it; name one that has: {name}:{some[0]}"
-    needs = NEEDS.get(name, "a reference" if column.exact is not None else "")
-    return f"{key}: no row has a value of it" + (f"; it is measured with {needs}" if needs else "")
-
-
-def value_over_texts(results: RunResult, label: str, column: Column, of: str) -> Any:
-    """A model's value of a column for the text ``of``; "": its mean over the texts, of words the first."""
-    if len(results.texts) > 1 and not of and column.name in OF_TEXT:
-        return mean_of(results, label, column.name).value
-    values: list[Any] = []
-    for text, model in zip(results.texts, results.of_label(label), strict=True):
-        if not of or text.name == of:
-            values.append(None if model is None or model.error else value_of(column, model, text))
-    known = [value for value in values if value is not None]
-    if column.name in OF_MODEL or column.digits is None:
-        return known[0] if known else None
-    return sum(known) / len(known) if known and len(known) == len(values) else None
-
-
-def value_of(column: Column, model: ModelResult, text: TextResult) -> Any:
-    """A measured model's value: a number, words ("" if there are none), or None."""
-    if column.exact is not None and model.reference:
-        return column.exact
-    value = model.flat.get(column.source)
-    return value or "" if column.digits is None else value
+def checked(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of columns, each once; the label first unless it is named.  InputError for an unknown name, or for none."""
+    for name in names:
+        if name not in BY_NAME:
+            raise InputError(f"{name!r} is no column{nearest(name, BY_NAME)}; there are: {', '.join(BY_NAME)}")
+    if not names:
+        raise InputError(f"names no column; there are: {', '.join(BY_NAME)}")
+    return tuple(dict.fromkeys(names if "label" in names else ("label", *names)))
 
 
 def fields_of(names: Sequence[str] | None) -> list[str] | None:
-    """The fields of results.json of chosen columns; None: no columns were chosen."""
+    """The fields of results.json of chosen columns; None if no columns were chosen."""
     return None if names is None else [field for name in names for field in BY_NAME[name].fields]
 
 
-def always_shown(run: TextResult) -> tuple[str, ...]:
-    """The columns that a table of any width has: machines that differ, sizes, and what is compared.
-
-    Without the size of any file the size of the weights stands in its place.
-    """
-    wanted = set(ALWAYS) - (set() if run.reference else {"kld", "same_top"})
-    if any(model.estimates and model.estimates.answers for model in run.models):
-        wanted = wanted - {"same_top"} | {"acc", *(["flips"] if run.reference else [])}
-    if not machine_letters(run):
-        wanted.discard("where")
-    if len({model.phase for model in run.models if not model.error}) < 2:
-        wanted.discard("phase")
-    if not any(model.non_finite for model in run.models):
-        wanted.discard("non_finite")
-    if not any(model.file_bytes for model in run.models):
-        wanted = wanted - {"size"} | {"vram_gib"}
-    return (LABEL, KERNEL, *(column.name for column in COLUMNS if column.name in wanted))
+def usual_columns(text: TextResult) -> list[str]:
+    """The names of the columns that the table of a text has if nobody chose any and it is wide enough."""
+    return [column.name for column in COLUMNS if is_usual(column, text)]
 
 
-def possible_extras(run: TextResult) -> tuple[str, ...]:
-    """The ``EXTRAS`` that tell something of a run: what some row has, and of ``IF_DIFFERENT`` what differs."""
-    flats, shown = [model.flat for model in run.models], always_shown(run)
-
-    def tells(extra: str) -> bool:
-        if extra == TOP_ERROR:
-            return run.reference is not None
-        column = BY_NAME[extra]
-        known = {flat.get(column.source) for flat in flats} - {None}
-        compared = column.exact is None or run.reference is not None
-        return extra not in shown and compared and len(known) > (extra in IF_DIFFERENT)
-
-    return tuple(extra for extra in EXTRAS if tells(extra))
-
-
-def table_columns(run: TextResult, names: Sequence[str] | None = None) -> list[Filled]:
-    """The columns of these names; None: all that a table has which is wide enough."""
-    wanted = {*always_shown(run), *possible_extras(run)}
-    return filled(run, [column.name for column in COLUMNS if column.name in wanted] if names is None else names)
+def is_usual(column: Column, text: TextResult) -> bool:
+    """Whether the table of a text has a column that nobody chose."""
+    rows, name = [model for model in text.models if not model.error], column.name
+    if name == "where":
+        return bool(machine_letters(text))
+    if name == "non_finite":
+        return any(model.non_finite for model in rows)
+    if name == "vram_gib":
+        return not any(model.file_bytes for model in rows)
+    if name in ("acc", "flips", "same_top") and any(model.questions is not None for model in rows):
+        return name == "acc" or (text.reference is not None and (name == "flips" or any(m.same_top for m in rows)))
+    if column.of_reference is not None and text.reference is None:
+        return False
+    values = {column.value(model) for model in rows} - {None}
+    return column.shown == "always" or len(values) > {"known": 0, "different": 1}.get(column.shown, len(rows))
 
 
-def without(shown: Sequence[Filled], left_out: Collection[str]) -> list[Filled]:
-    """The columns but for those of these names; ``..._stderr`` leaves out the errors of a column."""
-    return [
-        replace(each, cells=tuple(replace(cell, error="") for cell in each.cells))
-        if f"{each.column.name}_stderr" in left_out else each
-        for each in shown if each.column.name not in left_out
-    ]  # fmt: skip
+def spare_columns(text: TextResult) -> tuple[str, ...]:
+    """The columns, and errors of columns (``..._stderr``), that a narrow terminal leaves out, the last one first."""
+    ranks = {column.name: column.spare for column in COLUMNS if column.spare and is_usual(column, text)}
+    if text.reference is not None:
+        ranks["same_top_stderr"] = TOP_ERROR
+        if any(model.questions is not None for model in text.models) and is_usual(BY_NAME["same_top"], text):
+            ranks["same_top"] = 1
+    return tuple(sorted(ranks, key=lambda name: -ranks[name]))
 
 
-def filled(run: TextResult, names: Sequence[str]) -> list[Filled]:
-    """Columns with the cells of every model; a failed model has one word beside its label."""
+def filled(text: TextResult, names: Sequence[str]) -> list[Filled]:
+    """Columns with a cell for each model; a failed model has "failed" in its first number."""
     chosen = [BY_NAME[name] for name in names]
     numbers = [column.name for column in chosen if column.digits is not None]
     failed = "ppl" if "ppl" in numbers else next(iter(numbers), "")
-    letters = machine_letters(run)
-    flats = [model.flat for model in run.models]
-    found = []
+    letters, found = machine_letters(text), []
     for column in chosen:
-        best = best_labels(run.models, column.best) if column.best else frozenset()
+        best = best_labels(text.models, column.best) if column.best else frozenset()
         cells = []
-        for model, flat in zip(run.models, flats, strict=True):
-            if column.name == LABEL:
+        for model in text.models:
+            if column.name == "label":
                 cells.append(Cell(label_of(model)))
             elif model.estimates is None:
                 cells.append(Cell("failed" if column.name == failed else ""))
             elif column.name == "where" and letters:
                 cells.append(Cell(letters.get(model.where or "", "n/a")))
             elif column.digits is None:
-                cells.append(Cell(flat[column.source] or "n/a"))
+                cells.append(Cell(column.value(model) or "n/a"))
             else:
-                cells.append(number_cell(column, model, flat, is_best=model.label in best))
+                cells.append(number_cell(column, model, is_best=model.label in best))
         found.append(Filled(column, tuple(cells)))
     return found
 
 
-def number_cell(column: Column, model: ModelResult, flat: dict[str, Any], *, is_best: bool) -> Cell:
+def number_cell(column: Column, model: ModelResult, *, is_best: bool = False) -> Cell:
     """A measured model's number with its error."""
-    if column.exact is not None and model.reference:
+    if column.of_reference is not None and model.reference:
         return Cell("ref")
-    value, stderr = flat.get(column.source), flat.get(f"{column.source}_stderr")
+    value, stderr = column.value(model), column.stderr(model)
     if value is None:
         return Cell("n/a")
     shown = column.times * value + column.plus
     number = f"{shown:+,.{column.digits}f}" if column.signed else number_text(shown, column.digits or 0)
-    marks = (EARLIER if model.from_cache else "") if column.name in ("seconds", "speed", "load") else ""
-    error = error_text(column.times * stderr) if column.error and stderr is not None else ""
-    return Cell(number, error, is_best, marks)
+    marks = EARLIER if model.from_cache and column.name in ("seconds", "speed", "load") else ""
+    return Cell(number, error_text(None if stderr is None else column.times * stderr), is_best, marks)
 
 
-def machine_letters(run: TextResult) -> dict[str, str]:
+def label_of(model: ModelResult) -> str:
+    """The label with its marks."""
+    return f"{model.marked_label} {FLOOR}" if model.noise_floor else model.marked_label
+
+
+def machine_letters(text: TextResult) -> dict[str, str]:
     """Machine -> the letter that stands for it, in the order of the rows; empty if all rows ran on one.
 
     A name that is a part of one other name is the same machine: llama.cpp names the CPU too where others name GPUs.
     """
-    found = dict.fromkeys(model.where for model in run.models if model.where)
+    found = dict.fromkeys(model.where for model in text.models if model.where)
     fuller = {each: [other for other in found if set(each.split(", ")) < set(other.split(", "))] for each in found}
     whole = {each: others[0] if len(others) == 1 else each for each, others in fuller.items()}
     letters = dict(zip(dict.fromkeys(whole.values()), map(chr, itertools.count(ord("A"))), strict=False))
     return {each: letters[whole[each]] for each in found} if len(letters) > 1 else {}
 
 
-def label_of(model: ModelResult) -> str:
-    """The label as the table shows it, with its marks."""
-    return f"{model.marked_label} {FLOOR}" if model.noise_floor else model.marked_label
+def ordered(run: RunResult, key: str | None) -> RunResult:
+    """The run with the rows of every text sorted by ``key``, unknown values and then failures last; None: unchanged.
 
-
-def columns_of_texts(results: RunResult, names: Sequence[str] | None = None) -> list[Filled]:
-    """The columns of these names: what models are, of each text its values, and the means.
-
-    None: label, kernel, sizes, and of every text PPL and KLD, of answers accuracy.
+    ``key``: the name of a column, or "kld:NAME" for the column of the text of that name.  Without a text, the rows of
+    several texts are sorted by their means.  The smallest value comes first, or the largest if more is better.
     """
-    models, compared = models_of(results), any(text.reference for text in results.scored)
-    usual = [*(name for name in always_shown(models) if name in OF_MODEL), *OF_TEXT[: 1 + compared]]
-    chosen = usual if names is None else names
-    of_text = [name for name in chosen if name not in OF_MODEL]
-    shown = filled(models, [LABEL, *(name for name in chosen if name in OF_MODEL and name != LABEL)])
-    for number, header in enumerate(short_names([text.name for text in results.texts])):
-        own = OF_ANSWERS[: 1 + 2 * compared] if results.texts[number].is_answers else OF_TEXT[: 1 + compared]
-        shown += text_columns(results, number, header, own if names is None else of_text)
-    return shown + [mean_column(results, name) for name in of_text if name in OF_TEXT]
+    if key is None:
+        return run
+    column, text = BY_NAME[key.partition(":")[0]], key.partition(":")[2]
+
+    def place(label: str) -> tuple[bool, bool, float | str]:
+        value = sort_value(run, label, column, text)
+        failed = all(model is None or model.error for model in run.of_label(label))
+        if column.digits is None:
+            return failed, not value, str(value or "").casefold()
+        return failed, value is None, 0.0 if value is None else -value if column.more_is_better else value
+
+    order = {label: number for number, label in enumerate(sorted(run.labels, key=place))}
+    return run.updated(texts=tuple(
+        text.updated(models=tuple(sorted(text.models, key=lambda model: order[model.label]))) for text in run.texts
+    ))  # fmt: skip
 
 
-def models_of(results: RunResult) -> TextResult:
-    """A text that says what the models are: each one's first row that did not fail."""
-    rows = [[model for model in results.of_label(label) if model is not None] for label in results.labels]
-    models = tuple(next((model for model in each if not model.error), each[0]) for each in rows)
-    return results.scored[0].updated(models=models)
+def sort_value(run: RunResult, label: str, column: Column, of_text: str) -> Any:
+    """A model's value of a column on the text ``of_text``; "": its mean over the texts, or the first text's words."""
+    if len(run.texts) > 1 and not of_text and column.name in OF_TEXT:
+        return mean_of(run, label, column.name).value
+    values = []
+    for text, model in zip(run.texts, run.of_label(label), strict=True):
+        if not of_text or text.name == of_text:
+            exact = model is not None and model.reference and column.of_reference is not None
+            known = model is not None and not model.error
+            values.append(column.of_reference if known and exact else column.value(model) if known and model else None)
+    found = [value for value in values if value is not None]
+    if column.per_model or column.digits is None:
+        return found[0] if found else None
+    return sum(found) / len(found) if found and len(found) == len(values) else None
 
 
-def text_columns(results: RunResult, number: int, header: str, names: Sequence[str]) -> list[Filled]:
-    """A text's columns, with its name above; where the text or a model failed, every cell is n/a."""
-    text = results.texts[number]
-    models = text.models or tuple(ModelResult.of(label, "", error=text.error) for label in results.labels)
-    return [
-        Filled(
-            replace(each.column, header=f"{header}\n{each.column.title}"),
-            tuple(Cell("n/a") if m.error else cell for m, cell in zip(models, each.cells, strict=True)),
-            number + 1,
-        )
-        for each in filled(text.updated(models=models), names)
-    ]
+def mean_of(run: RunResult, label: str, name: str) -> Value:
+    """A model's macro mean of "ppl" or "kld"."""
+    return run.mean_kld(label) if name == "kld" else run.mean_ppl(label)
 
 
-def mean_column(results: RunResult, name: str) -> Filled:
-    """The macro means of PPL or KLD."""
+def no_order(run: RunResult, key: str) -> str | None:
+    """Why sorting by ``key`` orders nothing, and what would; None if a row other than the reference has a value."""
+    name, _, of_text = key.partition(":")
     column = BY_NAME[name]
+    compared = column.of_reference is not None
+    exact = {model.label for text in run.texts for model in text.models if model.reference and compared}
+    rows = [label for label in run.labels if label not in exact]
 
-    def cell(label: str) -> Cell:
-        is_reference = all(model and model.reference and not model.error for model in results.of_label(label))
-        mean = mean_of(results, label, name)
-        if name == "kld" and is_reference:
-            return Cell("ref")
-        return Cell(number_text(mean.value, column.digits or 0), error_text(mean.stderr))
+    def is_known(text: str) -> bool:
+        return any(sort_value(run, label, column, text) is not None for label in rows)
 
-    return Filled(replace(column, header=f"mean\n{column.title}"), tuple(map(cell, results.labels)), MEANS)
-
-
-def mean_of(results: RunResult, label: str, name: str) -> Value:
-    """A model's macro mean of PPL or KLD."""
-    return results.mean_kld(label) if name == "kld" else results.mean_ppl(label)
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """The names for headers, cut where they are long, unless they could not be told apart then."""
-    cut = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
-    return cut if len(set(cut)) == len(cut) else list(names)
-
-
-def timing_columns(results: RunResult) -> list[Filled]:
-    """Where the seconds of every model, of several texts of every model and text, went.
-
-    * marks rows of an earlier run.  A model's load stands at the first text that it scored.
-    """
-    several = len(results.texts) > 1
-    heads = [Column(LABEL, LABEL, ""), Column("text", "text", "")][: 1 + several]
-    heads += [Column(part, f"{part.replace('_', ' ')} s", "", digits=1) for part in PARTS]
-    rows = []
-    for label in results.labels:
-        for text in results.scored:
-            model = next(model for model in text.models if model.label == label)
-            if model.timing is None:
-                continue
-            cells = [number_text(model.timing.seconds[part], 1) for part in PARTS]
-            if several and model.timing.started == model.timing.loaded:  # it was loaded for a text before
-                cells[0] = ""
-            name = label_of(model) + (EARLIER if model.from_cache else "")
-            rows.append([name, *([text.name] if several else []), *cells])
-    return [Filled(head, tuple(Cell(row[i]) for row in rows)) for i, head in enumerate(heads)]
+    if not rows or is_known(of_text):
+        return None
+    if not of_text and (some := next((text.name for text in run.texts if is_known(text.name)), None)):
+        return f"{key}: not every text has values of it; name one that has: {name}:{some}"
+    needs = column.needs or ("a reference" if compared else "")
+    return f"{key}: no row has a value of it" + (f"; it is measured with {needs}" if needs else "")

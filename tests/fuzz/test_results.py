@@ -22,9 +22,8 @@ from compare_q.backends.scoring import segments
 from compare_q.eval import results
 from compare_q.eval.report import page
 from compare_q.eval.results import RunResult, TextResult
-from compare_q.eval.table import columns, markdown, pairs, terminal
-from compare_q.eval.table.registry import BY_NAME
-from compare_q.eval.table.spreadsheet import csv_text
+from compare_q.eval.table import columns, pairs, render
+from compare_q.eval.table.columns import BY_NAME
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
 from tests.support.made import FAILED, LAYERS, QUANT, REF, raw_of, replace, run_of, run_result, text_result
 from tests.support.report_page import WORST
@@ -62,15 +61,15 @@ def show(run: RunResult, folder: Path) -> None:
     for key in (None, *BY_NAME):
         table = columns.ordered(run, key)
     stream = io.StringIO()
-    terminal.show(table, Console(file=stream, width=120))
-    terminal.show(table, Console(file=stream, width=80), tuple(BY_NAME))
-    terminal.show_timing(table, Console(file=stream, width=80))
+    render.show(table, Console(file=stream, width=120))
+    render.show(table, Console(file=stream, width=80), tuple(BY_NAME))
+    render.show_timing(table, Console(file=stream, width=80))
     lines = stream.getvalue().split("\n")
     for text in table.scored:
         lines += pairs.pair_lines(pairs.neighbours(text), text.data.get("text_tokens"))
-    lines += markdown.markdown_text(table, tuple(BY_NAME), timing=True).split("\n")
+    lines += render.markdown_text(table, tuple(BY_NAME), timing=True).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
-    (folder / "out.csv").write_text(csv_text(table))
+    (folder / "out.csv").write_text(render.csv_text(table))
     whole = run.with_origin(["x"])
     whole.write(folder / "out.json")
     assert RunResult.read(folder / "out.json") == whole

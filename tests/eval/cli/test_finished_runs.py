@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.eval.table.registry import BY_NAME
+from compare_q.eval.table.columns import BY_NAME
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.fake_engine import FakeEngine
 from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of

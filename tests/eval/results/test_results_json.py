@@ -17,7 +17,7 @@ from compare_q.eval import results
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.estimates import summarize
 from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.spreadsheet import csv_text
+from compare_q.eval.table.render import csv_text
 from tests.support.made import (
     BASE,
     FAILED,

@@ -15,7 +15,7 @@ from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult, Tim
 from compare_q.eval.run.token_scores import timing_of
 from compare_q.eval.stats.estimates import Estimates, summarize
 from compare_q.eval.stats.uncertainty import Perplexity
-from compare_q.eval.table import markdown, numbers, terminal
+from compare_q.eval.table import numbers, render
 from tests.support.made import BASE, FAILED, QUANT, REF, replace, results_of, run_of, text_result, with_against
 
 
@@ -126,11 +126,11 @@ def test_tables() -> None:
         )
     )
     console = Console(width=100, file=io.StringIO(), record=True)
-    terminal.show_timing(run, console)
+    render.show_timing(run, console)
     lines = [line.split() for line in console.export_text().splitlines()]
     assert ["base", "5.0", "1.5", "10.0", "1.5"] in lines
     assert ["W4A16*", "15.0", "1.5", "10.0", "1.5"] in lines
-    assert markdown.markdown_text(run, timing=True).splitlines()[-4:] == [
+    assert render.markdown_text(run, timing=True).splitlines()[-4:] == [
         "| label | load s | first step s | scoring s | close s |",
         "| :-- | --: | --: | --: | --: |",
         "| base | 5.0 | 1.5 | 10.0 | 1.5 |",

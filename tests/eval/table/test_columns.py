@@ -1,7 +1,8 @@
-"""Columns, cells, marks and order of the table's rows."""
+"""Columns, cells, marks and the order of rows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,13 +11,11 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
-from compare_q.eval.results import ModelResult, TextResult, Timing
-from compare_q.eval.stats.uncertainty import Mean, Value
-from compare_q.eval.table import columns
-from compare_q.eval.table.columns import Cell
-from compare_q.eval.table.footnotes import column_notes, kv_size_notes
-from compare_q.eval.table.registry import BY_NAME, COLUMNS
+from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
+from compare_q.eval.table.columns import BY_NAME, COLUMNS, Cell, checked, no_order, ordered
 from compare_q.eval.table.tables import tables_of
+from tests.support import ROOT
 from tests.support.made import (
     BASE,
     FAILED,
@@ -26,181 +25,168 @@ from tests.support.made import (
     replace,
     results_of,
     run_of,
-    run_result,
     storage_of,
     with_against,
     with_ppl,
     with_sums,
 )
+from tests.support.several_texts import three
+from tests.support.toy import refusal
 
 
-def cells(run: TextResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
-    """Title of a column of numbers -> cell of one model."""
-    (row,) = [i for i, model in enumerate(run.models) if model.label == label]
-    found = columns.table_columns(run, names)
-    return {each.column.title: each.cells[row] for each in found if each.column.digits is not None}
+def names_of(text: TextResult) -> list[str]:
+    """The columns of a table that nobody chose."""
+    return [each.column.name for each in tables_of(results_of(text))[0].columns]
 
 
-OF_ANSWERS = (
-    "ques-tions", "acc %", "acc norm %", "flips %", "flips norm %", "changed %", "changed norm %", "McNemar p",
-    "McNemar norm p",
-)  # fmt: skip
+def cells(text: TextResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
+    """The cells of a model, by the names of the columns."""
+    (table,) = tables_of(results_of(text), names)
+    row = [model.label for model in text.models].index(label)
+    return {each.column.name: each.cells[row] for each in table.columns}
+
+
+def test_every_column_shows_a_field_of_a_row_and_is_described_in_the_docs() -> None:
+    assert {field for column in COLUMNS for field in column.fields} <= QUANT.flat.keys()
+    assert all(column.header.count("\n") < 2 for column in COLUMNS)
+    page = (ROOT / "docs/outputs.md").read_text()
+    assert re.findall(r"^\| `([\w.]+)` \| (.*) \|$", page.split("### Columns")[1].split("\n## ")[0], re.MULTILINE) == [
+        (column.name, column.note.replace("|", "\\|")) for column in COLUMNS
+    ]
 
 
 def test_every_cell_of_a_model() -> None:
-    """Values with their usual decimals, errors with two significant digits."""
-    sized = replace(QUANT, storage=replace(storage_of(QUANT), file_bytes=1_234_567_890), load_seconds=1.26)
-    assert cells(run_of(REF, sized), "W4A16", tuple(BY_NAME)) == {
-        "KV MB / 1k tok": Cell("n/a"), "layer bpw": Cell("4.50"), "head bpw": Cell("16.00"),
-        "VRAM GiB": Cell("1.00"), "file GB": Cell("1.23"),
-        "PPL": Cell("7.5000", "0.85"), "PPL vs ref %": Cell("+3.45", "0.21"), "KLD": Cell("0.01235", "0.00045"),
-        "median KLD": Cell("0.50000"), "99 % KLD": Cell("0.9900"), "99.9 % KLD": Cell("0.9990"),
-        "max KLD": Cell("2.0000"), "reverse KLD": Cell("n/a"), "JS": Cell("n/a"), "TV %": Cell("n/a"),
-        "same top %": Cell("98.77", "0.52"), "top 5 %": Cell("n/a"), "hits %": Cell("50.00"), "entropy": Cell("1.2500"),
-        "bits / byte": Cell("1.2500"), **dict.fromkeys(OF_ANSWERS, Cell("n/a")),
-        "non-finite": Cell("0"), "load s": Cell("1.3"), "seconds": Cell("2.0"),
-        "tok/s": Cell("20"),
+    """Values with the decimals of their columns, errors with two significant digits."""
+    size = replace(storage_of(QUANT), file_bytes=1_234_567_890)
+    found = cells(run_of(REF, replace(QUANT, storage=size, load_seconds=1.26)), "W4A16", tuple(BY_NAME))
+    assert {name: (cell.value, cell.error) for name, cell in found.items() if cell.value != "n/a"} == {
+        "label": ("W4A16", ""), "engine": ("fake", ""), "kernel": ("Linear", ""), "phase": ("prefill", ""),
+        "bpw_layer": ("4.50", ""), "bpw_head": ("16.00", ""), "vram_gib": ("1.00", ""), "size": ("1.23", ""),
+        "ppl": ("7.5000", "0.85"), "ratio": ("+3.45", "0.21"), "kld": ("0.01235", "0.00045"),
+        "kld_median": ("0.50000", ""), "kld_p99": ("0.9900", ""), "kld_p99.9": ("0.9990", ""),
+        "kld_max": ("2.0000", ""), "same_top": ("98.77", "0.52"), "top1": ("50.00", ""), "entropy": ("1.2500", ""),
+        "bits_per_byte": ("1.2500", ""), "non_finite": ("0", ""), "load": ("1.3", ""), "seconds": ("2.0", ""),
+        "speed": ("20", ""),
     }  # fmt: skip
-
-
-def test_every_column_shows_a_field_of_the_results() -> None:
-    flat = QUANT.flat
-    assert {field for each in COLUMNS for field in each.fields} <= flat.keys()
-    assert all(len(each.header.split("\n")) < 3 for each in COLUMNS)
+    assert {
+        name for name, cell in cells(run_of(REF, QUANT), "bf16", tuple(BY_NAME)).items() if cell.value == "ref"
+    } == {column.name for column in COLUMNS if column.of_reference is not None}
+    earlier = cells(run_of(replace(QUANT, from_cache=True)), "W4A16", ("ppl", "speed", "seconds", "load"))
+    assert [cell.marks for cell in earlier.values()] == ["", "*", "*", "*"]
+    failed = cells(run_of(REF, FAILED), "broken", ("engine", "speed", "ppl"))
+    assert [cell.value for cell in failed.values()] == ["", "", "failed"]
 
 
 def test_columns_of_a_table_that_nobody_chose() -> None:
-    """What is known, compared or different: file size before VRAM, the head's bits where they differ."""
-    assert list(cells(run_of(REF, QUANT), "W4A16")) == [
-        "layer bpw", "VRAM GiB", "PPL", "PPL vs ref %", "KLD", "99.9 % KLD", "same top %", "tok/s",
-    ]  # fmt: skip
+    """What is known, compared or different: file size instead of VRAM, the head's bits if they differ."""
+    compared = ["label", "kernel", "bpw_layer", "vram_gib", "ppl", "ratio", "kld", "kld_p99.9", "same_top", "speed"]
+    assert names_of(run_of(REF, QUANT)) == compared
     sized = replace(BASE, storage=replace(storage_of(BASE), file_bytes=10**9))
-    assert list(cells(run_of(sized, reference=None), "base")) == ["layer bpw", "file GB", "PPL", "tok/s"]
+    assert names_of(run_of(sized, reference=None)) == ["label", "kernel", "bpw_layer", "size", "ppl", "speed"]
     other = replace(BASE, label="other", storage=replace(storage_of(BASE), bpw_head=4.5))
-    assert "head bpw" in cells(run_of(sized, other, reference=None), "base")
-    bare = narrowed(run_of(REF, QUANT))
-    assert [each.column.name for each in bare] == ["label", "kernel", "bpw_layer", "vram_gib", "ppl", "kld", "same_top"]
-    assert bare[-1].cells[1] == Cell("98.77")
+    assert "bpw_head" in names_of(run_of(BASE, other))
+    holes = with_ppl(QUANT, replace(PPL, non_finite=3))
+    assert {*names_of(run_of(REF, holes))} - {*compared} == {"non_finite"}
+    decode = replace(QUANT, label="decode", provenance={"phase": "decode 1x32"})
+    assert {*names_of(run_of(QUANT, decode))} - {*compared} == {"phase"}
 
 
-def narrowed(run: TextResult) -> list[columns.Filled]:
-    """The columns without all extras."""
-    return columns.without(columns.table_columns(run), columns.possible_extras(run))
-
-
-def test_sizes_of_kv_caches_have_a_column_only_if_they_differ() -> None:
-    """32 layers of 8 heads of 128 numbers, keys and values, in bf16 and in fp8; one that has none says why."""
-
-    def row(label: str, size: float, **more: Any) -> ModelResult:
-        cache = KVCache("layers.*.attn", 32, "x", token_bytes=size, window=4096)
-        return replace(QUANT, label=label, provenance={"kv_cache_layers": [asdict(cache)], **more})
-
-    models = [row("bf16", 4096.0), row("fp8", 2048.0)]
-    without = replace(QUANT, label="HF", provenance={"no_kv_cache": "windows are scored whole, without one"})
-    (found,) = [each for each in columns.table_columns(run_of(*models, without)) if each.column.name == "kv_mb"]
-    assert [cell.value for cell in found.cells] == ["131.1", "65.5", "n/a"]
-    assert kv_size_notes(run_of(*models, without, QUANT)) == [
-        "bf16, fp8: 32 of 32 layers hold the last 4,096 tokens",
-        "HF: KV MB n/a: windows are scored whole, without one",
-        "W4A16: KV MB n/a: the engine does not say",
-    ]
-    results = run_result((run_of(replace(QUANT, from_cache=True)),))
-    gap = "W4A16: KV MB n/a: the engine does not say, or did not when this row was scored (-cc)"
-    assert gap in tables_of(results, ("label", "kv_mb"))[0].notes
-    assert gap not in tables_of(results)[0].notes
-    assert "kv_mb" not in [each.column.name for each in columns.table_columns(run_of(models[0], without))]
-
-
-def test_kv_caches_have_a_column_only_if_they_differ() -> None:
-    """By what the engine tells."""
-    told = [
-        {"kv_cache": "fp8 +bfloat16"},
-        {"kv_cache": "bfloat16"},
-        {"kv_cache": "fp8_e4m3"},
-        {},
-    ]
-    models = [replace(QUANT, label=str(i), provenance=each) for i, each in enumerate(told)]
-    (found,) = [each for each in columns.table_columns(run_of(*models)) if each.column.name == "kv_cache"]
-    assert [cell.value for cell in found.cells] == ["fp8 +bf16", "bf16", "fp8_e4m3", "n/a"]
-    assert column_notes(run_of(*models))["kv_cache"].startswith("KV cache: ")
-    alike = run_of(models[1], models[3])
-    assert "kv_cache" not in [each.column.name for each in columns.table_columns(alike)]
-    assert "kv_cache" not in column_notes(alike)
+@pytest.mark.parametrize(
+    ("provenances", "name", "values"),
+    [
+        ([{"kv_cache": "fp8 +bfloat16"}, {"kv_cache": "bfloat16"}, {}], "kv_cache", ["fp8 +bf16", "bf16", "n/a"]),
+        # 32 layers of 8 heads of 128 numbers, keys and values, in bf16 and in fp8
+        ([{"kv_cache_layers": [asdict(KVCache("*", 32, "x", token_bytes=size))]} for size in (4096.0, 2048.0)],
+         "kv_mb", ["131.1", "65.5"]),
+        # llama.cpp names the CPU of its machine too: that is another machine only if two are possible
+        ([{"gpus": ["H200"]}, {"gpus": ["H200"], "cpu": "EPYC"}, {"cpu": "Xeon"}], "where", ["A", "A", "B"]),
+        ([{"gpus": ["H200"]}, {"gpus": ["H200"], "cpu": "EPYC"}, {"gpus": ["H200"], "cpu": "Xeon"}],
+         "where", ["A", "B", "C"]),
+    ],
+)  # fmt: skip
+def test_columns_only_if_rows_differ(provenances: list[dict[str, Any]], name: str, values: list[str]) -> None:
+    rows = [replace(QUANT, label=str(i), provenance=each) for i, each in enumerate(provenances)]
+    assert [cells(run_of(*rows), row.label)[name].value for row in rows] == values
+    assert name not in names_of(run_of(rows[0], replace(rows[0], label="same")))
+    assert "where" not in names_of(run_of(*rows[:2]))
 
 
 def test_what_is_not_known_is_not_available() -> None:
-    silent = replace(BASE, storage=Storage(), score_seconds=None)
-    assert {cell.value for key, cell in cells(run_of(REF, silent), "base").items() if key != "PPL"} == {"n/a"}
-    bare = with_against(
-        QUANT, kld=Mean(None, 0.0, 0, 40), ppl_ratio=Value(None), kld_percentiles={}, same_top=Mean(None, 0.0, 0, 40)
-    )
-    missing = cells(run_of(REF, bare), "W4A16", ("kld", "ratio", "kld_p99.9", "same_top"))
-    assert list(missing.values()) == [Cell("n/a")] * 4
+    silent = replace(BASE, storage=Storage(), score_seconds=None, provenance={})
+    found = cells(run_of(REF, silent), "base")
+    assert {cell.value for name, cell in found.items() if name not in ("label", "ppl")} == {"n/a"}
+    bare = with_against(QUANT, kld=Mean(None, 0.0, 0, 40), ppl_ratio=Value(None), kld_percentiles={})
+    found = cells(run_of(REF, bare), "W4A16", ("kld", "ratio", "kld_p99.9"))
+    assert [cell.value for cell in found.values()] == ["n/a"] * 3
     errorless = with_ppl(with_against(QUANT, kld=Mean(0.5, 20.0, 40, 0)), replace(PPL, stderr=None))
-    found = cells(run_of(REF, errorless), "W4A16")
-    assert (found["PPL"], found["KLD"]) == (Cell("7.5000"), Cell("0.50000"))
+    assert [cells(run_of(REF, errorless), "W4A16")[name].error for name in ("ppl", "kld")] == ["", ""]
 
 
 def test_the_best_of_each_column_is_marked() -> None:
     """Better by 4 of each 10 tokens' loss, worse by 4 of their KLD; its top token is the reference's as often."""
     other = with_sums(replace(QUANT, label="other"), nll=(6.0, 16.0, 26.0, 36.0), kld=(5.0, 5.0, 5.0, 5.0))
-    run = run_of(REF, other, QUANT)
-    found = {label: cells(run, label) for label in ("bf16", "other", "W4A16")}
-    assert [[found[label][key].is_best for label in found] for key in ("PPL", "KLD", "same top %")] == [
-        [False, True, False], [False, False, True], [False, True, True],
-    ]  # fmt: skip
-    assert found["other"]["PPL"].shown == "★7.5000"
-    assert found["W4A16"]["PPL"].shown == "7.5000"
+    text = run_of(REF, other, QUANT)
+    best = {name: [label for label in ("bf16", "other", "W4A16") if cells(text, label)[name].is_best]
+            for name in ("ppl", "kld", "same_top")}  # fmt: skip
+    assert best == {"ppl": ["other"], "kld": ["W4A16"], "same_top": ["other", "W4A16"]}
+    assert cells(text, "other")["ppl"].shown == "★7.5000"
 
 
-def test_speeds_have_marks_and_a_note() -> None:
-    """Of an earlier run (*)."""
-    stored = replace(BASE, from_cache=True, score_seconds=1234.56)
-    assert cells(run_of(stored), "base", ("seconds", "speed")) == {
-        "seconds": Cell("1,234.6", marks="*"),
-        "tok/s": Cell("0", marks="*"),
-    }
-    timing = Timing(0.0, 1.0, 1.0, 2.0, 5.0, 6.0)
-    one, other = (replace(QUANT, label=label, timing=timing) for label in ("one", "other"))
-    assert cells(run_of(one, other), "one")["tok/s"] == Cell("20")
-    assert "25 %" in column_notes(run_of(one, other))["speed"]
-
-
-def test_machines_have_letters_if_there_are_several() -> None:
-    """llama.cpp names the CPU of its machine too, which makes no other machine of it, but where two are possible."""
-    gpu, cpu, other = {"gpus": ["NVIDIA H200"]}, {"gpus": ["NVIDIA H200"], "cpu": "AMD EPYC"}, {"cpu": "Intel Xeon"}
-    names = "NVIDIA H200", "NVIDIA H200, AMD EPYC", "Intel Xeon", "NVIDIA H200, Intel Xeon"
-
-    def letters(*facts: dict[str, object]) -> dict[str, str]:
-        models = [replace(BASE, label=str(i), provenance=each) for i, each in enumerate(facts)]
-        return columns.machine_letters(run_of(*models))
-
-    assert letters(gpu, cpu) == {}
-    assert letters(gpu, cpu, other) == {names[0]: "A", names[1]: "A", names[2]: "B"}
-    assert letters(gpu, cpu, gpu | other) == {names[0]: "A", names[1]: "B", names[3]: "C"}
+def test_names_of_columns_are_checked() -> None:
+    assert checked(["kld", "ppl", "kld"]) == ("label", "kld", "ppl")
+    assert "did you mean 'kld_p99'" in refusal(checked, ["p99"])
+    assert "kld_p99.9" in refusal(checked, [])
 
 
 def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: float | None) -> ModelResult:
-    """A model to be sorted, its top tokens as good as its KLD; without KLD, one that was compared with nothing."""
+    """A row whose top tokens are as good as its KLD; without KLD it was compared with nothing."""
     size = Storage(bpw, 16.0, None if gib is None else gib * 8 * 2.0**30)
-    model = with_ppl(replace(QUANT if kld is not None else BASE, label=label, storage=size), replace(PPL, value=ppl))
-    top = None if kld is None else Mean(1 - kld, 40 * (1 - kld), 40, 0)
-    return model if kld is None else with_against(model, kld=Mean(kld, 40 * kld, 40, 0), same_top=top)
+    row = with_ppl(replace(BASE if kld is None else QUANT, label=label, storage=size), replace(PPL, value=ppl))
+    if kld is None:
+        return row
+    return with_against(row, kld=Mean(kld, 40 * kld, 40, 0), same_top=Mean(1 - kld, 40 * (1 - kld), 40, 0))
 
 
 @pytest.mark.parametrize(
     ("key", "order"),
     [
         ("kld", ["bf16", "b", "A", "c", "broken"]), ("bpw_layer", ["c", "b", "bf16", "A", "broken"]),
-        ("vram_gib", ["A", "c", "bf16", "b", "broken"]), ("ppl", ["c", "bf16", "A", "b", "broken"]),
-        ("same_top", ["bf16", "b", "A", "c", "broken"]), ("js", ["bf16", "A", "b", "c", "broken"]),
-        ("kernel", ["A", "b", "c", "bf16", "broken"]), ("label", ["A", "b", "bf16", "c", "broken"]),
-        (None, ["A", "broken", "b", "c", "bf16"]),
+        ("vram_gib", ["A", "c", "bf16", "b", "broken"]), ("same_top", ["bf16", "b", "A", "c", "broken"]),
+        ("js", ["bf16", "A", "b", "c", "broken"]), ("kernel", ["A", "b", "c", "bf16", "broken"]),
+        ("label", ["A", "b", "bf16", "c", "broken"]), (None, ["A", "broken", "b", "c", "bf16"]),
     ],
 )  # fmt: skip
 def test_order_of_the_rows(key: str | None, order: list[str]) -> None:
-    """The smallest first, or the largest where more is better; what is not known goes after what is, and what failed
-    last; the reference's KLD is 0."""
-    models = (made("A", 8.0, 0.5, None, 0.5), FAILED, made("b", 9.0, 0.25, 4.0, None), made("c", 7.0, None, 2.0, 0.75),
-              replace(REF, label="bf16"))  # fmt: skip
-    assert list(columns.ordered(results_of(run_of(*models)), key).labels) == order
+    """The smallest first, or the largest if more is better; then unknown values, then failures; the reference's KLD
+    is 0."""
+    rows = (
+        made("A", 8.0, 0.5, None, 0.5),
+        FAILED,
+        made("b", 9.0, 0.25, 4.0, None),
+        made("c", 7.0, None, 2.0, 0.75),
+        REF,
+    )
+    assert list(ordered(results_of(run_of(*rows)), key).labels) == order
+
+
+def test_order_of_the_rows_of_several_texts() -> None:
+    """By a text's values, or by the means over the texts; a model that failed on the text comes last."""
+    run = three(c4={"EXL3 4.0": "out of memory"})
+    by_prose = ordered(run, f"kld:{run.texts[0].name}").labels
+    assert list(by_prose) == sorted(run.labels, key=lambda label: next(
+        model.kld or 0.0 for model in run.texts[0].models if model.label == label
+    ))  # fmt: skip
+    assert ordered(run, "kld:c4").labels[-1] == "EXL3 4.0"
+    assert ordered(run, "kld").labels[-1] == "EXL3 4.0"  # has no mean
+    assert all(text.models[-1].label == "EXL3 4.0" for text in ordered(run, "kld").texts)
+
+
+def test_a_column_without_values_orders_nothing() -> None:
+    run: RunResult = three(c4={"EXL3 4.0": "out of memory"})
+    assert no_order(run, "ppl") is None
+    assert "--divergences" in (no_order(run, "js") or "")
+    assert "-d lm_eval:TASK" in (no_order(run, "acc") or "")
+    (whole, other) = (run_of(REF, QUANT), run_of(REF, with_ppl(QUANT, Perplexity(None, -1.0, 1, 0))))
+    texts = results_of(replace(whole, name="a"), replace(other, name="b", models=(other.models[0], FAILED)))
+    assert no_order(results_of(run_of(REF, FAILED)), "kld") is not None
+    assert "bf16" in texts.labels

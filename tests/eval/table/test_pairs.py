@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from compare_q.eval.table import pairs
 from tests.eval.results.test_differences import SAME, WORSE
-from tests.support.made import QUANT, replace, run_of, with_sums
+from tests.support.made import FAILED, QUANT, REF, replace, run_of, with_sums
 from tests.support.toy import refusal
 
 A = replace(QUANT, label="a")
@@ -46,7 +48,32 @@ def test_no_difference_and_no_error() -> None:
     ]
 
 
+def test_what_is_not_known_has_its_reason() -> None:
+    assert pairs.pair_lines([(REF, A)])[4:][-1] == "  KLD: n/a: bf16 is the reference, from which KLD is measured"
+    holes = with_sums(B, whole=())
+    assert pairs.pair_lines([(A, holes)])[4:] == [
+        "  PPL: n/a: b has positions without a finite log-probability",
+        "  KLD: n/a: b has positions without a finite KL divergence",
+    ]
+
+
+def test_neighbours_are_the_measured_rows_in_order() -> None:
+    assert [(a.label, b.label) for a, b in pairs.neighbours(run_of(C, FAILED, A, B))] == [("c", "a"), ("a", "b")]
+    assert pairs.neighbours(run_of(A, FAILED)) == []
+
+
 def test_pairs_by_label() -> None:
     assert [(a.label, b.label) for a, b in pairs.pairs_by_label(run_of(A, B, C), [["c", "a"]])] == [("c", "a")]
     assert refusal(pairs.check_labels, [["a", "x"]], ["a", "b"]) == "--pair: no model is called 'x'; there are: a, b"
     pairs.check_labels([["a", "b"]], ["a", "b"])
+
+
+@pytest.mark.parametrize("line", pairs.pair_lines([(A, B), (B, C)]))
+def test_eighty_columns_hold_every_line(line: str) -> None:
+    assert len(line) <= 80
+
+
+def test_a_short_text_is_said_with_the_pairs() -> None:
+    short = replace(A, estimates=replace(A.estimates, blocks=replace(A.estimates.blocks, length=5000)))
+    found = pairs.pair_lines([(short, B)], 5001)[2]
+    assert found.startswith("Caution: the scored part spans 5,000 tokens of a text of 5,001: with less than 20,000")

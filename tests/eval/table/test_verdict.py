@@ -1,23 +1,27 @@
-"""The sentence that ends a run, to the letter: each case by hand, of four blocks of ten tokens.
+"""The closing sentence: which rows it names as better, worse, equal or unknown, with which numbers, and how certain.
 
-KLDs are alike in every block, so that differences have no error, unless a test says otherwise; the reference's losses
-are 10, 20, 30 and 40.  Intervals reach 3.182 errors far.
+Each case is worked out by hand with four blocks of ten tokens.  KLDs are equal in every block, so that differences have
+no error, unless a test says otherwise; the reference's losses are 10, 20, 30 and 40.  Intervals are 3.182 errors wide.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.verdict import verdict
-from tests.support import made
-from tests.support.made import REF, replace, results_of, run_of, run_result, with_against, with_sums
+import pytest
 
-HIGHER = (14.0, 24.0, 34.0, 44.0)
-"""0.1 nats a token above the reference's in every block: a difference without an error."""
+from compare_q.backends.base import Storage
+from compare_q.eval.results import ModelResult
+from compare_q.eval.stats.uncertainty import Mean, Perplexity
+from compare_q.eval.table.verdict import listed, percent, times, verdict
+from tests.support import made
+from tests.support.made import BASE, FAILED, REF, replace, results_of, run_of, with_against, with_ppl, with_sums
+from tests.support.several_texts import with_answers
+
+HIGHER, LOWER = (14.0, 24.0, 34.0, 44.0), (9.0, 19.0, 29.0, 39.0)
+"""0.1 nats per token above, and 0.025 below, the reference's losses in every block: differences without an error."""
 SWAYING = (16.0, 18.0, 36.0, 38.0)
-"""Off by 6, -2, 6 and -2: 0.2 nats, with an error of 0.32 (tests/eval/results/test_differences.py)."""
+"""Off by 6, -2, 6 and -2: 0.2 nats, with an error of 0.32."""
 
 
 def row(label: str, kld: float, top: float = 0.9, *, nll: tuple[float, ...] = HIGHER, **keys: Any) -> ModelResult:
@@ -27,110 +31,105 @@ def row(label: str, kld: float, top: float = 0.9, *, nll: tuple[float, ...] = HI
     return with_against(model, kld=Mean(kld, 40 * kld, 40, 0, 0.001), same_top=Mean(top, 40 * top, 40, 0, 0.01))
 
 
-FP8, Q4 = row("FP8", 0.008, 0.989, nll=SWAYING), row("Q4_K_M", 0.0328)
+def plain(label: str, ppl: float, nll: tuple[float, ...]) -> ModelResult:
+    """A row without a reference."""
+    return with_ppl(with_sums(replace(BASE, label=label), nll=nll), Perplexity(ppl, -80.0, 40, 0, 0.852))
+
+
+FP8, Q4, Q8, Q3 = row("FP8", 0.008, 0.989, nll=SWAYING), row("Q4_K_M", 0.0328), row("Q8_0", 0.01), row("Q3", 0.08)
 NOISE = row("noise", 0.005, spec={"noise_floor": True})
-SWAYED = (0.6, -0.2, 0.6, -0.2)
-"""Added to a KLD's block sums: 0.02 nats, with an error of 0.032."""
+SWAYED = row("Q5", 0.028, blocks={"kld": tuple(0.08 + each for each in (0.6, -0.2, 0.6, -0.2))})
+"""0.02 nats above FP8, with an error of 0.032."""
+HOLES = {"blocks": {"whole": ("nll", "same_top")}}
+CERTAIN = " for certain"
 
 
 def said(*models: ModelResult, **keys: Any) -> str:
     return verdict(results_of(run_of(*models, **keys)))
 
 
-def short(length: int, *models: ModelResult) -> list[ModelResult]:
-    return [with_sums(model, length=length) for model in models]
+@pytest.mark.parametrize(
+    ("models", "facts", "others"),
+    [
+        # the best row, its share of top tokens and KLD, and how many times as large the KLD of the others is
+        ([REF, FP8, Q4], ["FP8 keeps 98.9 %", "KLD 0.0080 ± 0.0010", f"Q4_K_M loses more{CERTAIN}: 4.1 times"], []),
+        ([REF, FP8, Q4], ["told apart from bf16's: FP8.", f"higher than bf16's{CERTAIN}: Q4_K_M."], ["not known"]),
+        ([REF, row("odd", 0.0328, nll=LOWER)], [f"lower than bf16's{CERTAIN}: odd."], ["loses more"]),
+        ([FP8, Q4], ["FP8 keeps", "Q4_K_M"], ["PPL"]),
+        ([FP8, Q4, Q3], [f"Q4_K_M and Q3 lose more{CERTAIN}: 4.1 times and 10 times"], []),
+        ([REF, FP8, Q8, Q4, Q3, FAILED],
+         ["the 3 others", "1.2 times (Q8_0) to 10 times (Q3)", "Failed: broken."], ["PPL is"]),
+        ([REF, row("copy", 0.0, 1.0), Q4], ["copy keeps 100.0 %", "a KLD of 0.03280"], ["times"]),
+        # rows that are not told apart, and rows within the noise floor (up to twice its 0.005)
+        ([REF, FP8, SWAYED], ["cannot be told apart from Q5."], ["loses more"]),
+        ([REF, NOISE, FP8, Q8, Q3], ["KLD cannot rank it beside Q8_0", f"Q3 loses more{CERTAIN}: 10 times"], []),
+        ([REF, NOISE], ["bf16 has a PPL of 7.50 ± 0.85"], ["noise has"]),
+        # unquantized rows are compared only if there are no others
+        ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), row("exllama", 0.002, storage=Storage(16.0))],
+         ["llama.cpp keeps", "exllama loses more"], []),
+        ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), FP8, Q4], ["FP8 keeps"], ["llama.cpp"]),
+        # short texts, texts without errors, and missing scores
+        ([with_sums(m, length=8191) for m in (REF, FP8, Q4)], ["Q4_K_M loses more: 4.1", "8,191 tokens"],
+         [CERTAIN + ":"]),
+        ([with_sums(m, length=1999) for m in (REF, FP8, Q4)], ["Whether Q4_K_M", "not known", "1,999"],
+         [CERTAIN + ":"]),
+        ([with_sums(m, tokens=(10,), nll=(5.0,), kld=(0.08,), same_top=(9.0,)) for m in (REF, FP8, Q4)],
+         ["Whether Q4_K_M", "no errors are known"], [CERTAIN + ":"]),
+        ([REF, row("FP8", 0.008, **HOLES), Q4], ["Whether Q4_K_M", "FP8 has no KL divergence"], []),
+        ([REF, FP8, Q4, row("Q3", 0.08, **HOLES)], [f"Q4_K_M loses more{CERTAIN}", "Whether Q3 really"], []),
+        ([REF, Q4, replace(BASE, label="server")], ["No KLD: server."], []),
+        ([FAILED], ["Failed: broken."], ["PPL"]),
+    ],
+)  # fmt: skip
+def test_one_text_with_klds(models: list[ModelResult], facts: list[str], others: list[str]) -> None:
+    text = said(*models)
+    assert [fact for fact in facts if fact not in text] == [], text
+    assert [fact for fact in others if fact in text] == [], text
 
 
-KEPT = "FP8 keeps 98.9 % of the most probable tokens of bf16 (KLD 0.0080 ± 0.0010)"
-
-
-def test_two_rows_and_a_reference() -> None:
-    assert said(REF, FP8, Q4) == (
-        f"{KEPT}; Q4_K_M loses more for certain: 4.1 times the KLD. "
-        "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's for certain: Q4_K_M."
+def test_one_text_without_a_reference() -> None:
+    """PPL ranks: 7.5, 7.8 (4 % above), and one whose difference is within its error."""
+    low, high, near = plain("a", 7.5, (10.0, 20.0, 30.0, 40.0)), plain("b", 7.8, HIGHER), plain("c", 7.6, SWAYING)
+    assert said(low, high, reference=None).startswith(
+        f"a has the lowest PPL, 7.50 ± 0.85; b has a higher one{CERTAIN}: by 4"
     )
+    assert "cannot be told apart from c" in said(low, near, reference=None)
+    assert "a has a PPL of 7.50 ± 0.85" in said(low, reference=None)
+    assert "no model" in said(plain("x", 1.0, HIGHER).updated(ppl=None), reference=None).lower()
 
 
-def test_one_row_and_a_reference() -> None:
-    assert said(REF, Q4) == (
-        "Q4_K_M keeps 90.0 % of the most probable tokens of bf16 (KLD 0.0328 ± 0.0010). "
-        "PPL is higher than bf16's for certain: Q4_K_M."
-    )
-    lower = row("odd", 0.0328, nll=(9.0, 19.0, 29.0, 39.0))
-    assert said(REF, lower).endswith("PPL is lower than bf16's for certain: odd.")
+def test_answers() -> None:
+    """Of 20 questions: 10 lost and none won is p = 0.002, one lost and none won is p = 1."""
+    right = {"bf16": "1" * 20, "W4A16": "0" * 10 + "1" * 10}
+    text = with_answers(run_of(REF, made.QUANT), **right)
+    assert verdict(results_of(text)).startswith("bf16 has 100.0 % of 20 questions right; fewer")
+    assert "W4A16 (50.0 %)" in verdict(results_of(text))
+    text = with_answers(run_of(REF, made.QUANT), bf16="1" * 20, W4A16="0" + "1" * 19)
+    assert "cannot be told apart from it: W4A16 (95.0 %)" in verdict(results_of(text))
 
 
-def test_rows_that_are_not_told_apart() -> None:
-    """0.02 nats more, with an error of 0.032: the best measured one is not called better."""
-    swaying = row("Q5", 0.028, blocks={"kld": tuple(0.08 + each for each in SWAYED)})
-    assert said(REF, FP8, swaying) == (
-        f"{KEPT}; it cannot be told apart from Q5. "
-        "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's for certain: Q5."
-    )
+@pytest.mark.parametrize(
+    ("klds", "facts"),
+    [
+        ([{"A": 0.01, "B": 0.03}, {"A": 0.03, "B": 0.05}], ["A has the lowest mean KLD, 0.02000", f"{CERTAIN}: B"]),
+        ([{"A": 0.01, "B": 0.05}, {"A": 0.03, "B": 0.02}], ["A has the lowest mean KLD, 0.02000", "not higher", ": B"]),
+    ],
+)
+def test_several_texts(klds: list[dict[str, float]], facts: list[str]) -> None:
+    """A difference is certain if it is on each text."""
+    texts = [
+        replace(run_of(REF, *(row(*each) for each in own.items())), name=f"text {i}") for i, own in enumerate(klds)
+    ]
+    text = verdict(results_of(*texts))
+    assert all(fact in text for fact in facts), text
 
 
-def test_rows_within_the_noise_floor_are_not_ranked() -> None:
-    """Twice the floor's 0.005 is the limit: 0.008 and 0.01 are below it, and differ without any error."""
-    near = row("Q8_0", 0.01)
-    assert said(REF, NOISE, FP8, near, row("Q4_K_M", 0.08)) == (
-        f"{KEPT}, near what other roundings of the same weights lose; KLD cannot rank it beside Q8_0; "
-        "Q4_K_M loses more for certain: 10 times the KLD. "
-        "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's for certain: Q8_0 and Q4_K_M."
-    )
-    assert said(REF, NOISE, row("Q4_K_M", 0.08)).startswith(
-        "Q4_K_M keeps 90.0 % of the most probable tokens of bf16 (KLD"
-    )
-    assert said(REF, NOISE) == "bf16 has a PPL of 7.50 ± 0.85 on this text; there is no other to compare it with."
-
-
-def test_nothing_is_certain_on_a_short_text() -> None:
-    assert said(*short(8191, REF, FP8, Q4)) == (
-        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. PPL cannot be told apart from bf16's: FP8. "
-        "PPL is higher than bf16's: Q4_K_M. On a text of 8,191 tokens nothing of this is certain."
-    )
-    assert said(*short(1999, REF, FP8, Q4)) == (
-        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. "
-        "Whether Q4_K_M really loses more is not known: the text is too short. "
-        "PPL cannot be told apart from bf16's: FP8. PPL is higher than bf16's: Q4_K_M. "
-        "On a text of 1,999 tokens nothing of this is certain."
-    )
-
-
-def test_nothing_is_certain_without_errors() -> None:
-    one = {"tokens": (10,), "nll": (5.0,), "kld": (0.08,), "same_top": (9.0,)}
-    assert said(*(with_sums(model, **one) for model in (REF, FP8, Q4))) == (
-        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. "
-        "Whether Q4_K_M really loses more is not known: the text is too short. "
-        "Nothing of this is certain: no errors are known."
-    )
-
-
-def test_scores_that_are_missing_are_no_verdict() -> None:
-    """Of the best row none is ranked, of another row only this one is not."""
-    holes = {"blocks": {"whole": ("nll", "same_top")}}
-    best, other = row("FP8", 0.008, 0.989, nll=SWAYING, **holes), row("Q3", 0.08, **holes)
-    assert said(REF, best, Q4).startswith(
-        f"{KEPT}; Q4_K_M loses more: 4.1 times the KLD. "
-        "Whether Q4_K_M really loses more is not known: FP8 has no KL divergence at some tokens. PPL"
-    )
-    assert said(REF, FP8, Q4, other).startswith(
-        f"{KEPT}; Q4_K_M loses more for certain: 4.1 times the KLD; Q3 loses more: 10 times the KLD. "
-        "Whether Q3 really loses more is not known: they cannot be compared token by token. PPL"
-    )
-    silent = replace(made.BASE, label="server")
-    assert said(REF, Q4, silent).endswith("PPL is higher than bf16's for certain: Q4_K_M. No KLD: server.")
-
-
-def texts_of(*klds: dict[str, float]) -> RunResult:
-    rows = [[row(label, kld) for label, kld in own.items()] for own in klds]
-    return run_result(tuple(replace(run_of(REF, *own), name=f"text {i}") for i, own in enumerate(rows)))
-
-
-def test_several_texts() -> None:
-    """Means of 0.02 and 0.04; certain is what holds on each text."""
-    assert verdict(texts_of({"A": 0.01, "B": 0.03}, {"A": 0.03, "B": 0.05})) == (
-        "Over 2 texts A has the lowest mean KLD, 0.02000 ± 0.00071; higher on each text for certain: B."
-    )
-    assert verdict(texts_of({"A": 0.01, "B": 0.05}, {"A": 0.03, "B": 0.02})) == (
-        "Over 2 texts A has the lowest mean KLD, 0.02000 ± 0.00071; not higher for certain on each text: B."
-    )
+def test_words() -> None:
+    assert [listed(list("abcde"[:count])) for count in (1, 2, 4, 5)] == [
+        "a",
+        "a and b",
+        "a, b, c and d",
+        "a, b, c and 2 more",
+    ]
+    assert [percent(share) for share in (1.0, 0.99999, 0.5)] == ["100.0 %", "over 99.9 %", "50.0 %"]
+    assert [times(ratio) for ratio in (1.04, 4.11, 173.0, 1234.0)] == ["1.04", "4.1", "170", "1,200"]

@@ -1,0 +1,251 @@
+"""The footnotes of a table: what is special to it, and the legend of its columns and marks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from compare_q.backends.checkpoint.config import ROPE, beyond
+from compare_q.backends.layers import groups
+from compare_q.eval import ranking
+from compare_q.eval.ranking import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
+from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult
+from compare_q.eval.stats.estimates import n_blocks, short_text_cautions
+from compare_q.eval.stats.uncertainty import longest_documents
+from compare_q.eval.table.columns import BEST, FLOOR, machine_letters
+from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, number_text
+
+COMMON_ERROR = (
+    "the ± of PPL says how far another text of this kind would move all rows together: differences between rows are "
+    "far more certain (--pairs)"
+)
+NOTEWORTHY = 0.1
+"""Share of a row's seconds from which the note on speeds has that of the first step, in which engines compile."""
+MEANS = (
+    "mean: over the texts, each with the same weight, of KLD the arithmetic mean, of PPL the geometric mean, without "
+    "answers; n/a where a text has no value; its ± takes the texts' errors as independent"
+)
+
+
+def footnotes(text: TextResult) -> list[str]:
+    """What is special to the table of a text, one line each."""
+    rows = text.models
+    notes = [
+        f"{MARK} {model.label}: {clause} on {machine_name(model)}"
+        for model in rows
+        for clause in model.deviation_clauses
+    ]
+    machines = sorted(machine_letters(text).items(), key=lambda each: len(each[0]))
+    notes += [f"where {letter}: {machine}" for letter, machine in sorted({b: a for a, b in machines}.items())]
+    notes += [*window_notes(text), *phase_notes(text), *rope_notes(text), *error_notes(text)]
+    if text.reference is not None:
+        if text.reference_ppl is not None and not any(model.reference for model in rows):
+            # So that a reference store of another text is noticed at once.
+            ppl = number_text(text.reference_ppl, PPL_DIGITS)
+            notes.append(f"the reference, {text.reference['label']}, has a PPL of {ppl} on these tokens")
+        notes += [
+            f"{model.label}: {number_text(model.bits_per_byte, 4)} bits per byte, byte perplexity "
+            f"{number_text(model.byte_perplexity, 4)}, word perplexity {number_text(model.word_perplexity, 4)}"
+            for model in rows if model.reference and model.estimates and model.estimates.rates
+        ]  # fmt: skip
+    if (length := too_short_for_best(rows)) is not None:
+        reason = f"on {length:,} tokens of text even a KLD twice as large often cannot be told apart"
+        notes.append(f"no {BEST}: {reason}; from {LEAST_TOKENS:,} tokens on it mostly can")
+    near = near_lossless(rows)
+    if len(near) > 1:
+        labels = ", ".join(model.marked_label for model in rows if model.label in near)
+        notes.append(
+            f"KLD cannot rank {labels}: each has a KLD of at most about twice the noise floor's, and KLDs so small say "
+            "nothing about results of benchmarks (arXiv 2606.19558); answers that flip can rank them"
+        )
+    if cached := sum(model.from_cache for model in rows):
+        notes.append(f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)")
+    return notes + [f"{model.label}: {note}" for model in rows for note in model_notes(model, text)]
+
+
+def machine_name(model: ModelResult) -> str:
+    """The GPU or CPU that a model ran on."""
+    gpus = model.provenance.get("gpus")
+    return str(gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine"))
+
+
+def window_notes(text: TextResult) -> list[str]:
+    """The numbers of windows and scored tokens, and the method by which the windows were cut."""
+    method, whole = text.data.get("method"), ranking.sampled_from(text)
+    if method == "answers":
+        return answer_notes(text)
+    cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
+    spread = f" of {whole:,}, spread over the text" if whole else ""
+    scored = sorted({(model.windows, scored_tokens(model)) for model in text.models if model.estimates})
+    lines = [f"{cut}{count:,} windows{spread}, {tokens:,} scored tokens" for count, tokens in scored]
+    if not whole:
+        return lines
+    errors = {
+        "PPL": ranking.worst_ppl(text), f"KLD of every {ranking.kind_of_rows(text)}": ranking.worst_kld(text)
+    }  # fmt: skip
+    known = [f"{name} within {100 * each.error:.2g} %" for name, each in errors.items()
+             if each and math.isfinite(each.error)]  # fmt: skip
+    within = f"{', '.join(known)} (one standard error; the table's ± is about other texts, too)" if known else "n/a"
+    return [*lines, f"what all {whole:,} windows of the text would give: {within}{ranking.rest_in_words(text)}"]
+
+
+def scored_tokens(model: ModelResult) -> int:
+    """The number of scored tokens, those without a finite log-probability included."""
+    return (model.tokens or 0) + (model.non_finite or 0)
+
+
+def answer_notes(text: TextResult) -> list[str]:
+    """The number of questions, and which rows have no flips, and why."""
+    rows = [model for model in text.models if model.estimates]
+    asked = {model.questions for model in rows if model.questions is not None}
+    shots = (text.data.get("answers") or {}).get("num_fewshot")
+    notes = [
+        f"{questions:,} questions, {shots}-shot, {count:,} scored tokens of all answers, wrong ones too"
+        for questions in sorted(asked) for count in sorted({scored_tokens(model) for model in rows})
+    ]  # fmt: skip
+    compared = {m.label: m.estimates.answers for m in rows if m.estimates and m.estimates.against}
+    without = [label for label, own in compared.items() if own and own.acc.right and not own.acc.flips]
+    if without and notes and text.reference is not None:
+        why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
+        notes.append(f"flips of {', '.join(without)} n/a: {why}")
+    return notes
+
+
+def phase_notes(text: TextResult) -> list[str]:
+    """What decode is, if rows were scored in it; and its shape, if all were."""
+    phases = {model.phase or "" for model in text.models if not model.error}
+    decode = phases - {"prefill"}
+    if not decode:
+        return []
+    everywhere = f"all rows: {min(decode)}; " if len(phases) == 1 else ""
+    prompts = "; behind prompts: what no score needs was computed as a prompt"
+    return [
+        f"{everywhere}decode SxB: S tokens of each of B windows a step, as generation computes them, with what came "
+        f"before in the KV cache{prompts if any('prompts' in phase for phase in decode) else ''}"
+    ]
+
+
+def rope_notes(text: TextResult) -> list[str]:
+    """The rows whose windows reach beyond the context that the model had before its positions were scaled."""
+    said, tokens = [], text.data.get("window_length")
+    for model in text.models:
+        scaling = model.provenance.get(ROPE)
+        if isinstance(scaling, dict) and isinstance(tokens, int):
+            said.append((model.label, beyond(scaling, tokens)))
+    return by_note(said)
+
+
+def kv_size_notes(text: TextResult) -> list[str]:
+    """The rows whose sizes of KV caches are not known, and why, and those whose caches hold the last tokens only."""
+    said = []
+    for model in text.models:
+        unknown = "the engine does not say"
+        unknown += ", or did not when this row was scored (-cc)" if model.from_cache else ""
+        missing = f"KV MB n/a: {model.provenance.get(groups.NO_CACHE, unknown)}"
+        if not model.error:
+            said.append((model.label, missing if model.kv_mb is None else groups.kv_windows(model.kv_caches)))
+    return by_note(said)
+
+
+def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
+    """The notes, each after the labels that it is about; ``said``: (label, note or "")."""
+    labels: dict[str, list[str]] = {}
+    for label, note in said:
+        if note:
+            labels.setdefault(note, []).append(label)
+    return [f"{', '.join(named)}: {note}" for note, named in labels.items()]
+
+
+def error_notes(text: TextResult) -> list[str]:
+    """Why no errors are known, or why they may be too small; no note if no model was measured."""
+    measured = [model.estimates for model in text.models if model.estimates]
+    count = max((n_blocks(found.blocks) for found in measured), default=2)
+    if count > 1:
+        return short_text_cautions(measured, text.data.get("text_tokens")) if measured else []
+    reason = "the text is too short to tell any" if count else "they were not measured with these results"
+    return [f"errors n/a: {reason}"]
+
+
+def model_notes(model: ModelResult, text: TextResult) -> list[str]:
+    """One model's footnotes: failure, unknown values and why, and the notes of the run."""
+    answers = model.estimates.answers if model.estimates else None
+    undecided, failed = answers.undecided if answers else 0, bool(model.error)
+    explained = failed or model.reference or model.kld_tokens is not None or bool(model.notes)
+    notes = {
+        f"failed: {model.error}": failed,
+        f"size n/a: {model.storage_note}": bool(model.storage_note) and not failed,
+        "kernel n/a: this engine does not say what it runs": not (failed or model.layers),
+        "PPL n/a: it is too large for a number": model.estimates is not None and model.ppl is None,
+        f"{model.non_finite} positions had no finite log-probability; PPL leaves them out": model.non_finite,
+        f"{model.kld_non_finite} positions had no finite KL divergence; KLD leaves them out": model.kld_non_finite,
+        f"acc n/a: {undecided:,} questions without finite log-probabilities to choose an answer by": undecided,
+        "KLD n/a: this engine measured none": text.reference is not None and not explained,
+    }
+    return [*(note for note, holds in notes.items() if holds), *model.notes]
+
+
+def legend(text: TextResult) -> list[str]:
+    """What the marks of a text's table mean."""
+    notes, measured = [], [model.estimates for model in text.models if model.estimates]
+    count = max((n_blocks(found.blocks) for found in measured), default=0)
+    if count > 1:
+        longest = longest_documents(max(found.blocks.length for found in measured))
+        holds = f"; it is too small if documents of the text are longer than about {longest:,} tokens"
+        is_short = short_text_cautions(measured, text.data.get("text_tokens"))
+        notes = [f"±: one standard error, from {count} blocks of the text{'' if is_short else holds}", COMMON_ERROR]
+    reference = text.reference["label"] if text.reference else None
+    if reference is not None:
+        notes.append(f"KLD (mean over tokens, in nats) and same top compare each model with {reference}")
+    if any(best_labels(text.models, name) for name in ("nll", "kld", "same_top")):
+        notes.append(
+            f"{BEST}: the best quantized model (below 16 bpw) of its column, and those that cannot be told apart from "
+            "it (95 %, paired differences)"
+        )
+    if any(model.noise_floor for model in text.models):
+        about = f"{FLOOR}: a noise floor, the reference's weights with other roundings"
+        if text.noise_floor is not None:
+            least = number_text(text.noise_floor.kld, KLD_DIGITS)
+            about += f"; a KLD near or below its {least} says nothing about a quantization"
+        notes.append(about)
+    if text.is_answers:
+        notes.append("acc and acc norm are counted as lm-eval does; their ± is one standard error over questions")
+    if text.is_answers and reference is not None:
+        notes.append(
+            f"flips: questions that only one of model and {reference} has right (arXiv 2407.09141); McNemar p: how "
+            "probable flips at least as one-sided are if neither is better (exact, two-sided, by acc)"
+        )
+    return notes
+
+
+def column_notes(text: TextResult) -> dict[str, str]:
+    """The footnotes that go with columns, by the column's name."""
+    notes = {}
+    if len({model.kv_cache for model in text.models} - {None}) > 1:
+        notes["kv_cache"] = (
+            "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
+            "it differ in more than their weights"
+        )
+    if any(model.tokens_per_second for model in text.models):
+        timed = [model.timing for model in text.models if model.timing]
+        first = max(((each.first_window - each.score_began) / each.scoring_seconds for each in timed), default=0.0)
+        share = f" (up to {100 * first:.0f} % of a row's seconds)" if first >= NOTEWORTHY else ""
+        notes["speed"] = f"tok/s: scored tokens per second, the first step included{share}"
+    return notes
+
+
+def notes_of_texts(run: RunResult) -> list[str]:
+    """What is special to a table of several texts; the first note of each text is its subtitle."""
+    notes = {text.name: [text.subtitle, *footnotes(text)] for text in run.scored}
+    return [*(f"{text.name}: failed: {text.error}" for text in run.texts if text.error), *once(notes)]
+
+
+def legend_of_texts(run: RunResult) -> list[str]:
+    """What the columns and marks of a table of several texts mean."""
+    return [MEANS, *once({text.name: legend(text) for text in run.scored})]
+
+
+def once(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """The notes of texts: first those of single texts, after the text's name, then those of all texts."""
+    first, *others = notes.values()
+    everywhere = [note for note in first if all(note in own for own in others)]
+    return [*(f"{name}: {note}" for name, own in notes.items() for note in own if note not in everywhere), *everywhere]

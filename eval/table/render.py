@@ -1,0 +1,257 @@
+"""The tables of a run as text: in a terminal, as Markdown, as CSV, and the live table while a run goes on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from compare_q.backends.common.messages import printable
+from compare_q.eval.results import ModelResult, RunResult
+from compare_q.eval.table.columns import BY_NAME, Filled, label_of, number_cell
+from compare_q.eval.table.tables import Table, tables_of, timing_columns, without
+from compare_q.eval.table.verdict import verdict
+
+WORDS_WIDTH = 26
+"""Characters that columns of words together keep before a further column of numbers is shown."""
+NOTES = "what the columns and marks mean: --notes"
+MARGIN = 2
+"""Characters of the table's box at the left and the right."""
+MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
+"""Characters that GitHub or Reddit would read as markup in the middle of a line (^: superscript)."""
+FORMULAS = tuple("=+-@\t\r＝＋－＠")
+"""First characters of a text that spreadsheets run; the last four are the full-width signs."""
+
+
+def show(
+    run: RunResult, console: Console, names: Sequence[str] | None = None, *, by_text: bool = False, notes: bool = False
+) -> None:
+    """Print the tables with as many columns as fit, and what is special to them.
+
+    ``names``: of columns, which are all printed; ``by_text``: a table for each of several texts, below its name;
+    ``notes``: also what the columns and marks mean.
+    """
+    meanings: dict[str, None] = {}
+    for place, table in enumerate(tables_of(run, names, by_text=by_text)):
+        if table.heading:
+            heading(console, table.heading)
+        elif place:
+            console.print()
+        shown: list[Filled] = []
+        may_squeeze = names is None and not any(each.block for each in table.columns)
+        for number, columns in enumerate(fitting(table, console.width)):
+            width = console.width if may_squeeze else max(console.width, least_width(columns))
+            print_columns(console, "" if number else table.title, columns, width)
+            shown += columns
+        for line in [f"failed: {table.error}"] if table.error else table.notes:
+            say(console, line)
+        means = (f"{column.title}: {column.note}" for column in (BY_NAME[each.column.name] for each in shown))
+        meanings |= dict.fromkeys([*means, *table.legend_of(shown)])
+    if meanings and notes:
+        console.print()
+    for line in meanings if notes else [NOTES] * bool(meanings):
+        say(console, line)
+
+
+def show_timing(run: RunResult, console: Console) -> None:
+    """Print how many seconds each part of every row took."""
+    print_columns(console, "", timing_columns(run), console.width)
+
+
+def conclude(run: RunResult, console: Console) -> None:
+    """Print what was found, the last line of a run."""
+    console.print()
+    say(console, verdict(run))
+
+
+def heading(console: Console, name: str) -> None:
+    """Print the name of a text above what is about it alone."""
+    say(console, f"\n== {printable(name)} ==", escape=False)
+
+
+def say(console: Console, line: str, *, escape: bool = True) -> None:
+    """Print a line as it is, whatever its length."""
+    console.print(printable(line) if escape else line, markup=False, highlight=False, soft_wrap=True)
+
+
+def fitting(table: Table, width: int) -> list[list[Filled]]:
+    """The columns of one table that fits ``width`` characters; if none does, of several, each with the label."""
+    narrow = table.columns
+    for kept in range(len(table.spare), -1, -1):
+        narrow = without(table.columns, table.spare[kept:])
+        if least_width(narrow) <= width:
+            return [narrow] if narrow else []
+    if not any(each.block for each in table.columns):
+        return [narrow]
+    first, *others = ([*block] for _, block in itertools.groupby(table.columns, key=lambda each: each.block))
+    split = [first]
+    for block in others:
+        if least_width([*split[-1], *block]) <= width or len(split[-1]) == 1:
+            split[-1] += block
+        else:
+            split.append([table.columns[0], *block])
+    return split
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A column as the terminal shows it: its width in characters, header and cells.  Only words may wrap."""
+
+    wraps: bool
+    width: int
+    header: str
+    cells: list[Text]
+
+
+def drawn(filled: Filled) -> Drawn:
+    """Words; or numbers flush right, with their errors or marks flush left after them."""
+    column = filled.column
+    if column.wraps:
+        texts = [Text(printable(cell.value)) for cell in filled.cells]
+        return Drawn(True, max([len(column.title), *map(len, texts)]), printable(column.title), texts)
+    lines = list(map(printable, column.header.split("\n")))  # a text's name is no markup
+    shown = [printable(cell.shown) for cell in filled.cells]
+    errors = [f"±{cell.error}" if cell.error else cell.marks for cell in filled.cells]
+    after = max(map(len, errors), default=0)
+    before = max([*map(len, shown), max(map(len, lines)) - after])
+    texts = [
+        Text(f"{value:>{before}}", "bold" if cell.is_best else "").append(error, "not bold")
+        for value, cell, error in zip(shown, filled.cells, errors, strict=True)
+    ]
+    return Drawn(False, before + after, "\n".join(f"{line:>{before}}" for line in lines), texts)
+
+
+def print_columns(console: Console, title: str, columns: Sequence[Filled], width: int) -> None:
+    """Print a table of these columns, of which there is at least one, ``width`` characters wide."""
+    shown = list(map(drawn, columns))
+    gap = 1 if width - MARGIN - sum(each.width + 1 for each in shown) + 1 >= len(shown) else 0
+    table = RichTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(printable(title)), title_justify="left"
+    )
+    for each in shown:
+        table.add_column(Text(each.header), overflow="fold", no_wrap=not each.wraps)
+    for row in zip(*(each.cells for each in shown), strict=True):
+        table.add_row(*row)
+    own, console.width = console.width, width
+    console.print(table)
+    console.width = own
+
+
+def least_width(columns: Sequence[Filled]) -> int:
+    """The width in characters below which columns would be cut: all numbers, and ``WORDS_WIDTH`` of the words."""
+    shown = list(map(drawn, columns))
+    words = sum(each.width for each in shown if each.wraps)
+    return MARGIN + len(shown) - 1 + sum(each.width for each in shown) - words + min(words, WORDS_WIDTH)
+
+
+class LiveTable:
+    """The rows of every text in their order, as far as they are known; models' threads add them."""
+
+    COLUMNS = ("bpw_layer", "ppl", "kld", "same_top")
+    OTHER_LINES = 12
+    """Lines of a terminal for the bars, the head of the table, and messages before them."""
+
+    def __init__(self, labels: Sequence[str], texts: Sequence[str]) -> None:
+        self.several = len(texts) > 1
+        self.rows: dict[tuple[str, str], ModelResult | None] = {
+            (text if self.several else "", label): None for label in labels for text in texts
+        }
+
+    def add(self, text: str, row: ModelResult) -> None:
+        """Add a finished row; ``text``: the name of its text, or "" in a run of one text."""
+        self.rows[text, row.label] = row
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+        for title in ("label", "text")[: 1 + self.several]:
+            table.add_column(title, overflow="fold")
+        for name in self.COLUMNS:
+            table.add_column(BY_NAME[name].title, justify="right", no_wrap=True)
+        room = max(console.height - self.OTHER_LINES, 3)
+        known = sum(row is not None for row in self.rows.values())
+        # If not all have room: the first waiting rows, and before them those that were finished last.
+        first = min(max(known - room + 1, 0), max(len(self.rows) - room, 0))
+        for (text, label), row in list(self.rows.items())[first : first + room]:
+            words = [printable(label if row is None else label_of(row)), printable(text)][: 1 + self.several]
+            cells = [Text(""), Text("waits", "dim") if row is None else Text("failed", "red"), Text(""), Text("")]
+            if row is not None and row.estimates is not None:
+                found = [number_cell(BY_NAME[name], row) for name in self.COLUMNS]
+                cells = [Text(f"{cell.value}±{cell.error}" if cell.error else cell.value) for cell in found]
+            table.add_row(*map(Text, words), *cells)
+        yield table
+        if len(self.rows) > room:
+            yield Text(f"and {len(self.rows) - room} more rows, {known} of {len(self.rows)} are finished", "dim")
+
+
+def markdown_text(
+    run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False, timing: bool = False
+) -> str:
+    """Title, table, what was found, and footnotes as Markdown that GitHub and Reddit render alike.
+
+    ``names``: of columns; ``by_text``: a table for each of several texts, below its name; ``timing``: also the seconds
+    of each part of every row.
+    """
+    lines: list[str] = []
+    tables = tables_of(run, names, by_text=by_text)
+    for table in tables:
+        lines += [f"### {escaped(table.heading)}", ""] if table.heading else []
+        if table.error:
+            lines += [f"failed: {escaped(table.error)}", ""]
+            continue
+        lines += [f"**{escaped(table.title)}**", "", *markdown_lines(table.columns), ""]
+        lines += [escaped(verdict(run)), ""] if len(tables) == 1 else []
+        lines += [*(f"- {escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]), ""]
+    lines += [*markdown_lines(timing_columns(run)), ""] if timing else []
+    return "\n".join(lines if len(tables) == 1 else [*lines, escaped(verdict(run)), ""])
+
+
+def markdown_lines(columns: Sequence[Filled]) -> list[str]:
+    """The lines of a Markdown table; the best of a column is bold."""
+    rows = [
+        [escaped(each.column.title) for each in columns],
+        [":--" if each.column.wraps else "--:" for each in columns],
+    ]
+    for cells in zip(*(each.cells for each in columns), strict=True):
+        texts = [(escaped(cell.shown + cell.marks), cell) for cell in cells]
+        rows.append([(f"**{text}**" if cell.is_best else text) + cell.plus_minus for text, cell in texts])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def escaped(words: str) -> str:
+    """The words on one line, so that Markdown shows them unchanged."""
+    return MARKUP.sub(r"\\\1", printable(" ".join(words.split())))
+
+
+def csv_text(run: RunResult, fields: Sequence[str] | None = None) -> str:
+    """These fields of every model as CSV; None: all that hold one value, and the notes.
+
+    With several texts there is a line for each text and model, which begins with the text's name; a text that failed
+    has one line, with its error if all fields are requested.
+    """
+    rows: list[dict[str, Any]] = []
+    for text in run.texts:
+        rows += [{"text": text.name, **model.flat, "notes": "; ".join(model.notes)} for model in text.models]
+        rows += [{"text": text.name, "error": text.error}] if text.error else []
+    known = next(row for row in rows if "label" in row)
+    names = [name for name in known if name != "text"] if fields is None else fields
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, [*(["text"] if len(run.texts) > 1 else []), *names], extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
+    return stream.getvalue()
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for a cell; text without control characters, and with an apostrophe if it would be a formula."""
+    if not isinstance(value, str):
+        return value
+    return f"'{printable(value)}" if value.startswith(FORMULAS) else printable(value)

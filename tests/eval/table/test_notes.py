@@ -1,0 +1,124 @@
+"""Footnotes of tables: the facts that each states, and when."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from compare_q.backends.layers.groups import KVCache
+from compare_q.eval.results import ModelResult, TextResult, Timing
+from compare_q.eval.stats.estimates import Sampled
+from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.table.tables import tables_of
+from tests.support.made import (
+    BASE,
+    FAILED,
+    PPL,
+    QUANT,
+    REF,
+    replace,
+    results_of,
+    run_of,
+    with_against,
+    with_ppl,
+    with_sums,
+)
+from tests.support.several_texts import three, with_answers, with_failed_text
+
+FLOOR = replace(QUANT, label="noise", spec={"noise_floor": True})
+YARN = {"rope": {"type": "yarn", "factor": 4.0, "original_context": 1024}}
+DEVIATING = {"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations": "bfloat16",
+             "kernel": "MarlinNvFp4LinearKernel", "asked": "nvfp4 g16"}  # fmt: skip
+
+
+def notes_of(text: TextResult, names: tuple[str, ...] | None = None) -> list[str]:
+    """All footnotes of a text's table."""
+    (table,) = tables_of(results_of(text), names)
+    return [*table.notes, *table.legend_of(table.columns)]
+
+
+def row(label: str, provenance: dict[str, Any] | None = None, **keys: Any) -> ModelResult:
+    return replace(QUANT, label=label, provenance=provenance or {"layers": [DEVIATING | {"asked": ""}]}, **keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (run_of(REF, QUANT), ["2 windows, 40 scored"]),
+        (replace(run_of(REF, QUANT), data={"method": "gptq"}), ["method gptq: 2 windows"]),
+        (run_of(REF, with_sums(QUANT, length=1000)), ["1,000 tokens"]),
+        (replace(run_of(REF, with_sums(QUANT, length=1000)), data={"text_tokens": 27_324}), ["27,324", "-r"]),
+        (run_of(with_sums(BASE, tokens=(10,), nll=(5.0,)), reference=None), ["errors n/a"]),
+        (run_of(QUANT), ["the reference, bf16, has a PPL of 7.2500"]),
+        (run_of(REF, QUANT, FLOOR), ["≈: ", "0.01235"]),
+        (run_of(REF, QUANT, replace(QUANT, label="same")), ["★: "]),
+        (run_of(REF, *(with_sums(replace(QUANT, label=x), length=510) for x in "ab")), ["no ★: on 510", "2,000"]),
+        (run_of(REF, FLOOR, row("a"), row("b")), ["KLD cannot rank a, b"]),
+        (run_of(REF, replace(QUANT, from_cache=True)), ["1 of 2 rows come from the cache"]),
+        (run_of(REF, row("a", {"layers": [DEVIATING], "gpus": ["H200"]})), ["† a: ", "MarlinNvFp4", "on H200"]),
+        (run_of(row("a", {"gpus": ["H200"]}), row("b", {"cpu": "Xeon"})), ["where A: H200", "where B: Xeon"]),
+        (run_of(REF, FAILED), ["broken: failed: told to fail"]),
+        (run_of(REF, replace(BASE, notes=("KLD n/a: x",))), ["base: KLD n/a: x"]),
+        (run_of(REF, replace(BASE, provenance={})), ["base: kernel n/a", "base: KLD n/a"]),
+        (run_of(REF, with_ppl(QUANT, replace(PPL, non_finite=3))), ["W4A16: 3 positions"]),
+        (run_of(REF, with_against(QUANT, kld=Mean(0.5, 4.0, 38, 2))), ["W4A16: 2 positions"]),
+        (run_of(REF, row("a", {"phase": "decode 1x32"})), ["\ndecode SxB"]),
+        (run_of(row("a", {"phase": "decode 1x32"}), FAILED), ["all rows: decode 1x32; decode SxB"]),
+        (run_of(row("a", {"phase": "decode 1x1 behind prompts"})), ["computed as a prompt"]),
+        (replace(run_of(row("a", YARN), row("b", YARN)), data={"window_length": 2048}), ["a, b: ", "2,048", "1,024"]),
+        (run_of(row("a", {"kv_cache": "fp8"}), row("b", {"kv_cache": "bfloat16"})), ["KV cache: "]),
+        (run_of(replace(QUANT, timing=Timing(0.0, 1.0, 1.0, 2.0, 5.0))), ["25 % of"]),
+        (with_answers(run_of(REF, QUANT), bf16="1?", W4A16="10"), ["2 questions", "flips of W4A16 n/a"]),
+    ],
+)  # fmt: skip
+def test_each_fact_has_a_note_and_only_then(text: TextResult, facts: list[str]) -> None:
+    """The plain run of the first case has none of the notes of the others."""
+    notes = "\n".join(["", *notes_of(text)])
+    assert [fact for fact in facts if fact not in notes] == [], notes
+    if text.models != (REF, QUANT):
+        plain = "\n".join(["", *notes_of(run_of(REF, QUANT))])
+        assert not any(fact in plain for fact in facts)
+
+
+def test_sizes_of_kv_caches() -> None:
+    """Caches that hold the last tokens only, and rows without a size, with the reason; only with their column."""
+    windowed = row("a", {"kv_cache_layers": [asdict(KVCache("*", 32, "x", token_bytes=4096.0, window=4096))]})
+    text = run_of(windowed, row("HF", {"no_kv_cache": "none is used"}), replace(QUANT, from_cache=True))
+    notes = "\n".join(notes_of(text, ("label", "kv_mb")))
+    for fact in ("a: 32 of 32 layers", "4,096", "HF: KV MB n/a: none is used", "W4A16: KV MB n/a", "-cc"):
+        assert fact in notes
+    assert "KV MB" not in "\n".join(notes_of(text))
+
+
+def test_spread_windows() -> None:
+    """Errors of 0.02 of ln PPL, and of 0.0006 of a KLD of 0.01235; 2 of 12 windows took 2 s in each row."""
+
+    def sampled(model: ModelResult, *errors: float | None) -> ModelResult:
+        return replace(model, score_seconds=2.0, estimates=replace(model.estimates, sampled=Sampled(*errors)))
+
+    data = {"windows": 2, "windows_of_the_text": 12, "method": "gptq"}
+    first, second = notes_of(replace(run_of(sampled(REF, 0.01), sampled(QUANT, 0.02, 0.0006)), data=data))[:2]
+    assert "2 windows of 12" in first
+    assert [fact in second for fact in ("12 windows", "PPL within 2 %", "within 4.9 %", "other 10", "20 s")] == [
+        True
+    ] * 5
+    unknown = notes_of(replace(run_of(sampled(QUANT, None, None)), data=data))[1]
+    assert "n/a" in unknown
+    assert "10 s" in unknown
+
+
+def test_notes_of_several_texts() -> None:
+    """A note of one text names it, a note of all texts is there once; failures have their reasons."""
+    run = with_failed_text(
+        three(code={"EXL3 4.0": "out of memory"}) if "code" in NAMES else three(), "c4", "no such file"
+    )
+    (table,) = tables_of(run)
+    notes = [*table.notes, *table.legend]
+    assert len(notes) == len(set(notes))
+    assert "c4: failed: no such file" in notes
+    assert sum(note.startswith("±: ") for note in notes) == 1
+
+
+NAMES = [text.name for text in three().texts]

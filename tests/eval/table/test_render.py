@@ -1,0 +1,223 @@
+"""The table in a terminal, as Markdown, as CSV, and live."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from compare_q.backends.base import Storage
+from compare_q.backends.common.messages import CONTROL
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.results import RunResult, TextResult, Timing
+from compare_q.eval.stats.uncertainty import Perplexity
+from compare_q.eval.table import render
+from compare_q.eval.table.pairs import pair_lines
+from compare_q.eval.table.render import LiveTable, csv_text, markdown_text
+from tests.support.made import (
+    FAILED,
+    QUANT,
+    REF,
+    REFERENCE,
+    replace,
+    results_of,
+    run_of,
+    storage_of,
+    with_ppl,
+    with_sums,
+)
+from tests.support.several_texts import three, with_failed_text
+
+HOSTILE = "a\x1b[2J\r\u202eb\nc [/x]"
+
+
+def shown(run: TextResult | RunResult, width: int = 80, names: tuple[str, ...] | None = None, **keys: Any) -> str:
+    stream, run = io.StringIO(), results_of(run) if isinstance(run, TextResult) else run
+    colours = {"color_system": None} | {key: keys.pop(key) for key in ("color_system", "force_terminal") if key in keys}
+    render.show(run, Console(width=width, file=stream, **colours), names, **keys)
+    return stream.getvalue()
+
+
+class TestTerminal:
+    def test_rows(self) -> None:
+        rows = [" ".join(line.split()) for line in shown(run_of(REF, QUANT, FAILED), 100).splitlines()]
+        for row in (
+            "bf16 Linear 4.50 1.00 7.5000±0.85 ref ref ref ref 20",
+            "W4A16 Linear 4.50 1.00 7.5000±0.85 +3.45±0.21 0.01235±0.00045 0.9990 98.77±0.52 20",
+            "broken failed",
+        ):
+            assert row in rows
+
+    def test_numbers_and_errors_are_aligned(self) -> None:
+        """Values end and errors begin below the end of the header."""
+        wide = with_ppl(replace(QUANT, label="wide"), Perplexity(1234.5678, -1.0, 40, 0, 12.3))
+        lines = shown(run_of(REF, QUANT, wide), 60).partition("2 windows")[0].splitlines()
+        (header,) = (line for line in lines if "PPL" in line)
+        assert [line.index("±") for line in lines if "±" in line] == [header.index("PPL") + len("PPL")] * 3
+
+    def test_the_best_is_bold_and_marked(self) -> None:
+        worse = with_sums(replace(QUANT, label="worse"), kld=(5.0, 5.0, 5.0, 5.0))
+        text = shown(run_of(REF, QUANT, worse), 120, color_system="standard", force_terminal=True)
+        assert "\x1b[1m★0.01235\x1b[0m±0.00045" in text
+        assert "\x1b[1m 0.01235" not in text
+
+    @pytest.mark.parametrize("reference", [None, REFERENCE])
+    def test_eighty_columns_hold_every_number(self, reference: dict[str, Any] | None) -> None:
+        """Large numbers in every column, non-finite positions too: only label and kernel wrap."""
+        large = with_ppl(replace(
+            QUANT, label="vLLM Llama-3.1-70B-Instruct W4A16 g128", storage=Storage(16.25, 16.0, 8 * 131.5 * 2**30),
+            windows=586, score_seconds=1234.5, from_cache=True,
+        ), Perplexity(1234.5678, -1.0, 1_199_542, 12, 123.4))  # fmt: skip
+        text = shown(run_of(REF, large, reference=reference))
+        lines = text[: text.index("586 windows")].splitlines()
+        assert max(map(len, lines)) <= 80
+        numbers = ["0.01235±0.00045", "98.77", "12"] if reference else ["12", "972*"]
+        row = ["16.25", "131.50", "1,234.5678±120", *numbers]
+        assert any(line.split()[-len(row) :] == row for line in lines), text
+
+    def test_a_wider_terminal_never_shows_less(self) -> None:
+        long = replace(QUANT, label="x" * 30, storage=replace(storage_of(QUANT), bpw_head=4.5))
+        texts = [shown(run_of(REF, long), width) for width in range(80, 160)]
+        counts = [sum(word in text for word in ("ref %", "head", "99.9 %", "tok/s ")) for text in texts]
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (0, 4)
+
+    def test_chosen_columns_are_all_there(self) -> None:
+        """In a narrow terminal too, whose lines are then longer."""
+        chosen = (
+            "kld_p99.9",
+            "label",
+            "kernel",
+            "ppl",
+            "ratio",
+            "kld",
+            "same_top",
+            "entropy",
+            "bits_per_byte",
+            "where",
+        )
+        (line,) = (line for line in shown(run_of(REF, QUANT), 60, chosen).splitlines() if "W4A16" in line)
+        assert line.split() == [
+            "0.9990", "W4A16", "Linear", "7.5000±0.85", "+3.45±0.21", "0.01235±0.00045", "98.77±0.52", "1.2500",
+            "1.2500", "n/a",
+        ]  # fmt: skip
+
+    def test_several_narrow_texts_drop_errors_and_then_split(self) -> None:
+        """From wide to narrow: all errors, those of PPL, none, and then several tables that have them all again."""
+        states = []
+        for width in range(200, 40, -1):
+            text = shown(three(), width).partition("tokens spread")[0]
+            table = [line for line in text.splitlines() if "±" in line or "label" in line]
+            errors = {line.count("±") for line in table if "±" in line}
+            state = max(errors, default=0), sum("label" in line for line in table) > 1
+            states += [] if states and states[-1] == state else [state]
+        whole, *others = [count for count, is_split in states if not is_split]
+        assert (whole, others) == (max(count for count, _ in states), [whole // 2, 0])
+        assert [is_split for _, is_split in states] == sorted(is_split for _, is_split in states)
+
+    def test_a_table_for_each_text(self) -> None:
+        out = shown(with_failed_text(three(), "c4", "no such file"), 120, by_text=True)
+        places = [out.index(f"== {text.name} ==") for text in three().texts]
+        assert places == sorted(places)
+        assert "failed: no such file" in out
+
+    def test_what_strangers_wrote_is_shown_as_it_is(self) -> None:
+        """Square brackets are markup to rich; control characters of labels, titles and reasons are escaped."""
+        text = replace(run_of(REF, replace(QUANT, label=HOSTILE), replace(FAILED, error=HOSTILE)), subtitle=HOSTILE)
+        lines = [shown(text, 200), *pair_lines([(REF, text.models[1])])]
+        assert not any(CONTROL.search(line) for found in lines for line in found.split("\n"))
+        assert shown(text, 200).count("a\\x1b[2J\\r\\u202eb\\nc [/x]") == 3
+
+
+class TestMarkdown:
+    def test_the_table(self) -> None:
+        worse = with_sums(replace(QUANT, label="q*_|4"), nll=(14.0, 24.0, 34.0, 44.0), kld=(5.0, 5.0, 5.0, 5.0))
+        lines = markdown_text(results_of(replace(run_of(REF, QUANT, worse, FAILED), subtitle="a_b"))).splitlines()
+        assert lines[:8] == [
+            "**a\\_b**",
+            "",
+            "| label | kernel | layer bpw | VRAM GiB | PPL | PPL vs ref % | KLD | 99.9 % KLD | same top % | tok/s |",
+            "| :-- | :-- | --: | --: | --: | --: | --: | --: | --: | --: |",
+            "| bf16 | Linear | 4.50 | 1.00 | 7.5000 ± 0.85 | ref | ref | ref | ref | 20 |",
+            "| W4A16 | Linear | 4.50 | 1.00 | **★7.5000** ± 0.85 | +3.45 ± 0.21 | **★0.01235** ± 0.00045 | 0.9990 "
+            "| **★98.77** ± 0.52 | 20 |",
+            "| q\\*\\_\\|4 | Linear | 4.50 | 1.00 | 7.5000 ± 0.85 | +3.45 ± 0.21 | 0.01235 ± 0.00045 | 0.9990 "
+            "| **★98.77** ± 0.52 | 20 |",
+            "| broken |  |  |  | failed |  |  |  |  |  |",
+        ]
+        assert "q\\*\\_\\|4" in lines[9]  # what was found
+        assert "- broken: failed: told to fail" in lines[11:]
+        assert all(line.startswith("- ") for line in lines[11:])
+
+    def test_several_texts(self) -> None:
+        run = with_failed_text(three(), "c4", "no such file")
+        (head,) = [line for line in markdown_text(run).splitlines() if line.startswith("| label")]
+        assert [f"{text.name} KLD" in head for text in run.texts] == [True] * len(run.texts)
+        by_text = markdown_text(run, by_text=True).splitlines()
+        assert [line for line in by_text if line.startswith("#")] == [f"### {text.name}" for text in run.texts]
+        assert "failed: no such file" in by_text
+
+
+class TestCsv:
+    def test_rows_and_fields(self) -> None:
+        """All fields unrounded, or those of chosen columns with their errors; a formula gets an apostrophe."""
+        run = results_of(run_of(REF, replace(QUANT, label="=SUM(A1)", notes=("one", "two"))))
+        (_, row) = csv.DictReader(io.StringIO(csv_text(run)))
+        assert (row["label"], row["notes"], float(row["kld"])) == ("'=SUM(A1)", "one; two", QUANT.kld)
+        assert csv_text(run, ["label", "kld", "kld_stderr"]).splitlines()[1] == "bf16,0.0,"
+
+    def test_several_texts(self) -> None:
+        run = with_failed_text(three(), "c4", "no such file")
+        rows = list(csv.DictReader(io.StringIO(csv_text(run))))
+        assert [row["text"] for row in rows].count("c4") == 1
+        assert [row["error"] for row in rows if row["text"] == "c4"] == ["no such file"]
+        assert len(rows) == 1 + 2 * len(run.labels)
+
+
+class TestLive:
+    def lines(self, live: LiveTable, height: int = 40) -> list[list[str]]:
+        """The words of each line below the heads."""
+        stream = io.StringIO()
+        Console(file=stream, width=100, height=height).print(live)
+        return [line.split() for line in stream.getvalue().splitlines()[3:] if line.strip()]
+
+    def test_rows_wait_and_then_have_numbers_or_failed(self) -> None:
+        live = LiveTable(["bf16", "W4A16", "broken"], ["[/text]"])
+        for row in (REF, FAILED):
+            live.add("", row)
+        assert self.lines(live) == [
+            ["bf16", "4.50", "7.5000±0.85", "ref", "ref"], ["W4A16", "waits"], ["broken", "failed"],
+        ]  # fmt: skip
+        several = LiveTable(["W4A16"], ["[/prose]", "code"])
+        several.add("code", QUANT)
+        assert [line[:3] for line in self.lines(several)] == [["W4A16", "[/prose]", "waits"], ["W4A16", "code", "4.50"]]
+
+    def test_a_low_terminal_shows_what_was_finished_last(self) -> None:
+        live = LiveTable([f"m{i}" for i in range(9)], ["text"])
+        for i in range(5):
+            live.add("", replace(QUANT, label=f"m{i}"))
+        *rows, last = self.lines(live, LiveTable.OTHER_LINES + 3)
+        assert [row[0] for row in rows] == ["m3", "m4", "m5"]
+        assert {"6", "5", "9"} <= set(last)
+
+    def test_only_a_terminal_shows_it(self) -> None:
+        for is_terminal in (True, False):
+            screen, progress = io.StringIO(), Progress()
+            progress.console = Console(file=screen, force_terminal=is_terminal, width=100)
+            progress.below = LiveTable(["bf16"], ["text"])
+            with progress.phase("loading bf16"):
+                pass
+            assert ("waits" in screen.getvalue()) is is_terminal
+            assert "loading bf16" in screen.getvalue()
+
+
+def test_timing_has_the_load_once() -> None:
+    first, second = Timing(0.0, 5.0, 5.0, 6.0, 8.0, 8.5), Timing(8.5, 8.5, 9.0, 9.5, 10.0, 12.0)
+    texts = [replace(run_of(replace(QUANT, timing=t)), name=name) for name, t in (("a", first), ("b", second))]
+    stream = io.StringIO()
+    render.show_timing(results_of(*texts), Console(file=stream, width=80))
+    rows = [line.split() for line in stream.getvalue().splitlines() if "W4A16" in line]
+    assert rows == [["W4A16", "a", "5.0", "1.0", "2.0", "0.5"], ["W4A16", "b", "0.5", "0.5", "2.0"]]
