@@ -44,7 +44,7 @@ from compare_q.backends.worker.messages import (
     encoded,
     parse_message,
 )
-from compare_q.eval.common.progress import Progress, RemoteProgress, Show, shown
+from compare_q.eval.common.progress import Progress, Show, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
 POLL_S = 0.2
@@ -345,4 +345,4 @@ def called(send: Show, *, module: str, name: str, arguments: Mapping[str, Any], 
     """Return the result of a function, in the process of its own."""
     os.environ[ENVIRONMENT] = "1"
     function = getattr(importlib.import_module(module), name)
-    return function(**arguments, **({"progress": RemoteProgress(send)} if shows else {}))
+    return function(**arguments, **({"progress": Progress(send=send)} if shows else {}))

@@ -1,7 +1,7 @@
-"""Progress with an ETA where one is known: a bar on a terminal; elsewhere one line for each finished phase.
+"""Progress of a run: bars on a terminal with the time left; elsewhere one line for each finished phase.
 
-Everything goes to a copy of the standard error that is made at the start, so that bars stay visible while an engine's
-own output is captured (``backends/common/process.py``).
+Everything is printed to a copy of standard error that is made at the start, so that bars stay visible while the output
+of an engine is captured (``backends/common/process.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -31,18 +31,18 @@ Show = Callable[[Message], None]
 
 
 class EtaColumn(ProgressColumn):
-    """Time left by the speed so far, where that is known."""
+    """The time left at the speed so far."""
 
     def render(self, task: Task) -> Text:
         seconds_left = task.time_remaining
-        if seconds_left is None or seconds_left < 1:  # it is done but for its end
+        if seconds_left is None or seconds_left < 1:  # almost done
             return Text("")
         minutes, seconds = divmod(int(seconds_left), 60)
         return Text(f"ETA {minutes // 60}:{minutes % 60:02d}:{seconds:02d}", style="cyan")
 
 
 class Counter(ProgressColumn):
-    """``3/16 windows``, or without the total where that is not known."""
+    """``3/16 windows``, or ``3 windows`` if the total is unknown."""
 
     def render(self, task: Task) -> Text:
         total = "" if task.total is None else f"/{task.total:.0f}"
@@ -54,7 +54,7 @@ class Counter(ProgressColumn):
 
 
 class Bars(RichProgress):
-    """The bars of all phases, and below them what ``below`` gives."""
+    """The bars of all phases, and ``below`` them a table."""
 
     below: RenderableType | None = None
 
@@ -64,30 +64,38 @@ class Bars(RichProgress):
             yield self.below
 
 
-@dataclass
 class Phase:
-    """One running phase; ``say`` prints one line above the bar, ``seconds`` is set when it ends."""
+    """One running phase.
 
-    say: Callable[[str], None]
-    bars: RichProgress
-    task: TaskID
-    done: int = 0
-    seconds: float = 0.0
-    started: float = field(default_factory=time.perf_counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    ``say`` prints a line above the bar.  ``seconds`` is set when the phase ends.  Threads may call ``advance`` and
+    ``show``.
+    """
+
+    def __init__(self, say: Callable[[str], None], send: Show) -> None:
+        self.say, self.send = say, send
+        self.done, self.seconds, self.started = 0, 0.0, time.perf_counter()
+        self.waiting, self.last, self.lock = 0, 0.0, threading.Lock()
 
     def advance(self, amount: int = 1) -> None:
-        """Add ``amount`` finished units; from any thread."""
+        """Add ``amount`` finished units, which are shown at most every ``EVERY_S`` seconds."""
         with self.lock:
             self.done += amount
-            self.bars.advance(self.task, amount)
+            self.waiting += amount
+            if (now := time.monotonic()) > self.last + EVERY_S:
+                self.last = now
+                self.flush()
+
+    def flush(self) -> None:
+        """Show the units that were not shown yet."""
+        self.send(messages.Progress(self.waiting))
+        self.waiting = 0
 
     def expect(self, total: int) -> None:
         """Set the ``total`` number of units, which was not known at the start."""
-        self.bars.update(self.task, total=total)
+        self.send(messages.Progress(total=total))
 
     def show(self, message: Message) -> None:
-        """Show a worker's message; from any thread."""
+        """Show a worker's message."""
         if isinstance(message, messages.Log):
             self.say(message.text)
         elif isinstance(message, messages.Progress) and message.total is not None:
@@ -97,41 +105,59 @@ class Phase:
 
 
 class Progress:
-    """Draws phases, a line for each that goes on; models in work at the same time have a phase each, in threads.
+    """Shows phases: one line for each that runs; models that run at the same time have phases in their threads.
 
-    A process makes one Progress, before anything captures the output.  ``below``: what a terminal shows below the bars;
-    ``models``: how many models the run has.
+    A process makes one Progress, before anything captures the output.
+
+    Attributes:
+        send: sends the progress to another process, which shows it; None: it is shown here.
+        below: what a terminal shows below the bars.
+        models: number of models of the run.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        file = files.text_stream(os.dup(2))
-        weakref.finalize(self, file.close)
-        self.console = Console(file=file, quiet=quiet)
+    def __init__(self, *, quiet: bool = False, send: Show | None = None) -> None:
+        self.send = send
         self.lock = threading.Lock()
         self.bars: Bars | None = None
         self.below: RenderableType | None = None
         self.models = 1
+        if send is None:
+            file = files.text_stream(os.dup(2))
+            weakref.finalize(self, file.close)
+            self.console = Console(file=file, quiet=quiet)
 
     def numbered(self, title: str, place: int) -> str:
-        """The title of a phase of a model, whose ``place`` in the run is counted from 0."""
+        """Return the title of a phase of a model, whose ``place`` in the run is counted from 0."""
         return f"{title} (model {place + 1} of {self.models})" if self.models > 1 else title
 
     def say(self, line: str) -> None:
         """Print one line of plain text."""
-        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        if self.send is not None:
+            self.send(messages.Log(line))
+        else:
+            self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, title: str, *, unit: str = "", total: int | None = None) -> Iterator[Phase]:
-        """Show one phase, of ``total`` units where that is known."""
-        with self.lock:  # a console shows one live display, which has a line for every phase
+        """Show one phase of ``total`` units; None: not known yet."""
+        if self.send is not None:
+            self.send(messages.Progress(phase=title, unit=unit, total=total))
+            phase = Phase(self.say, self.send)
+            yield phase
+            phase.flush()
+            self.send(messages.Progress(phase=""))
+            return
+        with self.lock:  # a console has one live display, with a line for every phase
             self.bars = bars = self.bars or self._begun()
-            phase = Phase(self.say, bars, bars.add_task(title, total=total, unit=unit))
+            task = bars.add_task(title, total=total, unit=unit)
+        phase = Phase(self.say, partial(draw, bars, task))
         try:
             yield phase
         finally:
+            phase.flush()
             with self.lock:
                 bars.refresh()  # a short phase is seen too
-                bars.remove_task(phase.task)
+                bars.remove_task(task)
                 if not bars.tasks:
                     self.bars = None
                     if not bars.disable:  # rich 13 would print an empty line
@@ -139,17 +165,16 @@ class Progress:
         phase.seconds = time.perf_counter() - phase.started
         amount = bytes_in_words(phase.done) if unit == "bytes" else f"{phase.done} {unit}"
         amount = f"{amount} in " if unit else ""
-        if phase.done or unit != "bytes":  # nothing was left to fetch
+        if phase.done or unit != "bytes":  # something was fetched
             self.say(f"{title}: {amount}{phase.seconds:.1f} s")
 
     def _begun(self) -> Bars:
-        """A live display, which shows nothing where there is no terminal."""
+        """Return a new live display; it shows nothing if there is no terminal."""
         columns = (
             SpinnerColumn(), TextColumn("{task.description}", markup=False),
             BarColumn(), Counter(), TimeElapsedColumn(), EtaColumn(),
         )  # fmt: skip
-        # Redirected, sys.stdout and sys.stderr would print above the bar what an engine says, past its log file: 36
-        # lines of three models (vLLM's logging, bars of Transformers and tqdm).
+        # If rich redirected sys.stdout and sys.stderr, engines would print above the bar instead of into their logs.
         bars = Bars(
             *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False,
             disable=not self.console.is_terminal,
@@ -159,49 +184,15 @@ class Progress:
         return bars
 
 
-class RemotePhase(Phase):
-    """A phase that another process shows; its progress is sent at most every ``EVERY_S`` seconds."""
-
-    def __init__(self, send: Show) -> None:
-        self.say = lambda line: send(messages.Log(line))
-        self.send, self.waiting, self.last = send, 0, 0.0
-
-    def advance(self, amount: int = 1) -> None:
-        self.waiting += amount
-        if (now := time.monotonic()) > self.last + EVERY_S:
-            self.flush()
-            self.last = now
-
-    def flush(self) -> None:
-        """Send the progress that was not sent yet."""
-        self.send(messages.Progress(self.waiting))
-        self.waiting = 0
-
-    def expect(self, total: int) -> None:
-        self.send(messages.Progress(total=total))
-
-
-class RemoteProgress(Progress):
-    """Progress that another process shows, to which ``send`` sends it."""
-
-    def __init__(self, send: Show) -> None:
-        self.send = send
-
-    def say(self, line: str) -> None:
-        self.send(messages.Log(line))
-
-    @contextmanager
-    def phase(self, title: str, *, unit: str = "", total: int | None = None) -> Iterator[Phase]:
-        self.send(messages.Progress(phase=title, unit=unit, total=total))
-        phase = RemotePhase(self.send)
-        yield phase
-        phase.flush()
-        self.send(messages.Progress(phase=""))
+def draw(bars: Bars, task: TaskID, message: Message) -> None:
+    """Update the bar of a phase."""
+    if isinstance(message, messages.Progress):
+        bars.update(task, advance=message.done, total=message.total)
 
 
 @contextmanager
 def shown(progress: Progress | None) -> Iterator[Show]:
-    """Yield a function that shows the messages of a ``RemoteProgress``; without progress it shows nothing."""
+    """Yield a function that shows the messages of another process's ``Progress``; None: they are not shown."""
     with ExitStack() as phases:
         running: list[Phase] = []
 
