@@ -123,8 +123,8 @@ def prose(file: Path) -> str:
     [
         ("see `eval/stats/uncertainties.py`.", ["eval/stats/uncertainties.py"]),
         ("see eval/stats/uncertainty.py, and backends/vllm/*.py", []),
-        ("backends/vllm/{driver,worker}.py", []),
-        ("backends/vllm/{driver,walker}.py", ["backends/vllm/{driver,walker}.py"]),
+        ("eval/stats/{estimates,uncertainty}.py", []),
+        ("eval/stats/{estimates,walker}.py", ["eval/stats/{estimates,walker}.py"]),
         ("definitions are in test_logit_statistics.py", ["test_logit_statistics.py"]),
         ("python -m compare_q.eval.spec.types", ["compare_q.eval.spec.types"]),
         ("compare_q.backends.base.Window", []),
