@@ -1,13 +1,11 @@
-"""The 4-bit kernels that vLLM lacks on CPUs, and how it gets them; imported in its workers only.
+"""4-bit kernels that vLLM lacks on CPUs; imported only in its workers.
 
-Those of this file dequantize the weights once, at load, and then multiply in the model's dtype: NVFP4, for which vLLM
-only knows Marlin, and int4, whose product vLLM's library for CPUs without AVX-512 lacks, and no library has in float32.
-A mixture of experts then takes the memory of an unquantized one.
+They dequantize the weights once while loading, and then multiply in the model's dtype: NVFP4, for which vLLM has only
+Marlin, and int4, whose product vLLM's library for CPUs without AVX-512 lacks, and no library has in float32.  Experts
+then take the memory of unquantized ones.
 
-NVFP4 W4A4 layers need no kernel of ours: vLLM's own emulation runs there.  The emulation dequantizes every weight in
-every step, which is bearable: a window of 2,048 tokens of SmolLM2-135M took 12.9 s, and 10.9 s weight-only with the
-kernel of this file, on two cores with other work.  vLLM's emulation of NVFP4 *experts* is written in Triton, so that
-these classes do the same with its torch functions: one global scale of inputs for all experts, inputs of both products
+NVFP4 W4A4 layers run by vLLM's own emulation.  Its emulation of NVFP4 *experts* is written in Triton, so that these
+classes do the same with its torch functions: one global scale of inputs for all experts, inputs of both products
 rounded, weights in the model's dtype.
 """
 
@@ -33,25 +31,25 @@ from vllm.platforms import PlatformEnum
 
 try:
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-except ImportError:  # 0.26, which cannot be given experts
+except ImportError:  # 0.26, whose experts cannot be replaced
     CPUUnquantizedExperts = object
 
 GROUP_SIZE = 16
 MARLIN = "MarlinNvFp4LinearKernel"
 NAME_MARLIN = ("vllm.model_executor.kernels.linear", "vllm.model_executor.layers.quantization.modelopt")
-"""Modules that name Marlin as the only kernel of weight-only NVFP4 (the second one up to vLLM 0.26)."""
+"""Modules that use Marlin by its name for weight-only NVFP4 (the second one up to vLLM 0.26)."""
 CHOOSES_EXPERTS = "vllm.model_executor.layers.fused_moe.oracle.nvfp4"
 
 
 def add_kernels() -> None:
-    """Give vLLM on a CPU the 4-bit kernels that it lacks there.
+    """Add the 4-bit kernels that vLLM lacks on a CPU.
 
-    For NVFP4 W4A4 layers the kernel is vLLM's own emulation.  For weight-only layers it is ours, put in Marlin's place:
-    vLLM takes Marlin by its name there, without looking at its list of kernels.  For experts the classes are ours.  For
-    int4 layers ours comes first, and takes those whose product vLLM lacks, as it would only notice in its first step.
+    NVFP4 W4A4 layers get vLLM's own emulation.  Weight-only layers get ours instead of Marlin, which vLLM uses by its
+    name without looking at its list of kernels.  Experts get our classes.  For int4 layers ours is first, and takes
+    those whose product vLLM lacks, which vLLM would only notice in its first step.
     """
-    # A process must ask Linux for AMX's registers before it uses them.  vLLM's kernels for int4 weights do not ask, and
-    # end by SIGILL in a model so small that no product of oneDNN, which asks, came before (a toy's W4A16).
+    # A process must request AMX's registers from Linux before it uses them.  vLLM's int4 kernels do not, and end by
+    # SIGILL in a model so small that oneDNN, which does, has not computed a product before.
     torch.cpu._init_amx()
     listed = linear._POSSIBLE_KERNELS[PlatformEnum.CPU]
     if CpuInt4W4A16LinearKernel not in listed:
@@ -68,12 +66,12 @@ def add_kernels() -> None:
 
 
 def nvfp4_experts(engine: Any) -> list[Any]:
-    """Our NVFP4 experts in place of vLLM's emulation in Triton, and nothing else to choose from."""
+    """Return our NVFP4 experts instead of vLLM's emulation in Triton."""
     return [CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts] if engine.name == "EMULATION" else []
 
 
 class CpuNvFp4W4A16LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
-    """Weights dequantized once, at load, by vLLM's own function; then a product in the model's dtype."""
+    """Weights dequantized once by vLLM's own function; then a product in the model's dtype."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -96,7 +94,7 @@ class CpuNvFp4W4A16LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
 
 
 class CpuInt4W4A16LinearKernel(linear.CPUWNA16LinearKernel):  # type: ignore[misc]
-    """Where vLLM's own kernel would fail in the first step, all that it takes: weights are dequantized at load."""
+    """For CPUs and dtypes where vLLM's own kernel would fail in the first step: weights are dequantized at load."""
 
     @classmethod
     def can_implement(cls, c: Any) -> tuple[bool, str | None]:
@@ -131,7 +129,7 @@ class CpuInt4W4A16LinearKernel(linear.CPUWNA16LinearKernel):  # type: ignore[mis
 
 
 class CpuNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
-    """Weight-only: inputs stay in the model's dtype, whatever scales of inputs the layer was given."""
+    """Weight-only: inputs stay in the model's dtype, even if the layer has scales of inputs."""
 
     quant_dtype: str | None = None
 
@@ -151,7 +149,7 @@ class CpuNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replace packed weights, uint8 [experts, out, in / 2], by their values [experts, out, in], a matrix at a time.
 
-        ``g1_alphas`` and ``g2_alphas`` are what one unit of the scales of an expert's groups is worth.
+        ``g1_alphas`` and ``g2_alphas`` are the units of the scales of an expert's groups.
         """
         dtype = self.moe_config.in_dtype
         for name, worth in (("w13", self.quant_config.g1_alphas), ("w2", self.quant_config.g2_alphas)):
@@ -166,7 +164,7 @@ class CpuNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
             replace_parameter(layer, f"{name}_weight_scale", scale.new_empty(0))
 
     def rounded(self, given: torch.Tensor, global_scale: torch.Tensor | None) -> torch.Tensor:
-        """Inputs of a product, [tokens, in], as the product takes them."""
+        """Return a product's inputs [tokens, in] in the precision of the layer."""
         return given
 
     def apply(
@@ -175,7 +173,7 @@ class CpuNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
         expert_map: torch.Tensor | None, a1q_scale: Any, a2_scale: Any, workspace13: Any, workspace2: Any,
         expert_tokens_meta: Any, apply_router_weight_on_input: bool,
     ) -> None:  # fmt: skip
-        """Add up in ``output`` what the chosen experts make of ``hidden_states``; both are [tokens, hidden]."""
+        """Sum the results of the chosen experts for ``hidden_states`` in ``output``; both are [tokens, hidden]."""
         given = self.rounded(hidden_states, self.quant_config.a1_gscale)
         output.zero_()
         for expert in set(topk_ids.flatten().tolist()):

@@ -1,10 +1,10 @@
-"""The driver's side of scoring in vLLM's workers: tagged requests in, scores of every token out.
+"""Scoring in vLLM, in the process of the engine: sends tagged requests and returns the scores of every token.
 
-Before a model is scored, the probe has the first tokens of the longest windows scored twice in the same steps, by
-compare_q and by vLLM's own ``prompt_logprobs=0``; a difference beyond the rounding of the logits stops the model.  The
-same probe finds out whether each tensor-parallel rank can score its own logits, and whether the head can be recomputed
-from states.  Then the same tokens are scored as all windows will be, in requests that want no ``prompt_logprobs``: vLLM
-may leave out states that nobody seems to read.
+Before a model is scored, the probe scores the first tokens of the longest windows twice in the same steps: by
+compare_q and by vLLM's own ``prompt_logprobs=0``.  A difference larger than the rounding of the logits stops the model.
+The probe also finds out whether each tensor-parallel rank can score its own logits, and whether the head can be
+recomputed from states.  Then it scores the same tokens as all windows will be, without ``prompt_logprobs``, since vLLM
+may leave out states that no request reads.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from compare_q.backends.vllm.scorer import Plan
 
 PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20
-"""Memory for vLLM's own log-probabilities in the probe, at 11 bytes a logit: the V1 runner holds all rows at once."""
+"""Memory for vLLM's own log-probabilities in the probe, at 11 bytes per logit: the V1 runner holds all rows at once."""
 BYTES_A_LOGIT = 11
 PROBE_TOKENS_OF_SLOW = 64
-"""Of each window in decode, and on a CPU, where 2 x 546 tokens of a model of 135M weights took 8 s of each load."""
+"""Tokens of each window in decode, and on a CPU, where 2 x 546 tokens took 8 s of each load."""
 STUCK = 8
+"""Neighbouring positions with equal logits, after different tokens, from which a window is checked again."""
 COMPANION = "companion"
-"""A request that is queued behind all windows in decode, and never scored: from 0.32 on vLLM gives a request that is
-alone in the queue all tokens of a step (its pull request 57951), whatever ``long_prefill_token_threshold`` says."""
+"""Request that is queued after all windows in decode and never scored: from 0.32 on, vLLM gives a request that is alone
+in the queue all tokens of a step (its pull request 57951), despite ``long_prefill_token_threshold``."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How a model's logits are scored and recorded, found by the probe.
+    """How a model's logits are scored and recorded, as the probe found out.
 
-    ``gathered``: the logits are those of vLLM's gather; ``states``: the head can be recomputed from states, ``reason``
-    why not; ``checked`` tokens differed from prompt_logprobs=0 by at most ``largest`` and ``mean`` on average (nats).
+    ``gathered``: by vLLM's gather.  ``states``: the head can be recomputed from states; ``reason``: why not.
+    ``checked`` tokens differed from ``prompt_logprobs=0`` by at most ``largest``, and ``mean`` on average (nats).
     """
 
     gathered: bool
@@ -56,12 +57,14 @@ class Route:
 
 @dataclass
 class VllmDriver:
-    """Drives one loaded vLLM: its ``LLM`` object, what the last pass was like.
+    """One loaded vLLM.
 
-    ``runner`` is the generation of vLLM's model runner.  With ``noise_seed`` the layers get noise
-    (``backends/layers/noise.py``) while windows are scored, but none in the probe, whose check and route are the
-    model's own.  ``step``: in decode, the tokens of a window in a step.  ``pass_report``: what the ranks
-    said at the end of the last pass.
+    Attributes:
+        llm: vLLM's ``LLM`` object.
+        runner: generation of its model runner.
+        noise_seed: if set, layers get noise (``backends/layers/noise.py``), except in the probe.
+        step: tokens of a window in a decode step; None in prefill.
+        pass_report: report of the ranks at the end of the last scoring run.
     """
 
     llm: Any
@@ -75,12 +78,12 @@ class VllmDriver:
     pass_report: dict[str, Any] = field(default_factory=dict)
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """One method of every worker; results in the order of ranks."""
+        """Call a method of every worker; return the results in the order of ranks."""
         answers: list[Any] = self.llm.collective_rpc(method, args=args)
         return answers
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Scores of every window, as they finish; every position, or ModelError."""
+        """Yield the scores of every window as they finish; ModelError if a position is missing."""
         self.route = route = self.probe(windows)
         limit = None if request.vocab_size is None else min(request.vocab_size, self.vocab_size)
         plan = Plan(
@@ -95,7 +98,7 @@ class VllmDriver:
         yield from self.scored(windows, plan, self.noise_seed)
 
     def scored(self, windows: Sequence[Window], plan: Plan, noise_seed: int | None = None) -> Iterator[TokenScores]:
-        """Scores of every window by a plan that fits the model."""
+        """Yield the scores of every window by a plan that fits the model."""
         self.call("compare_q_begin", asdict(replace(plan, step=self.step)), noise_seed)
         finished = self.requests(windows, {})
         pending = {window.index: window for window in windows}
@@ -116,10 +119,9 @@ class VllmDriver:
             yield divergences.scores(window.index, window.targets, shards)
 
     def check_repetition(self, window: Window, end: int, *, gathered: bool) -> None:
-        """ModelError unless equal logits at the tokens before ``end`` are the model's own, as for a repeated text.
+        """Raise ModelError unless equal logits at the tokens before ``end`` are the model's own, as for repeated text.
 
-        They are if these tokens alone repeat in the same way in a request with vLLM's own ``prompt_logprobs``, and its
-        scores are ours.
+        They are if these tokens alone repeat in the same way with ``prompt_logprobs=0``, and vLLM's scores are ours.
         """
         stretch = Window.scored_from(window.index, window.token_ids[max(end - self.probe_tokens, 0) : end])
         (shards,), theirs, report = self.beside_own([stretch], gathered=gathered)
@@ -129,10 +131,10 @@ class VllmDriver:
             raise ModelError(f"window {window.index}: vLLM's logits are the same at {STUCK} different tokens in a row")
 
     def requests(self, windows: Sequence[Window], sampling: Mapping[str, Any]) -> Iterator[dict[int, Any]]:
-        """Queue every window, then step; yields {index of the window: RequestOutput} of each step that finished some.
+        """Queue every window, then step; yield {index of the window: RequestOutput} of each step that finished some.
 
-        The scheduler is paused while they are queued, so that the batches are the same every time: without it, it takes
-        what is there when it looks, and bf16 perplexities moved in the fifth digit.
+        The scheduler is paused while they are queued, so that the batches are the same every time: otherwise bf16
+        perplexities change in the fifth digit.
         """
         from vllm import SamplingParams
 
@@ -152,12 +154,12 @@ class VllmDriver:
                 if done:
                     yield {waiting.pop(output.request_id): output for output in done}
         finally:
-            # Whoever was iterating has had enough, or a request was refused; the companion is not waited for.
+            # The caller stopped iterating, or a request was refused; the companion never finishes.
             if waiting or self.step:
                 engine.abort_request([*waiting, *([COMPANION] if self.step else [])])
 
     def collect(self, indices: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
-        """Window -> partial statistics [T, F], one array a vocabulary shard; ModelError if any position is missing."""
+        """Return window -> partial statistics [T, F] per vocabulary shard; ModelError if any position is missing."""
         shards: dict[tuple[int, int], dict[int, NDArray[np.float32]]] = {}
         entries = 0
         for header_text, data in self.call("compare_q_collect", list(indices)):
@@ -176,14 +178,14 @@ class VllmDriver:
 
     @staticmethod
     def without_error(answer: str) -> dict[str, Any]:
-        """What a rank says, as JSON; ModelError with its error."""
+        """Return a rank's answer (JSON); ModelError with its error."""
         said: dict[str, Any] = json.loads(answer)
         if said["error"]:
             raise ModelError(f"scoring failed in vLLM's worker: {said['error']}")
         return said
 
     def end(self) -> dict[str, Any]:
-        """Finish a pass; the reports of its ranks together."""
+        """Finish a scoring run; return the merged reports of its ranks."""
         ranks = [self.without_error(answer) for answer in self.call("compare_q_end")]
         largest = ("chunk_rows", "extra_device_bytes", "local_difference", "head_difference")
         said = ("reference_head", "logits_dtype", "head_reason")
@@ -195,7 +197,7 @@ class VllmDriver:
         }
 
     def what_ran(self) -> tuple[tuple[Layer, ...], tuple[KVCache, ...]]:
-        """How the model's layers ran and cached; tensor-parallel ranks run the same, pipeline stages their own."""
+        """Return how the model's layers and caches ran, of all pipeline stages."""
         layers: dict[str, Layer] = {}
         caches: dict[str, KVCache] = {}
         for answer in self.call("compare_q_layers"):
@@ -205,7 +207,7 @@ class VllmDriver:
         return group_layers(layers.values()), group_kv_caches(caches.values())
 
     def provenance(self) -> dict[str, Any]:
-        """What really ran in the last pass, for the results."""
+        """Return what ran in the last scoring run, for the results."""
         route, report = {} if self.route is None else asdict(self.route), self.pass_report
         names = ("chunk_rows", "extra_device_bytes", "recomputed_positions", "reference_head", "logits_dtype", "steps")
         known = {name: report[name] for name in names if report and (self.step or name != "steps")}
@@ -213,12 +215,12 @@ class VllmDriver:
 
     @property
     def probe_tokens(self) -> int:
-        """Tokens of a window for which vLLM's own scores take ``PROBE_BYTES`` at most, and less where it is slow."""
+        """Tokens of a window whose scores by vLLM take at most ``PROBE_BYTES``; fewer where vLLM is slow."""
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
         return min(tokens, PROBE_TOKENS_OF_SLOW) if self.on_cpu or self.step else tokens
 
     def probe(self, windows: Sequence[Window]) -> Route:
-        """The route for these windows; ModelError if compare_q's scores are not vLLM's own (the module's docstring)."""
+        """Return the route for these windows; ModelError if compare_q's scores are not vLLM's own."""
         tokens = self.probe_tokens
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
         short = [Window.scored_from(window.index, window.token_ids[:tokens]) for window in longest]
@@ -228,7 +230,7 @@ class VllmDriver:
         raise ModelError("vLLM's logits differ from call to call: compare_q cannot score this model")
 
     def probe_by(self, short: Sequence[Window], *, gathered: bool) -> Route | None:
-        """The route by local or by gathered logits; None if a rank's own logits are not those that vLLM serves."""
+        """Return the route by local or gathered logits; None if a rank's own logits are not those that vLLM serves."""
         collected, theirs, report = self.beside_own(short, gathered=gathered)
         if not report["local_difference"] <= 0:
             return None
@@ -252,9 +254,7 @@ class VllmDriver:
     def beside_own(
         self, short: Sequence[Window], *, gathered: bool
     ) -> tuple[list[list[NDArray[np.float32]]], list[NDArray[np.float32]], dict[str, Any]]:
-        """A pass with ``prompt_logprobs=0``: shards of statistics [L - 1, F] and vLLM's own scores [L - 1] of each
-        window, and the pass's report.
-        """
+        """Score with ``prompt_logprobs=0``; return all shards [L - 1, F], vLLM's scores [L - 1], and the report."""
         self.call("compare_q_begin", asdict(Plan(gathered=gathered, probe=True, step=self.step)))
         outputs = {index: output for finished in self.requests(short, {"prompt_logprobs": 0, "flat_logprobs": True})
                    for index, output in finished.items()}  # fmt: skip
@@ -266,10 +266,10 @@ class VllmDriver:
     def probe_alone(
         self, short: Sequence[Window], gathered: bool, theirs: Sequence[NDArray[np.float32]], limit: NDArray[np.float64]
     ) -> None:
-        """ModelError if the windows score otherwise where no request wants ``prompt_logprobs``.
+        """Raise ModelError if the windows score differently without ``prompt_logprobs``.
 
-        The batches are the same, and so are the roundings, but in kernels that add in the order in which threads come:
-        how far these are apart from run to run, vLLM's own scores of one more pass say.
+        Batches and roundings are the same, except in kernels that add in the order of threads; one more scoring run
+        measures how far these differ.
         """
         alone = {scores.window: scores.logprob for scores in self.scored(short, Plan(gathered=gathered))}
         difference = distance([alone[window.index] for window in short], theirs)
@@ -285,14 +285,14 @@ class VllmDriver:
 
 
 def distance(ours: Sequence[NDArray[np.float32]], theirs: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-    """|ours - theirs| of the log-probabilities of some windows, nats; 0 where both are NaN or the same infinity."""
+    """Return |ours - theirs| of log-probabilities, nats; 0 where both are NaN or the same infinity."""
     a, b = np.concatenate(ours).astype(np.float64), np.concatenate(theirs)
     with np.errstate(invalid="ignore"):
         return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
 
 
 def within(difference: NDArray[np.float64], limit: NDArray[np.float64]) -> bool:
-    """Whether the rounding of logits explains differences, each and on average; NaN it does not."""
+    """Return True if the rounding of logits explains the differences, each and on average; False for NaN."""
     return bool((difference <= limit).all() and difference.mean() <= limit.mean() / 4)
 
 
@@ -312,13 +312,13 @@ def repetition(window: Window, shards: Sequence[NDArray[np.float32]]) -> int:
 
 
 def has_own_process(core: Any) -> bool:
-    """Whether an engine core runs in a process of its own, and not in this one."""
+    """Return True if an engine core runs in another process."""
     return hasattr(core, "call_utility")
 
 
 @contextmanager
 def paused(engine: Any) -> Iterator[None]:
-    """Hold the scheduler of an engine in a process of its own still; an engine in this process steps when told to."""
+    """Pause the scheduler of an engine in another process; an engine in this process steps only on request."""
     if not has_own_process(engine.engine_core):
         yield
         return
@@ -331,7 +331,7 @@ def paused(engine: Any) -> Iterator[None]:
 
 
 def largest_logit(shards: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-    """Size [T] of the larger of the top and the target's logit; 0 where one is masked or NaN."""
+    """Return the larger size [T] of the top logit and the target's; 0 where one is masked or NaN."""
     top = np.max([shard[:, statistics.Column.MAX] for shard in shards], axis=0)
     target = np.max([shard[:, statistics.Column.TARGET] for shard in shards], axis=0)
     larger: NDArray[np.float64] = np.maximum(np.abs(top), np.abs(target)).astype(np.float64)
@@ -339,9 +339,9 @@ def largest_logit(shards: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
 
 
 def own_logprobs(window: Window, prompt_logprobs: Any) -> NDArray[np.float32]:
-    """vLLM's log-probabilities float32 [L - 1] of a window, from its flat container.
+    """Return vLLM's log-probabilities float32 [L - 1] of a window, from its flat container.
 
-    It has L positions, the first is empty, and the first entry of position i must be that of the window's token i.
+    It has L positions.  The first is empty, and the first entry of position i must be for the window's token i.
     """
     where = f"window {window.index}"
     if prompt_logprobs is None or len(prompt_logprobs) != len(window.token_ids):

@@ -37,13 +37,13 @@ from compare_q.backends.vllm.plugin import register
 from compare_q.backends.vllm.scorer import Plan, Scorer
 
 RANKS = "batched_count_greater_than"
-"""The function of vLLM's sampler that counts them."""
+"""The function of vLLM's sampler that counts the ranks of ``prompt_logprobs``."""
 
 
 def leave_ranks_uncompiled() -> None:
-    """Have vLLM's V1 sampler count the ranks that come with ``prompt_logprobs`` by the function that it would compile.
+    """Let vLLM's V1 sampler count ranks by the function that it would compile.
 
-    Nobody reads these ranks, and tracing that one function took 1.8 of the 5.5 s of a probe on two cores.
+    The ranks are not read, and compiling that one function took 1.8 of the 5.5 s of a probe on two cores.
     """
     sampler = importlib.import_module("vllm.v1.sample.sampler")
     if compiled := getattr(sampler, RANKS, None):
@@ -51,7 +51,7 @@ def leave_ranks_uncompiled() -> None:
 
 
 class ScoringExtension:
-    """See the module's docstring."""
+    """Methods of each worker of vLLM; see the module."""
 
     model_runner: Any
     vllm_config: Any
@@ -67,10 +67,9 @@ class ScoringExtension:
     _compare_q_chunk: int = 1024
 
     def compare_q_install(self) -> str:
-        """Set the hooks; returns the model runner's generation.
+        """Set the hooks; return the model runner's generation.
 
-        RuntimeError if this vLLM has an unknown shape, or its model no states that predict the next token, or caches
-        that it misreads.
+        RuntimeError for an unknown vLLM, a model whose states do not predict the next token, or an unreadable cache.
         """
         generation = attach(self.model_runner, self._compare_q_step)
         from vllm.config import set_current_vllm_config
@@ -78,19 +77,19 @@ class ScoringExtension:
         leave_ranks_uncompiled()
         model = self.model_runner.get_model()
         vllm_layers.check_causal(model)
-        with set_current_vllm_config(self.vllm_config):  # which says what FlashAttention runs, and so what it can read
+        with set_current_vllm_config(self.vllm_config):  # FlashAttention reads its version from it
             told, dtype = self.vllm_config.cache_config.cache_dtype, self.vllm_config.model_config.dtype
             vllm_layers.check_caches(model, told, dtype_name(dtype))
         self._compare_q_source = LogitsSource(model)
         return generation
 
     def compare_q_decode(self) -> None:
-        """Note which graphs run from now on; RuntimeError if this model would not be computed as it generates."""
+        """Note which graphs run from now on; RuntimeError for a model that vLLM would not compute as it generates."""
         check_decodes(self.model_runner.get_model())
         self._compare_q_graphs = Graphs(self.model_runner)
 
     def compare_q_layers(self) -> str:
-        """How this rank's layers run, as JSON: the fields of ``Layer`` of each, and those of ``KVCache``."""
+        """Return how this rank's layers run, as JSON: the fields of each ``Layer`` and ``KVCache``."""
         config, model = self.vllm_config, self.model_runner.get_model()
         stated = CheckpointConfig(config.model_config.hf_config.to_dict()).quantization  # with the spec's hf_overrides
         checkpoint = CheckpointConfig.read(Path(config.model_config.model)).quantization | stated
@@ -101,10 +100,10 @@ class ScoringExtension:
         return json.dumps([[asdict(layer) for layer in found], [asdict(cache) for cache in caches]])
 
     def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:
-        """Start a pass by the fields of ``Plan``; with a seed, the layers of this rank get noise until its end."""
+        """Start a scoring run by the fields of ``Plan``; with a seed, this rank's layers get noise until its end."""
         from vllm.distributed import get_pp_group, get_tp_group
 
-        self._compare_q_quiet()  # a pass that broke off
+        self._compare_q_quiet()  # a run that was interrupted
         if noise_seed is not None:
             layers = vllm_decoder_layers(self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers())
             self._compare_q_noise = noise = Noise(layers, noise_seed, pairs=True)
@@ -119,13 +118,13 @@ class ScoringExtension:
         )  # fmt: skip
 
     def compare_q_collect(self, indices: Sequence[int]) -> tuple[str, bytes]:
-        """(header as JSON, partial statistics float32 of all positions, one after the other) of finished windows."""
+        """Return (header as JSON, partial statistics float32 of all positions, concatenated) of finished windows."""
         assert self._compare_q_scorer is not None
         header, data = self._compare_q_scorer.collect(indices)
         return json.dumps(header), data
 
     def compare_q_end(self) -> str:
-        """Finish and forget the pass; returns its report as JSON."""
+        """Finish the scoring run; return its report as JSON."""
         scorer, self._compare_q_scorer = self._compare_q_scorer, None
         assert scorer is not None
         scorer.error = scorer.error or self._compare_q_quiet()
@@ -133,7 +132,7 @@ class ScoringExtension:
         return json.dumps({**scorer.end(), "steps": steps})
 
     def _compare_q_quiet(self) -> str:
-        """End the noise; returns which layer has run without noise, if any."""
+        """End the noise; return which layer ran without noise, if any."""
         noise, self._compare_q_noise = self._compare_q_noise, None
         return "" if noise is None else noise.remove()
 
@@ -150,7 +149,7 @@ class ScoringExtension:
                 self._compare_q_scorer.step(hidden_states, requests, tokens)
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
-        """Keep the whole logits of the next tagged request's rows, computed by chunks (for the drop-in)."""
+        """Keep all logits of the next tagged request, computed by chunks (for ``compare_q_vllm.py``)."""
         self._compare_q_logits, self._compare_q_chunk = [], chunk_rows
 
     def _compare_q_keep(self, hidden_states: Any, requests: list[RequestRows]) -> None:
@@ -160,11 +159,11 @@ class ScoringExtension:
                 end = min(begin + self._compare_q_chunk, request.begin + request.n_rows)
                 # Under tensor parallelism every rank has to take part, and all but the first may get None back.
                 logits = self._compare_q_source.gathered(hidden_states[begin:end])
-                if logits is not None:  # rows without states are left out here, and missed where rows are counted
+                if logits is not None:  # rows without states are left out, so that the count of rows shows them
                     self._compare_q_logits.append(logits[hidden_states[begin:end].any(1)].cpu())
 
     def compare_q_save_logits(self, path: str) -> int:
-        """Write the kept rows, in order, to a safetensors file on the first rank and forget them; returns how many."""
+        """Write the kept rows to a safetensors file on the first rank, and forget them; return their number."""
         import torch
         from safetensors.torch import save_file
         from vllm.distributed import get_tp_group
@@ -177,5 +176,5 @@ class ScoringExtension:
         return int(logits.shape[0])
 
 
-register()  # not only as vLLM's plugin, which a checkout has not installed and VLLM_PLUGINS can leave out
+register()  # also without the entry point, which a checkout does not have and VLLM_PLUGINS can leave out
 machine.choose_mkl_kernels()  # in each rank, before it computes the table of its rotary embedding

@@ -1,4 +1,4 @@
-"""Where an unmodified vLLM hands over final hidden states, and which positions of which windows their rows are.
+"""Hooks in an unmodified vLLM: final hidden states of each step, and the window positions of their rows.
 
 Both generations of vLLM's model runner call one method on every step with the final hidden states of all scheduled
 tokens, whether or not a request wants prompt log-probabilities (read in vLLM 0.26, 0.32 and 0.33; run in 0.26 with V2
@@ -8,12 +8,12 @@ and in 0.32 with V1):
 - V2: ``model_runner.prompt_logprobs_worker.compute_prompt_logprobs(logits_fn, hidden_states, input_batch, ...)``, and
   ``add_request(req_id, req_idx, sampling_params)`` of the same object, again after a preemption
 
-``attach`` replaces these methods on the instance, after checking their signatures; the replacements call the originals.
-A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under ``TAG``.  The id under which it was queued
-does not tell, because vLLM gives the request another one.
+``attach`` replaces these methods on the instance after checking their signatures; the replacements call the originals.
+A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under ``TAG``: vLLM replaces the id under which
+it was queued.
 
-A step holds anything between a few windows of thousands of tokens and one token of each of hundreds of windows.
-Packed, both are one list of scored rows (``Pack``), which is scored in chunks.
+In decode, ``long_prefill_token_threshold`` limits the tokens of a window's prompt in a step, so that vLLM computes a
+window as it generates text: the shapes of a step choose kernels and graphs.  ``Steps`` counts what really ran.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ UNKNOWN = "unknown"
 class RequestRows(NamedTuple):
     """The rows of one request in one step: ``hidden_states[begin : begin + n_rows]`` are positions ``start``, ...
 
-    ``tag`` is the tag with which the request was queued, ``length`` the number of tokens of its prompt, and ``prompt``
-    what the runner knows the prompt by.
+    ``tag``: the request's tag.  ``length``: tokens of its prompt.  ``prompt``: the runner's handle of the prompt.
     """
 
     tag: Any
@@ -57,12 +56,12 @@ class RequestRows(NamedTuple):
 
 
 Tokens = Callable[[Sequence[tuple[Any, int, int]]], "torch.Tensor"]
-"""Of several (prompt, a, b): the tokens a to b of each prompt, one after the other, int64, on the states' device."""
+"""Several (prompt, a, b) -> tokens a to b of each prompt, concatenated, int64, on the states' device."""
 Step = Callable[["torch.Tensor", list[RequestRows], Tokens], None]
 
 
 def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
-    """RuntimeError unless the method's first parameters are the expected ones."""
+    """Raise RuntimeError unless the method's first parameters are the expected ones."""
     named = tuple(inspect.signature(method).parameters)[: len(expected)]
     if named != expected:
         raise RuntimeError(
@@ -72,9 +71,9 @@ def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> No
 
 
 def attach(runner: Any, on_step: Step) -> str:
-    """Call ``on_step(hidden_states, requests, tokens)`` in every step with tagged requests; returns the generation.
+    """Call ``on_step(hidden_states, requests, tokens)`` in every step with tagged requests; return the generation.
 
-    RuntimeError if this vLLM's model runner has an unknown shape.
+    RuntimeError for an unknown model runner.
     """
     if getattr(runner, "prompt_logprobs_worker", None) is not None:
         attach_v2(runner.prompt_logprobs_worker, on_step)
@@ -101,14 +100,14 @@ def attach_v1(runner: Any, on_step: Step) -> None:
 
 
 def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
-    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; returns what ends it.
+    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; return the hook's handle.
 
-    A model that can take images, or that is a later stage of a pipeline, is not given its tokens; the runner has them.
+    Tokens come from the runner: models that take images, and later stages of a pipeline, do not receive them.
     """
     buffers = runner.input_buffers if hasattr(runner, "input_buffers") else runner
 
     def hook(_: Any, __: Any, given: dict[str, Any]) -> None:
-        positions = given["positions"].reshape(-1, given["positions"].shape[-1])[0]  # three equal rows where M-RoPE is
+        positions = given["positions"].reshape(-1, given["positions"].shape[-1])[0]  # M-RoPE has three rows
         ids = getattr(buffers.input_ids, "gpu", buffers.input_ids)
         begin(ids[: len(positions)], positions)
 
@@ -116,7 +115,7 @@ def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], N
 
 
 def requests_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[RequestRows]:
-    """The rows of tagged requests in a step of a V1 runner."""
+    """Return the rows of tagged requests in a step of a V1 runner."""
     requests = []
     for request_id, scheduled in num_scheduled_tokens.items():
         request = runner.requests.get(request_id)
@@ -130,7 +129,7 @@ def requests_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[Reque
 
 
 def listed_tokens(device: Any) -> Tokens:
-    """Tokens of prompts that are lists on the host, in one copy."""
+    """Return ``Tokens`` for prompts that are lists on the host: one copy."""
 
     def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
         return sent(np.concatenate([np.asarray(prompt[a:b], np.int64) for prompt, a, b in parts]), device)
@@ -169,7 +168,7 @@ def attach_v2(worker: Any, on_step: Step) -> None:
 
 
 def requests_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[RequestRows]:
-    """The rows of tagged requests in a step of a V2 runner."""
+    """Return the rows of tagged requests in a step of a V2 runner."""
     requests = []
     states, begins = batch.idx_mapping_np.tolist(), batch.query_start_loc_np.tolist()
     starts = batch.num_computed_prefill_tokens_np.tolist()
@@ -183,7 +182,7 @@ def requests_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[Requ
 
 
 def tokens_of(all_token_ids: Any) -> Tokens:
-    """Tokens of prompts that are rows of a table on the GPU, in one gather."""
+    """Return ``Tokens`` for prompts that are rows of a table on the GPU: one gather."""
 
     def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
         states, begins, ends = np.array(parts, np.int64).T
@@ -195,7 +194,7 @@ def tokens_of(all_token_ids: Any) -> Tokens:
 
 
 def ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers from each begin to its end, one after the other."""
+    """Return the numbers from each begin to its end, concatenated."""
     counts = ends - begins
     before = np.cumsum(counts) - counts
     numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - before, counts)
@@ -203,12 +202,12 @@ def ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int
 
 
 def tag_of(sampling_params: Any) -> Any:
-    """The tag with which the request was queued, or None."""
+    """Return the request's tag, or None."""
     return (getattr(sampling_params, "extra_args", None) or {}).get(TAG)
 
 
 def rows_of_prompt(tag: Any, start: int, begin: int, scheduled: int, length: int, prompt: Any) -> list[RequestRows]:
-    """Those of the scheduled rows that belong to the prompt, in a list; none after it."""
+    """Return the scheduled rows that belong to the prompt, as a list of one; empty after the prompt."""
     count = min(scheduled, length - start)
     return [RequestRows(tag, start, begin, count, length, prompt)] if count > 0 else []
 
@@ -216,8 +215,8 @@ def rows_of_prompt(tag: Any, start: int, begin: int, scheduled: int, length: int
 class ScoredRows(NamedTuple):
     """``n_rows`` neighbouring scored rows of one window.
 
-    ``rows`` are its scored positions, ``row`` is where in the hidden states the first of them lies; the first predicted
-    token is number ``token`` of ``prompt``.
+    ``rows``: their scored positions.  ``row``: index of the first in the hidden states.  ``token``: index of the first
+    predicted token in ``prompt``.
     """
 
     rows: StoredRows
@@ -227,7 +226,7 @@ class ScoredRows(NamedTuple):
     token: int
 
     def cut(self, begin: int, end: int) -> ScoredRows:
-        """The part's own rows ``begin`` to ``end``."""
+        """Return rows ``begin`` to ``end`` of these."""
         if (begin, end) == (0, self.n_rows):
             return self
         rows = self.rows._replace(begin=self.rows.begin + begin, end=self.rows.begin + end)
@@ -235,9 +234,9 @@ class ScoredRows(NamedTuple):
 
 
 def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
-    """The scored rows of the requests, in the order in which they lie in the hidden states.
+    """Return the scored rows of the requests, in their order in the hidden states.
 
-    The row at position p of a window predicts token p + 1: scored rows are those one before the positions in ``spans``.
+    The row at position p of a window predicts token p + 1, so scored rows are one before the positions in ``spans``.
     """
     parts = []
     for request in requests:
@@ -255,21 +254,21 @@ def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
 
 
 @dataclass(frozen=True)
-class Pack:
-    """All parts of a step, one after the other: packed rows 0 to ``len``."""
+class StepRows:
+    """All scored rows of a step as rows 0 to ``len``: of a few long windows, or one token of hundreds of windows."""
 
     parts: Sequence[ScoredRows]
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """Where in the pack each part ends."""
+        """End of each part."""
         return np.cumsum([part.n_rows for part in self.parts])
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.parts else 0
 
     def between(self, a: int, b: int) -> list[ScoredRows]:
-        """The parts of packed rows ``a`` to ``b``, as far as there are any; the first and the last are cut to fit."""
+        """Return the parts of rows ``a`` to ``b``, as far as they exist; the first and the last are cut to fit."""
         b = min(b, len(self))
         if a >= b:
             return []
@@ -282,7 +281,7 @@ class Pack:
 
 
 def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch.Tensor:
-    """The hidden states [n, H] of parts, one after the other: a view where they lie side by side, else one gather."""
+    """Return the hidden states [n, H] of parts: a view if they are neighbours, else one gather."""
     first, last = parts[0].row, parts[-1].row + parts[-1].n_rows
     begins = np.array([part.row for part in parts], np.int64)
     counts = np.array([part.n_rows for part in parts], np.int64)
@@ -292,10 +291,10 @@ def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch
 
 
 class Graphs:
-    """Which kind of graph ran each step of a model runner: the last one that it chose ("FULL", "PIECEWISE", "NONE").
+    """The kind of graph that a model runner chose last ("FULL", "PIECEWISE", "NONE", "unknown").
 
     V1 asks its ``cudagraph_dispatcher``, which returns (mode, ...), V2 its ``cudagraph_manager``, whose answer has
-    ``cg_mode``; a runner without either is not known.
+    ``cg_mode``.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -317,10 +316,9 @@ class Graphs:
 
 @dataclass
 class Steps:
-    """The steps of a pass, of which each has the next ``step`` tokens of windows, or what is left of one.
+    """Counts of the decode steps of a scoring run, each of which has the next ``step`` tokens, or the last ones.
 
-    ``sizes`` counts the windows of all steps by their tokens, ``graphs`` the steps by their graph; ``widest`` is the
-    number of windows of the fullest step.
+    ``sizes``: windows of all steps by their tokens.  ``graphs``: steps by graph.  ``widest``: most windows in a step.
     """
 
     step: int
@@ -329,7 +327,7 @@ class Steps:
     widest: int = 0
 
     def count(self, requests: Sequence[RequestRows], graph: str) -> str:
-        """Count a step of these windows; says which of them has other tokens than it should, empty if none has."""
+        """Count a step of these windows; return which window has the wrong tokens, empty if they are right."""
         self.graphs[graph] += 1
         self.widest = max(self.widest, len(requests))
         wrong = ""
@@ -343,16 +341,16 @@ class Steps:
         return wrong
 
     def report(self) -> dict[str, Any]:
-        """Counts for results.json, whose keys are text."""
+        """Return the counts for results.json, with text as keys."""
         sizes = {str(size): self.sizes[size] for size in sorted(self.sizes)}
         return {"tokens_a_step": sizes, "windows_a_step": self.widest, "graphs": dict(self.graphs.most_common())}
 
 
 def check_decodes(model: Any) -> None:
-    """RuntimeError for layers that keep a state in place of keys and values.
+    """Raise RuntimeError for layers that keep a state instead of keys and values.
 
-    For these vLLM tells a prompt from what is generated: 0.32 computes steps of a prompt of more than one token, and
-    the first one, by its kernels of prefill.
+    For these vLLM distinguishes a prompt from generated tokens: 0.32 computes a prompt's steps of more than one token,
+    and the first one, by its prefill kernels.
     """
     for name, module in model.named_modules():
         if any(base.__name__ == "MambaBase" for base in type(module).__mro__):

@@ -1,9 +1,8 @@
-"""Inside vLLM's worker: logits from final hidden states, this rank's share of the logits, and what enters the head.
+"""Logits in vLLM's worker: those that vLLM gathers, those of one rank, and the head that makes them.
 
-``gathered`` is what vLLM serves: under tensor parallelism it gathers [n, V] on every call.  ``local`` is the same call
-with the gather shadowed, so that each rank keeps the logits of its own vocabulary entries, padding cut off.  Models
-that edit logits after the LogitsProcessor do so on gathered ones; the driver compares both in its probe
-and uses ``local`` only where they are equal.
+Under tensor parallelism ``gathered`` collects [n, V] on every call, as vLLM does when it serves.  ``local`` is the same
+call without the gather: each rank keeps the logits of its own vocabulary entries, without padding.  Some models edit
+gathered logits after the LogitsProcessor, so that the probe compares both, and uses ``local`` only if they are equal.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ UNLIMITED = 1 << 60
 
 @dataclass
 class ProbeDifferences:
-    """What a probe has found: how far local logits are from gathered ones, and head(states) from the engine's logits.
+    """Largest differences in a probe: local from gathered logits, and head(states) from the engine's logits.
 
-    Both are the largest seen; ``head_reason`` says why there is no head to compare.
+    ``head_reason``: why there is no head to compare.
     """
 
     local: float = 0.0
@@ -36,9 +35,9 @@ class ProbeDifferences:
 
 
 class LogitsSource:
-    """The model's ``compute_logits``, and what its LogitsProcessor was last given.
+    """The model's ``compute_logits``, and the last arguments of its LogitsProcessor.
 
-    ``reference_head`` is the head of the last reference that the model was compared with, for the next pass.
+    ``reference_head``: head of the last reference that the model was compared with, kept for the next scoring run.
     """
 
     def __init__(self, model: Any) -> None:
@@ -56,7 +55,7 @@ class LogitsSource:
             processor.register_forward_pre_hook(self._capture, with_kwargs=True)
 
     def _capture(self, processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note what the LogitsProcessor is given; with states ``beside``, it is given those too."""
+        """Keep the arguments of the LogitsProcessor; if ``beside`` is set, append those states to its states."""
         import torch
 
         given = dict(zip(("lm_head", "hidden_states", "embedding_bias"), args, strict=False)) | kwargs
@@ -68,7 +67,7 @@ class LogitsSource:
 
     @property
     def shard(self) -> tuple[int, int] | None:
-        """Vocabulary entries [first, last) of this rank's logits; None until a call has shown it, or if unknown."""
+        """Vocabulary entries [first, last) of this rank's logits; None before the first call, or if unknown."""
         indices = getattr(self.lm_head, "shard_indices", None)
         if indices is None or self.processor is None or self.processor.logits_as_input:
             return None
@@ -76,16 +75,16 @@ class LogitsSource:
         return min(indices.org_vocab_start_index, last), last
 
     def gathered(self, hidden_states: Any) -> Any:
-        """Logits [n, V]; None on ranks that vLLM does not give them to.  Every rank has to call it."""
+        """Return logits [n, V]; None on ranks that vLLM does not give them to.  Every rank has to call it."""
         return self.model.compute_logits(hidden_states)
 
     def local(self, hidden_states: Any) -> Any:
-        """Logits [n, last - first] of this rank's ``shard``; right only for a model that has no edits of its own."""
+        """Return logits [n, last - first] of this rank's ``shard``; wrong for a model that edits gathered logits."""
         with ungathered(self.processors):
             return self._unpadded(self.model.compute_logits(hidden_states))
 
     def local_beside(self, hidden_states: Any, beside: Any) -> tuple[Any, Any]:
-        """What ``local`` gives for hidden states [n, H], and the logits of states [n, H] that enter the head with them.
+        """Return ``local`` of hidden states [n, H], and the logits of states [n, H] that enter the same head.
 
         One product of 2 n rows took 3 % less than two of n = 512 (H200, V = 128,256, H = 4,096).
         """
@@ -97,7 +96,7 @@ class LogitsSource:
         return logits[: len(hidden_states)], logits[len(hidden_states) :]
 
     def local_again(self) -> Any:
-        """What ``local`` would give for the last call, without the model's own edits; None if that is not known.
+        """Return ``local`` of the last call without the model's own edits; None if unknown.
 
         An edit by token id would miss its token, or fail, on a rank's share of the vocabulary.
         """
@@ -111,7 +110,7 @@ class LogitsSource:
         return logits[..., : last - first]
 
     def weight(self) -> tuple[Any, Any] | str:
-        """(weight [n, H], bias [n] or None) of this rank's entries, or why there is no plain one."""
+        """Return (weight [n, H], bias [n] or None) of this rank's entries, or why the head is not a plain product."""
         if self.shard is None:
             return "its logits do not come from a head that compare_q knows"
         first, last = self.shard
@@ -126,10 +125,7 @@ class LogitsSource:
         return weight[: last - first], None if self.bias is None else self.bias[: last - first]
 
     def head(self, dtype: str) -> RecomputableHead | str:
-        """This rank's entries of the head, whose logits have the dtype of this name, or why there is no plain one.
-
-        With the weight goes what the LogitsProcessor does beside the product.
-        """
+        """Return this rank's part of the head, whose logits have this dtype, or why it is not a plain product."""
         weight_and_bias = self.weight()
         if isinstance(weight_and_bias, str):
             return weight_and_bias
@@ -137,12 +133,12 @@ class LogitsSource:
         return *weight_and_bias, Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
 
     def head_difference(self, logits: Any) -> float | str:
-        """Largest |head(states) - logits| of the last call's own logits [n, last - first], or why it has none."""
+        """Return the largest |head(states) - logits| of the last call's logits [n, last - first], or why unknown."""
         return head_difference(self.head(""), self.states, logits)
 
 
 def probed(source: LogitsSource, hidden_states: Any, differences: ProbeDifferences) -> Any:
-    """A rank's own logits, after a comparison with the gathered ones and with the head's product."""
+    """Return a rank's own logits, and note how far they are from the gathered ones and from the head's product."""
     whole = source.gathered(hidden_states)
     local = source.local_again()
     if local is None:
@@ -161,7 +157,7 @@ def probed(source: LogitsSource, hidden_states: Any, differences: ProbeDifferenc
 
 @contextmanager
 def ungathered(processors: list[Any]) -> Iterator[None]:
-    """LogitsProcessors that neither gather nor cut."""
+    """Let LogitsProcessors neither gather nor cut logits in the block."""
     sizes = [processor.org_vocab_size for processor in processors]
     for processor in processors:
         processor._gather_logits = lambda logits: logits  # shadows the method on this instance

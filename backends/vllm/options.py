@@ -1,6 +1,6 @@
-"""The ``engine`` object of a ``vllm_score`` spec: what is refused in it, and the arguments of ``LLM(...)`` it becomes.
+"""The ``engine`` object of a ``vllm_score`` spec: checks, and conversion to the arguments of ``LLM(...)``.
 
-vLLM itself is not imported here: the names of its arguments come from ``backends/vllm/compat.py``.
+vLLM is not imported here: the names of its arguments come from ``compat.py``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from compare_q.backends.vllm import compat
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
 EMULATE = "emulate"
 TRIMS = "swa_bounded_replay"
-"""vLLM's option (from 0.32 on, true by default) that leaves DeepSeek-V4.1's last layers out for most prompt tokens of
-requests without ``prompt_logprobs``."""
+"""vLLM's option (from 0.32 on, default true) that skips DeepSeek-V4.1's last layers for most prompt tokens of requests
+without ``prompt_logprobs``."""
 DRAFTS = "drafted tokens share the states that are scored, and have corrupted them (vllm issue 53488)"
 BREAKS_STATES = {
     "kv_sharing_fast_prefill": "vLLM then computes no final states for prompt tokens, and its own prompt_logprobs are "
@@ -38,34 +38,32 @@ BREAKS_STATES = {
     TRIMS: "vLLM then leaves out states of prompt tokens; compare_q sets it to false",
     "speculative_config": DRAFTS, "spec_method": DRAFTS, "spec_model": DRAFTS, "spec_tokens": DRAFTS,
 }  # fmt: skip
-"""Options with which vLLM has no right states for every prompt token -> why; all are off when they are false or null.
-"""
+"""Options with which vLLM does not compute right states for every prompt token -> why; false or null turns them off."""
 MX = {"mxfp4", "mxfp8"}
-"""Formats that vLLM has no kernels for on a CPU, and of whose activations it emulates some or none."""
+"""Formats without kernels on a CPU, whose activations vLLM emulates partly or not at all."""
 OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
-"""Options of the ``engine`` object that vLLM does not have."""
+"""Options of the ``engine`` object that belong to compare_q, not vLLM."""
 PICKLED = ("pt", "npcache")
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
-"""At least what vLLM takes for max_num_batched_tokens, to size its KV cache."""
+"""At least vLLM's own max_num_batched_tokens, from which the KV cache's size follows."""
 LOSES_CHUNKS = ("turboquant", "ultraquant")
-"""Caches in whose prefill vLLM (0.26 to 0.32, its issue 46460) forgets a window's earlier tokens, if a step holds the
-rest of the window and a whole one that is as long: the longest query is then as long as the longest sequence, which it
-takes for a step of whole windows only (``_prefill_attention`` in ``v1/attention/backends/turboquant_attn.py``).  On an
-H200 (0.26) 693 tokens of such rests had a mean KLD of 0.24 in place of 0.0007 (results/h200/turboquant.json)."""
+"""Caches with a bug in vLLM (0.26 to 0.32, its issue 46460): if a step holds the rest of a window and a whole one of
+that length, prefill forgets the window's earlier tokens, because it takes a step whose longest query is as long as its
+longest sequence for one of whole windows (``_prefill_attention`` in ``turboquant_attn.py``).  693 such tokens had a
+mean KLD of 0.24 instead of 0.0007."""
 CHOOSES_CACHE = (
     "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
 )  # fmt: skip
-"""Options with which the KV cache is not sized from the windows: the spec says its size, or a step holds all windows.
-"""
+"""Options that decide the size of the KV cache, or let a step hold all windows; otherwise the windows decide it."""
 LEAST_FREE = 0.01
 SET_IN_DECODE = {
     "long_prefill_token_threshold": "step", "max_num_seqs": "batch", "enable_prefix_caching": "",
     "long_prefill_token_threshold_adaptive": "", "enable_chunked_prefill": "", "max_num_partial_prefills": "",
     "max_long_partial_prefills": "",
 }  # fmt: skip
-"""Options that decide which tokens a step holds, and so are compare_q's in decode -> the key of the spec instead."""
+"""Options that compare_q sets in decode, as they decide a step's tokens -> the spec's key that replaces them."""
 BLOCK = 256
-"""Tokens of the largest block of a KV cache, by which a window's last one may be longer than the window."""
+"""Tokens of a KV cache's largest block, which may extend beyond the end of a window."""
 ONLINE = {
     "fp8": "fp8 tensor", "fp8_per_tensor": "fp8 tensor", "fp8_per_tensor_static": "fp8 tensor",
     "fp8_per_channel": "fp8 channel", "fp8_per_channel_static": "fp8 channel",
@@ -74,11 +72,11 @@ ONLINE = {
     "experts_int8": "int8 channel in the experts", "int8_per_channel_static": "int8 channel",
     "nvfp4_per_token": "nvfp4 g16 in the experts",
 }  # fmt: skip
-"""vLLM's names for quantizing while it loads, and for one kind of layers -> what the weights are stored as then."""
+"""vLLM's names for quantization while loading, also of one kind of layers -> how the weights are then stored."""
 
 
 class CheckedOptions(BaseModel):
-    """The options whose values matter to the scoring; other modes than these return logits, not log-probabilities."""
+    """Options whose values matter to the scoring; other logprobs modes return logits."""
 
     model_config = ConfigDict(strict=True)
 
@@ -89,7 +87,7 @@ class CheckedOptions(BaseModel):
 
 
 def check_options(model: PlannedModel) -> None:
-    """InputError for the first option that vLLM does not have, or that the scoring cannot go with."""
+    """Raise InputError for the first option that vLLM does not have, or that prevents right scores."""
     options = model.options
     for name in SET_BY_COMPARE_Q:
         if name in options:
@@ -120,7 +118,7 @@ def check_options(model: PlannedModel) -> None:
 
 
 def check_word(name: str, given: Any) -> None:
-    """InputError if the installed vLLM knows the words that an option may be, and ``given`` is another one."""
+    """Raise InputError if the installed vLLM lists the option's values and ``given`` is another one."""
     known = compat.words(name)
     spelled = given.upper() if isinstance(given, str) and name == "attention_backend" else given  # as vLLM reads it
     if known and isinstance(given, str) and spelled not in known and given.lower() != "auto":
@@ -129,7 +127,7 @@ def check_word(name: str, given: Any) -> None:
 
 
 def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:
-    """InputError for options with which a step could not hold ``step`` tokens of each of ``batch`` windows."""
+    """Raise InputError for options with which a step could not hold ``step`` tokens of each of ``batch`` windows."""
     for name, key in SET_IN_DECODE.items():
         if options.get(name) is not None:
             instead = f'give "{key}" beside "phase" in its place' if key else "leave it out"
@@ -140,7 +138,7 @@ def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:
 
 
 def check_checkpoint(model: PlannedModel, folder: Path) -> None:
-    """InputError if vLLM would misread a local model, or has nothing to emulate in it."""
+    """Raise InputError if vLLM would misread a local model, or could not emulate its activations."""
     stray = files.strays(folder)
     if stray and not (folder / "model.safetensors.index.json").is_file():
         raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
@@ -164,28 +162,27 @@ def check_checkpoint(model: PlannedModel, folder: Path) -> None:
 
 
 def check_length(model: PlannedModel, config: CheckpointConfig) -> None:
-    """InputError if what a model computes depends on ``max_model_len``, which then must not follow the windows."""
-    overrides = model.options.get("hf_overrides")
-    configs = [CheckpointConfig(raw) for raw in (config.raw, overrides) if isinstance(raw, dict)]
-    if model.options.get("max_model_len") is None and (what := next(filter(None, map(by_length, configs)), "")):
+    """Raise InputError if the model's results depend on ``max_model_len``, which must then be what is served with."""
+    if model.options.get("max_model_len") is not None:
+        return
+    overrides, depends = model.options.get("hf_overrides"), ""
+    for each in (CheckpointConfig(raw) for raw in (config.raw, overrides) if isinstance(raw, dict)):
+        if has_longrope(each.raw):
+            depends = depends or "longrope factors depend on it"
+        # Above 32,768 tokens vLLM scales the queries of all positions, unless generation_config.json says otherwise.
+        elif str(each.text.get("model_type")).startswith("llama4"):
+            depends = depends or "attention depends on it"
+    if depends:
         raise InputError(
-            f"engine.max_model_len: missing; this model's {what} in vLLM, so set it to what you serve with"
+            f"engine.max_model_len: missing; this model's {depends} in vLLM, so set it to what you serve with"
         )
 
 
-def by_length(config: CheckpointConfig) -> str:
-    """What ``max_model_len`` decides in a model with such a config, or such overrides of one; empty if nothing."""
-    if has_longrope(config.raw):
-        return "longrope factors depend on it"
-    # Above 32,768 tokens vLLM scales the queries of all positions, unless generation_config.json says otherwise.
-    return "attention depends on it" if str(config.text.get("model_type")).startswith("llama4") else ""
-
-
 def without_kernel(folder: Path, layers: Mapping[str, Parts], kind: str) -> str:
-    """What vLLM lacks to run a local model on a CPU of this ``kind``; empty if it lacks nothing.
+    """Return what vLLM lacks to run a local model on a CPU of this ``kind``; empty if nothing.
 
-    ``layers``: its NVFP4 ones.  By the sources of 0.26 to 0.33; vLLM itself says so while it loads, and of latent
-    attention in its first step.
+    ``layers``: the model's NVFP4 layers.  From the sources of 0.26 to 0.33; vLLM would fail while loading or, with
+    latent attention, in its first step.
     """
     config = CheckpointConfig.read(folder)
     method, schemes = config.quantization.get("quant_method"), schemes_of(config.quantization)
@@ -193,6 +190,7 @@ def without_kernel(folder: Path, layers: Mapping[str, Parts], kind: str) -> str:
     has_amx = kind not in ("AVX2", "AVX-512")
     multiplied = set() if has_amx else formats & {"fp8", "int8", "int4"}
     weight_only = method in ("compressed-tensors", "gptq") and not any(scheme.activations for scheme in schemes)
+    names = [name.rpartition(".") for name in files.read_headers(files.weight_files(folder))] if multiplied else []
     lacks = {
         "library for CPUs without AVX2": kind == "SSE",
         # gpt-oss, whose quant_method is mxfp4, has its experts only in that.
@@ -202,69 +200,49 @@ def without_kernel(folder: Path, layers: Mapping[str, Parts], kind: str) -> str:
         "kernel for FP8 blocks on a CPU without AMX":
             not has_amx and any(scheme.weights.startswith("fp8 block") for scheme in schemes),
         f"kernel for {min(multiplied, default='').upper()} experts on a CPU without AMX":
-            multiplied and any(is_scale_of_experts(name) for name in tensor_names(folder)),
+            any(is_expert(path) and "scale" in leaf for path, _, leaf in names),
         "way to be given a kernel for NVFP4 experts before 0.32":
             any(map(is_expert, layers)) and not compat.has_cpu_router(),
     }  # fmt: skip
     return next((f"vLLM has no {what}" for what, is_lacking in lacks.items() if is_lacking), "")
 
 
-def tensor_names(folder: Path) -> list[str]:
-    """The names of the tensors in a local model's files."""
-    return list(files.read_headers(files.weight_files(folder)))
-
-
-def is_scale_of_experts(name: str) -> bool:
-    """Whether a tensor is the scales of a quantized layer of experts."""
-    path, _, leaf = name.rpartition(".")
-    return is_expert(path) and "scale" in leaf
-
-
 def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Arguments of ``LLM(...)`` but for the model: our defaults under the spec's options."""
+    """Return the arguments of ``LLM(...)`` except the model: compare_q's defaults, then the spec's options.
+
+    In decode they decide which tokens a step holds, and leave a GPU's compiled graphs on, as they are when serving.  In
+    prefill with caches of ``LOSES_CHUNKS``, no window begins in a step that does not hold it all.
+    """
     defaults: dict[str, Any] = {
         "max_model_len": model.max_tokens + 1,
         "load_format": "safetensors",
         "trust_remote_code": False,
         "enforce_eager": True,
-        **decode_arguments(model, cpu=cpu),
-        **unsplit_arguments(model),
         **({TRIMS: False} if TRIMS in compat.arguments() else {}),
     }
+    if model.decode is not None:
+        defaults |= {
+            "long_prefill_token_threshold": model.decode.step,
+            "max_num_seqs": model.decode.batch,
+            "enable_prefix_caching": False,
+            "enforce_eager": cpu or noise.seed_of(model.options) is not None,
+        }
+    elif loses_chunks(model):
+        longest = model.options.get("max_model_len", model.max_tokens + 1)
+        defaults |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS_GPU, longest)}
     chosen = {name: value for name, value in model.options.items() if name not in OWN_OPTIONS}
     return defaults | cache_arguments(model, config, cpu=cpu) | chosen
 
 
-def decode_arguments(model: PlannedModel, *, cpu: bool) -> dict[str, Any]:
-    """Our defaults in decode: which tokens a step holds, and on a GPU compiled graphs, which serve; none in prefill."""
-    if model.decode is None:
-        return {}
-    return {
-        "long_prefill_token_threshold": model.decode.step,
-        "max_num_seqs": model.decode.batch,
-        "enable_prefix_caching": False,
-        "enforce_eager": cpu or noise.seed_of(model.options) is not None,
-    }
-
-
 def loses_chunks(model: PlannedModel) -> bool:
-    """Whether vLLM scores a window wrongly that two steps share."""
+    """Return True if vLLM scores a window wrongly that two steps of prefill share."""
     return model.decode is None and str(model.options.get("kv_cache_dtype")).startswith(LOSES_CHUNKS)
 
 
-def unsplit_arguments(model: PlannedModel) -> dict[str, Any]:
-    """Our defaults in prefill with caches of ``LOSES_CHUNKS``: no window begins in a step that does not hold it all."""
-    if not loses_chunks(model):
-        return {}
-    longest = model.options.get("max_model_len", model.max_tokens + 1)
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS_GPU, longest)}
-
-
 def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """The KV cache's size, from the windows at work at a time, in decode a whole batch; nothing where the spec or vLLM
-    has to choose it.
+    """Return the size of the KV cache for the windows of two steps, or of a decode batch; empty if the spec decides it.
 
-    ``gpu_memory_utilization`` then only says how much memory must be free when vLLM starts.
+    ``gpu_memory_utilization`` is then only the memory that must be free when vLLM starts.
     """
     options, numbers = model.options, CheckpointConfig(config).kv_numbers
     if not cpu and (numbers is None or any(name in options for name in CHOOSES_CACHE)):
@@ -278,35 +256,35 @@ def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -
 
 
 def ranks(options: Mapping[str, Any]) -> int:
-    """GPUs that a model is spread over."""
+    """Return the number of GPUs of a model."""
     sizes = [options.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
     return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
 def tokens_at_work(longest: int, batched: int) -> int:
-    """Tokens whose keys and values a step of at most ``batched`` tokens finds in the cache, counted generously.
+    """Return the largest number of cached tokens in a step of at most ``batched`` tokens, counted generously.
 
-    A window that is longer than a step goes through in several, and only the next one may begin in the last of them:
-    one whole window and two steps are enough.  Four windows of 131,072 tokens of an 8B model would take 69 GB.
+    A window that is longer than a step takes several, and only the next window may begin in the last of them, so that
+    one window and two steps are enough.
     """
     return max(2 * batched, min(4 * longest, longest + 2 * batched))
 
 
 def kv_cache_bytes(numbers: int | None, tokens: int) -> int:
-    """KV cache of ``tokens`` tokens, each of so many numbers of 16 bits, at least 256 MiB; 4 GiB if that is unknown."""
+    """Return the bytes of a KV cache: ``numbers`` of 16 bits per token, at least 256 MiB; 4 GiB if unknown."""
     return 4 << 30 if numbers is None else max(2 * numbers * tokens, 256 << 20)
 
 
 def emulation_arguments(folder: Path, layers: Mapping[str, Parts]) -> dict[str, Any]:
-    """Arguments of ``LLM(...)`` on a GPU under which activations are emulated; none for weight-only layers.
+    """Return the arguments of ``LLM(...)`` on a GPU that emulate activations; empty for weight-only layers.
 
-    ``layers``: the NVFP4 ones of the local model.  InputError where vLLM's emulation rounds no activations.
+    ``layers``: the local model's NVFP4 layers.  InputError where vLLM's emulation does not round activations.
     """
     quantization = CheckpointConfig.read(folder).quantization
     method = quantization.get("quant_method")
     formats = {number_format(scheme.activations) for scheme in schemes_of(quantization)} & MX
     rounded = [path for path, parts in layers.items() if contents.has_input_scale(parts)]
-    paths = [*rounded, *(name.rpartition(".")[0] for name in tensor_names(folder) if formats)]
+    paths = [*rounded, *(name.rpartition(".")[0] for name in files.read_headers(files.weight_files(folder)) if formats)]
     has_experts = any(map(is_expert, paths))
     refusals = {
         f"nothing to emulate: no layer of {folder} has NVFP4 or MXFP4 activations": not layers and not formats,
@@ -327,14 +305,14 @@ def emulation_arguments(folder: Path, layers: Mapping[str, Parts]) -> dict[str, 
 
 
 def schemes_of(quantization: Mapping[str, Any]) -> set[Scheme]:
-    """Every scheme that a ``quantization_config`` names."""
+    """Return every scheme of a ``quantization_config``."""
     stated = declared(quantization)
     named_schemes = [stated.default, *stated.exact.values(), *(scheme for _, scheme in stated.patterns)]
     return {scheme for scheme in named_schemes if scheme is not None}
 
 
 def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:
-    """Which option makes vLLM quantize while it loads a checkpoint, ``quantized`` already or not; empty if none."""
+    """Return the option that makes vLLM quantize while loading a checkpoint (``quantized`` or not); empty: none."""
     overrides = options.get("hf_overrides")
     if options.get("quantization_config") or (isinstance(overrides, dict) and "quantization_config" in overrides):
         return "quantization_config"
@@ -344,7 +322,7 @@ def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:
 
 
 def stored_on_load(options: Mapping[str, Any]) -> str:
-    """What vLLM stores of the weights that it quantizes while it loads, in words; "" if that is not known."""
+    """Return in words how vLLM stores weights that it quantizes while loading; empty if unknown."""
     kinds = options.get("quantization_config")
     if not isinstance(kinds, dict):
         return ONLINE.get(str(options.get("quantization")), "")

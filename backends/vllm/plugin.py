@@ -1,8 +1,7 @@
-"""What vLLM loads of compare_q where it is installed: 4-bit kernels on CPUs, for compare_q's own processes alone.
+"""Entry point ``vllm.general_plugins``: 4-bit kernels on CPUs, only in processes that compare_q started.
 
-Installed, ``register`` is an entry point of the group ``vllm.general_plugins``, which every vLLM of the environment
-runs in each of its processes.  It acts only where the environment says that compare_q asked for it, so that ``vllm
-serve`` is vLLM; the processes that vLLM starts for compare_q inherit the variable.
+vLLM runs it in each process of the environment.  It acts only if ``COMPARE_Q_KERNELS`` is 1, which the processes that
+vLLM starts for compare_q inherit, so that ``vllm serve`` stays unchanged.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import os
 
 KERNELS = "COMPARE_Q_KERNELS"
-"""The variable that compare_q sets to 1 before it imports vLLM."""
+"""Variable that compare_q sets to 1 before it imports vLLM."""
 
 
 def register() -> None:
-    """On the CPU platform, give vLLM the kernels that it lacks there, if ``KERNELS`` asks for them; else nothing."""
+    """On the CPU platform, add the kernels that vLLM lacks there, if ``KERNELS`` is set."""
     if os.environ.get(KERNELS) != "1":
         return
     from vllm.platforms import current_platform

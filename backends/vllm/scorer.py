@@ -1,9 +1,9 @@
-"""Inside vLLM's worker: the statistics of every scored position, computed next to the lm_head in bounded chunks.
+"""Scores in vLLM's worker: statistics of every scored position, computed next to the lm_head in bounded chunks.
 
-All scored rows of a step are packed (``backends/vllm/hooks.py``), whatever windows they belong to, and scored in
-chunks.  A window arrives in parts, in any step and again after a preemption.  The statistics are written by absolute
-position into a buffer on the host, so that a repetition overwrites itself and a gap shows.  Nothing here waits for the
-GPU: results are copied behind the computation, and an event says when the results of a step are there.
+All scored rows of a step, of any windows, are scored together (``hooks.StepRows``).  A window arrives in parts, in any
+step, and again after a preemption: its statistics are written by absolute position into a buffer on the host, so that a
+repetition overwrites itself and a gap shows.  Nothing here waits for the GPU: results are copied asynchronously, and an
+event shows when the results of a step have arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import divergences, statistics
 from compare_q.backends.scoring.statistics import Column
-from compare_q.backends.vllm.hooks import Pack, RequestRows, ScoredRows, Tokens, scored_rows, states_of
+from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, StepRows, Tokens, scored_rows, states_of
 from compare_q.backends.vllm.logits import LogitsSource, ProbeDifferences, probed
 
 if TYPE_CHECKING:
@@ -34,19 +34,16 @@ if TYPE_CHECKING:
 
 
 DEVICE_BYTES = 255 << 20
-"""What the logits of a chunk, the reference's logits, states and the results may take together."""
+"""Largest size of a chunk's logits, the reference's logits, states and results together."""
 PRODUCT_ROWS = (768, 128)
-"""Rows of a head's product.  TFLOP/s of one H200 by rows (V = 128,256, H = 4,096, bf16, CUDA 13.0): 512 651, 640 669,
-768 683, 896 651, 1,024 638, 1,536 682; 768 was the best up to 1,024 in five of six shapes."""
+"""Rows of a head's product are a multiple of one of these: 768 was fastest in five of six shapes on an H200."""
 CPU_ROWS = 256
-"""Most rows of a chunk on a CPU.  Two cores of an AMD EPYC, head product and statistics of 1,024 rows against a
-reference (V = 49,152), time relative to the best by rows at a time: 16 1.91, 32 1.41, 64 1.11, 128 1.00, 256 1.01,
-512 1.06, 1,024 1.01; V = 128,256 likewise."""
+"""Largest number of rows of a chunk on a CPU: on two cores 128 to 1,024 rows are equally fast, fewer are slower."""
 NO_STATES = -1.0
-"""In place of the sum of exponentials, which is positive: the row's states are all zero.
+"""Written instead of the sum of exponentials, which is positive, where a row's states are all zero.
 
-No final norm leaves such a row.  vLLM has not computed it: it leaves out prompt tokens whose states, it thinks, nobody
-reads.  Every model would score it alike, so that a quantized one had a KL divergence of 0.
+No final norm leaves such a row: vLLM did not compute it, as it leaves out prompt tokens whose states are not read.
+Every model would score it alike, so that a quantized one would have a KL divergence of 0.
 """
 WAITING = 4
 """Windows that may wait to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
@@ -54,13 +51,16 @@ WAITING = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pass's steps have to do; JSON types, so that it travels to the workers.
+    """Options of one scoring run; JSON types, since they are sent to the workers.
 
-    ``gathered``: use vLLM's gathered logits.  ``vocab_size``: cut logits to this many entries; None: the model's own.
-    ``probe``: compare gathered with local logits and the head's product with both.  ``reference``: folder of the store
-    to compare with.  ``record``: folder in which this model's states or logits (``record_contents``) are left as a
-    reference; ``record_reason`` says why logits.  ``divergences``: compare by both passes.  ``step``: in decode, the
-    tokens of a window in each step.
+    Attributes:
+        gathered: use vLLM's gathered logits.
+        vocab_size: cut logits to this many entries; None: the model's own number.
+        probe: compare gathered with local logits, and the head's product with both.
+        reference: folder of the store to compare with.
+        record: folder for this model's states or logits (``record_contents``); ``record_reason``: why logits.
+        divergences: also compute the divergences that need a second pass.
+        step: tokens of a window in each decode step; None in prefill.
     """
 
     gathered: bool = False
@@ -76,7 +76,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a pack: their ``targets`` [n], where their statistics go (``out`` [n, F]), and what comes next."""
+    """Some rows of a step: their ``targets`` [n], their results ``out`` [n, F], and the parts of the next chunk."""
 
     parts: Sequence[ScoredRows]
     targets: torch.Tensor
@@ -86,10 +86,10 @@ class Chunk:
 
 @dataclass
 class Buffer:
-    """One window: partial statistics [T, F] and, in a recording, states [T, H] or logits [T, V].
+    """One window: partial statistics [T, F] and, if it is recorded, states [T, H] or logits [T, V].
 
-    ``written`` marks the scored positions [T] whose statistics are there and of states that vLLM has computed,
-    ``landed`` counts the positions that came, repetitions too.
+    ``written``: scored positions [T] that have statistics of computed states.  ``landed``: positions that arrived,
+    including repetitions.
     """
 
     statistics: NDArray[np.float32]
@@ -100,7 +100,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Landing:
-    """Partial statistics [N, F] of a step's rows, on the host once ``event`` (a GPU's) is over."""
+    """Partial statistics [N, F] of a step's rows, which are on the host when the GPU's ``event`` has happened."""
 
     statistics: torch.Tensor
     parts: Sequence[ScoredRows]
@@ -109,14 +109,14 @@ class Landing:
 
 @dataclass
 class Buffers:
-    """The windows of a pass, by index; ``recomputed``: positions of finished windows that were scored again."""
+    """Windows of a scoring run by index; ``recomputed``: positions of finished windows that were scored again."""
 
     windows: dict[int, Buffer] = field(default_factory=dict)
     landings: deque[Landing] = field(default_factory=deque)
     recomputed: int = 0
 
     def finished(self, window: int) -> Buffer:
-        """A window's whole buffer, which is forgotten here; ModelError if positions are missing."""
+        """Remove and return a window's buffer; ModelError if positions are missing."""
         buffer = self.windows.pop(window, None)
         if buffer is None or not buffer.written.all():
             missing = "any" if buffer is None else int((~buffer.written).sum())
@@ -125,7 +125,7 @@ class Buffers:
         return buffer
 
     def send(self, out: torch.Tensor, parts: Sequence[ScoredRows]) -> None:
-        """Send a step's statistics [N, F] to the host, behind the computation."""
+        """Start copying a step's statistics [N, F] to the host."""
         import torch
 
         if out.device.type != "cuda":
@@ -136,7 +136,7 @@ class Buffers:
         self.landings.append(Landing(host, parts, torch.cuda.current_stream().record_event()))
 
     def keep(self, kept: torch.Tensor, parts: Sequence[ScoredRows]) -> None:
-        """Send states [n, H] or logits [n, V] to their windows; they are there when the step's statistics are."""
+        """Start copying states [n, H] or logits [n, V] to their windows; they arrive with the step's statistics."""
         begin = 0
         for part in parts:
             rows, buffer = part.rows, self.of(part.rows)
@@ -146,14 +146,14 @@ class Buffers:
             begin += part.n_rows
 
     def of(self, rows: StoredRows) -> Buffer:
-        """The buffer of the window that rows belong to."""
+        """Return the buffer of the rows' window."""
         if rows.window not in self.windows:
             nothing = np.empty((rows.n_scored, 0), np.float32)
             self.windows[rows.window] = Buffer(nothing, np.zeros(rows.n_scored, np.bool_))
         return self.windows[rows.window]
 
     def land(self, *, wait: bool = True) -> None:
-        """Put statistics that have come to the host into their windows; ``wait``: for all that are on their way."""
+        """Put statistics that have arrived on the host into their windows; ``wait`` for all that were sent."""
         while self.landings and (wait or self.landings[0].event is None or self.landings[0].event.query()):
             landed = self.landings.popleft()
             if landed.event is not None:
@@ -171,10 +171,13 @@ class Buffers:
 
 @dataclass
 class Scorer:
-    """One rank's scorer in one pass; ``keeps``: whether this rank keeps the record's states or logits.
+    """One rank's scorer in one scoring run.
 
-    ``reports``: whether it has statistics, as it ends the pipeline, and vLLM gives it logits; ``error``: the first one.
-    ``of_all_ranks``: this rank's rows [n, 10] -> those of all tensor-parallel ranks [R, n, 10]; every rank calls it.
+    Attributes:
+        keeps: this rank keeps the record's states or logits.
+        reports: this rank has statistics: it is in the last pipeline stage, and vLLM gives it logits.
+        error: the first error, reported by ``collect`` and ``end``.
+        of_all_ranks: this rank's rows [n, 10] -> those of all tensor-parallel ranks [R, n, 10]; every rank calls it.
     """
 
     source: LogitsSource
@@ -208,7 +211,7 @@ class Scorer:
             self.comparison = self.compared(Path(self.plan.reference))
 
     def compared(self, path: Path) -> Comparison:
-        """The comparison with a store; the head of the last store is kept with the model for the next pass."""
+        """Return the comparison with a store; the store's head is kept for the next scoring run."""
         store, head = open_reference(path), self.source.reference_head
         if store.contents == "states" and (head is None or head.key != head_key(store, self.shard)):
             own = self.source.weight()
@@ -220,30 +223,31 @@ class Scorer:
 
     @property
     def entries(self) -> int:
-        """Vocabulary entries that are scored, on all ranks together."""
+        """Number of vocabulary entries that all ranks score together."""
         processor = self.source.processor
         whole = self.vocab_size if processor is None else int(processor.org_vocab_size)
         return min(self.plan.vocab_size or whole, whole)
 
     @property
     def shard(self) -> tuple[int, int]:
-        """The vocabulary entries [first, last) that this rank scores."""
+        """Vocabulary entries [first, last) that this rank scores."""
         whole = (0, self.entries)
         first, last = whole if self.plan.gathered else self.source.shard or whole
         return min(first, self.entries), min(last, self.entries)
 
     def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
-        """Rows of a chunk of states [N, H], of ``itemsize`` bytes a number: products have a multiple of 768, or of 128.
+        """Return the number of rows of a chunk of states [N, H] with ``itemsize`` bytes per number.
 
-        Beside its logits a chunk has its states, gathered.  Against a reference: its logits and states, or, where one
-        product gives both logits, two buffers of its states and the states of both side by side.
+        A chunk holds its logits and its gathered states.  A reference adds its logits and states or, where one product
+        gives both logits, two buffers of its states and the states of both models side by side.  Sizes assume the worst
+        case, since ranks that exchange rows must cut the same chunks.
         """
         columns = self.vocab_size if self.gathers else -(-self.vocab_size // self.tp_size)
         compares, products = self.comparison is not None, 1
         copies, states = 1 + compares, 1 + compares
         if any(processor.soft_cap is not None for processor in self.source.processors):
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
-        if self.has_head_beside or self.exchanges:  # which may differ between ranks, whose chunks must not
+        if self.has_head_beside or self.exchanges:
             states, products = 5, 2
         ranks = self.tp_size if self.exchanges else 0
         results = max(self.width, divergences.FIRST) * 4 + 8 + ranks * divergences.FIRST * 4
@@ -254,76 +258,79 @@ class Scorer:
         return max(min(rows // unit * unit, self.most_rows), 1)
 
     def step(self, hidden_states: torch.Tensor, requests: list[RequestRows], tokens: Tokens) -> None:
-        """Score the rows of hidden states [N, H] that belong to our requests; the first error is kept in ``error``."""
+        """Score the rows of hidden states [N, H] that belong to our requests; keep the first error in ``error``."""
         try:
-            pack = Pack(scored_rows(requests))
+            rows = StepRows(scored_rows(requests))
             self.buffers.land(wait=False)
             self.memory_before = self.allocated()
-            if len(pack) and (self.together or not self.error):
-                self.scored(hidden_states, pack, tokens)
-        except Exception as error:  # whatever it is, the engine must live to report it
+            if len(rows) and (self.together or not self.error):
+                self.scored(hidden_states, rows, tokens)
+        except Exception as error:  # never raise here: the engine must survive to report the error
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Keep an error, if it is the first one."""
+        """Keep the first error."""
         named = one_line(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {one_line(error)}"
         self.error = self.error or named
 
-    def scored(self, hidden_states: torch.Tensor, pack: Pack, tokens: Tokens) -> None:
-        """Score a pack by chunks, and send its results to the host."""
+    def scored(self, hidden_states: torch.Tensor, rows: StepRows, tokens: Tokens) -> None:
+        """Score a step's rows by chunks, and start copying the results to the host."""
         import torch
 
-        targets = tokens([(part.prompt, part.token, part.token + part.n_rows) for part in pack.parts])
-        out = torch.empty(len(pack), self.width, device=targets.device)
+        targets = tokens([(part.prompt, part.token, part.token + part.n_rows) for part in rows.parts])
+        out = torch.empty(len(rows), self.width, device=targets.device)
         a, size = 0, self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
-        following = pack.between(a, size)
-        while a < len(pack) and (self.together or not self.error):
-            b = min(a + size, len(pack))
-            parts, following = following, pack.between(b, b + size)
+        following = rows.between(a, size)
+        while a < len(rows) and (self.together or not self.error):
+            b = min(a + size, len(rows))
+            parts, following = following, rows.between(b, b + size)
             if self.try_score(states_of(hidden_states, parts), Chunk(parts, targets[a:b], out[a:b], following)):
                 a = b
             else:
                 size = self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
-                following = pack.between(a, a + size)
+                following = rows.between(a, a + size)
         if self.reports and not self.error:
-            self.buffers.send(out, pack.parts)
+            self.buffers.send(out, rows.parts)
 
     @property
     def width(self) -> int:
-        """Columns of the results."""
+        """Number of columns of the results."""
         return divergences.width(self.comparison is not None, self.plan.divergences)
 
     @property
     def gathers(self) -> bool:
-        """Whether ranks gather logits together."""
+        """True if ranks gather logits together."""
         return self.plan.gathered or self.plan.probe
 
     @property
     def exchanges(self) -> bool:
-        """Whether ranks exchange the rows of the first pass for the second one."""
+        """True if ranks exchange the rows of the first pass for the second one."""
         return self.width > divergences.FIRST and self.tp_size > 1 and not self.gathers
 
     @property
     def together(self) -> bool:
-        """Whether ranks wait for each other: each chunk is then computed on all of them, also after an error on one."""
+        """True if chunks need collective operations.
+
+        Every rank then computes every chunk, even after an error on one rank, because the others would hang.
+        """
         return self.gathers or self.exchanges
 
     def exchange(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows [n, 10] of the first pass of all ranks that have a share of the vocabulary, [R, n, 10]."""
+        """Return the rows [n, 10] of the first pass of all ranks with a share of the vocabulary, [R, n, 10]."""
         self.exchanged = True
         return self.of_all_ranks(rows) if self.exchanges else rows[None]
 
     def try_score(self, hidden: torch.Tensor, chunk: Chunk) -> bool:
-        """Score a chunk of states [n, H], and keep an error: raised here it would kill the engine.
+        """Score a chunk of states [n, H] and keep an error.
 
-        False: there was too little memory for so many rows, and from now on chunks have half as many.
+        Return False if memory was too small for this many rows: from now on chunks have half as many.
         """
         import torch
 
         self.exchanged = False
         try:
             logits, reference = self.both_logits(hidden, chunk)
-            if logits is None:  # vLLM gathers on another rank
+            if logits is None:  # vLLM gives them to another rank
                 self.reports = False
             elif not self.error:
                 self.score(logits, reference, chunk)
@@ -336,12 +343,12 @@ class Scorer:
         except Exception as error:
             self.fail(error)
         finally:
-            if self.exchanges and not self.exchanged:  # the other ranks wait for this one's rows, whatever they are
+            if self.exchanges and not self.exchanged:  # the other ranks wait for this one's rows, right or wrong
                 self.exchange(chunk.out[:, : divergences.FIRST])
         return True
 
     def both_logits(self, hidden: torch.Tensor, chunk: Chunk) -> tuple[Any, torch.Tensor | None]:
-        """(the model's logits [n, V'], the reference's [n, V'] or None) of a chunk's states."""
+        """Return (the model's logits [n, V'], the reference's [n, V'] or None) of a chunk's states."""
         if self.comparison is None or self.error or not self.has_head_beside:
             return self.logits(hidden), None
         if self.ahead is None:
@@ -356,10 +363,10 @@ class Scorer:
 
     @property
     def has_head_beside(self) -> bool:
-        """Whether one product can give both logits: the reference's head is the model's own, and nothing else differs.
+        """True if one product can give both logits: the reference's head is the model's own, and nothing else differs.
 
-        On a GPU only, where a row's logits do not depend on its place among the rows of one product: of the reference
-        against itself they must be equal.  With a soft cap, more copies of the logits would be alive.
+        Only on a GPU, where a row's logits do not depend on its place among the rows of one product: a model against
+        itself must give equal logits.  With a soft cap, more copies of the logits would be in memory.
         """
         comparison, processor = self.comparison, self.source.processor
         if comparison is None or comparison.head is None or not comparison.head.is_own or self.gathers:
@@ -369,9 +376,9 @@ class Scorer:
         return plain and self.device.type == "cuda"
 
     def score(self, logits: torch.Tensor, reference: torch.Tensor | None, chunk: Chunk) -> None:
-        """Statistics of logits [n, V'] of a chunk into its ``out``; in a recording, its states or logits are kept.
+        """Write the statistics of a chunk's logits [n, V'] into ``out``, and keep its states or logits for a record.
 
-        ``reference``: the reference's logits [n, V'], if they are there already.
+        ``reference``: the reference's logits [n, V']; None: they are computed here.
         """
         first, last = self.shard
         self.logits_dtype = dtype_name(logits.dtype)
@@ -391,20 +398,20 @@ class Scorer:
         self.extra_bytes = max(self.extra_bytes, self.allocated() - self.memory_before)
 
     def allocated(self) -> int:
-        """Device memory that tensors have at this moment, in bytes; peaks are not read, as others may reset them."""
+        """Return the device memory of all tensors now, in bytes (a peak would have to be reset for the process)."""
         import torch
 
         return int(torch.cuda.memory_allocated()) if self.device.type == "cuda" else 0
 
     def logits(self, hidden: torch.Tensor) -> Any:
-        """The logits that are scored; in a probe all ways to them are compared first."""
+        """Return the logits that are scored; in a probe, compare all logits sources first."""
         if self.plan.gathered:
             self.differences.head_reason = "its logits are not its head's alone"
             return self.source.gathered(hidden)
         return probed(self.source, hidden, self.differences) if self.plan.probe else self.source.local(hidden)
 
     def collect(self, indices: Sequence[int]) -> tuple[dict[str, Any], bytes]:
-        """(header, partial statistics) of finished windows; what is kept goes to disk in the background."""
+        """Return (header, partial statistics) of finished windows; records are written in the background."""
         parts: list[NDArray[np.float32]] = []
         if self.reports and not self.error:
             try:
@@ -416,12 +423,12 @@ class Scorer:
         return header, b"".join(part.tobytes() for part in parts)
 
     def finished(self, index: int) -> NDArray[np.float32]:
-        """The partial statistics of a window, which is forgotten, but for what is written of it."""
+        """Remove a window and return its partial statistics; start writing its record."""
         buffer = self.buffers.finished(index)
         if self.comparison is not None:
             self.comparison.drop(index)
         if self.recorder is not None:
-            self.head_write = self.head_write or self.pool.submit(self.write_head)  # 1 GB, written behind the scoring
+            self.head_write = self.head_write or self.pool.submit(self.write_head)  # 1 GB, while windows are scored
             if buffer.kept is not None:
                 while len(self.writes) >= WAITING:
                     self.writes.popleft().result()
@@ -429,12 +436,12 @@ class Scorer:
         return buffer.statistics
 
     def write_head(self) -> None:
-        """Write this rank's share of the head into the record, if states are kept."""
+        """Write this rank's part of the head into the record, if states are kept."""
         if self.recorder is not None and self.recorder.contents == "states":
             self.recorder.write_head(self.source.head(self.logits_dtype), self.shard[0])
 
     def end(self) -> dict[str, Any]:
-        """Finish what is being written; the report says what the pass was like."""
+        """Finish writing; return the report of the scoring run."""
         try:
             for write in (*self.writes, *filter(None, [self.head_write])):
                 write.result()
@@ -457,7 +464,7 @@ class Scorer:
 
 
 def on_host(rows: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor [rows, F] on the host, to which a GPU copies without waiting, of another tensor's dtype and width."""
+    """Return a tensor [rows, F] on the host with dtype and width of ``like``, to which a GPU copies asynchronously."""
     import torch
 
     return torch.empty(rows, like.shape[1], dtype=like.dtype, pin_memory=like.device.type == "cuda")

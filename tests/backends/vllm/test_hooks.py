@@ -14,7 +14,7 @@ from torch import nn
 from compare_q.backends.reference.comparison import StoredRows
 from compare_q.backends.vllm import hooks
 from compare_q.backends.vllm.extension import ScoringExtension
-from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, scored_rows
+from compare_q.backends.vllm.hooks import TAG, RequestRows, ScoredRows, StepRows, attach, scored_rows
 from compare_q.backends.vllm.logits import LogitsSource
 from tests.support.stores import numbers
 
@@ -162,7 +162,7 @@ def test_scored_rows_by_hand() -> None:
 
 
 def test_chunks_cut_parts() -> None:
-    pack = Pack(PARTS)
+    pack = StepRows(PARTS)
     assert len(pack) == 10
     assert pack.between(0, 10) == PARTS
     assert pack.between(1, 4) == [ScoredRows(StoredRows(2, 6, 1, 4), 4, 3, "b", 5)]
@@ -173,7 +173,7 @@ def test_chunks_cut_parts() -> None:
     assert pack.between(5, 6) == [ScoredRows(StoredRows(5, 9, 4, 5), 12, 1, "e", 5)]
     assert pack.between(8, 20) == [ScoredRows(StoredRows(5, 9, 7, 9), 15, 2, "e", 8)]
     assert pack.between(10, 12) == []
-    assert len(Pack(scored_rows(STEP[2:]))) == 0
+    assert len(StepRows(scored_rows(STEP[2:]))) == 0
 
 
 WEIGHT = numbers(7, 4)
