@@ -3,21 +3,20 @@
 Every position is scored inside vLLM's workers, next to the lm_head (``extension.py``), from the logits that vLLM
 computes; the part in this process is ``driver.py``.
 
-Everything that the spec's ``engine`` object does not set is vLLM's default, but for these arguments:
+Options that the spec's ``engine`` object does not set have vLLM's defaults, except:
 
-- ``max_model_len`` follows the windows (one token more, since vLLM insists on generating one);
+- ``max_model_len`` follows the windows (one token more, since vLLM must generate one);
 - ``load_format`` is ``safetensors``: no pickle;
 - ``skip_tokenizer_init``: windows arrive as token ids;
-- ``kv_cache_memory_bytes`` has room for the windows of two steps, where vLLM would claim 90 % of the memory, and
-  measure first how much that is; unless the spec says how much, or the model keeps another kind of cache;
-- ``enforce_eager``: steps of prefill gain nothing from compiled graphs, which take most of a start;
-- ``swa_bounded_replay`` is off, where vLLM has it: it leaves out states that are scored;
+- ``kv_cache_memory_bytes`` has room for the windows of two steps, where vLLM would claim 90 % of the memory and first
+  measure it, unless the spec sets the size or the model has another kind of cache;
+- ``enforce_eager``: prefill gains nothing from compiled graphs, which take most of a start;
+- ``swa_bounded_replay`` is off, where it exists: it leaves out states that are scored;
 - ``enable_chunked_prefill`` is off in prefill with caches of ``options.LOSES_CHUNKS``.
 
-Two options are compare_q's own.  ``"emulate": true`` rounds NVFP4 and MXFP4 activations by vLLM's emulation where the
-GPU has no kernel for them and vLLM would leave them unquantized; weight-only layers run as their scheme says anywhere,
-and on a CPU NVFP4 has nothing but the emulation.  ``"noise": "bf16"`` makes the model the noise floor
-(``backends/layers/noise.py``), which only an eager model can be, since compiled graphs run no hooks.
+Two options belong to compare_q.  ``"emulate": true`` rounds NVFP4 and MXFP4 activations by vLLM's emulation if the GPU
+has no kernel for them; weight-only layers stay weight-only, and on a CPU NVFP4 is always emulated.  ``"noise": "bf16"``
+makes the model the noise floor (``backends/layers/noise.py``), which needs an eager model, as graphs run no hooks.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ from compare_q.backends.vllm.options import (
 from compare_q.backends.vllm.plugin import KERNELS, register
 
 EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
-"""The class whose methods vLLM adds to its workers, by its name: the workers import it."""
+"""Name of the class whose methods vLLM adds to its workers, which import it."""
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 """Groups of entry points whose code vLLM runs before it loads a model."""
 HARMLESS = re.compile(
@@ -87,11 +86,11 @@ IMPORTED_ON_LOAD = (
     "vllm.model_executor.layers.quantization.modelopt", "vllm.plugins.lora_resolvers.hf_hub_resolver",
     "vllm.plugins.lora_resolvers.filesystem_resolver", "vllm.distributed.elastic_ep.elastic_execute",
 )  # fmt: skip
-"""What an ``LLM`` imports when it is made: 700 modules, without which a toy loads in 2.2 s and not in 5.1 s."""
+"""Modules that ``LLM(...)`` imports with 700 others; imported ahead, a toy loads in 2.2 s instead of 5.1 s."""
 
 
 class VllmFolder(HuggingFaceFolder):
-    """The same files, unless options say otherwise of the context, or have vLLM quantize while loading."""
+    """A folder whose context and stored size may depend on vLLM's options."""
 
     def facts(self) -> ModelFacts:
         found = super().facts()
@@ -107,7 +106,7 @@ class VllmFolder(HuggingFaceFolder):
 
 
 class VllmEngine(Engine):
-    """See the module's docstring."""
+    """One model in vLLM; see the module."""
 
     capabilities = Capabilities(
         load_fns=("vllm_score",),
@@ -151,14 +150,14 @@ class VllmEngine(Engine):
             *IMPORTED_ON_LOAD,
             f"vllm.v1.worker.{'cpu' if compat.is_cpu_build() else 'gpu'}_worker",
         ):
-            with suppress(ImportError):  # in another version of vLLM
+            with suppress(ImportError):  # not in this version of vLLM
                 importlib.import_module(module)
-        with suppress(ImportError):  # what is wrong with this vLLM, its load says
+        with suppress(ImportError):  # loading reports what is wrong with this vLLM
             importlib.import_module("compare_q.backends.vllm.extension")
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the model, which is on this machine; InputError if it is not."""
+        """Folder of the model on this machine; InputError if it does not exist."""
         return local_folder(self.planned.model_dir)
 
     def load(self) -> None:
@@ -179,12 +178,12 @@ class VllmEngine(Engine):
                 os.environ.setdefault("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
             from vllm import LLM
 
-            register()  # in this process, which may have imported the worker before it was to wake the plugin
+            register()  # also if this process has imported the extension before the variable was set
             self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
             runner = self.llm.collective_rpc("compare_q_install")[-1]
             if decode is not None:
                 self.llm.collective_rpc("compare_q_decode")
-        except Exception as error:  # config errors, refused checkpoints, dead workers: one model's failure
+        except Exception as error:  # a config error, a refused checkpoint, a dead worker
             raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
         loaded = self.llm.llm_engine.vllm_config
         self.driver = VllmDriver(
@@ -193,13 +192,13 @@ class VllmEngine(Engine):
         )  # fmt: skip
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Scores in the order in which windows finish; all are queued at once, so that vLLM's batches are full."""
+        """Yield scores in the order in which windows finish; all are queued at once, so that batches are full."""
         with self.refusals():
             yield from self.driver.score(windows, request)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """ModelError with the reason for whatever vLLM raises: a dead engine, or a prompt that it does not take."""
+        """Raise ModelError with the reason if vLLM raises an error in the block."""
         try:
             yield
         except CompareQError:
@@ -214,7 +213,7 @@ class VllmEngine(Engine):
         config = self.llm.llm_engine.vllm_config
         decode, caches = self.planned.decode, self.driver.what_ran()[1]
         caches = layers.named(caches, self.arguments.get("kv_cache_dtype"))
-        if decode is not None:  # what came before a step can come from nowhere but the cache
+        if decode is not None:  # earlier tokens are always read from the cache
             caches = tuple(replace(cache, prefill="") for cache in caches)
         floor = noise.provenance_of(noise.seed_of(self.planned.options))
         return {
@@ -239,10 +238,9 @@ class VllmEngine(Engine):
         }
 
     def close(self) -> None:
-        """Stop the engine, and its processes if it has some.
+        """Stop the engine and its processes.
 
-        A worker that has nothing but itself to stop leaves that to its end, which comes next: vLLM collects garbage
-        over all that was ever imported, three times, for 1.5 s.
+        A worker without further processes ends next anyway, and skips vLLM's 1.5 s of garbage collection.
         """
         if self.llm is None:
             return
@@ -253,12 +251,12 @@ class VllmEngine(Engine):
             gc.collect()
 
     def _log(self) -> str:
-        """What vLLM has written since this model's load began; empty if vLLM writes to the terminal."""
+        """Return vLLM's output since this model's load began; empty if it goes to the terminal."""
         log = self.planned.log_file
         return log.read_bytes()[self.log_start :].decode(errors="replace") if log is not None and log.exists() else ""
 
     def _reason(self, error: BaseException) -> str:
-        """One line: the error that the workers' log names, else the most telling line of the exception."""
+        """Return one line: the first error in the workers' log, else the best line of the exception."""
         if cause := root_cause(self._log()):
             return f"{cause} (log: {self.planned.log_file})"
         telling = [line for line in str(error).splitlines() if line.strip().startswith("Value error, ")]
@@ -317,7 +315,7 @@ def register_architectures(config: dict[str, Any], options: dict[str, Any]) -> N
     """Register the classes of a model's architectures with vLLM, which otherwise starts a Python to inspect each.
 
     That takes 14 to 20 s per architecture that is not in the cache below VLLM_CACHE_ROOT.  Only architectures that the
-    registry would import later are registered; where vLLM lacks the names, it inspects them as it does.
+    registry would import later are registered; without these names in vLLM, nothing changes.
     """
     overrides = options.get("hf_overrides")
     named = {**config, **(overrides if isinstance(overrides, dict) else {})}.get("architectures") or ()

@@ -1,10 +1,9 @@
-"""Which kernel vLLM chose for each layer of a loaded model, and the precision in which it takes the activations.
+"""Kernels and KV caches of a loaded model: which kernel vLLM chose for each layer, and the precision of activations.
 
-This code runs in vLLM's workers, after the weights are processed.  vLLM keeps the kernel in one of a few attributes of
-a layer's ``scheme`` or ``quant_method``.  What a kernel does with activations is read from the kernel's own config
-where it has one, else known from its class, by the sources of 0.26 to 0.33.  The activations of a kernel that is not
-known here are "unknown", never guessed: on a GPU without FP4 units Marlin runs an NVFP4 W4A4 checkpoint weight-only,
-and nothing that vLLM returns says so (on an H200, PPL 29.20 in place of the 40.96 that the emulated checkpoint has).
+This runs in vLLM's workers, after the weights are processed.  vLLM keeps the kernel in an attribute of a layer's
+``scheme`` or ``quant_method``.  What a kernel does with activations is read from its config, or known from its class
+(from the sources of 0.26 to 0.33).  For an unknown kernel it is "unknown", never guessed: on a GPU without FP4 units
+Marlin runs an NVFP4 W4A4 checkpoint weight-only, and vLLM does not report that.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from compare_q.backends.layers.groups import (
 from compare_q.backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Declared, Scheme, args_text, declared
 
 OWN_SCALES = re.compile(r"per_token_head$|_ds_mla$|^turboquant|^ultraquant|^octave")
-"""vLLM's words for caches that keep scales beside keys and values."""
+"""vLLM's names for caches that keep their scales with keys and values."""
 KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel", "ocp_mx_linear")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
-"""Classes whose kernels take activations in the model's dtype, whatever the checkpoint asks for."""
+"""Classes whose kernels take activations in the model's dtype, even if the checkpoint wants another precision."""
 QUANTIZES = re.compile(
     r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$|NvFp4EmulationExperts$|^Nvfp4QuantizationEmulation|^TrtLlmNvFp4"
     r"|^(Cutlass|DeepGemm|Triton|TritonOrCutlass|TritonOrDeepGemm)Experts(Fp4|Fp8)?$"
 )
-"""Classes without a config that says so, as those of experts before they are loaded, whose kernels quantize activations
-as the checkpoint asks."""
+"""Classes without a config, such as experts before loading, whose kernels quantize activations as the checkpoint
+wants."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
 ONLINE = {
@@ -47,33 +46,33 @@ ONLINE = {
     "Fp8PtpcOnline": "fp8 channel", "Mxfp8Online": "mxfp8 g32", "Mxfp4Online": "mxfp4 g32",
     "Int8Online": "int8 channel", "Nvfp4Online": "nvfp4 g16",
 }  # fmt: skip
-"""How the names of methods begin that quantize while vLLM loads -> what their weights are stored as."""
+"""Beginning of a class of methods that quantize while vLLM loads -> how the weights are stored."""
 READ_IN_PREFILL = {
     "FlashAttentionImpl", "FlashAttentionDiffKVImpl", "TritonAttentionImpl", "TritonAttentionDiffKVImpl",
     "FlashInferImpl", "CompositeAttentionImpl", "FlexAttentionImpl", "CPUAttentionBackendImpl", "HpcAttentionImpl",
     "B12xPagedAttentionImpl", "RocmAiterUnifiedAttentionImpl", "Qwen4ExpQSAFlashAttentionImpl",
 }  # fmt: skip
-"""Classes of attention whose prefill writes its keys and values to the cache and reads them there, by the sources of
-0.26 to 0.33; with decode context parallelism none does."""
+"""Classes of attention whose prefill writes keys and values to the cache and reads them there (from the sources of 0.26
+to 0.33), except with decode context parallelism."""
 UNREAD_IN_PREFILL = {
     "TurboQuantAttentionImpl": FIRST_STEP, "UltraQuantAttentionImpl": FIRST_STEP, "RocmAttentionImpl": FIRST_STEP,
     "AiterFlashAttentionImpl": FIRST_STEP, "RocmOctaveAttentionImpl": FIRST_STEP,
 }  # fmt: skip
-"""Classes whose prefill attends to the keys and values that it has at hand."""
+"""Classes whose prefill does not read its keys and values from the cache."""
 LATENT = {"MLACommonImpl": FIRST_STEP, "SparseMLACommonImpl": SPARSE}
-"""Classes from which multi-head latent attention derives, dense and sparse, whose ``forward_mha`` is prefill."""
+"""Base classes of multi-head latent attention, dense and sparse, whose ``forward_mha`` is prefill."""
 NOT_CAUSAL = {"PrefillPrefixLMAttention", "EncoderOnlyAttention"}
 """Attention of prefix language models (HRM-Text), and of models whose config has ``is_causal`` false."""
 SIZED = {"nvfp4": "nvfp4 g16", "mxfp4": "mxfp4 g32", "mxfp8": "mxfp8 g32"}
-"""Formats whose groups have one size only."""
+"""Formats with one group size."""
 CacheSize = tuple[float | None, int | None]
 SHORT_NAMES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
 
 
 def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str) -> Iterator[Layer]:
-    """Every linear layer, expert layer and head of a vLLM model.
+    """Yield every linear layer, expert layer and head of a vLLM model.
 
-    ``quant_config``: vLLM's own, or None; ``checkpoint``: the ``quantization_config`` of the model's config.json;
+    ``quant_config``: vLLM's own, or None.  ``checkpoint``: ``quantization_config`` of the model's config.json.
     ``dtype``: the model's.
     """
     stated = declared(checkpoint)
@@ -86,13 +85,13 @@ def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str
 
 
 def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str) -> Layer:
-    """One layer; ``scheme`` is what the checkpoint asks of it, None if that is not known."""
+    """Return one layer; ``scheme``: what the checkpoint wants for it, None if unknown."""
     if type(method).__name__.startswith("Unquantized"):
         return Layer(name, dtype, dtype, class_name(experts_of(method) or method))
     kernel = kernel_of(module, method)
     asked = scheme.activations if scheme else UNKNOWN
     ran = activations(module, method, kernel, asked, dtype)
-    if scheme is None:  # quantized while loading, or by a method that is not known here: nothing to deviate from
+    if scheme is None:  # quantized while loading, or by an unknown method: nothing to deviate from
         key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
         by_method = (words for begins, words in ONLINE.items() if type(method).__name__.startswith(begins))
         stored = next(by_method, UNKNOWN) if key is None else key_text(key, "channel")
@@ -101,7 +100,7 @@ def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str
 
 
 def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: Declared) -> Scheme | None:
-    """What the checkpoint asks of a layer; vLLM's own matching of layers to config groups decides where it has one."""
+    """Return what the checkpoint wants for a layer, by vLLM's own matching of layers to config groups if it has one."""
     if hasattr(method, "weight_quant") and hasattr(method, "input_quant"):  # experts of compressed-tensors
         return Scheme(args_text(method.weight_quant), args_text(method.input_quant))
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
@@ -111,7 +110,7 @@ def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: De
 
 
 def kernel_of(module: Any, method: Any) -> Any:
-    """The object whose class computes the product: the kernel, else the scheme, else the method."""
+    """Return the object whose class computes the product: the kernel, else the scheme, else the method."""
     if (experts := experts_of(method)) is not None:
         return experts
     for owner in (getattr(module, "scheme", None), method):
@@ -122,18 +121,18 @@ def kernel_of(module: Any, method: Any) -> Any:
 
 
 def experts_of(method: Any) -> Any:
-    """The object that computes a layer of experts, its class before the weights are loaded; None for other layers."""
+    """Return the object that computes experts, or its class before the weights are loaded; None for other layers."""
     experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
     return experts if experts is not None else getattr(method, "experts_cls", None)
 
 
 def class_name(thing: Any) -> str:
-    """The name of an object's class, or of a class."""
+    """Return the name of a class, or of an object's class."""
     return thing.__name__ if isinstance(thing, type) else type(thing).__name__
 
 
 def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -> str:
-    """The precision in which a kernel takes the activations."""
+    """Return the precision in which a kernel takes the activations."""
     name, config = class_name(kernel), getattr(kernel, "config", None)
     if getattr(module, "use_w4a8", False):  # CPUs with AMX, unless VLLM_CPU_INT4_W4A8=0
         return "int8 token"
@@ -160,10 +159,10 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
 
 
 def activations_of_experts(kernel: Any, dtype: str) -> str:
-    """The precision in which experts take their inputs; some do not as their ``quant_config`` would have it.
+    """Return the precision in which experts take their inputs, which may differ from their ``quant_config``.
 
-    Marlin follows VLLM_MARLIN_INPUT_DTYPE, emulated MXFP8 rounds nothing, and int4 experts on a CPU with AMX, which are
-    asked to be weight-only, compute in int8.
+    Marlin follows VLLM_MARLIN_INPUT_DTYPE, emulated MXFP8 does not round, and weight-only int4 experts compute in int8
+    on a CPU with AMX.
     """
     if type(kernel).__name__ == "CPUExpertsInt4":
         return "int8 token"
@@ -173,13 +172,13 @@ def activations_of_experts(kernel: Any, dtype: str) -> str:
 
 
 def kv_caches(model: Any, asked: str, dtype: str, sizes: Mapping[str, CacheSize] | None = None) -> Iterator[KVCache]:
-    """The cache of every attention layer of a vLLM model; ``asked``: by the checkpoint, as ``schemes.kv_cache`` says.
+    """Yield the cache of every attention layer of a vLLM model.
 
-    ``sizes``: of layers' caches, as ``kv_sizes`` says.
+    ``asked``: what the checkpoint wants (``schemes.kv_cache``).  ``sizes``: from ``kv_sizes``; unknown if other modules
+    have a cache as well, such as the indexers of sparse attention.
 
-    A layer says in ``kv_cache_dtype`` what it was told, "auto" for the model's dtype, and keeps the scales of tensors
-    as numbers: those of the checkpoint, or 1.0.  No size is told where something else is cached as well, as for the
-    indexers of sparse attention.
+    A layer's ``kv_cache_dtype`` is "auto" for the model's dtype; it keeps per-tensor scales as numbers: the
+    checkpoint's, or 1.0.
     """
     found = {name: module for name, module in model.named_modules() if is_attention(module)}
     known = sizes if sizes and sizes.keys() <= found.keys() else {}
@@ -194,21 +193,21 @@ def kv_caches(model: Any, asked: str, dtype: str, sizes: Mapping[str, CacheSize]
 
 
 def named(groups: Sequence[KVCache], told: str | None) -> tuple[KVCache, ...]:
-    """Caches that say whether the spec's ``kv_cache_dtype``, ``told``, names the format that they are kept in."""
+    """Return the caches, marked if the spec's ``kv_cache_dtype`` (``told``) names their format."""
     return tuple(replace(group, named=group.stored == cache_format(told or "auto")) for group in groups)
 
 
 def is_attention(module: Any) -> bool:
-    """Whether a module keeps keys and values: others may hold a word for the cache that they pass on."""
+    """Return True if a module keeps keys and values; others may only pass ``kv_cache_dtype`` on."""
     return isinstance(getattr(module, "kv_cache_dtype", None), str) and hasattr(module, "impl")
 
 
 def kv_sizes(specs: Mapping[str, Any], config: Any) -> dict[str, CacheSize]:
-    """Layer -> (bytes of a token, tokens that are held) of its cache, as ``KVCache`` has them.
+    """Return layer -> (bytes per token, number of tokens that are kept) of its cache, as in ``KVCache``.
 
-    ``specs``: a worker's ``get_kv_cache_spec()``, of its own rank; ``config``: vLLM's.  Tensor-parallel ranks hold the
+    ``specs``: a worker's ``get_kv_cache_spec()``, of its rank.  ``config``: vLLM's.  Tensor-parallel ranks keep the
     heads that they compute, latent attention all of it; with decode context parallelism they share the tokens.  A state
-    that does not grow with the tokens (Mamba's) is no cache of tokens.
+    that does not grow with the tokens (Mamba's) does not count.
     """
     parallel = config.parallel_config
     ranks = parallel.tensor_parallel_size / parallel.decode_context_parallel_size
@@ -226,9 +225,9 @@ def kv_sizes(specs: Mapping[str, Any], config: Any) -> dict[str, CacheSize]:
 
 
 def prefill(impl: Any) -> str:
-    """Whether attention of an object's class reads a quantized cache in prefill: "" or as ``PREFILL_NOTES`` has it.
+    """Return "" if attention of this class reads a quantized cache in prefill, else a key of ``PREFILL_NOTES``.
 
-    Classes that derive from a known one may do otherwise, but for those of multi-head latent attention.
+    A class derived from a known one is unknown, except for multi-head latent attention.
     """
     name = class_name(impl)
     if name in READ_IN_PREFILL:
@@ -238,21 +237,19 @@ def prefill(impl: Any) -> str:
 
 
 def check_causal(model: Any) -> None:
-    """RuntimeError if prompt tokens of a vLLM model attend to those that follow them, which would be "predicted"."""
+    """Raise RuntimeError if prompt tokens attend to later ones, which would then be "predicted"."""
     for name, module in model.named_modules():
         if class_name(module) in NOT_CAUSAL:
             raise RuntimeError(f"{name} ({class_name(module)}) lets prompt tokens see what follows; nothing to score")
 
 
 def check_caches(model: Any, told: str, dtype: str) -> None:
-    """RuntimeError if layers of a vLLM model misread their cache, or none of them keeps it in ``told``, vLLM's word.
+    """Raise RuntimeError if layers misread their cache, or no layer keeps it in ``told``, vLLM's name of the format.
 
-    A cache in the model's ``dtype`` is what "auto" keeps, although vLLM's attention for CPUs does not name bfloat16
-    among the caches that it can read.
-
-    vLLM does not ask its attention for CPUs and XPUs what it can read: on a CPU (0.32), caches in int8 and in int4 per
-    token and head both gave a toy the KLD 0.73 in prefill and 0.32 in decode.  With TurboQuant two layers at either end
-    of a model keep their caches in its dtype, which are all layers of a toy.
+    vLLM does not check what its attention for CPUs and XPUs can read: on a CPU (0.32), int8 and int4 caches per token
+    and head gave a toy a KLD of 0.73 in prefill.  With TurboQuant two layers at either end of a model keep caches in
+    its dtype, which are all layers of a toy.  A cache in the model's ``dtype`` is "auto", although vLLM's attention for
+    CPUs does not list bfloat16.
     """
     if told == dtype:
         return
@@ -267,7 +264,7 @@ def check_caches(model: Any, told: str, dtype: str) -> None:
 
 
 def cache_format(told: str) -> str:
-    """vLLM's word for a cache -> our word for its number format: "fp8_e4m3", "fp8_ds_mla" and the like are fp8."""
+    """Return our name of a cache's number format for vLLM's: "fp8_e4m3", "fp8_ds_mla" and similar are fp8."""
     for word in ("fp8_e5m2", "fp8", "nvfp4", "int8", "int4"):
         if told.startswith(word):
             return word
@@ -275,7 +272,7 @@ def cache_format(told: str) -> str:
 
 
 def kv_scales(module: Any, told: str) -> str:
-    """Where the scales of a layer's cache come from."""
+    """Return the origin of the scales of a layer's cache."""
     if OWN_SCALES.search(told) or getattr(module, "calculate_kv_scales", False):
         return DYNAMIC
     scales = [getattr(module, f"_{letter}_scale", None) for letter in "kv"]
@@ -283,16 +280,16 @@ def kv_scales(module: Any, told: str) -> str:
 
 
 def type_name(taken: Any, dtype: str) -> str:
-    """Our name of a type that vLLM holds as a torch dtype, as a word, or as None, which means ``dtype``."""
+    """Return our name of a type that vLLM has as a torch dtype, a word, or None (``dtype``)."""
     name = dtype if taken is None else dtype_name(taken)
     return SHORT_NAMES.get(name, name)
 
 
 def key_text(key: Any, line: str) -> str:
-    """A vLLM QuantKey in the words of ``backends/layers/schemes.py``.
+    """Return a vLLM QuantKey in the words of ``backends/layers/schemes.py``.
 
-    ``line`` is the word for one scale a row or column.  Group shapes: (-1, -1) is one scale for the tensor; (1, -1) and
-    (-1, 1) one a line; (1, n) one for n values of a row; (n, m) one for a tile of the matrix.
+    ``line``: word for one scale per row or column.  Group shapes: (-1, -1) is one scale per tensor; (1, -1) and (-1, 1)
+    one per line; (1, n) one per n values of a row; (n, m) one per tile.
     """
     rows, columns = key.scale.group_shape
     name = type_name(key.dtype, UNKNOWN)
