@@ -9,14 +9,7 @@ Where the layouts were read (November 2026; file names and the YAML of the cards
 - code-search-net/code_search_net: a script; its parquet copy of ``python`` has columns ``whole_func_string`` and more,
   22,176 rows of ``test`` in 29 MB (its card, and commit 4ba6f7a48afb0ae5a8713c7d214561dff8a11c57 of the copy); that the
   copy has ``{config}/{split}/0000.parquet`` is what the hub's converter writes today.
-- EleutherAI/lambada_openai: lm-eval loads its config ``default``, 5,153 rows, pinned to commit
-  900124bf3b8235c6daf21033af9948b3f07346c4; the files (``data/lambada_test*.jsonl``) are those of its card's checksums.
-  Whether that commit holds them or a parquet copy was not confirmed; the config's name stands in both.
-- roneneldan/TinyStories: ``data/validation-00000-of-00001-869c898b519ad725.parquet``, four ``data/train-*`` beside text
-  files, a card without ``configs``, commit f54c09fd23315a6f9c86f9dc80f725de7d8f9c64.
 - allenai/c4: its card (``en/c4-validation.*.json.gz``), eight validation and 1,024 training files.
-- stas/openwebtext-10k and Skylion007/openwebtext: scripts; ``refs/convert/parquet`` has
-  ``plain_text/train/0000.parquet`` and on (80 files of the latter).
 - HuggingFaceH4/ultrachat_200k, HuggingFaceH4/no_robots, HuggingFaceTB/smoltalk (the sets of ``eval/spec/chat_*.json``):
   split names and the column ``messages`` of their cards; the files' names stand for parquet files of each split.
 - HuggingFaceFW/fineweb and fineweb-edu: their cards (``sample-10BT``: ``sample/10BT/*``), ``000_00000.parquet`` and on.
@@ -86,35 +79,6 @@ def add_scripts(hub: Hub) -> None:
     code = {s: parquet([f"def {s}_{i}(): pass" for i in range(1200)], "whole_func_string") for s in splits}
     copies = {f"{c}/{s}/0000.parquet": code[s] for c in ("go", "python") for s in splits}
     hub.add("datasets", name, copies, CONVERTED)
-    for name, count in (("stas/openwebtext-10k", 1), ("Skylion007/openwebtext", 80)):
-        hub.add("datasets", name, {"README.md": "# Web text\n", f"{name.partition('/')[2]}.py": SCRIPT})
-        copies = {
-            f"plain_text/train/{i:04d}.parquet": parquet([f"{name} file {i} row {j}" for j in range(600)])
-            for i in range(count)
-        }
-        hub.add("datasets", name, copies, CONVERTED)
-
-
-def add_lambada(hub: Hub) -> None:
-    languages = ("de", "en", "es", "fr", "it")
-    configs = {"default": {"test": "data/lambada_test.jsonl"}}
-    configs |= {each: {"test": f"data/lambada_test_{each}.jsonl"} for each in languages}
-    files: dict[str, bytes | str] = {"README.md": card(configs), "data/lambada_test.jsonl": lines(rows("lambada"))}
-    files |= {f"data/lambada_test_{each}.jsonl": lines(rows(f"lambada {each}")) for each in languages}
-    hub.add("datasets", "EleutherAI/lambada_openai", files)
-
-
-def add_tinystories(hub: Hub) -> None:
-    files: dict[str, bytes | str] = {
-        "README.md": "---\nlicense: cdla-sharing-1.0\n---\n# TinyStories\n",
-        "TinyStories-train.txt": "a story\n", "TinyStories-valid.txt": "a story\n",
-        "TinyStoriesV2-GPT4-valid.txt": "a story\n", "TinyStories_all_data.tar.gz": b"no archive",
-        "data/validation-00000-of-00001-869c898b519ad725.parquet": parquet(rows("tinystories", "validation")),
-    }  # fmt: skip
-    ends = ("2d5a1467fff1081b", "5852b56a2bd28fd9", "a26307300439e943", "d243063613e5a057")
-    for i, end in enumerate(ends):
-        files[f"data/train-{i:05d}-of-00004-{end}.parquet"] = parquet(rows("tinystories", "train"))
-    hub.add("datasets", "roneneldan/TinyStories", files)
 
 
 def add_c4(hub: Hub) -> None:
@@ -158,5 +122,5 @@ def add_chats(hub: Hub) -> None:
 
 def add_all(hub: Hub) -> None:
     """All of them."""
-    for add in (add_wikitext, add_scripts, add_lambada, add_tinystories, add_c4, add_fineweb, add_chats):
+    for add in (add_wikitext, add_scripts, add_c4, add_fineweb, add_chats):
         add(hub)

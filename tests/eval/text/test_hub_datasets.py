@@ -27,37 +27,17 @@ from compare_q.eval.text import conversations
 found = conversations.read(reading.load_data_specs([pathlib.Path({file!r})])[0], Progress(quiet=True))
 value = [talk.messages for talk in found]
 """
-WIKI2, WIKI103 = "wikitext-2-raw-v1", "wikitext-103-raw-v1"
+WIKI2 = "wikitext-2-raw-v1"
 EIGHT = [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)]
 # name: repository, first row, number of rows, the files with data that are asked for
 KNOWN: dict[str, tuple[str, str, int, list[str]]] = {
     "wiki2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, [f"{WIKI2}/test-00000-of-00001.parquet"]),
     "wikitext2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, []),  # in the cache by then
-    "wiki103": (
-        "Salesforce/wikitext", " = wikitext-103-raw-v1 test = \n", 3, [f"{WIKI103}/test-00000-of-00001.parquet"]
-    ),
-    "wikitext103": ("Salesforce/wikitext", " = wikitext-103-raw-v1 test = \n", 3, []),
     "code": ("code-search-net/code_search_net", "def test_0(): pass", 1000, ["python/test/0000.parquet"]),
     "ptb": ("ptb-text-only/ptb_text_only", " = ptb test = \n", 3, ["penn_treebank/test/0000.parquet"]),
-    "lambada": ("EleutherAI/lambada_openai", " = lambada test = \n", 3, ["data/lambada_test.jsonl"]),
-    "tinystories": (
-        "roneneldan/TinyStories", " = tinystories validation = \n", 3,
-        ["data/validation-00000-of-00001-869c898b519ad725.parquet"],
-    ),
     "c4": ("allenai/c4", "c4 en validation file 0", 8, EIGHT),
-    "openwebtext10k": (
-        "stas/openwebtext-10k", "stas/openwebtext-10k file 0 row 0", 600, ["plain_text/train/0000.parquet"]
-    ),
-    "openwebtext": (
-        "Skylion007/openwebtext", "Skylion007/openwebtext file 0 row 0", 1000,
-        ["plain_text/train/0000.parquet", "plain_text/train/0001.parquet"],
-    ),
     "fineweb": (
         "HuggingFaceFW/fineweb", "fineweb file 0 row 0", 1000,
-        ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"],
-    ),
-    "fineweb-edu": (
-        "HuggingFaceFW/fineweb-edu", "fineweb-edu file 0 row 0", 1000,
         ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"],
     ),
 }  # fmt: skip
@@ -85,7 +65,6 @@ def client(hub: Hub, home: Path) -> Iterator[Client]:
 def away(hub: Hub, home: Path, client: Client) -> Iterator[Client]:
     """A client with the cache that the others have filled, and no hub."""
     client.run(READ.format(keys={"dataset": "wiki2"}))
-    client.run(READ.format(keys={"dataset": "lambada"}))
     with Client(hub, home, HF_ENDPOINT="http://127.0.0.1:1") as process:
         yield process
 
@@ -134,9 +113,9 @@ def test_ready_specs_of_conversations(file: Path, client: Client) -> None:
     ("keys", "gold"),
     [
         ({"dataset": "c4", "max_text_rows": 1}, 1),
-        ({"dataset": "openwebtext", "max_text_rows": 3}, 3),
-        ({"dataset": "openwebtext", "split": "train[:7]"}, 7),
-        ({"dataset": "openwebtext", "split": "train[:7]", "max_dataset_rows": 9}, 7),
+        ({"dataset": "fineweb", "max_text_rows": 3}, 3),
+        ({"dataset": "fineweb", "split": "train[:7]"}, 7),
+        ({"dataset": "fineweb", "split": "train[:7]", "max_dataset_rows": 9}, 7),
     ],
 )
 def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, client: Client) -> None:
@@ -160,7 +139,7 @@ def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, client: Client
             'Unknown split "dev"',
             "no split 'dev'; there are: train, validation, test",
         ),
-        ({"dataset": "stas/openwebtext-10k"}, "Dataset scripts are no longer supported", "Dataset scripts"),
+        ({"dataset": "ptb-text-only/ptb_text_only"}, "Dataset scripts are no longer supported", "Dataset scripts"),
     ],
 )
 def test_what_is_not_there_is_one_line(
