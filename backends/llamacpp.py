@@ -35,7 +35,6 @@ from pydantic import Field, ValidationInfo, field_validator
 from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import gguf
 from compare_q.backends.checkpoint.config import ROPE
-from compare_q.backends.checkpoint.gguf import GgufTensor
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.options import EngineOptions
@@ -141,32 +140,26 @@ class LlamacppEngine(LogitsEngine):
         import llama_cpp  # noqa: F401
 
     def load(self) -> None:
-        file = gguf.read_model(Path(self.planned.model_dir)).files[0]
+        file, options = gguf.read_model(Path(self.planned.model_dir)).files[0], self.options
         import llama_cpp
+        import torch
 
         self.library = llama_cpp
         self.said = listening()
         llama_cpp.llama_backend_init()
-        self._open(str(file))
+        self.repacks = self._may_repack()
+        self.threads = options.n_threads or torch.get_num_threads()
+        model = model_parameters(llama_cpp, options, repacks=self.repacks)
+        self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), model)
+        if self.model and not llama_cpp.llama_model_has_encoder(self.model):
+            context = context_parameters(llama_cpp, options, max_tokens=self.planned.max_tokens, threads=self.threads)
+            self.context = llama_cpp.llama_init_from_model(self.model, context)
         if not self.context:
             reason = "it has an encoder" if self.model and not self.said.errors else self.said.reason()
             raise ModelError(f"llama.cpp could not load {file}: {reason}")
-        self.batch = llama_cpp.llama_batch_init(self.options.n_batch, 0, 1)
-        for i in range(self.options.n_batch):
+        self.batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
+        for i in range(options.n_batch):
             self.batch.n_seq_id[i], self.batch.seq_id[i][0], self.batch.logits[i] = 1, 0, 1
-
-    def _open(self, file: str) -> None:
-        """Load the file, and make a context for it unless it has an encoder; what fails stays None."""
-        import torch
-
-        library, options = self.library, self.options
-        self.repacks = self._may_repack()
-        self.threads = options.n_threads or torch.get_num_threads()
-        model = model_parameters(library, options, repacks=self.repacks)
-        self.model = library.llama_model_load_from_file(file.encode(), model)
-        if self.model and not library.llama_model_has_encoder(self.model):
-            context = context_parameters(library, options, max_tokens=self.planned.max_tokens, threads=self.threads)
-            self.context = library.llama_init_from_model(self.model, context)
 
     def _may_repack(self) -> bool:
         """True if ggml may repack the weights: the option, else whether the build has no AMX tile code."""
@@ -234,16 +227,14 @@ class LlamacppEngine(LogitsEngine):
         return "llama.cpp multiplies its head in ggml, which torch cannot do again bit for bit"
 
     def layers(self) -> tuple[Layer, ...]:
-        model = gguf.read_model(Path(self.planned.model_dir))
-        matrices = [each for each in model.tensors if model.role(each) in ("layer", model.head) and len(each.shape) > 1]
-        return group_layers(self._layer(each) for each in matrices)
-
-    def _layer(self, tensor: GgufTensor) -> Layer:
-        number = re.search(r"blk\.(\d+)\.", tensor.name)
-        devices = self.said.devices
-        device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)
-        backend = device.rstrip("0123456789").lower()
-        return Layer(tensor.name, tensor.type_name, activations(tensor.type_name, backend), f"ggml {backend}")
+        model, devices, found = gguf.read_model(Path(self.planned.model_dir)), self.said.devices, []
+        for tensor in model.tensors:
+            if model.role(tensor) in ("layer", model.head) and len(tensor.shape) > 1:
+                number = re.search(r"blk\.(\d+)\.", tensor.name)
+                device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)
+                backend, stored = device.rstrip("0123456789").lower(), tensor.type_name
+                found.append(Layer(tensor.name, stored, activations(stored, backend), f"ggml {backend}"))
+        return group_layers(found)
 
     def provenance(self) -> dict[str, Any]:
         flash, library = FLASH.search(self.said.text), self.library
@@ -398,22 +389,20 @@ def listening() -> Log:
 def libraries() -> dict[str, str]:
     """Name -> size and time of the libraries that llama-cpp-python loads.
 
-    pip's hashes cannot be used: they stay when another build is copied over the installed one.
+    pip's hashes cannot be used: they stay when another build is copied over the installed one.  ``make`` may put a
+    library for CPUs with AVX-512 into glibc-hwcaps/x86-64-v4.
     """
     package = package_folder("llama_cpp")
     if package is None:
         return {}
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", package / "lib"))
-    # glibc-hwcaps/x86-64-v4 holds the library for CPUs with AVX-512, if `make` built llama.cpp.
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    found = {str(file.relative_to(folder)): file.stat() for file in files}
+    found = {str(file.relative_to(folder)): file.stat() for file in sorted(folder.rglob("*")) if file.is_file()}
     return {name: f"{stat.st_size} {stat.st_mtime_ns}" for name, stat in found.items()}
 
 
 def build() -> str:
     """Identity of the installed build, since builds of one version have other scores: "cpu cuda 1f0c..."."""
-    found = libraries()
-    digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+    digest = hashlib.sha256(repr(sorted(libraries().items())).encode()).hexdigest()
     return " ".join([*sorted(installed_backends()), digest[:12]])
 
 
@@ -448,7 +437,16 @@ def activations(weights: str, backend: str) -> str:
         return UNKNOWN
     if backend == "cpu" and installed_backends() == {"cpu"}:
         return cpu_activations(weights)
-    return cuda_activations(weights) if backend == "cuda" and installed_backends() == {"cpu", "cuda"} else UNKNOWN
+    if backend != "cuda" or installed_backends() != {"cpu", "cuda"}:
+        return UNKNOWN
+    import torch
+
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if capability < (8, 0) or (weights in ("mxfp4", "nvfp4") and capability >= (10, 0)):
+        return UNKNOWN
+    if weights in FLOATS:
+        return weights
+    return "f16" if weights == "iq1_m" or weights.startswith("tq") else "q8_1"
 
 
 def cpu_activations(weights: str) -> str:
@@ -458,15 +456,3 @@ def cpu_activations(weights: str) -> str:
     if weights.endswith("_K") or (weights.startswith(("iq", "tq")) and weights != "iq4_nl"):
         return "q8_K"
     return "q8_1" if weights.endswith("_1") else "q8_0"
-
-
-def cuda_activations(weights: str) -> str:
-    """``ggml_cuda_mul_mat`` for more than a few tokens."""
-    import torch
-
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-    if capability < (8, 0) or (weights in ("mxfp4", "nvfp4") and capability >= (10, 0)):
-        return UNKNOWN
-    if weights in FLOATS:
-        return weights
-    return "f16" if weights == "iq1_m" or weights.startswith("tq") else "q8_1"

@@ -241,8 +241,8 @@ def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Findi
         (found.left_over, "left over: the model that the config describes has no such layer"),
         (found.biases, "its bias is left over: the model that the config describes has none there"),
     ):
-        where = map(checkpoint.where_module, sorted(modules))
-        yield from one_finding("warning", where, what, f"{OTHER_CONFIG}, or save the model without it")
+        places = map(checkpoint.where_module, sorted(modules))
+        yield from one_finding("warning", places, what, f"{OTHER_CONFIG}, or save the model without it")
 
 
 def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -131,20 +131,18 @@ class Tokens(BaseModel):
     token_strs: list[Name] | None = None
 
 
-class Entry(BaseModel):
-    """One token at one position."""
-
-    logprob: float
-
-
-class Choice(BaseModel):
-    """A prompt: for each position, token id -> entry."""
-
-    prompt_logprobs: list[dict[str, Entry] | None] | None = None
-
-
 class Completion(BaseModel):
     """Answer of ``/v1/completions``; ``system_fingerprint`` is vLLM's digest of its version and configuration."""
+
+    class Choice(BaseModel):
+        """A prompt: for each position, token id -> entry."""
+
+        class Entry(BaseModel):
+            """One token at one position."""
+
+            logprob: float
+
+        prompt_logprobs: list[dict[str, Entry] | None] | None = None
 
     choices: list[Choice] = Field(min_length=1)
     system_fingerprint: Name | None = None
@@ -192,7 +190,11 @@ class ServedModel(ModelFiles):
     @cached_property
     def server(self) -> Server:
         """The server that the spec names; InputError."""
-        key = api_key(self.options)
+        variable, key = self.options.api_key_env, None
+        if variable is not None:
+            key = os.environ.get(variable, "").strip()
+            if not (key.isascii() and key.isprintable() and key):  # quote neither: the variable's name may be the key
+                raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
         return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 
     def over_a_connection(self, ask: Callable[[httpx2.AsyncClient], Awaitable[T]]) -> T:
@@ -303,16 +305,6 @@ def is_stamped(stamp: str, card: Card, sample: Sample) -> bool:
     return card.model_dump() == of_card and sample.agrees(Sample(np.array(rounded, np.float32), fingerprint))
 
 
-def api_key(options: ServerOptions) -> str | None:
-    """The server's key, from the environment.  No error quotes the option, which may hold the key by mistake."""
-    if options.api_key_env is None:
-        return None
-    key = os.environ.get(options.api_key_env, "").strip()
-    if not (key.isascii() and key.isprintable() and key):  # the HTTP library would quote it in an error
-        raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
-    return key
-
-
 def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:
     """Log-probabilities float32 [L - 1] of a prompt's tokens but the first, from ``prompt_logprobs``; ServerError.
 
@@ -412,7 +404,7 @@ class VllmServerEngine(Engine):
                         flying.remove(landed)
                         yield landed.result()
             finally:
-                runner.run(abandon(flying, client))
+                runner.run(abandon(flying, client))  # vLLM drops the requests of cancelled tasks
 
     def check_unchanged(self) -> None:
         """ModelError if the server's model is no longer the one that was loaded."""
@@ -425,18 +417,14 @@ class VllmServerEngine(Engine):
         ids = window.token_ids.tolist()
         try:
             answer = await self.served.completion(client, self.seen.card.model, ids, 0)
-            logprob = real_logprobs(ids, answer)
-            self.check_fingerprint(answer.system_fingerprint)
+            logprob, fingerprint = real_logprobs(ids, answer), answer.system_fingerprint
+            if fingerprint != self.seen.sample.fingerprint:
+                raise ServerError(
+                    f"{fingerprint} answers in place of {self.seen.sample.fingerprint}; let one server stay at this URL"
+                )
         except ServerError as error:
             raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
         return TokenScores(window.index, logprob[window.positions - 1])
-
-    def check_fingerprint(self, fingerprint: str | None) -> None:
-        """ServerError if another server answers than the one whose sample was taken."""
-        if fingerprint != self.seen.sample.fingerprint:
-            raise ServerError(
-                f"{fingerprint} answers in place of {self.seen.sample.fingerprint}; let one server stay at this URL"
-            )
 
     def provenance(self) -> dict[str, Any]:
         tokens = self.seen.tokens
@@ -457,7 +445,7 @@ class VllmServerEngine(Engine):
 
 
 async def abandon(tasks: set[asyncio.Task[TokenScores]], client: httpx2.AsyncClient) -> None:
-    """Cancel the tasks, which makes vLLM drop their requests, and close the connections."""
+    """Cancel the tasks and close the connections."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
