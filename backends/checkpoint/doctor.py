@@ -74,7 +74,6 @@ class Report:
     ``facts``: (title, text); ``findings``: the worst first; ``unchecked``: what could not be checked, and why.
     """
 
-    name: str
     facts: tuple[tuple[str, str], ...] = ()
     findings: tuple[Finding, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -85,48 +84,40 @@ class Report:
         return any(finding.severity == "wrong" for finding in self.findings)
 
 
-@dataclass(frozen=True)
-class Target:
-    """A model on this machine: a folder of safetensors, or a GGUF model."""
-
-    name: str
-    path: Path
-
-    @property
-    def is_gguf(self) -> bool:
-        """True for a GGUF file, or a folder that has no safetensors but GGUF files."""
-        if is_folder(self.path):
-            return not any(self.path.glob("*.safetensors")) and any(self.path.glob("*.gguf"))
-        return self.path.suffix.lower() == ".gguf"
-
-    @property
-    def tokens(self) -> tokenizers.Tokens:
-        """Its vocabulary, special tokens and template; InputError for files that cannot be read."""
-        return tokenizers.of_gguf(read_model(self.path)) if self.is_gguf else tokenizers.of_folder(self.path)
+def is_gguf(path: Path) -> bool:
+    """True for a GGUF file, or a folder that has GGUF files and no safetensors."""
+    if is_folder(path):
+        return not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))
+    return path.suffix.lower() == ".gguf"
 
 
-def examine(target: Target, reference: Target | None = None, contents: Contents | None = None) -> Report:
-    """Everything that headers, configs and small tensors show of a model; InputError if it cannot be read.
+def tokens_of(path: Path) -> tokenizers.Tokens:
+    """The tokens of a folder or GGUF model; InputError for files that cannot be read."""
+    return tokenizers.of_gguf(read_model(path)) if is_gguf(path) else tokenizers.of_folder(path)
 
-    ``reference``: the model whose tokens it should have; ``contents``: of its folder, None if nothing was compared.
+
+def examine(path: Path, reference: Path | None = None, contents: Contents | None = None) -> Report:
+    """Everything that headers, configs and small tensors show of a folder or GGUF model; InputError.
+
+    ``reference``: the model whose tokens it should have; ``contents``: of the folder, None if nothing was compared.
     """
     unchecked = []
-    if target.is_gguf:
-        model = read_model(target.path)
+    if is_gguf(path):
+        model = read_model(path)
         facts, findings = tuple(gguf_facts(model)), list(low_gguf_head(model))
     else:
-        checkpoint = Checkpoint(target.path)
+        checkpoint = Checkpoint(path)
         facts, findings = tuple(folder_facts(checkpoint)), [one for check in CHECKS for one in check(checkpoint)]
         if contents is not None:
             findings += differing_tensors(checkpoint, contents)
             unchecked += [f"tensors against the config: {contents.unchecked}"] if contents.unchecked else []
     if reference is not None:
         try:
-            findings += [Finding(*each) for each in tokenizers.differences(target.tokens, reference.tokens)]
+            findings += [Finding(*each) for each in tokenizers.differences(tokens_of(path), tokens_of(reference))]
         except InputError as error:
             unchecked.append(f"tokens: {error}")
     findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
-    return Report(target.name, facts, tuple(findings), tuple(unchecked))
+    return Report(facts, tuple(findings), tuple(unchecked))
 
 
 # Facts.

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from compare_q.backends.checkpoint import doctor
 from compare_q.backends.checkpoint.contents import Contents, compare
-from compare_q.backends.checkpoint.doctor import Report, Target, examine
+from compare_q.backends.checkpoint.doctor import Report, examine
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.tokenizers import Difference, Tokens, differences, of_folder
 from tests.support.broken import FAULTS, good
@@ -32,7 +32,7 @@ def good_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def examined(folder: Path, reference: Path) -> Report:
-    return examine(Target("x", folder), Target("reference", reference), compare(folder))
+    return examine(folder, reference, compare(folder))
 
 
 def test_good_checkpoints_have_no_finding(good_model: Path, toy_model: Path) -> None:
@@ -272,6 +272,6 @@ def test_packed_weights_are_there(
 ) -> None:
     folder = stored_as(toy_model, tmp_path / "packed", store)
     assert compare(folder) == NOTHING
-    layers = [text for title, text in examine(Target("", folder)).facts if title == "layers"]
+    layers = [text for title, text in examine(folder).facts if title == "layers"]
     assert len(layers) == 1
     assert layers[0].startswith("14 matrices in ")
