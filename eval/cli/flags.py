@@ -20,8 +20,8 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.cli import adaptive
 from compare_q.eval.common.cache import default_root
-from compare_q.eval.plots.measures import KLD_VALUES, SIZES
-from compare_q.eval.table import columns
+from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES
+from compare_q.eval.table import columns, pairs
 
 COMMANDS = {
     "run": "measure models (the word may be left out)",
@@ -370,8 +370,20 @@ def check_run(args: argparse.Namespace) -> None:
         raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
 
 
-def check_texts(args: argparse.Namespace, texts: Sequence[str]) -> None:
-    """InputError for a flag that does not go with as many texts; ``texts``: their names."""
+def check_content(
+    args: argparse.Namespace, texts: Sequence[str], labels: Sequence[str], *, reference: bool, answers: bool
+) -> str | None:
+    """Return a line about flags without effect, None if there are none; InputError for flags that do not fit the run.
+
+    ``texts``: their names; ``labels``: the models'; ``reference``: if there is one; ``answers``: if a text is a task.
+    """
+    if args.measure == "kld" and not reference:
+        raise InputError(
+            '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'
+        )
+    if args.measure in ACCURACIES and not answers:
+        raise InputError(f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")')
+    pairs.check_labels(args.pair, labels)
     _, colon, text = (args.sort or "").partition(":")
     if colon and (len(texts) == 1 or text not in texts):
         raise InputError(f"--sort: {args.sort}: of several texts, name one behind the colon: {', '.join(texts)}")
@@ -379,16 +391,10 @@ def check_texts(args: argparse.Namespace, texts: Sequence[str]) -> None:
         raise InputError("--by-text: there is one text, whose table it is anyway; leave it out")
     if len(texts) > 1 and args.logits_file is not None:
         raise InputError("--logits_file: a reference store is of one text; leave it out, or run once for each text")
-
-
-def unused_picture_flags(args: argparse.Namespace) -> str | None:
-    """A line on flags that change a picture where no such picture is asked for; None if there are no such flags."""
     given = {
         "-v" if args.x_axis == "vram" else "--x-axis": args.x_axis, "--kld-value": args.kld_value,
         f"-{args.measure}": args.measure and not args.kld_value, "-mx": args.max_x < math.inf,
         "-my": args.max_y < math.inf, "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
     }  # fmt: skip
-    flags = [flag for flag, is_given in given.items() if is_given]
-    if args.plot_file or args.card or not flags:
-        return None
-    return f"{', '.join(flags)}: for the picture of -p (or -pf FILE), which was not asked for"
+    unused = [flag for flag, is_given in given.items() if is_given and not (args.plot_file or args.card)]
+    return f"{', '.join(unused)}: for the picture of -p (or -pf FILE), which was not requested" if unused else None

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compare_q import backends
-from compare_q.backends.common.errors import CompareQError, InputError
+from compare_q.backends.common.errors import CompareQError
 from compare_q.backends.common.messages import one_line, printable
 from compare_q.eval import results as run_results
 from compare_q.eval.cli import adaptive, flags, outputs
@@ -30,10 +30,8 @@ from compare_q.eval.common import files
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import CURE, Outputs
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.plots.measures import ACCURACIES
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
-from compare_q.eval.table import pairs
 from compare_q.eval.table.render import LiveTable
 
 if TYPE_CHECKING:
@@ -88,10 +86,8 @@ def measure(args: argparse.Namespace) -> int:
     reference = bool(args.logits_file) or any(spec.is_reference for spec in model_specs)
     if args.until or (args.models and args.rows is None):
         args.until, texts = adaptive.settled(args.until, texts, reference=reference)
-    check_asked(
-        args, list(texts), [spec.name for spec in model_specs], reference=reference,
-        answers=any(spec.is_answers for spec in data_specs),
-    )  # fmt: skip
+    labels, answers = [spec.name for spec in model_specs], any(spec.is_answers for spec in data_specs)
+    remark(flags.check_content(args, list(texts), labels, reference=reference, answers=answers))
     return (check if args.command == "check" else compare)(args, texts, model_specs)
 
 
@@ -100,24 +96,6 @@ def examine(args: argparse.Namespace) -> int:
     from compare_q.eval.cli import doctor
 
     return doctor.run(args)
-
-
-def check_asked(
-    args: argparse.Namespace, texts: Sequence[str], labels: Sequence[str], *, reference: bool, answers: bool
-) -> None:
-    """InputError for flags that do not go with these texts and models; says which flags change nothing.
-
-    ``reference``: whether there is one; ``answers``: whether one of the texts is a task of questions.
-    """
-    if args.measure == "kld" and not reference:
-        raise InputError(
-            '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'
-        )
-    if args.measure in ACCURACIES and not answers:
-        raise InputError(f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")')
-    pairs.check_labels(args.pair, labels)
-    flags.check_texts(args, texts)
-    remark(flags.unused_picture_flags(args))
 
 
 def complain(problems: str) -> int:
@@ -269,7 +247,7 @@ def show_again(args: argparse.Namespace) -> int:
     results = results.masked(reading.matching(results.labels, args.mask))
     names, scored = [text.name for text in results.texts], results.scored
     reference, answers = any(text.reference for text in scored), any(text.is_answers for text in scored)
-    check_asked(args, names, results.labels, reference=reference, answers=answers)
+    remark(flags.check_content(args, names, results.labels, reference=reference, answers=answers))
     outputs.check(args)
     written = Outputs(args.verbose)
     results = results.updated(title=args.title or results.title)
