@@ -23,7 +23,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
@@ -32,9 +32,9 @@ from compare_q.backends.common.messages import one_line
 from compare_q.eval import results as run_results
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.ranking import Difference, difference_or_reason
+from compare_q.eval.ranking import difference_or_reason
 from compare_q.eval.report.tokens import with_worst_tokens
-from compare_q.eval.results import RunResult, TextResult
+from compare_q.eval.results import NESTED, ModelResult, RunResult
 from compare_q.eval.run import hosts, runner, token_scores
 from compare_q.eval.run.hosts import Session
 from compare_q.eval.specs import reading as spec_files
@@ -51,30 +51,18 @@ if TYPE_CHECKING:
 
 Spec = str | Path | Mapping[str, Any]
 """A spec file, or a dict with a spec's keys."""
-OTHERS = (
-    "deviations", "ln_ppl_ratio", "ln_ppl_ratio_stderr", "word_perplexity", "tokens", "reference", "noise_floor",
-    "from_cache", "error", "notes",
-)  # fmt: skip
-"""Fields of results.json that are no columns of a table."""
-COLUMNS = (*(field for each in table_columns.COLUMNS for field in each.fields), *OTHERS)
-"""Columns of a frame: those that a table can have (``eval/table/columns.py``), with their errors, and ``OTHERS``."""
-DTYPES = {
-    **dict.fromkeys(COLUMNS, "float64"),
-    **{each.name: "object" for each in table_columns.COLUMNS if each.digits is None},
-    **dict.fromkeys(("deviations", "error", "notes"), "object"),
-    **dict.fromkeys(("tokens", "non_finite", "file_bytes"), "Int64"),
-    **dict.fromkeys(("reference", "noise_floor", "from_cache"), "bool"),
-}
-LABELS_IN_REPR = 4
-"""Labels that a result's ``repr`` names."""
+DTYPES = {bool: "bool", int: "Int64", float: "float64"}
+"""Type of a field of results.json -> dtype of its column; others are objects."""
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """A finished run of one or more texts: ``results`` holds all, ``frame`` what most readers want.
+    """A finished run of one or more texts.
 
-    ``data`` and ``cache``: the windows of each text, and where the scores of their tokens are; a run that was read back
-    has none.
+    Attributes:
+        results: the whole run, as results.json holds it (``eval/results.py``).
+        data: the windows of each text; None for a text that failed, empty for a run that was read back.
+        cache: where the scores of single tokens are; None for a run that was read back.
     """
 
     results: RunResult
@@ -82,54 +70,62 @@ class Comparison:
     cache: Cache | None = None
 
     def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """A row for each model, in the order of the specs, of several texts for each text and model, with the text's
-        name in the column ``text``.  An unknown value is NaN, None or NA, and ``notes`` say why; a text that failed is
-        one row with its ``error`` and without a label.
+        """A row for each model in the order of the specs; with several texts for each text and model.
 
-        ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all, and what else is
-        known of a row.  InputError for a name that is none.
-
-        ``where``: GPUs or CPU.  ``bpw_layer``, ``bpw_head``: stored bits per weight.  ``vram_gib``: stored layers and
-        head, GiB.  ``ppl``: perplexity; ``ln_ppl_ratio``: ln(PPL / reference's PPL), nats, with the paired error.
-        ``kld``: mean KL(reference || model) in nats a token, 0 for the reference; ``kld_median``, ``kld_p99``,
-        ``kld_max``: of single tokens.  ``same_top``, ``top1``: shares from 0 to 1 of positions with the reference's
-        most probable token, and with the text's.  ``entropy``: nats.  ``..._stderr``: one standard error.
-        ``tokens``: scored tokens with a finite log-probability, ``non_finite``: without.  ``deviations``: in which
-        way layers ran otherwise than the checkpoint asks.  ``error``: why a model failed.
+        ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all fields of a row
+        that are one value (``eval.results.ModelResult`` has their units), and its footnotes as ``notes``.  With several
+        texts the column ``text`` has their names, and a text that failed is one row with its ``error``.  Unknown values
+        are NaN, None or NA.
+        InputError for the name of a column that does not exist.
         """
         import pandas as pd
 
-        chosen = COLUMNS if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
-        names = [*(["text"] if len(self.results.texts) > 1 else []), *chosen]
-        types = {name: DTYPES.get(name, "object") for name in names}
-        rows = [row for text in self.results.texts for row in rows_of(text)]
-        return pd.DataFrame(rows, columns=names, dtype=object).astype(types)
+        rows: list[dict[str, Any]] = []
+        for text in self.results.texts:
+            for model in text.models:
+                said = "; ".join(notes.model_notes(model, text)) or None
+                rows.append({"text": text.name, **model.flat, "notes": said})
+            if text.error:
+                rows.append({"text": text.name, "error": text.error})
+        types = {field.alias or name: dtype_of(field.annotation) for name, field in ModelResult.model_fields.items()
+                 if name not in NESTED}  # fmt: skip
+        chosen = [*types, "notes"] if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
+        frame = pd.DataFrame(rows, columns=["text", *chosen], dtype=object)
+        for name, dtype in types.items():
+            if name in frame:
+                frame[name] = (frame[name].fillna(False) if dtype == "bool" else frame[name]).astype(dtype)
+        return frame if len(self.results.texts) > 1 else frame.drop(columns="text")
 
     def means(self) -> pd.DataFrame:
         """A row for each model: ``label``, ``mean_kld`` (nats), ``mean_ppl``, and ``..._stderr``: the macro means over
-        the texts (``eval/results.py``), NaN unless every text has a value."""
+        the texts, NaN unless every text has a value."""
         import pandas as pd
 
-        rows = self.results.means
-        return pd.DataFrame(rows).astype({name: "float64" for name in rows[0] if name != "label"})
+        return pd.DataFrame(self.results.means).astype(
+            {name: "float64" for name in self.results.means[0] if name != "label"}
+        )
 
     def pairs(self) -> pd.DataFrame:
-        """A row for each two models: the ``first`` minus the ``second``, paired token by token.
+        """A row for each two models of each text: the ``first`` minus the ``second``, paired token by token.
 
-        ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each with
-        ``..._stderr`` and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN where they are not known.
-        Of several texts for each text, with its name in the column ``text``.
+        ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each with ``..._stderr``
+        and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN where they are not known.
         """
         import pandas as pd
 
-        several = len(self.results.texts) > 1
-        rows = [
-            {**({"text": text.name} if several else {}), "first": first.label, "second": second.label,
-             **difference_fields("ln_ppl_ratio", difference_or_reason(first, second, "nll")),
-             **difference_fields("kld", difference_or_reason(first, second, "kld"))}
-            for text in self.results.scored for first, second in itertools.combinations(text.models, 2)
-        ]  # fmt: skip
-        return pd.DataFrame(rows)
+        rows = []
+        for text in self.results.scored:
+            for first, second in itertools.combinations(text.models, 2):
+                row: dict[str, Any] = {"text": text.name, "first": first.label, "second": second.label}
+                for name, score in (("ln_ppl_ratio", "nll"), ("kld", "kld")):
+                    found = difference_or_reason(first, second, score)
+                    known = None if isinstance(found, str) else found
+                    low, high = (known and known.limits) or (None, None)
+                    row |= {name: known and known.value, f"{name}_stderr": known and known.stderr,
+                            f"{name}_low": low, f"{name}_high": high}  # fmt: skip
+                rows.append(row)
+        frame = pd.DataFrame(rows)
+        return frame if len(self.results.texts) > 1 or not rows else frame.drop(columns="text")
 
     def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
         """The plot of ``-p``, which is written to ``file`` if that is given; InputError if there is nothing to draw.
@@ -185,9 +181,8 @@ class Comparison:
     def __repr__(self) -> str:
         """Number of models and texts, and the first labels."""
         labels, texts = self.results.labels, len(self.results.texts)
-        more = ", ..." if len(labels) > LABELS_IN_REPR else ""
-        named = ", ".join(labels[:LABELS_IN_REPR])
-        return f"<Comparison of {len(labels)} models on {texts} text{'s' * (texts > 1)}: {named}{more}>"
+        named = ", ".join([*labels[:4], *["..."] * (len(labels) > 4)])
+        return f"<Comparison of {len(labels)} models on {texts} text{'s' * (texts > 1)}: {named}>"
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
@@ -201,22 +196,10 @@ class Comparison:
         return f"<p>{html.escape(table.title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def rows_of(text: TextResult) -> list[dict[str, Any]]:
-    """The values of a text's models by ``COLUMNS``, or its error."""
-    if text.error:
-        return [{"text": text.name, "reference": False, "noise_floor": False, "from_cache": False, "error": text.error}]
-    return [
-        {"text": text.name, **model.flat} | {"notes": "; ".join(notes.model_notes(model, text)) or None}
-        for model in text.models
-    ]
-
-
-def difference_fields(name: str, difference: Difference | str) -> dict[str, float | None]:
-    """A difference, its error and its interval."""
-    known = None if isinstance(difference, str) else difference
-    low, high = (known.limits if known else None) or (None, None)
-    value, stderr = (known.value, known.stderr) if known else (None, None)
-    return {name: value, f"{name}_stderr": stderr, f"{name}_low": low, f"{name}_high": high}
+def dtype_of(annotation: Any) -> str:
+    """The dtype of a column for the values of a field."""
+    kinds = {annotation, *get_args(annotation), *(each for part in get_args(annotation) for each in get_args(part))}
+    return next((dtype for kind, dtype in DTYPES.items() if kind in kinds), "object")
 
 
 def compare(
