@@ -8,14 +8,14 @@ from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import KLD
 from compare_q.eval.results import RunResult
 from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, pixels_apart, smallest_gap
-from tests.support.scatter_cases import CASES, figure_of
+from tests.support.scatter_cases import CASES, draw
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_labels_overlap_nothing(case: str) -> None:
-    figure = figure_of(case)
+    figure = draw(CASES[case])
     texts, marks = boxes_of(figure), boxes_of(figure, "point")
     assert len(texts) == len(marks) == len(CASES[case])
     assert smallest_gap(texts) > 1

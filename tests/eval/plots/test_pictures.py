@@ -105,7 +105,7 @@ def test_pictures_show_what_the_run_holds() -> None:
     for name in SCATTER:
         assert found[name].axes[0].get_xlabel().startswith(words[name.rpartition("_")[2]])
     rows = [text.get_text() for text in artists_of_kind(found["kld_percentiles"], "label")]
-    assert rows == ["bf16 Transformers", "EXL3 4.0 bpw", "NVFP4 W4A4 as run †"]
+    assert rows == [real_table.FLOOR, "EXL3 4.0 bpw", f"{real_table.MARKED} †"]
     assert "†: ran otherwise" in found["kld_percentiles"].axes[0].texts[0].get_text()
     loss, kld = found["loss_by_position"], found["kld_by_position"]
     assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)
