@@ -107,7 +107,9 @@ def save(checkout: Path, folder: Path, models: Path, only: Sequence[str], cache:
         print(f"{name}: exit status {status}, {time.monotonic() - began:.1f} s", flush=True)
         failed += status != 0
     if not only or "drop_in" in only:
-        words = ["--model", str(models.resolve() / "smollm2-135m-w8a8"), "--text", str(ROOT / "eval/spec/opticks.txt")]
+        text = folder.resolve() / "drop_in.specs.txt"
+        text.write_text((ROOT / "eval/spec/opticks.txt").read_text(encoding="utf-8")[:40_000], encoding="utf-8")
+        words = ["--model", str(models.resolve() / "smollm2-135m-w8a8"), "--text", str(text)]
         words = [str(checkout.resolve() / "compare_q_vllm.py"), *words, "--context-length", "2048", "--stride", "2048"]
         shown = folder.resolve() / "drop_in.txt"
         failed += run(checkout.resolve(), words, folder.resolve(), cache, shown) != 0
@@ -145,7 +147,9 @@ def compare(before: Path, after: Path) -> int:
         for side, mine, theirs in (("before", one, other), ("after", other, one)):
             if names := sorted({at.split("//", 1)[1] for at in mine.keys() - theirs.keys()}):
                 print(f"    only {side}: {', '.join(names)}")
-    return int(differing > 0)
+    shown = [(each / "drop_in.txt").read_text(encoding="utf-8").partition("Seconds")[0] for each in (before, after)]
+    print(f"drop_in: {'the same' if shown[0] == shown[1] else shown}")
+    return int(differing > 0 or shown[0] != shown[1])
 
 
 def values_of(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
