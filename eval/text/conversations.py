@@ -1,24 +1,24 @@
-"""Conversations -> tokens: messages by the model's chat template, or the ids of a trace; and which tokens are scored.
+"""Turn conversations into tokens, by the model's chat template or from a trace, and decide which tokens are scored.
 
 A row holds ``messages`` (or ``conversations``, or what ``text_column`` names), a list of objects with ``role`` and
-``content``, and perhaps ``tools``.  They go to the template as they are, but for three things: a key of a message whose
-value is null counts as absent (in parquet and data sets of the hub, whose rows all have the same keys, at every depth);
-``arguments`` of a tool call that are JSON in a string become the object (vLLM does so too); ShareGPT's ``from`` and
-``value`` become ``role`` and ``content``.
+``content``, and perhaps ``tools``.  They are passed to the template with three changes: keys of a message whose
+value is null are removed (at every depth in parquet and data sets of the hub, whose rows all have the same keys);
+``arguments`` of a tool call that are a JSON string become an object, as in vLLM; ShareGPT's ``from`` and ``value``
+become ``role`` and ``content``.
 
-A conversation is rendered by the tokenizer's template and tokenized once, as a whole, without further special tokens.
-Scored are the tokens of the turns whose role is in ``score_roles``.  Two ways tell where these turns stand in the text:
+A conversation is rendered by the tokenizer's template and tokenized once, as a whole, without adding special tokens.
+The tokens of turns whose role is in ``score_roles`` are scored.  There are two ways to find these turns in the text:
 
-- **generation mask**: if only the assistant is asked for, all its turns count, and the template marks what the model
-  generates (``{% generation %}``), these marks are taken, if each turn's last word stands in a part of its own;
-- **rendered prefixes**: a turn begins where the messages before it end when they are rendered alone (for the assistant
-  with the generation prompt, so that its header is not scored) and ends where the messages up to it end.  Both must be
-  beginnings of the whole rendering, or it is an error.  Of other roles, no header can be told, and what is scored
-  begins with the content.  White space that follows the turn's last special token, the newline behind ``<|im_end|>``,
-  is not generated and not scored.
+- **generation mask**: used if only the assistant is scored, all its turns count, and the template marks what the model
+  generates (``{% generation %}``).  The last word of each turn must be in a separate marked part;
+- **rendered prefixes**: a turn begins where the rendering of the messages before it ends (for the assistant with the
+  generation prompt, so that its header is not scored), and ends where the rendering of the messages up to it ends.
+  Both renderings must be prefixes of the whole rendering.  For other roles the header is unknown, and scoring begins
+  with the content.  White space after the turn's last special token, such as the newline after ``<|im_end|>``, is not
+  generated and not scored.
 
-A token is scored if one of its characters lies in a scored part, as in Transformers' ``return_assistant_tokens_mask``;
-those that reach over an edge are counted.  A template that prints today's date is told a fixed one.
+A token is scored if one of its characters is in a scored part, as in Transformers' ``return_assistant_tokens_mask``;
+tokens that extend beyond a part are counted.  Templates that print today's date get a fixed date.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ JSON_TYPES = {"NoneType": "missing or null", "str": "text", "dict": "an object",
               "bool": "true or false"}  # fmt: skip
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL)
-"""Transformers places marks in one of these by what stands before all of it, and so too early."""
+"""Transformers places generation marks inside one of these blocks too early."""
 LARGEST_TRACE = 2_000_000_000
-"""Bytes; a token takes about seven."""
+"""Bytes; a token takes about 7 bytes."""
 PADDING = 256
-"""A tokenizer with padding up to a multiple of it is still the same."""
+"""A vocabulary size may be padded up to a multiple of this."""
 NOT_WITH_TRACES = ("score_roles", "score_turns", "chat_template_kwargs", "text_column")
 Parts = list[tuple[int, int]]
 """Ranges [begin, end) of a text's characters."""
@@ -65,7 +65,7 @@ Parts = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages and tools in JSON types, for a chat template; ``where`` is how errors call its row."""
+    """Messages and tools in JSON types, for a chat template; errors call its row ``where``."""
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...]
@@ -161,10 +161,10 @@ def from_sharegpt(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
     speaker = message["from"]
     if not isinstance(speaker, str) or speaker not in SHAREGPT:
         known = ", ".join(SHAREGPT)
-        raise InputError(f"{where}.from: {shortened(repr(speaker), 40)} is no known speaker; there are: {known}")
+        raise InputError(f"{where}.from: {shortened(repr(speaker), 40)}: unknown speaker; there are: {known}")
     checked(message.get("value"), str, f"{where}.value", "text")
     if "content" in message:
-        raise InputError(f"{where}.content: stands beside value; one of the two is the text, remove the other")
+        raise InputError(f"{where}.content: given together with value; remove one of them")
     rest = {key: value for key, value in message.items() if key not in ("from", "value")}
     return {"role": SHAREGPT[speaker], "content": message["value"], **rest}
 
@@ -230,7 +230,7 @@ class Template:
 
     @property
     def names(self) -> dict[str, Any]:
-        """What the template is told beside the messages."""
+        """Variables for the template, in addition to the messages."""
         return {"strftime_now": TODAY.strftime, **self.variables}
 
     def rendered(self, messages: Sequence[dict[str, Any]], talk: Conversation, *, prompt: bool = False) -> str:
@@ -261,7 +261,7 @@ class Template:
 
 @contextmanager
 def refusals(talk: Conversation) -> Iterator[None]:
-    """InputError with a template's own reason for whatever a rendering raises."""
+    """Turn errors of a rendering into an InputError with the template's reason."""
     try:
         yield
     except InputError:
@@ -272,7 +272,7 @@ def refusals(talk: Conversation) -> Iterator[None]:
 
 
 def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tuple[str, Parts, str]:
-    """(the rendered conversation, its scored parts, how these were told); empty if no turn has a role to score."""
+    """Return (the rendered conversation, its scored parts, how they were found); empty if no turn is scored."""
     wanted = [number for number, message in enumerate(talk.messages) if message["role"] in spec.score_roles]
     if not wanted:
         return "", [], ""
@@ -290,15 +290,15 @@ def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tupl
 
 
 def has_marks(source: str) -> bool:
-    """Whether a template marks what is generated, where Transformers can use the marks."""
+    """Return True if a template has generation marks that Transformers can use."""
     in_macro = any(GENERATION.search(macro[0]) for macro in MACRO.finditer(source))
     return GENERATION.search(source) is not None and not in_macro
 
 
 def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> tuple[int, int]:
-    """Where a message stands in the rendered conversation, from the renderings of what ends before and with it.
+    """Return [begin, end) of a message in the rendered conversation, by rendering the messages before it and up to it.
 
-    InputError if the template writes them otherwise when more messages follow.
+    Raises InputError if the template renders these messages differently when more messages follow.
     """
     message, before = talk.messages[number], talk.messages[:number]
     by_assistant = message["role"] == "assistant"
@@ -309,8 +309,8 @@ def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> 
     body = template.rendered(talk.messages[: number + 1], talk)
     if not (whole.startswith(body) and body.startswith(head)):
         raise InputError(
-            f"{name}: the chat template writes this turn otherwise when more messages follow or when it is still to be "
-            'written (reasoning?), so that its tokens cannot be told: use "score_turns": "last", or '
+            f"{name}: the chat template renders this turn differently when more messages follow or before it is "
+            'written (reasoning?), so that its tokens cannot be found: use "score_turns": "last", or '
             'chat_template_kwargs such as {"enable_thinking": false}'
         )
     if not is_written(message, body[len(head) :]):
@@ -319,7 +319,7 @@ def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> 
     end = len(body) if stop is None else stop.start(1)
     begin = len(head) if by_assistant else content_begin(message, body, len(head))
     if begin < 0:
-        raise InputError(f"{name}: the chat template changes its content, so that its tokens cannot be told")
+        raise InputError(f"{name}: the chat template changes its content, so that its tokens cannot be found")
     return min(begin, end), end
 
 
@@ -331,18 +331,18 @@ def texts_in(message: Mapping[str, Any]) -> list[str]:
 
 
 def in_json(text: str) -> str:
-    """A text as ``tojson`` writes it, without the quotes; some templates write what tools say so."""
+    """Return a text as ``tojson`` writes it, without the quotes; some templates render tool messages like this."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def is_written(message: Mapping[str, Any], rendering: str) -> bool:
-    """Whether the last word of each text of a message stands in a rendering: reasoning before it may be left out."""
+    """Return True if the last word of each text of a message is in a rendering; reasoning before it may be left out."""
     words = [text.split()[-1] for text in texts_in(message)]
     return all(word in rendering or in_json(word) in rendering for word in words)
 
 
 def content_begin(message: Mapping[str, Any], body: str, least: int) -> int:
-    """Where the content of the last message in ``body`` begins, not before ``least``; -1 if it is not written."""
+    """Return where the content of the last message begins in ``body``, at least ``least``; -1 if it is not found."""
     at = len(body)
     for text in reversed(texts_in(message)):
         at = max(body.rfind(form, least, at) for form in (text, in_json(text)))
@@ -352,7 +352,7 @@ def content_begin(message: Mapping[str, Any], body: str, least: int) -> int:
 
 
 def left_out(talk: Conversation, number: int) -> InputError:
-    """What is said of a content that a template leaves out."""
+    """Return the error for a content that a template leaves out."""
     return InputError(
         f"{talk.where}: message {number + 1}: the chat template leaves its content out; perhaps it wants a list of "
         'parts, [{"type": "text", "text": ...}]'
@@ -360,9 +360,9 @@ def left_out(talk: Conversation, number: int) -> InputError:
 
 
 def check_written(talk: Conversation, n_messages: int, text: str) -> None:
-    """InputError unless the last words of the first messages stand in ``text``, and no list as Python prints it.
+    """Raise InputError unless ``text`` has the last words of the first messages, and no Python list.
 
-    Some templates leave contents out in silence; those that know only text print a list of parts.
+    Some templates silently leave out contents; templates for plain text print a list of parts.
     """
     for number, message in enumerate(talk.messages[:n_messages]):
         if not is_written(message, text):
@@ -375,7 +375,7 @@ def check_written(talk: Conversation, n_messages: int, text: str) -> None:
 
 
 def check_marks(talk: Conversation, wanted: Sequence[int], text: str, marked: Parts) -> None:
-    """InputError unless each wanted message has a marked part of its own, in order, with its last words."""
+    """Raise InputError unless each wanted message has a separate marked part, in order, with its last words."""
     at = -1
     for n_after, number in zip(reversed(range(len(wanted))), wanted, strict=True):
         left = range(at + 1, len(marked) - n_after)
@@ -388,10 +388,10 @@ def check_marks(talk: Conversation, wanted: Sequence[int], text: str, marked: Pa
 
 
 def tokens_in(parts: Parts, offsets: Sequence[tuple[int, int]]) -> tuple[NDArray[np.bool_], int]:
-    """(bool [n]: the tokens with a character in one of the parts, how many of them reach over the edge of one).
+    """Return (bool [n]: True for tokens with a character in one of the parts, how many extend beyond the part).
 
-    ``offsets``: the tokens' characters.  A token without any (white space that a tokenizer does not count as its own)
-    stands for what lies between its neighbours.
+    ``offsets``: the tokens' characters.  A token without characters (white space that a tokenizer leaves out) counts as
+    the text between its neighbours.
     """
     begin, end = np.asarray(offsets, np.int64).reshape(-1, 2).T
     reached = np.concatenate(([0], np.maximum.accumulate(end)[:-1])) if len(end) else end
@@ -404,19 +404,19 @@ def tokens_in(parts: Parts, offsets: Sequence[tuple[int, int]]) -> tuple[NDArray
     return scored, across
 
 
-# A trace of ExLlamaV3's qbench -> tokens: answers that a model has sampled, behind what it saw.
+# Traces of ExLlamaV3's qbench_prompts.py: rendered conversations, each followed by an answer that a model sampled.
 
 
 def read_trace(spec: DataSpec, folder: Path) -> Tokens:
     """The tokens of a trace; InputError that names row and key of what is malformed.
 
     The file is a JSON object.  Each of its ``rows`` has ``input_ids``, the rendered conversation up to the answer, and
-    ``response_ids``, the answer, of which every token is scored.  ``vocab_size`` is one more than the tokenizer's
-    largest id.  (Read in the source of ExLlamaV3, commit 4f8ad01: where qbench samples prompts and reads its data.)
+    ``response_ids``, the answer; every token of the answer is scored.  ``vocab_size`` is the largest id + 1.
+    (Source: ExLlamaV3, commit 4f8ad01.)
     """
     for key in NOT_WITH_TRACES:
         if key in spec.model_fields_set:
-            raise InputError(f"{key}: a trace (.json) says itself which tokens are scored; leave it out")
+            raise InputError(f"{key}: a trace (.json) defines which tokens are scored; remove this key")
     file = corpus.text_file(spec)
     name = f"path: {printable(file)}"
     trace = json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name)
@@ -425,20 +425,20 @@ def read_trace(spec: DataSpec, folder: Path) -> Tokens:
         raise InputError(f"{name}: rows: must be a list of rows; .json is read as a trace of qbench_prompts.py")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     size = 1 + max(tokenizer.get_vocab().values())
-    told_by = told_by_trace(trace.get("vocab_size"), size, name)
+    found_by = found_by_trace(trace.get("vocab_size"), size, name)
     parts = [
         [token_ids(row, key, size, f"{name}: rows[{number}]") for key in ("input_ids", "response_ids")]
         for number, row in enumerate(rows[: row_limit(spec) or None])
     ]
     scored = [np.arange(len(asked) + len(answer)) >= len(asked) for asked, answer in parts]
     ids = [np.concatenate(row) for row in parts]
-    return tokens_of(tokenizer, ids, with_special=True, chat=Chat(np.concatenate(scored), told_by, 0, ""))
+    return tokens_of(tokenizer, ids, with_special=True, chat=Chat(np.concatenate(scored), found_by, 0, ""))
 
 
-def told_by_trace(given: Any, size: int, name: str) -> str:
-    """What tells which tokens are scored; InputError unless a trace's ``vocab_size`` fits a tokenizer of ``size`` ids.
+def found_by_trace(given: Any, size: int, name: str) -> str:
+    """Return how the scored tokens were found; InputError unless a trace's ``vocab_size`` fits ``size`` ids.
 
-    A smaller one is said: a model's tokenizer may have got more tokens since, and the ids are checked.
+    A smaller vocabulary is accepted and named in the result, because a tokenizer may have grown since.
     """
     if given is None:
         return "the trace"
@@ -449,7 +449,7 @@ def told_by_trace(given: Any, size: int, name: str) -> str:
 
 
 def token_ids(row: Any, key: str, size: int, where: str) -> NDArray[np.int32]:
-    """The tokens int32 [n] under a key of a row; InputError unless they are ids below ``size``."""
+    """Return the tokens int32 [n] of a row's key; InputError unless they are ids below ``size``."""
     ids = row.get(key) if isinstance(row, dict) else None
     if not isinstance(ids, list) or not all(type(number) is int and 0 <= number < size for number in ids):
         raise InputError(f"{where}.{key}: must be a list of token ids below {size:,}, the size of the tokenizer")

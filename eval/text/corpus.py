@@ -1,9 +1,8 @@
-"""Data sets of the hub (``eval/text/hub_datasets.py``) and local text files -> text.
+"""Read the text of a data set of the hub (``eval/text/hub_datasets.py``) or of a local file.
 
-Of a data set the rows that are not blank are joined by a blank line; GPTQ's windows keep the blank rows, and for
-lm-eval's windows each row is a document.  A local text file is taken whole, and every line end is read as a newline,
-but for llama.cpp's windows, which read the file as it stands.  The same corpus as rows and as a file tokenizes
-differently: a number must say to which of the two it belongs.
+The non-blank rows of a data set are joined by a blank line.  GPTQ's windows keep the blank rows; for lm-eval's windows
+each row is a document.  A local text file is read whole, and every line end becomes a newline, except for llama.cpp's
+windows.  The same corpus has different tokens as rows and as a file, so results must name the source.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from compare_q.eval.text.hub_datasets import (
 TABLES = (".jsonl", ".parquet")
 TRACE = ".json"
 BATCH_ROWS = 64
-"""Rows of a parquet file that are read at a time."""
+"""Number of rows of a parquet file that are read at a time."""
 
 
 def display_name(spec: DataSpec) -> str:
-    """Name of the data in titles."""
+    """Return the name of the data for titles."""
     source = SOURCES.get(spec.dataset.lower())
     named = (spec.is_chat and spec.dataset_path) or (spec.is_answers and Path(spec.task or "").stem)
     fallback = Path(spec.path).stem if spec.path else named or spec.dataset
@@ -50,9 +49,9 @@ def display_name(spec: DataSpec) -> str:
 
 
 def names_of(specs: Sequence[DataSpec]) -> list[str]:
-    """A name for each text of a run, all different: its label, or else the name of the data.
+    """Return a unique name for each text of a run: its label, or the name of the data.
 
-    Where two would have one name, the second one without a label is called ``name (2)``.
+    If two texts without a label have the same name, the second is called ``name (2)``.
     """
     labels = [spec.label for spec in specs if spec.label is not None]
     others = iter(reading.numbered([display_name(spec) for spec in specs if spec.label is None], labels))
@@ -60,7 +59,7 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
 
 
 def identity(spec: DataSpec) -> dict[str, Any]:
-    """What the text depends on (JSON types): names and content of local files, or where a data set lies on the hub."""
+    """Return everything the text depends on, as JSON types: digests of local files, or a place on the hub."""
     if spec.path is not None:
         file = text_file(spec)
         return {
@@ -71,7 +70,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """The files and folders that the text is read from, if they are on this machine."""
+    """Return the files and folders on this machine from which the text is read."""
     if spec.path is not None:
         return [Path(spec.locate(spec.path))]
     source = source_of(spec)
@@ -79,29 +78,29 @@ def paths_of(spec: DataSpec) -> list[Path]:
 
 
 def digests(files: Iterable[Path]) -> dict[str, str]:
-    """Path -> SHA-256 of some files: by their names a library tells splits, and sorts rows."""
+    """Return path -> SHA-256; paths count, because ``datasets`` derives splits and the order of rows from them."""
     return {str(file): file_digest(file) for file in files if is_file(file)}
 
 
 def local_files(source: hub_datasets.Source) -> list[Path]:
-    """The files of a data set that lies on this machine; none of one on the hub."""
+    """Return the files of a data set on this machine; empty for a data set of the hub."""
     return files_in(names_in(source.data_files), [source.path])
 
 
 def files_in(names: Iterable[str], folders: Iterable[str]) -> list[Path]:
-    """The files on this machine that ``names``, which may hold wildcards, stand for, and those in some folders."""
+    """Return the files on this machine that match ``names`` (with wildcards), and all files in ``folders``."""
     named = [Path(match) for name in names for match in glob.iglob(name, recursive=True)]
     held = [file for folder in folders if is_folder(Path(folder)) for file in Path(folder).rglob("*")]
     return sorted(file for file in named + held if is_file(file))
 
 
 def is_here(spec: DataSpec) -> bool:
-    """Whether the text lies in local files, so that nothing has to be downloaded."""
+    """Return True if the text is in local files, so that nothing is downloaded."""
     return spec.path is not None or hub_datasets.is_local(source_of(spec))
 
 
 def file_digest(file: Path) -> str:
-    """SHA-256 of a file's content; InputError if it cannot be read."""
+    """Return the SHA-256 of a file's content; InputError if it cannot be read."""
     with open_regular(file) as stream:
         try:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -110,7 +109,7 @@ def file_digest(file: Path) -> str:
 
 
 def text_file(spec: DataSpec) -> Path:
-    """The local file of a text or of conversations; InputError if there is none."""
+    """Return the local file of a text or of conversations; InputError if it is missing or of an unsupported type."""
     file = Path(spec.locate(spec.path or ""))
     if not is_file(file):
         what = "not a regular file" if exists(file) else "no such file"
@@ -128,15 +127,15 @@ def text_file(spec: DataSpec) -> Path:
 
 
 def would_fetch(spec: DataSpec) -> str:
-    """The text that a run would fetch, in a few words; downloads no data.  InputError if the text is not there."""
+    """Describe the download of the text without downloading it; InputError if the text does not exist."""
     return text_file(spec).name if spec.path is not None else hub_datasets.would_fetch(spec)
 
 
 def load_texts(spec: DataSpec, progress: Progress) -> list[str]:
-    """The texts of a data spec, which are tokenized one by one: lm-eval's documents, or a single text.
+    """Return the texts of a data spec, which are tokenized one by one: lm-eval's documents, or a single text.
 
-    A document is a whole file, or every row of a data set that holds a string, be it blank: lm-eval counts an empty row
-    as a word, and scores the tokens of a blank row.
+    A document is a whole file, or a row of a data set that is a string.  Blank rows are documents too: lm-eval counts
+    an empty row as a word, and scores the tokens of a blank row.
     """
     if is_plain(spec):
         text = whole_file(text_file(spec), raw=spec.method == "llamacpp")
@@ -149,17 +148,17 @@ def load_texts(spec: DataSpec, progress: Progress) -> list[str]:
 
 
 def is_trace(spec: DataSpec) -> bool:
-    """Whether conversations come as token ids, in a trace of qbench's."""
+    """Return True for conversations as token ids, in the format of ExLlamaV3's qbench_prompts.py."""
     return spec.is_chat and spec.path is not None and text_file(spec).suffix.lower() == TRACE
 
 
 def is_plain(spec: DataSpec) -> bool:
-    """Whether the text is a plain file and has no rows."""
+    """Return True for a plain text file, which has no rows."""
     return spec.path is not None and text_file(spec).suffix.lower() not in TABLES
 
 
 def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
-    """The rows of a data set that hold text; InputError if all of them are blank."""
+    """Return the rows of a data set that are strings; InputError if all of them are blank."""
     column = (spec.text_column or "text") if spec.path is not None else source_of(spec).column
 
     def text_alone(names: Iterable[str], where: str) -> list[str]:
@@ -179,10 +178,10 @@ def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
 
 
 def whole_file(file: Path, *, raw: bool = False) -> str:
-    """A plain text file, every line end read as a newline; ``raw``: line ends stay.  A byte order mark always stays.
+    """Read a plain text file; line ends become newlines unless ``raw``.  A byte order mark is kept.
 
-    A copy with Windows line ends would score differently otherwise: WikiText-2's first window of 2048 by SmolLM2-135M
-    has PPL 15.20 with newlines and 15.02 with the carriage returns kept.  llama-perplexity (on Linux) keeps them.
+    Without this a copy with Windows line ends would have other tokens and another perplexity.  llama-perplexity (on
+    Linux) keeps the line ends.
     """
     try:
         text = read_bytes(file, sys.maxsize).decode()
@@ -194,7 +193,7 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
 
 
 def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
-    """The chosen columns of each row of a data set, or of a local .jsonl or .parquet file."""
+    """Yield the chosen columns of each row of a data set, or of a local .jsonl or .parquet file."""
     if spec.path is None:
         yield from hub_records(spec, choose)
         return
@@ -204,7 +203,7 @@ def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
 
 
 def parquet_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
-    """The chosen columns of a parquet file, which errors call ``name``."""
+    """Yield the chosen columns of a parquet file, which errors call ``name``."""
     import pyarrow.parquet as parquet
 
     try:
@@ -219,7 +218,7 @@ def parquet_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
 
 
 def jsonl_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
-    """The chosen keys of each line of a JSON lines file, which errors call ``name``."""
+    """Yield the chosen keys of each line of a JSON lines file, which errors call ``name``."""
     with open_regular(file) as lines:
         for number, line in enumerate(lines, 1):
             where = f"{name}: line {number}"

@@ -1,28 +1,27 @@
-"""How a tokenized text is cut into windows: by five methods, of which four bear the name of the tool that they follow.
+"""Cut a tokenized text into windows by one of five methods; four are named after the tool whose windows they repeat.
 
 - ``exllamav3`` (its compare_q): windows of ``eval_len`` tokens start at ``range(0, n_tokens - eval_len, eval_stride)``,
-  so that a window that would end exactly at the last token is left out.  Every position is scored but the first, or
-  the first after the warm-up; where windows overlap, a token is scored each time.
-- ``llamacpp`` (llama-perplexity): ``n_tokens // eval_len`` chunks that follow one another; where the tokenizer adds
-  BOS, it stands in place of each chunk's first token; positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored,
+  so that a window that would end exactly at the last token is left out.  Every position except the first (after the
+  warm-up) is scored.  If windows overlap, a token is scored each time.
+- ``llamacpp`` (llama-perplexity): ``n_tokens // eval_len`` adjacent chunks.  If the tokenizer adds BOS, BOS
+  replaces the first token of each chunk.  Positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored,
   255 of 512.  One newline at the end of the text is dropped, as its ``-f`` drops it, and special tokens that are
   written in the text are read as plain text.
 - ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each row of a data set is a
-  document, tokenized by itself, and begins with a prefix token, BOS or else EOS, that is not scored.  Every token of a
-  document is scored once, also a BOS that the tokenizer put there, ``eval_len`` a window; the context of the last
-  window reaches back as far as fits.  A window here ends with its last target, one token more than lm-eval feeds.
+  document, tokenized separately, after a prefix token (BOS, or EOS without one) that is not scored.  Every token of a
+  document is scored once, including a BOS added by the tokenizer, ``eval_len`` tokens per window.  The last window has
+  as much context as fits.  A window here includes its last target, one token more than lm-eval's input.
 - ``gptq`` (the evaluation of GPTQ's repository, which QuIP#, AWQ, FlatQuant and most papers on quantization took over):
-  ``n_tokens // eval_len`` windows that follow one another; every position is scored but the first, ``eval_len - 1`` a
-  window, so that the mean over windows of the windows' means is the mean over all tokens.  Rows of a data set are
-  joined with the blank rows among them (``eval/text/corpus.py``), and BOS stands where the tokenizer adds it, in the
-  first window only.
+  ``n_tokens // eval_len`` adjacent windows.  Every position except the first is scored, ``eval_len - 1`` per window, so
+  that the mean of the windows' means is the mean over all tokens.  Rows of a data set are joined including blank rows
+  (``eval/text/corpus.py``).  If the tokenizer adds BOS, it is in the first window only.
 - ``once``: windows start every ``eval_stride`` tokens (half of ``eval_len``); each scores what earlier windows have
   not, so every token but the text's first counts once, with at least ``eval_len - eval_stride`` tokens before it
   after the first window.  The last window is full and ends at the last token.
 
 Conversations (``chat``) and answers are not cut from one text: each is a window, if it is not too long.
 
-What this file does not know: chat prefixes, ``max_rows``.
+Chat prefixes and ``max_rows`` are applied in ``eval/text/windows.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from compare_q.eval.text.tokens import Ids, Tokens
 class Cut(NamedTuple):
     """A window: text index of its token 0, its tokens int32 [L], and which of its positions are scored.
 
-    ``start + position`` is the text index of a scored token; ``start`` is -1 where a prefix stands before the text.
+    ``start + position`` is the text index of a scored token; ``start`` is -1 if a prefix token precedes the text.
     """
 
     start: int
@@ -49,7 +48,7 @@ class Cut(NamedTuple):
 
 
 def scored_from(start: int, token_ids: Ids, first: int) -> Cut:
-    """A window of which every position from ``first`` on is scored."""
+    """Return a window in which every position from ``first`` on is scored."""
     return Cut(start, token_ids, ((first, len(token_ids)),))
 
 
@@ -126,7 +125,7 @@ def chat(
 
 def answers(ids: Ids, ends: NDArray[np.int64], scored: Ids, eval_len: int) -> list[Cut]:
     """Windows of requests that end before the text indices ``ends`` int64 [D], and whose last ``scored`` [D] tokens are
-    scored: the last ``eval_len`` + 1 tokens of each, of which lm-eval feeds all but the last (its ``max_length``)."""
+    scored: the last ``eval_len`` + 1 tokens of each.  lm-eval feeds all but the last (its ``max_length``)."""
     cuts, begin = [], 0
     for end, count in zip(ends.tolist(), scored.tolist(), strict=True):
         start = max(begin, end - eval_len - 1)
@@ -154,7 +153,7 @@ def spread(cuts: list[Cut]) -> list[Cut]:
 
 
 def tails(spans: Spans, every: int, last: int) -> Spans:
-    """What of the scored positions is among the ``last`` of each ``every`` positions of a window."""
+    """Return the scored positions that are among the ``last`` of each ``every`` positions of a window."""
     ends = range(every, spans[-1][1] + 1, every)
     found = ((max(begin, end - last), min(stop, end)) for end in ends for begin, stop in spans)
     return tuple((begin, end) for begin, end in found if begin < end)

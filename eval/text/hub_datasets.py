@@ -1,8 +1,8 @@
-"""Data sets of the hub: where the known names lie there, and the rows of any data set.
+"""Read rows of data sets of the hub, and know the repositories of common data sets by name.
 
-Of a known name only the files of its split are fetched, into the hub's own cache (``backends/hub.py``);
-the library's ``load_dataset`` would fetch every split of a configuration, which is 327 GB for c4's, by its card.  Where
-only the first rows are wanted they are streamed, so that no more than the first file is read.
+For a known name only the files of its split are downloaded, into the hub's cache (``backends/hub.py``).
+``datasets.load_dataset`` would download every split of a configuration, 327 GB for c4.  If only the first rows are
+needed, they are streamed, so that only the first file is read.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ CONVERSATIONS = '; conversations are read with "dataset": "chat" (docs/chat.md)'
 CONVERTED = "refs/convert/parquet"
 """The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
 Choose = Callable[[Iterable[str], str], list[str]]
-"""(names of a row's columns, how errors call the row) -> the columns that are wanted; InputError without them."""
+"""(names of a row's columns, how errors call the row) -> the columns to read; InputError if they are missing."""
 Record = tuple[str, dict[str, Any]]
 """How errors call a row, and its chosen columns."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set lies: the arguments of ``datasets.load_dataset``, and the data set's name in titles.
+    """The arguments of ``datasets.load_dataset`` for a data set, and its name in titles.
 
-    ``pattern``: the files of a known name's split in its repository, with ``{split}`` for the name of the split;
-    ``streamed``: it is never fetched as a whole.
+    ``pattern``: the files of a split in the repository, with ``{split}`` for the name of the split.  ``streamed``: the
+    data set is never downloaded as a whole.
     """
 
     path: str
@@ -158,33 +158,33 @@ def names_in(names: Any) -> list[str]:
 
 
 def row_limit(spec: DataSpec) -> int:
-    """How many rows of the data set are wanted; 0: all.  Where both keys are set, ``max_text_rows`` counts."""
+    """Return the maximum number of rows of the data set, 0 for all.  If both keys are set, ``max_text_rows`` counts."""
     return (spec.max_text_rows if "max_text_rows" in spec.model_fields_set else spec.max_dataset_rows) or 0
 
 
 def is_streamed(source: Source, limit: int) -> bool:
-    """Whether only first rows are read.  A stream has no slices: ``train[:1000]`` is cut here, others are loaded."""
+    """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is cut here instead."""
     if "[" in source.split:
         return FIRST_ROWS.fullmatch(source.split) is not None
     return limit > 0 or source.streamed
 
 
 def is_fetched(source: Source, limit: int) -> bool:
-    """Whether the files of a known name's split are fetched and read where they lie."""
+    """Return True if the files of a known name's split are downloaded and read in the hub's cache."""
     one_split = re.fullmatch(r"[\w.-]+(\[[^\]]*\])?", source.split) is not None  # not "train+test"
     return bool(source.pattern) and one_split and not source.streamed and not is_streamed(source, limit)
 
 
 def is_local(source: Source) -> bool:
-    """Whether the data set lies in files of this machine."""
+    """Return True if the data set is in files of this machine."""
     names = names_in(source.data_files)
     return exists(Path(source.path)) or (bool(names) and not any("://" in name for name in names))
 
 
 def fetch(spec: DataSpec, progress: Progress) -> None:
-    """Bring a known data set's files to this machine, if they are read whole; InputError with the reason.
+    """Download the files of a known data set if they are read whole; InputError with the reason.
 
-    Called before the files are read, since two bars cannot be shown at once.
+    Called before the files are read, because two progress bars cannot be shown at once.
     """
     source = source_of(spec)
     if spec.path is not None or not is_fetched(source, row_limit(spec)):
@@ -195,7 +195,7 @@ def fetch(spec: DataSpec, progress: Progress) -> None:
 
 @contextmanager
 def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
-    """Errors of a data set as one line: its name in the spec, its path, the reason, a near name."""
+    """Turn errors of a data set into an InputError: its name in the spec, its path, the reason, a similar name."""
     try:
         yield
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
@@ -209,7 +209,7 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
 
 
 def hub_records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
-    """The chosen columns of a data set, row by row; InputError with the reason if the data set cannot be had."""
+    """Yield the chosen columns of each row of a data set; InputError with the reason if it cannot be read."""
     source = source_of(spec)
     first, name = FIRST_ROWS.fullmatch(source.split), f"dataset {source.path!r}"
     with in_one_line(spec, source), hub.warnings_to(SILENT, source.path):
@@ -221,22 +221,22 @@ def hub_records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
 
 
 def split_rows(source: Source, limit: int) -> Any:
-    """The rows of a split, as the library's data set or stream."""
+    """Return the rows of a split, as a data set or stream of ``datasets``."""
     library, stream = quiet_library(), is_streamed(source, limit)
     if not is_fetched(source, limit):
-        # The library knows local files by names and times: it would serve the rows of others with the same.
+        # The library identifies local files by name and time, and may return cached rows of other files.
         anew = {"download_mode": "force_redownload", "verification_mode": "no_checks"}
         split = source.base_split if stream else source.split
         more = anew if is_local(source) and not stream else {}
         return ask_library(library.load_dataset, source, split=split, streaming=stream, **more)
     folder = hub.fetch("dataset", source.path, source.revision, source.patterns)
     files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
-    # A stream of local files is read where it lies; only a slice needs the library's own copy of them.
+    # Local files can be streamed; only a slice needs the library's own copy of them.
     return library.load_dataset(source.builder, data_files=files, split=source.split, streaming="[" not in source.split)
 
 
 def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
-    """``load_dataset`` or its builder, for the hub or a disk; from the library's cache where the hub is away."""
+    """Call ``load_dataset`` or its builder; use the library's cache if the hub cannot be reached."""
     files = {source.base_split: source.patterns} if source.pattern else source.data_files
     name = None if source.pattern else source.name
     asked = {"name": name, "data_files": files, "revision": source.revision, **keys}
@@ -246,7 +246,7 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
         try:
             with hub.offline():
                 return call(source.path, **asked)
-        except Exception:  # the library words it differently in each of its steps
+        except Exception:  # the library raises different errors in each of its steps
             raise InputError(f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}") from None
     try:
         return call(source.path, **asked)
@@ -257,7 +257,7 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
 
 
 def check_there(source: Source) -> None:
-    """InputError if the hub has no such data set, HubAwayError if the hub cannot be asked; local data sets pass."""
+    """Raise InputError if the hub does not have the data set, HubAwayError if the hub cannot be reached."""
     from datasets import packaged_modules
 
     if Path(source.path).is_file():
@@ -267,15 +267,15 @@ def check_there(source: Source) -> None:
     if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
         return
     if "/" not in source.path:
-        raise InputError("no known name; data sets of the hub are named owner/name")
+        raise InputError("unknown name; data sets of the hub are named owner/name")
     hub.look_up("dataset", source.path, source.revision, files=False)
 
 
 def would_fetch(spec: DataSpec) -> str:
-    """What reading a data set of the hub would fetch, e.g. ``Salesforce/wikitext, 0.7 MB to download``.
+    """Describe the download of a data set of the hub, e.g. ``Salesforce/wikitext, 0.7 MB to download``.
 
-    Downloads no data (the library reads the data set's card).  InputError with the reason in one line if the data set,
-    its configuration or its split is not there.
+    Downloads no data (``datasets`` reads the data set's card).  InputError with the reason if the data set, its
+    configuration or its split does not exist.
     """
     source = source_of(spec)
     if is_fetched(source, row_limit(spec)):
@@ -287,7 +287,7 @@ def would_fetch(spec: DataSpec) -> str:
 
 
 def check_split(spec: Mapping[str, Any]) -> None:
-    """InputError unless the library finds the data set, the configuration and the split of a packed ``spec``."""
+    """Raise InputError unless ``datasets`` finds the data set, the configuration and the split of a packed ``spec``."""
     unpacked = reading.unpacked(spec)
     source = source_of(unpacked)
     with in_one_line(unpacked, source), hub.warnings_to(SILENT, source.path):
@@ -298,9 +298,9 @@ def check_split(spec: Mapping[str, Any]) -> None:
 
 
 def quiet_library() -> Any:
-    """The library ``datasets`` without its bars, its warnings, and its questions to a third host.
+    """Import ``datasets`` without progress bars, warnings and requests to the data set viewer.
 
-    It asks the data set viewer, for up to 100 s, for a data set's features, which the files hold as well.
+    It requests a data set's features from the viewer, for up to 100 s; the files contain them as well.
     """
     import datasets
 
@@ -311,7 +311,7 @@ def quiet_library() -> Any:
 
 
 def check_column(column: str, names: Iterable[str], where: str) -> None:
-    """InputError unless ``column`` is one of ``names``."""
+    """Raise InputError unless ``column`` is one of ``names``."""
     known = list(names)
     if column not in known:
         hint = CONVERSATIONS if CHAT_COLUMNS & set(known) else ""

@@ -1,12 +1,12 @@
-"""Text -> tokens, and the bytes that each token stands for; kept in the cache under all that they depend on.
+"""Tokenize a text, and count the bytes of each token; tokens are kept in the cache.
 
-A text is tokenized as a whole, with BOS where the tokenizer adds it.  Two methods (``eval/text/cutting.py``) differ:
+A text is tokenized as a whole, with BOS if the tokenizer adds it.  Two methods (``eval/text/cutting.py``) differ:
 
-- ``llamacpp``: one newline at the end of the text is dropped, special tokens that are written in it are
-  plain text, and each chunk's first token is replaced by the token that the tokenizer puts before a text, if any;
-- ``lm_eval``: documents are tokenized by themselves, and a document that begins with the prefix token's text is
-  tokenized without special tokens, as lm-eval does, so that BOS does not stand there twice.  With ``detokenize`` each
-  document is rewritten first (``detokenized``); bytes and words are counted in the original.
+- ``llamacpp``: one newline at the end of the text is dropped, special tokens in the text are read as plain text, and
+  the first token of each chunk is replaced by the token that the tokenizer puts before a text, if any;
+- ``lm_eval``: each document is tokenized separately.  A document that begins with the text of the prefix token is
+  tokenized without special tokens, as in lm-eval, to avoid two BOS.  With ``detokenize`` each document is rewritten
+  first (``detokenized``); bytes and words are counted in the original.
 """
 
 from __future__ import annotations
@@ -31,45 +31,37 @@ from compare_q.eval.specs.types import DataSpec, Method
 from compare_q.eval.text import corpus, vocabulary
 
 TOKENS_VERSION = 6
-"""Version of the tokens; a change of what is tokenized or kept raises it.
-
-1: token ids and the chat prefix.
-2: every line end of a text file is read as a newline: with Windows line ends a window's PPL was 15.02 for 15.20.
-3: the digest of the vocabulary, since tokenizers are compared by content.
-4: the methods of other tools: documents, the token before them, and the bytes of every token.
-5: ``llamacpp`` reads the line ends of a plain file as they stand; texts may be detokenized.
-6: the chat prefix of a template that prints today's date has a fixed one.
-"""
+"""Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""
 COLUMNS = ("question", "scored", "right", "chars")
 """The arrays of ``Requests``."""
 Ids = NDArray[np.int32]
 TODAY = datetime(2024, 7, 26)
-"""The date that templates are told, which Llama 3.1's has built in; today's would change the tokens every day."""
+"""The date for chat templates, the default of Llama 3.1's; with today's date the tokens would change every day."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
 
 
 @dataclass(frozen=True)
 class Chat:
-    """What is known of tokens that are conversations, one a document.
+    """Facts about tokens that are conversations, one per document.
 
-    ``scored`` bool [n]: the tokens that are scored.  ``told_by``: how they were told, "generation mask" or
-    "rendered prefixes".  ``across``: tokens that reach over an edge of a scored part, and count as scored.
+    ``scored`` bool [n]: True for scored tokens.  ``found_by``: how they were found, "generation mask" or
+    "rendered prefixes".  ``across``: number of tokens that extend beyond a scored part; they count as scored.
     ``template``: SHA-256 of the chat templates.
     """
 
     scored: NDArray[np.bool_]
-    told_by: str
+    found_by: str
     across: int
     template: str
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What is known of tokens that are requests of lm-eval, one a document, those of a question one after another.
+    """Facts about tokens that are requests of lm-eval, one per document; the requests of a question are adjacent.
 
-    All [D]: ``question`` int32, from 0; ``scored`` int32, how many tokens at the end are the answer; ``right`` bool,
-    whether the answer is right; ``chars`` int32, the characters by which ``acc_norm`` divides.  ``task`` is its name,
-    ``num_fewshot`` how many examples stand before a question.
+    Arrays [D]: ``question`` int32, from 0; ``scored`` int32, number of tokens at the end that are the answer; ``right``
+    bool, True for the right answer; ``chars`` int32, the number of characters by which ``acc_norm`` divides.  ``task``:
+    its name.  ``num_fewshot``: number of examples before a question.
     """
 
     question: Ids
@@ -86,14 +78,14 @@ class Requests:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenized text: ``ids`` and the chat ``prefix`` are int32 [n]; ``top_id`` is the tokenizer's largest plain id.
+    """A tokenized text.
 
-    ``vocabulary`` is the digest of what the plain ids stand for, and in conversations the special ones they hold
-    (``eval/text/vocabulary.py``).  ``lead``: the token that the method puts before a document or in place of a window's
-    first.  ``ends`` int64 [D]: text index after each document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text
-    that end with a token (0 for a BOS); None if the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all
-    documents, before any detokenizing.  ``chat`` and ``requests``: None unless the documents are conversations, or
-    requests.
+    ``ids`` int32 [n]; ``prefix`` int32: the chat prefix.  ``top_id``: the tokenizer's largest id of a plain token.
+    ``vocabulary``: digest of the plain tokens, and of special tokens in conversations (``eval/text/vocabulary.py``).
+    ``lead``: the token that the method puts before a document, or instead of a window's first token.  ``ends`` int64
+    [D]: text index after each document.  ``sizes`` int32 [n]: UTF-8 bytes of each token (0 for BOS); None if the
+    tokenizer does not return offsets.  ``n_bytes`` and ``n_words``: for all documents, before they are detokenized.
+    ``chat`` and ``requests``: None unless the documents are conversations or requests.
     """
 
     ids: Ids
@@ -112,7 +104,7 @@ class Tokens:
 def tokens_of(
     tokenizer: Any, documents: Sequence[Ids], prefix: Sequence[int] = (), *, with_special: bool = False, **known: Any
 ) -> Tokens:
-    """Documents of token ids as ``Tokens``; ``with_special``: the vocabulary has the special tokens that they hold."""
+    """Return documents of token ids as ``Tokens``; ``with_special``: their special tokens belong to the vocabulary."""
     ids, plain = np.concatenate(documents), vocabulary.plain_tokens(tokenizer)
     shared = vocabulary.plain_tokens(tokenizer, ids.tolist()) if with_special else plain
     return Tokens(
@@ -142,16 +134,18 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
 
 
 def lead_of(tokenizer: Any, method: Method) -> int | None:
-    """The token before a document or in place of a chunk's first token; InputError if the tokenizer has none."""
+    """Return the token before a document or instead of a chunk's first token; InputError if the tokenizer lacks one."""
     if method == "lm_eval":
         lead: int | None = tokenizer.bos_token_id
         lead = tokenizer.eos_token_id if lead is None else lead
         if lead is None:
-            raise InputError('tokenizer_dir: has neither BOS nor EOS, and method "lm_eval" begins documents with one')
+            raise InputError(
+                'tokenizer_dir: the tokenizer has no BOS and no EOS; method "lm_eval" begins documents with one of them'
+            )
         return lead
     if method != "llamacpp":
         return None
-    # Not the config's add_bos_token, which many tokenizers ignore.
+    # The config's add_bos_token is not used, because many tokenizers ignore it.
     whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
     if whole == bare:
         return None
@@ -177,7 +171,7 @@ def encode(tokenizer: Any, text: str, method: Method, lead: int | None) -> Any:
 
 
 def check_plain(tokenizer: Any, text: str, ids: Sequence[int]) -> None:
-    """InputError if a special token that is written in the text has become one token."""
+    """Raise InputError if the text of a special token was tokenized as that special token."""
     present = set(ids)
     for number, token in tokenizer.added_tokens_decoder.items():
         if token.special and number in present and token.content in text:
@@ -188,11 +182,10 @@ def check_plain(tokenizer: Any, text: str, ids: Sequence[int]) -> None:
 
 
 def byte_sizes(text: str, offsets: Sequence[tuple[int, int]]) -> Ids:
-    """UTF-8 bytes of ``text`` that end with each token, int32 [n], from the tokens' offsets in characters.
+    """Return the UTF-8 bytes of ``text`` for each token, int32 [n], from the tokens' offsets in characters.
 
-    Bytes are counted from the end of the previous token, so that text for which no token stands counts with the next
-    token, or with the last; a character that is split over several tokens counts with the first, and a special token
-    that was added has no bytes.
+    Bytes are counted from the end of the previous token.  Text without a token counts with the next token, or with the
+    last one.  A character that is split over several tokens counts with the first.  Added special tokens have 0 bytes.
     """
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
@@ -204,12 +197,12 @@ def byte_sizes(text: str, offsets: Sequence[tuple[int, int]]) -> Ids:
 
 
 def n_words(text: str) -> int:
-    """Words as lm-eval counts them: ``len(re.split(r"\\s+", text))``."""
+    """Return the number of words as lm-eval counts them: ``len(re.split(r"\\s+", text))``."""
     return 1 + sum(1 for _ in re.finditer(r"\s+", text))
 
 
 def chat_prefix(tokenizer: Any) -> list[int]:
-    """Token ids of upstream's fixed chat; InputError if the tokenizer has no template or refuses it."""
+    """Return the token ids of upstream's fixed chat; InputError if the tokenizer has no template or refuses it."""
     try:
         encoded = tokenizer.apply_chat_template(
             CHAT, add_generation_prompt=True, tokenize=True, return_dict=True, strftime_now=TODAY.strftime
@@ -220,15 +213,15 @@ def chat_prefix(tokenizer: Any) -> list[int]:
 
 
 def detokenized(page: str) -> str:
-    """A page of WikiText as lm-eval's task ``wikitext`` scores it; the order of the steps matters.
+    """Return a page of WikiText as lm-eval's task ``wikitext`` scores it; the order of the steps matters.
 
-    WikiText comes tokenized: marks stand between spaces (``8 @,@ 600 , he said``).  The task undoes most of this before
-    it scores a page, while it counts words and bytes of the unchanged page.  This does what lm-eval 0.4.13's
-    detokenizer does, its slips included, since only the same text gives the same perplexity; on all 62 pages of
-    WikiText-2's test split the two give the same string (``benchmarks/against_lm_eval.py``).
+    WikiText has spaces around punctuation (``8 @,@ 600 , he said``).  The task removes most of them before it scores a
+    page, and counts words and bytes of the unchanged page.  This repeats lm-eval 0.4.13's detokenizer, including its
+    mistakes, because only the same text has the same perplexity.  Both return the same string for all 62 pages of
+    WikiText-2's test split (``benchmarks/against_lm_eval.py``).
     """
     text = page.replace("s '", "s'")
-    text = re.sub("/' [0-9]/", "/'[0-9]/", text)  # lm-eval's slip: meant for years ('99), it rewrites "/' 9/" alone
+    text = re.sub("/' [0-9]/", "/'[0-9]/", text)  # lm-eval's mistake: meant for years ('99), it only rewrites "/' 9/"
     for mark in "-,.":
         text = text.replace(f" @{mark}@ ", mark)
     for mark in ":;.!?,":
@@ -244,7 +237,7 @@ def detokenized(page: str) -> str:
 
 
 def load(cache: Cache, key: str) -> Tokens | None:
-    """Tokens from the cache; None if they are not there, or damaged and so to be made again."""
+    """Read tokens from the cache; None if they are missing or damaged."""
     try:
         arrays = storage.read_arrays(cache.path("tokens", key, ".npz"))
     except (InputError, OSError, ValueError):
@@ -262,10 +255,10 @@ def load(cache: Cache, key: str) -> Tokens | None:
 
 
 def save(file: Path, tokens: Tokens) -> None:
-    """Tokens into a file for ``load``."""
+    """Write tokens into a file that ``load`` reads."""
     more: dict[str, Any] = {}
     if (chat := tokens.chat) is not None:
-        more = {"scored": chat.scored, "chat": json.dumps([chat.told_by, chat.across, chat.template])}
+        more = {"scored": chat.scored, "chat": json.dumps([chat.found_by, chat.across, chat.template])}
     if (requests := tokens.requests) is not None:
         more = {name: getattr(requests, name) for name in COLUMNS}
         more["task"] = json.dumps([requests.task, requests.num_fewshot])

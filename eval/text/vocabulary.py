@@ -1,4 +1,4 @@
-"""The tokens behind the ids: the tokenizers of text, reference and models must agree, or no number means anything."""
+"""Check that text, reference and models use the same tokenizer.  Scores are not comparable otherwise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE: frozenset[int] = frozenset()
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
-    """Transformers' tokenizer of a folder; InputError if there is none."""
+    """Load the tokenizer in a folder by Transformers; InputError if it cannot be loaded."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -30,25 +30,25 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
 
 
 def plain_tokens(tokenizer: Any, seen: Iterable[int] = NONE) -> dict[int, str]:
-    """Id -> token, without added special tokens but for those in ``seen``.
+    """Return id -> token, without added special tokens except those in ``seen``.
 
-    A model that never sees a special token needs no logit for it: a text model may come with the tokenizer of a
-    multimodal model, whose image token lies outside the text model's vocabulary.  Conversations do show it some.
+    A model that never sees a special token needs no logit for it.  For example, a text model may have the tokenizer of
+    a multimodal model, whose image token is not in the text model's vocabulary.
     """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special} - set(seen)
     return {number: token for token, number in tokenizer.get_vocab().items() if number not in special}
 
 
 def digest(vocabulary: Mapping[int, str]) -> str:
-    """SHA-256 of a vocabulary's ids and tokens."""
+    """Return the SHA-256 of a vocabulary's ids and tokens."""
     return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
 
 
 @cache
 def of_folders(*wanted: tuple[Path, bool], seen: frozenset[int] = NONE) -> tuple[Mapping[int, str] | None, ...]:
-    """The vocabularies of the tokenizers in some folders, by Transformers in a process of its own; None: has none.
+    """Return the vocabularies of the tokenizers in some folders, by Transformers in a subprocess; None without one.
 
-    ``wanted``: folder, and whether its tokenizer may run code.  ``seen``: as for ``plain_tokens``.
+    ``wanted``: (folder, True if its tokenizer may run code).  ``seen``: as for ``plain_tokens``.
     """
     named = [(str(folder), trusted) for folder, trusted in wanted]
     read = processes.run_in_subprocess(
@@ -58,7 +58,7 @@ def of_folders(*wanted: tuple[Path, bool], seen: frozenset[int] = NONE) -> tuple
 
 
 def pairs_of(wanted: Sequence[tuple[str, bool]], seen: Sequence[int]) -> list[list[tuple[int, str]] | None]:
-    """(id, token) of each folder's vocabulary; None where no tokenizer loads.  Imports Transformers."""
+    """Return (id, token) pairs of each folder's vocabulary; None if no tokenizer loads.  Imports Transformers."""
     vocabularies: list[list[tuple[int, str]] | None] = []
     for folder, trusted in wanted:
         try:
@@ -71,10 +71,10 @@ def pairs_of(wanted: Sequence[tuple[str, bool]], seen: Sequence[int]) -> list[li
 
 @cache
 def of_file(folder: Path, seen: frozenset[int] = NONE) -> Mapping[int, str] | None:
-    """The vocabulary as tokenizer.json has it, with the marks of the config; None if it cannot be read so.
+    """Return the vocabulary in tokenizer.json, with the config's marks of special tokens; None if it cannot be read.
 
-    For 49,152 tokens it takes 0.2 s, and ``of_folders`` 5 s.  Transformers may know more special tokens (one that the
-    config names EOS), and so have fewer plain ones.
+    This takes 0.2 s for 49,152 tokens, ``of_folders`` 5 s.  Transformers may know more special tokens, such as one that
+    the config calls EOS, and then returns fewer plain tokens.
     """
     from tokenizers import Tokenizer
 
@@ -97,13 +97,12 @@ def disagreement(
     data_trusted: bool,
     seen: frozenset[int] = NONE,
 ) -> str:
-    """An id that means different tokens to a model's own vocabulary and to the data's tokenizer; empty if they agree.
+    """Describe an id that stands for different tokens in a model's vocabulary and in the data's tokenizer.
 
-    ``model``: its folder, or its vocabulary.  ``trusted``, ``data_trusted``: whether the two specs let their
-    tokenizers run code.  ``seen``: ids of special tokens that count all the same where ``model`` is a folder (a model's
-    own vocabulary does not tell its special tokens).  Ids that only one vocabulary has are no disagreement; a folder
-    without a tokenizer has none.
-    Where the files agree, Transformers need not be asked; only it says what a disagreement is.
+    Returns an empty string if they agree.  ``model``: its folder, or its vocabulary.  ``trusted``, ``data_trusted``:
+    True if the spec trusts code.  ``seen``: ids of special tokens that are compared too if ``model`` is a
+    folder.  Ids in only one of the vocabularies are ignored.  A folder without a tokenizer agrees with every other.
+    The files are compared first; only Transformers can confirm a difference.
     """
     if isinstance(model, Path) and (same_file(model, data_folder) or not any(model.glob("tokenizer*"))):
         return ""
@@ -123,11 +122,11 @@ def disagreement(
 
 
 def differing(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
-    """The lowest id that means different tokens to two vocabularies; None if there is none."""
+    """Return the lowest id that stands for different tokens in two vocabularies; None if they agree."""
     return min((number for number in one.keys() & other.keys() if one[number] != other[number]), default=None)
 
 
 def same_file(folder: Path, other: Path) -> bool:
-    """Whether two folders hold the same tokenizer file: the usual case, without the second that loading takes."""
+    """Return True if two folders have the same tokenizer file, which saves loading it."""
     mine, theirs = folder / FILE, other / FILE
     return mine.is_file() and theirs.is_file() and mine.read_bytes() == theirs.read_bytes()

@@ -1,12 +1,11 @@
-"""A data spec -> the windows of a run, and what titles, ``check`` and results.json say of them.
+"""Build the windows of a run from a data spec, and describe them for titles, ``check`` and results.json.
 
-A text is tokenized once, as a whole, with BOS where the tokenizer adds it (``lm_eval``: each document by itself), and
-cut by one of the methods in ``eval/text/cutting.py``; exllamav3's compare_q is the default.  Conversations and the
-answers to questions are documents of which each is a window.  Without ``max_rows``, and with 0 or null, all windows
-count.
+A text is tokenized once, as a whole, with BOS if the tokenizer adds it (``lm_eval``: each document separately).  It is
+cut by one of the methods in ``eval/text/cutting.py``; the default is the method of exllamav3's compare_q.  Each
+conversation and each answer to a question is a window.  Without ``max_rows``, or with 0 or null, all windows are used.
 
 With ``chat_template`` the tokenizer's template (an empty system message, a user who says "Say something.", the
-generation prompt) stands before each window; its tokens and the window's first are not scored.
+generation prompt) precedes each window.  Its tokens and the first token of the window are not scored.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading, types
 from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.text import answers, conversations, corpus, cutting, hub_datasets, tokens
+from compare_q.eval.text import conversations, corpus, cutting, hub_datasets, tasks, tokens
 from compare_q.eval.text.tokens import TOKENS_VERSION, Chat, Requests, Tokens
 
 CHAT_VERSION = 2
-"""Version of the tokens of conversations; a change of what is rendered or scored raises it."""
+"""Version of the tokens of conversations.  Raise it when something else is rendered or scored."""
 TOKENIZING = (
     "transformers", "tokenizers", "datasets", "pyarrow", "jinja2", "sentencepiece", "tiktoken", "mistral-common",
 )  # fmt: skip
-"""Distributions that may take part in reading and tokenizing a text."""
+"""Packages that may influence how a text is read and tokenized."""
 LONG_IN_WORDS = {"truncate": "cut off there", "split": "split", "skip": "left out"}
-"""What ``long`` does with a conversation of more than ``eval_len`` tokens."""
+"""``long`` -> how a conversation of more than ``eval_len`` tokens is treated."""
 
 
 @dataclass(frozen=True)
 class TextSize:
-    """Bytes and words of the scored tokens of a run; where windows overlap, a token counts each time.
+    """Bytes and words of the scored tokens of a run.  If windows overlap, a token counts each time.
 
-    ``n_bytes``: UTF-8 bytes, so that bits per byte = nats / ln 2 / ``n_bytes``.  ``n_words``: the same share of the
-    text's words, which lm-eval separates by white space; for a whole text this is lm-eval's own count.  If the text was
-    detokenized, both are counted in the original, as lm-eval's ``wikitext`` does.
+    ``n_bytes``: UTF-8 bytes; bits per byte = nats / ln 2 / ``n_bytes``.  ``n_words``: the same share of the words,
+    separated by white space as in lm-eval; for a whole text it equals lm-eval's count.  If the text was detokenized,
+    both are counted in the original, as in lm-eval's ``wikitext``.
     """
 
     n_bytes: int
@@ -60,28 +59,28 @@ class TextSize:
 
 @dataclass(frozen=True)
 class Conversations:
-    """What is known of the windows of a run whose text is conversations.
+    """Facts about the windows of a run whose text is conversations.
 
-    ``begins``: text index of the first token of each window's conversation.  ``total``: conversations of the data set,
-    of which ``unscored`` have no scored token and ``too_long`` more tokens than ``eval_len``.  ``told_by``, ``across``
-    and ``template`` are those of ``compare_q.eval.text.tokens.Chat``, for all conversations.
+    ``begins``: text index of the first token of each window's conversation.  ``total``: conversations of the data set;
+    ``unscored``: how many have no scored token; ``too_long``: how many exceed ``eval_len``.  ``found_by``,
+    ``across`` and ``template``: see ``compare_q.eval.text.tokens.Chat``.
     """
 
     begins: tuple[int, ...]
     total: int
     unscored: int
     too_long: int
-    told_by: str
+    found_by: str
     across: int
     template: str
 
     @property
     def scored(self) -> int:
-        """The conversations that the windows are of."""
+        """Number of conversations that have a window."""
         return len(set(self.begins))
 
     def subtitle(self, data: EvalData) -> str:
-        """The line below a title, e.g. ``ultrachat, 200 conversations, 61,234 scored tokens of the assistant``."""
+        """Return the line below a title, e.g. ``ultrachat, 200 conversations, 61,234 scored tokens of the user``."""
         split = "" if len(data.windows) == self.scored else f" in {len(data.windows):,} windows"
         whose = " and ".join(f"the {role}" for role in data.spec.score_roles)
         turns = ", last turn" if data.spec.score_turns == "last" else ""
@@ -89,22 +88,22 @@ class Conversations:
         return f"{name}, {self.scored:,} conversations{split}, {data.n_scored:,} scored tokens of {whose}{turns}"
 
     def in_words(self, data: EvalData) -> str:
-        """What ``check`` says of them."""
+        """Return the line that ``check`` prints."""
         lost = f"; {self.unscored:,} without a scored token left out" if self.unscored else ""
         lost += f"; {self.too_long:,} longer ones {LONG_IN_WORDS[data.spec.long]}" if self.too_long else ""
         return (
             f"{self.scored:,} of {self.total:,} conversations in {len(data.windows):,} windows, "
-            f"{data.n_scored:,} scored tokens ({', '.join(data.spec.score_roles)}; told by {self.told_by}){lost}"
+            f"{data.n_scored:,} scored tokens ({', '.join(data.spec.score_roles)}; found by {self.found_by}){lost}"
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What results.json says of them beside the spec's keys."""
+        """Return the values for results.json, next to the spec."""
         return {
             "conversations": self.total,
             "scored": self.scored,
             "without_scored_tokens": self.unscored,
             "longer_than_eval_len": self.too_long,
-            "turns_told_by": self.told_by,
+            "turns_told_by": self.found_by,
             "tokens_across_edges": self.across,
             "chat_template_sha256": self.template,
         }
@@ -112,10 +111,10 @@ class Conversations:
 
 @dataclass(frozen=True)
 class Answers:
-    """What is known of the windows of a run whose text is answers.
+    """Facts about the windows of a run whose text is answers to questions.
 
-    ``requests``: those of the windows; ``begins`` of each window: text index of the first token of its question.
-    ``total``: questions of the task; ``cut_off``: windows that lost the beginning of their context.
+    ``requests``: one per window.  ``begins``: text index of the first token of each window's question.  ``total``:
+    questions of the task.  ``cut_off``: windows that lost the beginning of their context.
     """
 
     requests: Requests
@@ -125,16 +124,16 @@ class Answers:
 
     @property
     def questions(self) -> int:
-        """The questions that the windows are of."""
+        """Number of questions that have a window."""
         return int(self.requests.question[-1]) + 1
 
     def subtitle(self, data: EvalData) -> str:
-        """The line below a title, e.g. ``arc_easy, 2,376 questions, 0-shot, 9,501 answers``."""
+        """Return the line below a title, e.g. ``arc_easy, 2,376 questions, 0-shot, 9,501 answers``."""
         name = corpus.display_name(data.spec)
         return f"{name}, {self.questions:,} questions, {self.requests.num_fewshot}-shot, {len(data.windows):,} answers"
 
     def in_words(self, data: EvalData) -> str:
-        """What ``check`` says of them."""
+        """Return the line that ``check`` prints."""
         lost = f"; {self.cut_off:,} lost the beginning of their context" if self.cut_off else ""
         return (
             f"{self.questions:,} of {self.total:,} questions, {self.requests.num_fewshot}-shot, "
@@ -142,7 +141,7 @@ class Answers:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What results.json says of them beside the spec's keys."""
+        """Return the values for results.json, next to the spec."""
         asked = self.requests
         key = json.dumps([column.tolist() for column in (asked.question, asked.right, asked.chars)])
         return {
@@ -157,12 +156,13 @@ class Answers:
 
 @dataclass(frozen=True)
 class EvalData:
-    """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` counts the tokens of the whole text.
+    """The windows of a run.
 
-    ``series`` identifies all windows of the text, of which a run may take the first ones only.  ``vocabulary``
-    identifies the tokenizer by content, ``tokenizer`` is its folder.  ``starts[window] + position`` is the index of a
-    scored token in the whole tokenized text, documents following one another.  ``available``: windows of the whole
-    text.  ``text_size`` None: unknown, ``text_note`` says why.
+    ``digest``: identifies the windows by content.  ``series``: identifies all windows of the text; a run may use only
+    the first ones.  ``n_tokens``: tokens of the whole text.  ``vocabulary``: identifies the tokenizer by content;
+    ``tokenizer``: its folder.  ``starts[window] + position``: index of a token in the whole text, documents one
+    after the other.  ``available``: windows of the whole text.  ``text_size``: None if unknown, with the reason in
+    ``text_note``.
     """
 
     spec: DataSpec
@@ -182,42 +182,41 @@ class EvalData:
 
     @property
     def documents(self) -> Conversations | Answers | None:
-        """What is known of conversations or answers; None: a text."""
+        """Facts about conversations or answers; None for a text."""
         return self.conversations or self.answers
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
-        """Index in the whole tokenized text of the tokens at ``position`` [N] of windows number ``window`` [N]."""
+        """Return the index in the whole tokenized text of each token, int64 [N], from its window and position [N]."""
         return np.asarray(np.asarray(self.starts)[window] + position)
 
     def begins(self, window: NDArray[Any]) -> NDArray[np.int64] | None:
-        """Index in the text of the first token of the conversations, or questions, of windows number ``window`` [N];
-        None: a text."""
+        """Return the text index of the first token of each window's conversation or question [N]; None for a text."""
         return None if self.documents is None else np.asarray(self.documents.begins, np.int64)[window]
 
     @property
     def max_rows(self) -> int:
-        """What the ``max_rows`` of a data spec counts: questions, or windows."""
+        """Number of questions or windows, whichever ``max_rows`` of a data spec counts."""
         return self.answers.questions if self.answers else len(self.windows)
 
     @property
     def is_spread(self) -> bool:
-        """Whether the windows are some of the text's, spread over it."""
+        """True if the windows are a sample that is spread over the text."""
         return self.spec.sample == "spread" and len(self.windows) < self.available
 
     @cached_property
     def seen(self) -> frozenset[int]:
-        """The ids in windows of conversations, of which special tokens must be the model's too; empty for a text."""
+        """Token ids in windows of conversations, whose special tokens the model must share; empty for a text."""
         ids = [window.token_ids for window in self.windows if self.conversations is not None]
         return frozenset(np.unique(np.concatenate(ids)).tolist()) if ids else frozenset()
 
     @property
     def length(self) -> int:
-        """Tokens in the longest window, chat prefix included."""
+        """Number of tokens in the longest window, including the chat prefix."""
         return max(len(window.token_ids) for window in self.windows)
 
     @property
     def n_scored(self) -> int:
-        """Scored tokens of all windows; where windows overlap, a token counts each time."""
+        """Number of scored tokens in all windows.  If windows overlap, a token counts each time."""
         return sum(window.n_scored for window in self.windows)
 
 
@@ -225,7 +224,7 @@ class EvalData:
 
 
 def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
-    """The windows of a tokenized text; InputError if it is too short for one."""
+    """Cut a tokenized text into windows; InputError if the text is too short for one."""
     talks = asked = None
     if text.chat is not None:
         every, talks = conversation_cuts(text, text.chat, spec, max_rows)
@@ -258,19 +257,19 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
 def conversation_cuts(
     text: Tokens, chat: Chat, spec: DataSpec, max_rows: int | None
 ) -> tuple[list[cutting.Cut], Conversations]:
-    """All windows of conversations, and what is known of those that a run takes."""
+    """Return all windows of conversations, and facts about the windows that a run uses."""
     cuts, too_long, unscored = cutting.chat(text.ids, chat.scored, text.ends, spec.eval_len, spec.long)
     starts = np.array([window.start for window in cuts[: max_rows or None]], np.int64)
     begins = np.concatenate(([0], text.ends))[np.searchsorted(text.ends, starts, side="right")]
     return cuts, Conversations(
-        tuple(begins.tolist()), len(text.ends), unscored, too_long, chat.told_by, chat.across, chat.template
+        tuple(begins.tolist()), len(text.ends), unscored, too_long, chat.found_by, chat.across, chat.template
     )
 
 
 def answer_cuts(
     text: Tokens, requests: Requests, spec: DataSpec, max_questions: int | None
 ) -> tuple[list[cutting.Cut], Answers]:
-    """All windows of the requests, and what is known of those of the first ``max_questions`` (0 and None: all)."""
+    """Return all windows of the requests, and facts about the first ``max_questions`` questions (0 and None: all)."""
     question = requests.question
     if (longest := int(requests.scored.max())) > spec.eval_len:
         number = int(question[requests.scored.argmax()]) + 1
@@ -284,12 +283,12 @@ def answer_cuts(
 
 
 def shifted(spans: Spans, by: int) -> Spans:
-    """The same positions behind so many more tokens."""
+    """Return the spans with ``by`` added to every position."""
     return tuple((begin + by, end + by) for begin, end in spans)
 
 
 def series_of(text: Tokens, every: Sequence[cutting.Cut], method: types.Windows) -> str:
-    """SHA-256 of all windows of a text, told by the text's tokens and by where each window lies in them."""
+    """Return the SHA-256 of all windows of a text: its tokens, and the start, length and spans of each window."""
     digest = hashlib.sha256(f"{method} {text.lead} {len(text.prefix)} ".encode())
     digest.update(np.ascontiguousarray(text.prefix, dtype="<i4").tobytes())
     digest.update(np.ascontiguousarray(text.ids, dtype="<i4").tobytes())
@@ -300,9 +299,9 @@ def series_of(text: Tokens, every: Sequence[cutting.Cut], method: types.Windows)
 
 
 def digest_of(windows: Sequence[Window], starts: Sequence[int], method: types.Windows) -> str:
-    """SHA-256 of the method and, for each window, of its start, its length, its ``spans`` and its tokens.
+    """Return the SHA-256 of the method and of the start, length, spans and tokens of each window.
 
-    Without the lengths, 4 windows of 128 and 8 of 64 that follow one another would be the same.
+    The lengths are needed: otherwise 4 windows of 128 tokens and 8 of 64 over the same text would be equal.
     """
     digest = hashlib.sha256(method.encode())
     for window, start in zip(windows, starts, strict=True):
@@ -312,17 +311,17 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: types.Wi
 
 
 def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
-    """(bytes and words of the scored tokens as their share of the text, why they are not known or empty)."""
+    """Return (bytes and words of the scored tokens by their share of the text or None, the reason if None)."""
     if text.requests is not None:
         return None, "bytes and words are not counted in answers"
     if text.sizes is None and text.chat is not None:
         return None, "bytes and words are not known: the text came as tokens"
     if text.sizes is None:
-        return None, "bytes and words are not known: a tokenizer in Python gives no offsets of its tokens"
+        return None, "bytes and words are not known: this tokenizer does not return the offsets of its tokens"
     spans = [span for window in taken for span in shifted(window.spans, window.start)]
     scored = sum(int(text.sizes[begin:end].sum()) for begin, end in spans)
     if not scored:
-        return None, "bytes and words are not known: the scored tokens stand for none"
+        return None, "bytes and words are not known: the scored tokens have no text"
     read = int(text.sizes.sum())  # not the original's bytes where the text was detokenized
     return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
 
@@ -331,9 +330,9 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[TextSize | 
 
 
 def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
-    """The windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
+    """Return the windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
 
-    ``n_windows``: how many windows this run asks for, 0 for all; None: the spec's ``max_rows``.
+    ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.
     """
     folder = tokenizer_folder(spec, progress)
     key = cache.key("tokens", identity(spec, folder))
@@ -353,15 +352,15 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
 
 
 def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress) -> None:
-    """Read what a packed ``spec`` names, and write its tokens into ``file``; InputError with the reason.
+    """Read the text of a packed ``spec``, tokenize it and write the tokens into ``file``; InputError with the reason.
 
-    ``tokenizer``: its folder.  Imports Transformers and ``datasets``, or lm-eval, and so is called apart.
+    ``tokenizer``: its folder.  Runs in a subprocess, because it imports Transformers and ``datasets`` or lm-eval.
     """
     unpacked, folder = reading.unpacked(spec), Path(tokenizer)
     name = corpus.display_name(unpacked)
     if unpacked.is_answers:
         with progress.phase(f"tokenizing {name}", unit="questions"):
-            text = answers.read(unpacked, folder)
+            text = tasks.read(unpacked, folder)
     elif corpus.is_trace(unpacked):
         with progress.phase(f"reading {name}", unit="rows"):
             text = conversations.read_trace(unpacked, folder)
@@ -375,8 +374,8 @@ def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress)
 
 
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
-    """Everything that the tokens depend on, as JSON types; ``folder``: the tokenizer's."""
-    # A default.jinja among the additional templates is the chat template where the folder has no other.
+    """Return everything that the tokens depend on, as JSON types; ``folder``: the tokenizer's."""
+    # A default.jinja among the additional templates is the chat template if the folder has no other.
     patterns = [*hub.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
     digest = hashlib.sha256()
     for file in sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}):
@@ -401,18 +400,18 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
 
 
 def text_identity(spec: DataSpec) -> dict[str, Any]:
-    """What the text, or the questions, depend on, as JSON types; InputError that names a missing file."""
-    return answers.identity(spec) if spec.is_answers else corpus.identity(spec)
+    """Return everything the text or the questions depend on, as JSON types; InputError that names a missing file."""
+    return tasks.identity(spec) if spec.is_answers else corpus.identity(spec)
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """The files and folders that the text, or the questions, are read from, if they are on this machine."""
-    return answers.paths_of(spec) if spec.is_answers else corpus.paths_of(spec)
+    """Return the files and folders on this machine from which the text or the questions are read."""
+    return tasks.paths_of(spec) if spec.is_answers else corpus.paths_of(spec)
 
 
 def would_fetch(spec: DataSpec, cache: Cache, *, tokenizer_is_here: bool) -> str:
-    """What of the text would be downloaded, in a few words; empty if it is here, or its tokens are in the cache."""
-    if answers.is_here(spec) if spec.is_answers else corpus.is_here(spec):
+    """Describe the download of the text; empty if the text is on this machine or its tokens are in the cache."""
+    if tasks.is_here(spec) if spec.is_answers else corpus.is_here(spec):
         return ""
     if tokenizer_is_here and are_stored(spec, cache):
         return ""
@@ -420,13 +419,13 @@ def would_fetch(spec: DataSpec, cache: Cache, *, tokenizer_is_here: bool) -> str
 
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
-    """Whether the tokenized text is in the cache; the tokenizer must be on this machine."""
+    """Return True if the tokenized text is in the cache; the tokenizer must be on this machine."""
     folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
     return cache.path("tokens", cache.key("tokens", identity(spec, folder)), ".npz").is_file()
 
 
 def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
-    """The tokenizer's folder, fetched from the hub if need be."""
+    """Return the tokenizer's folder; download it from the hub if necessary."""
     name = spec.locate(spec.tokenizer_dir)
     if not hub.is_hub_id(name):
         return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True)
@@ -434,7 +433,7 @@ def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
         return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
 
 
-# Windows in words.
+# Descriptions of the windows.
 
 
 def subtitle(data: EvalData) -> str:
@@ -461,7 +460,7 @@ def subtitle(data: EvalData) -> str:
 
 
 def in_words(spec: DataSpec, data: EvalData | None) -> str:
-    """What ``check`` says of the windows, in one line; ``data`` None: text and tokenizer are still to be fetched."""
+    """Return the line that ``check`` prints; ``data``: None if text or tokenizer are not downloaded yet."""
     what, whole = f"method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens", "text"
     if spec.is_chat:
         what, whole = f"conversations, windows of up to {spec.eval_len} tokens", "conversations"
@@ -469,7 +468,7 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
         what, whole = f"questions, windows of up to {spec.longest} tokens", "task"
     what = f"{corpus.display_name(spec)}, {what}"
     if data is None:
-        return f"{what}; how many is known once {whole} and tokenizer are downloaded"
+        return f"{what}; their number is known after {whole} and tokenizer are downloaded"
     if data.documents is not None:
         return f"{what}: {data.documents.in_words(data)}"
     spread = f" spread over the text's {data.available:,}" if data.is_spread else ""
@@ -478,7 +477,7 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
 
 
 def data_json(data: EvalData) -> dict[str, Any]:
-    """The data of a run for results.json."""
+    """Return the data of a run for results.json."""
     return {
         "spec": json.loads(data.spec.model_dump_json(exclude_unset=True)),
         "spec_sha256": data.spec.digest(),

@@ -107,7 +107,7 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
         (
             {"metric_list": [{"metric": "acc_mutual_info"}]},
             "",
-            "measures acc_mutual_info; only means of acc and acc_norm",
+            "measures acc_mutual_info; only the means of acc and acc_norm",
         ),
         ({"repeats": 2}, "", "has filter_list or repeats"),
         ({"doc_to_text": "{{nothing}}"}, "", "lm-eval cannot build it: UndefinedError: 'nothing' is undefined"),

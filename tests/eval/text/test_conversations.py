@@ -74,7 +74,7 @@ def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
         ("{", "column 2: not valid JSON"),
         ({"text": "a"}, "no key messages or conversations; there are: text; name it in text_column"),
         ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role: must be a name such as user"),
-        ({"messages": [{"from": "bot", "value": "a"}]}, "messages[0].from: 'bot' is no known speaker; there are"),
+        ({"messages": [{"from": "bot", "value": "a"}]}, "messages[0].from: 'bot': unknown speaker; there are"),
     ],
 )
 def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
@@ -118,7 +118,7 @@ def scored_texts(folder: Path, found: Tokens) -> list[str]:
 def test_scored_tokens(tmp_path: Path, template: str, way: str) -> None:
     """Contents, calls and ends of turns are scored; headers, what others say and the newline behind a turn are not."""
     found = tokenized(tmp_path, template)
-    assert (found.chat.told_by, found.chat.across) == (way, 0)
+    assert (found.chat.found_by, found.chat.across) == (way, 0)
     assert scored_texts(tmp_path, found) == SCORED
 
 
@@ -142,7 +142,7 @@ def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
 
 def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     both = tokenized(tmp_path, MARKED, SUMS, score_roles=["user", "assistant"])
-    assert both.chat.told_by == "rendered prefixes"
+    assert both.chat.found_by == "rendered prefixes"
     asked = ["2+2?<|im_end|>", "And 3+3?<|im_end|>"]
     assert scored_texts(tmp_path, both) == [asked[0], SCORED[2], asked[1], SCORED[3]]
     last = tokenized(tmp_path, MARKED, SUMS, WEATHER, score_turns="last")
@@ -153,7 +153,7 @@ def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
     message = refusal(tokenized, tmp_path, THINKING, SUMS)
-    assert message.startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: message 3 (assistant): the chat template writes")
+    assert message.startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: message 3 (assistant): the chat template renders")
     assert 'use "score_turns": "last", or chat_template_kwargs such as' in message
     reasoned = {"messages": [*SUMS["messages"][:-1], {**SUMS["messages"][-1], "reasoning_content": "3+3"}]}
     last = tokenized(tmp_path, THINKING, reasoned, score_turns="last")
@@ -269,9 +269,9 @@ def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
     assert data.n_scored == content["meta"]["output_tokens"]
     assert data.n_tokens == data.n_scored + content["meta"]["input_tokens"]
     assert data.text_note == "bytes and words are not known: the text came as tokens"
-    assert data.conversations.told_by == "the trace"
+    assert data.conversations.found_by == "the trace"
     smaller, padded = (built_trace(tmp_path, content | {"vocab_size": size}).conversations for size in (250, 512))
-    assert smaller.told_by == "the trace, of a tokenizer of 250 ids where this one has 259"
+    assert smaller.found_by == "the trace, of a tokenizer of 250 ids where this one has 259"
     assert padded == data.conversations
     assert len(built_trace(tmp_path, content, max_text_rows=1).windows) == 1
     cut = built_trace(tmp_path, content, eval_len=question + 1)  # the first token of each answer alone

@@ -1,12 +1,12 @@
-"""Questions with several answers, of a task of lm-eval -> tokens; which YAML a spec means, and whether it runs code.
+"""Turn a multiple-choice task of lm-eval into tokens; find the YAML file of a task and check whether it runs code.
 
-lm-eval itself reads the task, writes the prompts and splits each request into tokens of the context and tokens of the
-answer (``loglikelihood`` of its TemplateLM); only ``tok_encode`` is ours, and follows that of lm-eval 0.4.13's HFLM.
-A request is one answer to one question.  Few-shot examples are drawn with the seeds of lm-eval's ``simple_evaluate``.
+lm-eval reads the task, writes the prompts and splits each request into tokens of the context and tokens of the answer
+(``loglikelihood`` of its TemplateLM).  Only ``tok_encode`` is our own; it does the same as lm-eval 0.4.13's HFLM.  A
+request is one answer to one question.  Few-shot examples are drawn with the seeds of lm-eval's ``simple_evaluate``.
 
-A task is a YAML file, in lm-eval's own package or on this machine.  lm-eval runs the Python functions that a YAML names
-by ``!function``.  Its own package was installed to be run; other files may have come from anywhere, so their functions
-run only if the spec says ``trust_remote_code``.
+A task is a YAML file, in the package of lm-eval or on this machine.  lm-eval runs the Python functions that a YAML file
+names with ``!function``.  Functions of its own package may run; functions of other files run only if the spec sets
+``trust_remote_code``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import os
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import yaml
@@ -42,20 +41,20 @@ SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 LEAST = "0.4.13"
 INSTALL = f"pip install lm_eval=={LEAST}"
 FILES_VERSION = 2
-"""Version of the questions of local files; a change of how they are read raises it.
+"""Version of the questions of local files.  Raise it when they are read differently.
 
-2: the data are read anew: ``datasets`` served the rows of other files with the same paths and times.
+2: local data are read without the cache of ``datasets``, which identifies files by path and time only.
 """
 SUFFIXES = (".yaml", ".yml")
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
-"""lm-eval's own metrics of multiple choice; it takes any other name for a program of Hugging Face's ``evaluate``."""
+"""Metrics of lm-eval for multiple choice.  lm-eval loads any other name as a program of Hugging Face's ``evaluate``."""
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
 PICKLES = "pandas"
 """The format of ``datasets`` that loads pickles, which are code."""
 
 
 class Code(str):
-    """What a YAML names by ``!function``."""
+    """A Python function that a YAML file names with ``!function``."""
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -69,10 +68,10 @@ Loader.add_constructor("!function", lambda loader, node: Code(loader.construct_s
 
 
 def identity(spec: DataSpec) -> dict[str, Any]:
-    """What the questions depend on, as JSON types: the task's name and lm-eval's build, or the content of files.
+    """Return everything the questions depend on, as JSON types: lm-eval's build, and the task's name or digests.
 
-    A data set of the hub counts by its name, and Python functions by all Python files below the folder of the YAML that
-    names them.  InputError with what installs lm-eval if it is missing or too old.
+    A data set of the hub is identified by its name.  Python functions are identified by all Python files in the folder
+    of the YAML file that names them.  Raises InputError with the install command if lm-eval is missing or too old.
     """
     version = installed_versions(("lm_eval",)).get("lm_eval")
     if version is None or Version(version) < Version(LEAST):
@@ -86,7 +85,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """What a spec's task is made of, with its YAML: files, also those that may run, and folders of data."""
+    """Return the files of a spec's task: its YAML files, Python files that may run, data files and data folders."""
     file = task_file(spec)
     if file is None:
         return []
@@ -99,13 +98,13 @@ def paths_of(spec: DataSpec) -> list[Path]:
 
 
 def is_here(spec: DataSpec) -> bool:
-    """Whether nothing has to be downloaded for the task, as far as can be told: its data are local files."""
+    """Return True if the task's data are local files, so that nothing is downloaded."""
     file = task_file(spec)
     return file is not None and bool(data_files(merged(file, trusted=spec.trust_remote_code)[0]))
 
 
 def task_file(spec: DataSpec) -> Path | None:
-    """The YAML that is the task; None for a task that lm-eval's own package has.  InputError if there is none."""
+    """Return the YAML file of the task, None for a task of lm-eval's package; InputError if the file does not exist."""
     name = spec.task or ""
     path = Path(spec.locate(name))
     is_path = "/" in name or path.suffix.lower() in SUFFIXES
@@ -118,7 +117,7 @@ def task_file(spec: DataSpec) -> Path | None:
     folder = Path(spec.locate(spec.include_path))
     if not folder.is_dir():
         raise InputError(f"include_path: {printable(folder)}: no such folder")
-    # As in lm-eval: by their names as text, without its _IGNORE_DIRS, and the first of one name counts.
+    # As in lm-eval: sorted by name, without its _IGNORE_DIRS; the first file with the task's name counts.
     for file in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
         if not IGNORED & set(file.parts) and task_name(file) == name:
             return Path(file).resolve()
@@ -126,7 +125,7 @@ def task_file(spec: DataSpec) -> Path | None:
 
 
 def task_name(file: Path) -> Any:
-    """The name of the task in a YAML; None if it cannot be read, as lm-eval leaves such a file out."""
+    """Return the task's name in a YAML file; None if the file cannot be read, because lm-eval skips such files."""
     try:
         return merged(file, trusted=True)[0].get("task")
     except InputError:
@@ -134,9 +133,10 @@ def task_name(file: Path) -> Any:
 
 
 def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Path]]:
-    """(the keys of a YAML and of what it includes, its own last; all these files); InputError for what is malformed.
+    """Return (the keys of a YAML file over those of the files that it includes, all these files).
 
-    ``trusted``: its functions may run; otherwise InputError if it names any, or a data set of pickles.
+    ``trusted``: its functions may run.  Otherwise a file that names a function or a data set of pickles is refused.
+    Raises InputError if a file is malformed.
     """
     file = Path(os.path.realpath(file.expanduser()))
     name = f"task: {printable(file)}"
@@ -161,7 +161,7 @@ def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple
 
 
 def check_harmless(config: dict[str, Any], name: str) -> None:
-    """InputError if a YAML would run code: functions, metrics that are programs, pickles, foreign prompts."""
+    """Raise InputError if a YAML file runs code: functions, metrics that are programs, pickles, promptsource."""
     code = [f"!function {function}" for function in codes_in(config)]
     code += [f"{key}: {config[key]}" for key in ("class", "use_prompt") if config.get(key) is not None]
     code += [f"dataset_path: {PICKLES}"] if config.get("dataset_path") == PICKLES else []
@@ -177,7 +177,7 @@ def check_harmless(config: dict[str, Any], name: str) -> None:
 
 
 def codes_in(value: Any) -> Iterator[Code]:
-    """Everything that a YAML names by ``!function``."""
+    """Yield every function that a YAML file names."""
     if isinstance(value, Code):
         yield value
     elif isinstance(value, dict | list):
@@ -186,7 +186,7 @@ def codes_in(value: Any) -> Iterator[Code]:
 
 
 def is_own(file: Path) -> bool:
-    """Whether a file belongs to lm-eval's package."""
+    """Return True if a file belongs to lm-eval's package."""
     package = package_folder("lm_eval")
     return package is not None and file.is_relative_to(package.resolve())
 
@@ -197,7 +197,7 @@ def data_files(config: dict[str, Any]) -> list[Path]:
 
 
 def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(names of a task's data files, folders of its data); relative to the working directory, as in lm-eval."""
+    """Return (names of a task's data files, its data folders), relative to the working directory as in lm-eval."""
     options = config.get("dataset_kwargs")
     options = options if isinstance(options, dict) else {}
     names = [name for name in names_in(options.get("data_files")) if "://" not in name]
@@ -212,7 +212,7 @@ def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def read(spec: DataSpec, folder: Path) -> Tokens:
-    """The requests of a task as tokens; InputError in one line if lm-eval, or compare_q, cannot score the task so."""
+    """Return the requests of a task as tokens; InputError if lm-eval or compare_q cannot score the task."""
     file = task_file(spec)
     if file is not None:
         config, _ = merged(file, trusted=spec.trust_remote_code)  # before anything of it runs
@@ -242,11 +242,10 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
 
 @contextmanager
 def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
-    """lm-eval as it may run here; InputError with its reason in place of whatever it or a task's functions raise.
+    """Set up lm-eval for one task; errors of lm-eval and of a task's functions become an InputError with the reason.
 
-    Templates of files that are not trusted are rendered without access to Python's inner attributes, from which a
-    template could run any code.  Local data are read with an empty cache of ``datasets``, which knows files by their
-    paths and times alone, and would serve the rows of others with the same.
+    Templates of untrusted files are rendered in a sandbox, because a template with access to attributes can run
+    any code.  Local data are read with an empty cache of ``datasets``, which identifies files by path and time only.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
@@ -257,7 +256,7 @@ def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
                 from datasets import config
 
                 cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="compare_q."))
-                stack.enter_context(patch.object(config, "HF_DATASETS_CACHE", cache))
+                stack.enter_context(replaced(config, "HF_DATASETS_CACHE", cache))
             yield
     except InputError:
         raise
@@ -266,18 +265,29 @@ def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
         raise InputError(f"task: {spec.task}: lm-eval cannot build it: {name}: {one_line(error)}") from None
 
 
-def sandboxed() -> Any:
-    """While it holds, lm-eval renders templates in Jinja's sandbox."""
+def sandboxed() -> AbstractContextManager[None]:
+    """Let lm-eval render templates in Jinja's sandbox."""
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
 
     sandbox = SandboxedEnvironment(loader=utils.env.loader, undefined=utils.env.undefined)
     sandbox.keep_trailing_newline, sandbox.filters = utils.env.keep_trailing_newline, utils.env.filters
-    return patch.object(utils, "env", sandbox)
+    return replaced(utils, "env", sandbox)
+
+
+@contextmanager
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a module, and restore it afterwards."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 def built_task(spec: DataSpec, file: Path | None) -> Any:
-    """lm-eval's task, set up as its ``simple_evaluate`` does; InputError for a name that is none, and for a group."""
+    """Return lm-eval's task, set up as by ``simple_evaluate``; InputError for an unknown name or a group of tasks."""
     from lm_eval.tasks import TaskManager
 
     random.seed(SEED)
@@ -298,7 +308,7 @@ def built_task(spec: DataSpec, file: Path | None) -> Any:
 
 
 def check_name(name: str, manager: Any) -> None:
-    """InputError unless a name is one task of lm-eval's package."""
+    """Raise InputError unless the name is one task of lm-eval's package."""
     if name in manager.all_groups or name in manager.all_tags:
         raise InputError(f"task: {name}: is a group of tasks; name one of them")
     if name not in manager.all_subtasks:
@@ -306,7 +316,7 @@ def check_name(name: str, manager: Any) -> None:
 
 
 def check_task(task: Any) -> None:
-    """InputError unless the most probable of several answers is what decides in a task, by lm-eval's own rules."""
+    """Raise InputError unless lm-eval grades the task by its most probable answer, as acc or acc_norm."""
     from lm_eval.api.metrics import mean
     from lm_eval.api.task import ConfigurableTask
 
@@ -315,20 +325,20 @@ def check_task(task: Any) -> None:
         raise InputError(f"task: is {kind}; only multiple_choice can be scored without generating")
     metrics = task.aggregation()
     if callable(task.config.process_results):
-        raise InputError("task: has a rule of its own for its results (process_results), which is not accuracy")
+        raise InputError("task: has its own process_results, which is not accuracy")
     told = {"acc", "acc_norm"} & metrics.keys()
     if not told or "acc_mutual_info" in metrics or any(metrics[name] is not mean for name in told):
-        raise InputError(f"task: measures {', '.join(metrics)}; only means of acc and acc_norm can be told here")
+        raise InputError(f"task: measures {', '.join(metrics)}; only the means of acc and acc_norm are supported")
     if task.config.filter_list is not None or task.config.repeats != 1:
         raise InputError("task: has filter_list or repeats, which change the answers")
 
 
 def encoded(instances: Sequence[Any], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
-    """(tokens of the context, tokens of the answer) of each request, as lm-eval splits them."""
+    """Return (tokens of the context, tokens of the answer) of each request, as lm-eval splits them."""
     from lm_eval.api.model import TemplateLM
 
     class Recorder(TemplateLM):  # type: ignore[misc]
-        """Only the tokens that lm-eval would score."""
+        """A model for lm-eval that returns the tokens of a request instead of scores."""
 
         @property
         def eot_token_id(self) -> int:
@@ -338,10 +348,10 @@ def encoded(instances: Sequence[Any], tokenizer: Any) -> list[tuple[list[int], l
         def prefix_token_id(self) -> int:
             return self.eot_token_id if tokenizer.bos_token_id is None else int(tokenizer.bos_token_id)
 
-        @lru_cache(maxsize=64)  # noqa: B019 - the answers to a question have one context, and this object one use
+        @lru_cache(maxsize=64)  # noqa: B019 - all answers to a question share one context; this object is used once
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
             if add_special_tokens is None and string.startswith(tokenizer.decode(self.prefix_token_id)):
-                add_special_tokens = False  # BOS would stand there twice
+                add_special_tokens = False  # otherwise BOS would be there twice
             special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
             return list(tokenizer.encode(string, **special))
 
@@ -357,14 +367,16 @@ def encoded(instances: Sequence[Any], tokenizer: Any) -> list[tuple[list[int], l
     if any(len(instance.args) != 2 for instance in instances):
         raise InputError("task: has images or sound")
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
-        raise InputError("tokenizer_dir: has neither BOS nor EOS, one of which lm-eval puts before an empty context")
+        raise InputError(
+            "tokenizer_dir: the tokenizer has no BOS and no EOS; lm-eval needs one before an empty context"
+        )
     return Recorder().loglikelihood(instances, disable_tqdm=True)  # type: ignore[no-any-return]
 
 
 def graded(task: Any, instances: Sequence[Any]) -> tuple[list[bool], list[int]]:
-    """(whether each request's answer is right, the characters of its choice).
+    """Return (True for each request with the right answer, the number of characters of its choice).
 
-    lm-eval says what is right: its ``process_results`` is told, of each answer in turn, that it is the most probable.
+    lm-eval decides which answer is right: ``process_results`` is called with each answer as the most probable.
     """
     right: list[bool] = []
     chars: list[int] = []
