@@ -1,46 +1,34 @@
-"""Hugging Face Transformers, one window at a time, with upstream's four ways to load.
+"""Hugging Face Transformers, one window at a time, with the four load functions of ExLlamaV3's compare_q.
 
 ``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``; ``transformers_auto_bf16``:
 the same in bf16; ``transformers_mm``: fp16, the language model of an image-text model.  Without a GPU the device is the
-CPU.  ``dtype`` in ``engine`` replaces the dtype.  ``streaming`` keeps one decoder layer on the device at a time
-(``backends/hf/streaming.py``); ``noise`` makes the model the noise floor (``backends/layers/noise.py``).
+CPU.  ``dtype`` in ``engine`` overrides the dtype.  ``streaming`` keeps one decoder layer on the device at a time
+(``backends/hf/streaming.py``); ``noise`` adds the noise of the noise floor (``backends/layers/noise.py``).
 
-Quantized checkpoints run as Transformers runs them, most of them decompressed to the dtype; ``quantization_config`` in
+Quantized checkpoints run as Transformers runs them; most are decompressed to the dtype.  ``quantization_config`` in
 ``engine`` quantizes while loading, or changes how a quantized checkpoint is loaded.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compare_q.backends.base import (
-    Capabilities,
-    Decode,
-    Layer,
-    ModelFacts,
-    PlannedModel,
-    Storage,
-    Window,
-)
+from compare_q.backends.base import Capabilities, Decode, Layer, ModelFacts, PlannedModel, Storage, Window
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
-from compare_q.backends.common.options import parse_options
-from compare_q.backends.common.packages import check_installed
+from compare_q.backends.common.options import check_names, parse_options
+from compare_q.backends.common.packages import check_installed, installed_versions
 from compare_q.backends.hf.long_windows import BehindBase
-from compare_q.backends.hf.quantization import (
-    check_complete,
-    check_dtype,
-    check_packages,
-    check_resident,
-    transformers_config,
-)
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
 from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
@@ -54,13 +42,24 @@ DTYPES = {
     "transformers": "float16", "transformers_auto": "float16", "transformers_auto_bf16": "bfloat16",
     "transformers_mm": "float16",
 }  # fmt: skip
-"""Upstream's ways to load, and the dtype that it gives each."""
+"""load_fn -> default dtype."""
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 PROMPT = 2048
-"""Tokens of a prompt at a time, before tokens that are decoded: as in vLLM's chunks, so that masks stay small."""
+"""Tokens of a prompt that are computed at a time before decode steps, as in vLLM's chunks: masks stay small."""
 PLACEMENT = ("device_map", "max_memory", "offload_folder")
 LONGEST_SEEN = "max_seq_len_cached"
-"""Where a rotary embedding notes the longest sequence that it has seen."""
+"""Attribute of a rotary embedding: the length of the longest sequence so far."""
+WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
+BF16_ONLY = re.compile("nvfp4|mxfp4|mxfp8")
+"""Formats that compressed-tensors 0.17 always decompresses to bfloat16."""
+PACKAGES = {
+    "aqlm": ("aqlm",), "auto-round": ("auto-round",), "awq": ("gptqmodel",), "bitsandbytes": ("bitsandbytes",),
+    "compressed-tensors": ("compressed-tensors",), "eetq": ("kernels",), "fbgemm_fp8": ("fbgemm-gpu",),
+    "fp_quant": ("fp_quant",), "gptq": ("optimum", "gptqmodel"), "higgs": ("flute-kernel", "fast_hadamard_transform"),
+    "nvfp4": ("kernels",), "quanto": ("optimum-quanto",), "quark": ("amd-quark",), "sinq": ("sinq",),
+    "spqr": ("spqr_quant",), "torchao": ("torchao",), "vptq": ("vptq",),
+}  # fmt: skip
+"""quant_method -> distributions that Transformers needs to load it."""
 OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
 
 
@@ -80,7 +79,7 @@ class TransformersOptions(NoiseOptions):
 
 
 class TransformersFolder(HuggingFaceFolder):
-    """The same files, in the dtype that upstream gives each of its ways to load, and perhaps quantized on the way."""
+    """A folder whose model gets the dtype of its load_fn, and may be quantized while it loads."""
 
     def facts(self) -> ModelFacts:
         found = super().facts()
@@ -163,7 +162,7 @@ class TransformersEngine(LogitsEngine):
             raise ModelError(f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}")
         try:
             self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
-        except Exception as error:  # whatever Transformers, accelerate or a quantizer raises: one model's failure
+        except Exception as error:  # any error of Transformers, accelerate or a quantizer fails this model
             raise ModelError(f"Transformers could not load {folder}: {one_line(error)}") from error
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         check_resident(folder, self.model, stored)
@@ -193,7 +192,7 @@ class TransformersEngine(LogitsEngine):
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        made: Iterator[torch.Tensor] = torch.inference_mode()(self._pieces)(window)  # not between the pieces
+        made: Iterator[torch.Tensor] = torch.inference_mode()(self._pieces)(window)  # only while a piece is computed
         return made
 
     def _pieces(self, window: Window) -> Iterator[torch.Tensor]:
@@ -205,7 +204,7 @@ class TransformersEngine(LogitsEngine):
             raise ModelError(missed)
 
     def _forward(self, window: Window) -> Iterator[torch.Tensor]:
-        """The layers run here, and the head with what follows it whenever a piece is asked for."""
+        """Run the layers now; the iterator runs the head for each piece."""
         import torch
 
         self._forget_lengths()
@@ -218,9 +217,9 @@ class TransformersEngine(LogitsEngine):
         return self.behind.pieces(token_ids, rows)
 
     def _decoded(self, window: Window, decode: Decode) -> Iterator[torch.Tensor]:
-        """``pieces`` of a window that is fed ``step`` tokens at a time, with the cache that the model makes itself.
+        """Yield ``pieces`` of a window that is fed ``step`` tokens at a time, with the model's default cache.
 
-        ``generate`` does the same, unless a model's generation config names another cache.
+        ``generate`` uses the same cache, unless the model's generation config names another one.
         """
         import torch
 
@@ -248,13 +247,13 @@ class TransformersEngine(LogitsEngine):
             yield torch.empty(end - begin, 0)
 
     def _forget_lengths(self) -> None:
-        """Dynamic rotary factors would stay those of a longer window or question before."""
+        """Reset dynamic rotary factors, which would otherwise be those of a longer window before."""
         for module in self.rotary:
             for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
                 setattr(module, name, 0)
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
-        """The output embedding, with the soft cap and the scale that the config names; ``states`` from here on."""
+        """Return the output embedding, with soft cap and scale from the config; ``states`` are kept from now on."""
         import torch
 
         module = self.model.get_output_embeddings()
@@ -306,10 +305,10 @@ class TransformersEngine(LogitsEngine):
 
 
 def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
-    """InputError if ``streaming`` cannot go with the other options, the checkpoint or the installed packages."""
+    """InputError if ``streaming`` does not work with the other options, the checkpoint or the installed packages."""
     for name in (*PLACEMENT, "quantization_config"):
         if getattr(options, name) is not None:
-            raise InputError(f"engine.streaming: cannot go with {name}; leave one of them out")
+            raise InputError(f"engine.streaming: cannot be combined with {name}; remove one of them")
     if stored:
         raise InputError(
             f"engine.streaming: streams unquantized checkpoints only, this one is quantized with "
@@ -319,7 +318,66 @@ def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> Non
         raise InputError("engine.streaming: needs greenlet: pip install greenlet")
 
 
+def check_packages(where: str, config: dict[str, Any]) -> None:
+    """InputError with the pip command if a quantization needs packages that are not installed."""
+    needed = PACKAGES.get(str(config.get("quant_method")), ())
+    if missing := [package for package in needed if package not in installed_versions(needed)]:
+        raise InputError(
+            f"{where}: quantized with {config['quant_method']}, which needs {' and '.join(missing)}: "
+            f"pip install {' '.join(missing)}"
+        )
+
+
+def check_dtype(dtype: str, stored: Mapping[str, Any]) -> None:
+    """InputError if a checkpoint's format cannot run in the model's dtype."""
+    groups = stored.get("config_groups") or {}
+    formats = f"{stored.get('format')} {' '.join(str(group.get('format')) for group in groups.values())}"
+    if dtype in ("float16", "float32") and (found := BF16_ONLY.search(formats)):
+        raise InputError(
+            f"engine.dtype: Transformers decompresses {found[0]} to bfloat16 and cannot run it in {dtype}; "
+            'use load_fn transformers_auto_bf16 or "dtype": "bfloat16"'
+        )
+
+
+def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:
+    """ModelError for weights that Transformers initialized at random or loaded without scales, with a mere warning.
+
+    ``found``: loading info of ``from_pretrained``; ``on_load``: Transformers quantized the model while loading, so that
+    the checkpoint needs no scales.
+    """
+    for name in sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]):
+        if on_load and WEIGHT_SCALE.search(name):
+            continue
+        raise ModelError(f"{folder}: Transformers found no {name} that fits, and made one up")
+    for name in sorted(filter(WEIGHT_SCALE.search, found["unexpected_keys"])):
+        raise ModelError(f"{folder}: Transformers left {name} out; it does not run this model's quantization")
+
+
+def check_resident(folder: Path, model: Any, stored: Mapping[str, Any]) -> None:
+    """ModelError for a quantized model with weights on disk, which Transformers computes wrong (unquantized: right)."""
+    on_disk = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
+    if stored and on_disk:
+        raise ModelError(
+            f"{folder}: {on_disk} was left on disk for want of memory, and Transformers computes wrong with quantized "
+            "weights there; give engine.max_memory or another device_map"
+        )
+
+
+def transformers_config(given: dict[str, Any]) -> Any:
+    """Return Transformers' object for a ``quantization_config``; InputError for a key that it does not have."""
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    try:
+        config = AutoQuantizationConfig.from_dict(dict(given))
+    except Exception as error:  # each method's class raises its own errors
+        raise InputError(f"engine.quantization_config: {one_line(error)}") from error
+    known = {*inspect.signature(type(config).__init__).parameters, "quant_method"}
+    prefix = "quantization_config."
+    check_names((prefix + name for name in given), (prefix + name for name in known), type(config).__name__)
+    return config
+
+
 def config_number(config: Any, name: str, missing: float) -> float:
-    """A number of a config, ``missing`` if the config has none; MPT's logit_scale may be a word, which is no number."""
+    """Return a number of a config; ``missing`` if it is absent or no number, as MPT's logit_scale may be a word."""
     value = getattr(config, name, None)
     return float(value) if isinstance(value, int | float) and value else missing

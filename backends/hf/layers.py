@@ -1,9 +1,8 @@
 """How the linear layers of a model of Transformers ran.
 
-Most quantized checkpoints are decompressed to the model's dtype and multiplied by torch: the weights are the stored
-ones, but the activations may be others than the checkpoint asks for.  compressed-tensors rounds activations in the
-layer's forward.  Whether it does is measured: the layer is given one vector, which is compared with the vector that
-reaches torch's product.
+Most quantized checkpoints are decompressed to the model's dtype and multiplied by torch: the weights are those of the
+checkpoint, but the activations may differ from its scheme.  compressed-tensors rounds activations in the
+layer's forward, which is measured: one vector is passed to the layer, and compared with the input of torch's product.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from compare_q.backends.layers.schemes import UNKNOWN, Scheme, args_text, declar
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
 PLAIN = Scheme("")
-"""The scheme of weights that are multiplied as they are stored."""
+"""Scheme of unquantized weights."""
 SCALES = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
-"""What follows a quantized module's name in its tensors' names; gpt-oss has ``experts.gate_up_proj_scales``."""
+"""Endings of the names of a quantized module's tensors; gpt-oss has ``experts.gate_up_proj_scales``."""
 QDATA = {"int8": "int8", "float8_e4m3fn": "fp8"}
 
 
 def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[Layer]:
-    """Every linear and expert layer of the text model, after a forward pass.
+    """Yield every linear and expert layer of the text model, after a forward pass.
 
-    ``quantization``: the ``quantization_config`` with which the model was loaded; ``folder``: its checkpoint.
+    ``quantization``: the ``quantization_config`` of the loaded model; ``folder``: its checkpoint.
     """
     stored = stored_quantized(folder) if quantization else set()
     stated = declared(quantization)
@@ -56,7 +55,7 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
 
 
 def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequantized: bool) -> Layer:
-    """One linear layer, described by what is known of its class; "unknown" where nothing is known."""
+    """Return how a linear layer ran, by its class; "unknown" for unknown classes."""
     kernel = type(module).__name__
     own = getattr(module, "quantization_scheme", None)
     if own is not None and kernel in LINEAR:  # compressed-tensors
@@ -84,7 +83,7 @@ def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, d
 
 
 def expert_layer(name: str, module: Any, scheme: Scheme | None, config: Any, *, dequantized: bool) -> Layer:
-    """All experts of a layer, whose weights are one or two tensors."""
+    """Return how all experts of a layer ran; their weights are one or two tensors."""
     kernel = f"{type(module).__name__} {getattr(config, '_experts_implementation', None) or ''}".strip()
     weight = next(module.parameters(), None)
     if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
@@ -93,7 +92,7 @@ def expert_layer(name: str, module: Any, scheme: Scheme | None, config: Any, *, 
 
 
 def float_product(name: str, weight: Any, stored: Scheme | None, kernel: str) -> Layer:
-    """A layer with weights of a float dtype; ``stored``: PLAIN, or the scheme from which they were dequantized."""
+    """Return a layer with float weights; ``stored``: PLAIN, or the scheme that they were dequantized from."""
     dtype = dtype_name(weight.dtype)
     if stored is PLAIN:
         return Layer(name, dtype, dtype, kernel)
@@ -103,13 +102,13 @@ def float_product(name: str, weight: Any, stored: Scheme | None, kernel: str) ->
 
 
 def unknown_product(name: str, scheme: Scheme | None, kernel: str) -> Layer:
-    """A layer of a class that is not known here: nobody can tell which activations its product took."""
+    """Return a layer of an unknown class, whose activations are unknown."""
     scheme = scheme or Scheme(UNKNOWN)
     return Layer(name, scheme.weights, UNKNOWN, kernel, deviation(scheme.activations or UNKNOWN, UNKNOWN))
 
 
 def torchao_formats(weight: Any, dtype: str) -> tuple[str, str]:
-    """Weights and activations of a torchao tensor; "unknown" for a packed one."""
+    """Return weights and activations of a torchao tensor; "unknown" if it is packed."""
     name = QDATA.get(dtype_name(weight.qdata.dtype)) if weight.qdata.shape == weight.shape else None
     blocks = getattr(weight, "block_size", None)
     if name is None or blocks is None or blocks[0] != 1:
@@ -123,7 +122,7 @@ def torchao_formats(weight: Any, dtype: str) -> tuple[str, str]:
 
 
 class ProductInputs(TorchFunctionMode):
-    """Keeps the activations of every product that ``torch.nn.functional.linear`` computes."""
+    """Collects the activations of every product that ``torch.nn.functional.linear`` computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,9 +135,9 @@ class ProductInputs(TorchFunctionMode):
 
 
 def measured_activations(module: Any, asked: str, dtype: str) -> str:
-    """The activations in a layer of compressed-tensors: ``asked`` if its product gets others than the layer is given.
+    """Return the activations of a compressed-tensors layer: ``asked`` if the product's input differs from its own.
 
-    "unknown" where accelerate has moved its weights elsewhere.
+    "unknown" if accelerate has moved the weights off the device.
     """
     if not asked:
         return dtype
@@ -152,11 +151,11 @@ def measured_activations(module: Any, asked: str, dtype: str) -> str:
 
 
 def stored_quantized(folder: Path) -> set[str]:
-    """Names, as ``name_from_layers`` gives them, of the modules for which the checkpoint stores scales."""
+    """Return the modules, by ``name_from_layers``, whose scales the checkpoint stores."""
     names = read_headers(weight_files(folder))
     return {name_from_layers(SCALES.sub("", name)) for name in names if SCALES.search(name)}
 
 
 def name_from_layers(name: str) -> str:
-    """A module's name without the part before ``layers.``, in which checkpoint and model may differ."""
+    """Return a module's name from ``layers.`` on; checkpoint and model may differ before that."""
     return name[max(name.find("layers."), 0) :]

@@ -1,10 +1,10 @@
-"""The logits of a long window in pieces, by the model's own code: its layers run once, the rest runs for each piece.
+"""Logits of a long window in pieces, by the model's own code: the layers run once, the rest runs for each piece.
 
-131,072 positions of 128,256 logits would be 33.6 GB in bfloat16.  Transformers has its models in two parts: a base
-model, whose output are the final states [1, L, H], and around it a forward that calls it once and turns states into
-logits: head, soft cap, scale, masks.  The whole forward runs once, with the logits of the last token alone, and the
-base model's output is kept.  Then it runs again for each piece, with the base model's place taken by some rows of that
-output.  The last token's logits come twice, and must agree.
+131,072 positions of 128,256 logits would be 33.6 GB in bfloat16.  A model of Transformers has two parts: a base model,
+which returns the final states [1, L, H], and a forward that calls it once and turns states into logits (head, soft cap,
+scale, masks).  The whole forward runs once, with the logits of the last token only, and the base model's output is
+kept.  Then the forward runs again for each piece, with rows of that output instead of the base model.  The last token's
+logits are computed twice, and must agree.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 class BehindBase:
-    """A model's forward behind its base model."""
+    """The part of a model's forward that follows its base model."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.base = model, model.base_model
 
     @classmethod
     def of(cls, model: Any) -> BehindBase | None:
-        """None for a model that is not of two parts, or cannot leave out logits: its windows come whole."""
+        """Return None for a model without these two parts, or whose forward computes all logits."""
         takes = inspect.signature(model.forward).parameters
         return cls(model) if "logits_to_keep" in takes and model.base_model is not model else None
 
     def pieces(self, token_ids: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
-        """Logits [n, V] of so many positions at a time of a window [1, L], whose layers have run on return."""
+        """Run the layers for a window [1, L], and return its logits [n, V], ``rows`` positions at a time."""
         outputs: list[Any] = []
         handle = self.base.register_forward_hook(lambda _, __, output: outputs.append(output))
         try:
@@ -43,7 +43,7 @@ class BehindBase:
         finally:
             handle.remove()
         if len(outputs) != 1 or tuple(outputs[0].last_hidden_state.shape[:2]) != tuple(token_ids.shape):
-            raise ModelError(f"{type(self.model).__name__}: its base model gives no states of a whole window")
+            raise ModelError(f"{type(self.model).__name__}: its base model returned states of another shape")
         return self._pieces(token_ids, outputs[0], rows, last)
 
     def _pieces(self, token_ids: torch.Tensor, output: Any, rows: int, last: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -57,8 +57,8 @@ class BehindBase:
             yield logits
 
     def _rest(self, token_ids: torch.Tensor, output: Any) -> torch.Tensor:
-        """Logits [n, V] of tokens [1, n] from what the base model gave of them."""
-        own = vars(self.base).get("forward")  # accelerate's hooks are there
+        """Return logits [n, V] of tokens [1, n] from the base model's output for them."""
+        own = vars(self.base).get("forward")  # set by accelerate's hooks
         self.base.forward = lambda *_, **__: output
         try:
             logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]

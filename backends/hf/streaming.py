@@ -1,14 +1,14 @@
-"""A model larger than its device: one decoder layer is there at a time, and all windows of a group run through it.
+"""A model larger than its device: one decoder layer at a time is on the device, and runs for a group of windows.
 
-If 140 GB were read again for each window, a run would wait for the disk and not for the GPU.  So the windows of a group
-run together: for each window the model's own forward runs in a greenlet of its own, which stops before every decoder
-layer until that layer is on the device.  Everything between the layers (masks, rotary tables, residuals, soft caps) is
-the model's own code, so that the logits are bit for bit the logits of the whole model.
+The windows of a group run together, because reading 140 GB for each window would wait for the disk.  For each window,
+the model's own forward runs in a greenlet, which stops before every decoder layer until that layer is on the device.
+Everything between the layers (masks, rotary tables, residuals, soft caps) is the model's own code, so that the logits
+equal those of the whole model bit for bit.
 
-The weights of the layers stay in CPU memory as Transformers loaded them: where the checkpoint stores what the model
-computes with, they are pages of its files, which the system reads as they are copied and drops when it needs the room.
-Tensors that Transformers converts while loading (another dtype, experts that are stored one by one) take CPU memory.
-While one layer computes, a thread copies the next, so two layers are on the device; embedding, norm and head stay.
+The layers' weights stay in CPU memory as Transformers loaded them.  If the checkpoint stores them in the model's dtype,
+they are pages of its files, which the system reads when they are copied and drops when it needs memory.  Tensors that
+Transformers converts while loading (another dtype, experts stored one by one) take CPU memory.  While one layer
+computes, a thread copies the next one, so two layers are on the device.  Embedding, norm and head stay there.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     import torch
 
 CPU_BYTES = 1 << 30
-"""Room for the states of a group's windows where the device is the CPU."""
+"""Memory for the states of a group's windows if the device is the CPU."""
 MOST_WINDOWS = 1024
 
 
 @dataclass
 class WindowForward:
-    """One window's forward pass: ``layer`` is the index of the decoder layer for which it waits.
+    """One window's forward pass: ``layer`` is the index of the decoder layer that it waits for.
 
-    ``found``: its logits in pieces, None until it has ended.
+    ``found``: its logits in pieces; None until it has ended.
     """
 
     window: Window
@@ -44,7 +44,7 @@ class WindowForward:
     found: Iterator[torch.Tensor] | None = None
 
     def resume(self) -> None:
-        """Run on to the next layer, or to the end."""
+        """Run to the next layer, or to the end."""
         reached = self.greenlet.switch()
         if self.greenlet.dead:
             self.found = reached
@@ -53,11 +53,10 @@ class WindowForward:
 
 
 class Streamer:
-    """Runs a model that was loaded into CPU memory on ``device``.
+    """Runs a model in CPU memory on ``device``.
 
-    ``forward`` runs the layers for a window, and gives its logits in pieces.
-
-    ``group``: the number of windows that run together; None: half of the device's free memory holds their states.
+    ``forward`` runs the layers for a window, and returns its logits in pieces.  ``group``: number of windows that run
+    together; None: as many as have room for their states in half of the device's free memory.
     """
 
     def __init__(
@@ -85,11 +84,11 @@ class Streamer:
         self.forwards: list[WindowForward] = []
 
     def prepare(self, windows: Sequence[Window]) -> None:
-        """The windows whose logits will be asked for, in this order."""
+        """Set the windows that will be scored, in order."""
         self.ahead, self.group = list(windows), self.asked
 
     def forwarded(self, window: Window) -> Iterator[torch.Tensor]:
-        """Logits of one window in pieces; the other windows of its group are then one layer from their end."""
+        """Return logits of one window in pieces; the other windows of its group then wait for the last layer."""
         run = next((each for each in self.forwards if each.window is window), None) or self.start(window)
         while run.found is None:
             if run.layer == len(self.hosts) - 1:
@@ -101,7 +100,7 @@ class Streamer:
         return run.found
 
     def start(self, window: Window) -> WindowForward:
-        """Bring a group that begins with ``window`` to its first layer."""
+        """Run a group that begins with ``window`` up to the first layer."""
         import greenlet
 
         if self.group is None:
@@ -126,7 +125,7 @@ class Streamer:
                     raise ModelError("engine.streaming: this model's last decoder layer is not the one that runs last")
 
     def hold(self, layer: int) -> None:
-        """Put ``layer`` on the device in place of the layer that was there, and begin to copy the layer after it."""
+        """Replace the layer on the device by ``layer``, and start to copy the next one."""
         if self.held == layer:
             return
         self.release()
@@ -141,20 +140,20 @@ class Streamer:
             self.fetch(following)
 
     def fetch(self, layer: int) -> None:
-        """Begin to copy a layer; another layer whose copy has begun is dropped first."""
+        """Start to copy a layer; a copy of another layer is dropped."""
         if self.coming is not None:
             self.coming[1].result()
         self.coming = layer, self.copier.submit(self.copies, layer)
 
     def copies(self, layer: int) -> list[torch.Tensor]:
-        """The layer's weights on the device; on CUDA through a stream that does not wait for what computes."""
+        """Copy a layer's weights to the device; on CUDA in a separate stream, next to the computation."""
         import torch
 
         with nullcontext() if self.side_stream is None else torch.cuda.stream(self.side_stream):
             return [host.to(self.device, copy=True) for _, host in self.hosts[layer]]
 
     def release(self) -> None:
-        """Give the held layer's memory back, once all that was computed with it is done."""
+        """Free the memory of the layer on the device after all computations with it."""
         import torch
 
         if self.held is None:
@@ -166,9 +165,9 @@ class Streamer:
         self.held = None
 
     def fitting(self, tokens: int) -> int:
-        """The number of windows of ``tokens`` whose states fit half of the free memory.
+        """Return how many windows of ``tokens`` fit into half of the free memory.
 
-        A stopped forward keeps its embeddings, its state, rotary tables and, in some attentions, a mask [L, L].
+        A stopped forward holds its embeddings, its state, rotary tables and, in some attentions, a mask [L, L].
         """
         import torch
 
@@ -187,13 +186,13 @@ class Streamer:
 
 
 def stop_before(layer: int) -> None:
-    """Leave a window's forward pass until ``layer`` is on the device."""
+    """Suspend a window's forward pass until ``layer`` is on the device."""
     import greenlet
 
     greenlet.getcurrent().parent.switch(layer)
 
 
 def decoder_layers(model: Any, option: str = "streaming") -> Sequence[Any]:
-    """The text decoder's list of layers; ModelError if there is none of the length that the config names."""
+    """Return the text decoder's list of layers; ModelError if no list has the length in the config."""
     count = model.config.get_text_config().num_hidden_layers
     return layer_list(model.get_decoder(), count, f"engine.{option}: {type(model).__name__}")

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.hf.quantization import check_resident
+from compare_q.backends.hf.engine import TransformersEngine, check_resident
 from tests.support.planned import planned
 from tests.support.toy import refusal
 from tests.support.transformers_models import changed
@@ -27,9 +26,7 @@ def helpers_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "compare_q.backends.hf.quantization.installed_versions", lambda names: dict.fromkeys(names, "1")
-    )
+    monkeypatch.setattr("compare_q.backends.hf.engine.installed_versions", lambda names: dict.fromkeys(names, "1"))
     nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
     folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
     request = planned("toy", "transformers", str(folder), 10)
