@@ -61,6 +61,8 @@ check: $(READY) .types/compare_q  ## lint, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	rm -rf .types/built && $(BIN)/python setup.py -q build_py --build-lib .types/built
+	cd .types/built && $(abspath $(BIN))/lint-imports --no-cache $(CURDIR)/pyproject.toml
 
 .types/compare_q:  # for mypy, which does not run the line of compare_q/__init__.py that finds eval and backends
 	mkdir -p $@
