@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 import shlex
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ FOLDERS = (*PACKAGES, "docs", "requirements", "results")
 MADE = ("demo/models", "demo/results")
 """Written by ``make demo``."""
 FOREIGN = {"compare_q_logits.py", "eval/qbench.py", "qbench_prompts.py", "eval/__disk_lru_cache__", "llama.py",
-           "convert_hf_to_gguf.py", "ptb_text_only.py", "both.md"}  # fmt: skip
+           "convert_hf_to_gguf.py", "ptb_text_only.py", "both.md", "turboquant_attn.py"}  # fmt: skip
 """Files of other projects, or written by a command of a page."""
 
 PATH = re.compile(rf"(?<![\w/.$~-])(?:{'|'.join(FOLDERS)})/[\w./*{{}},-]*")
