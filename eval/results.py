@@ -83,11 +83,10 @@ class Stored(BaseModel):
 
 
 PARTS = ("load", "first_step", "scoring", "close")
-"""The parts of a worker's life in their order.
+"""Parts of a worker's time, in their order.
 
-``load``: from the moment at which the driver asked for the worker; if nothing had imported the engine before, with the
-import; ``first_step``: from the start of scoring to the first scored window; ``scoring``: from then on to the last
-window.
+``load`` begins when the driver requests the worker, and includes the engine's import if that was not imported before.
+``first_step`` ends with the first scored window, ``scoring`` with the last one.
 """
 
 
@@ -123,8 +122,7 @@ class Timing:
 
 
 def copied(path: str, description: str) -> Any:
-    """A flat field that is copied from the place ``path`` of ``estimates``, None where the estimates have no such
-    place."""
+    """A flat field that is a copy of the value at ``path`` in ``estimates``; None if they have no such value."""
     return Field(default=None, description=description, json_schema_extra={"copied_from": path})
 
 
@@ -223,13 +221,13 @@ class ModelResult(Stored):
     flips_won_norm: Count | None = copied("answers/acc_norm/flips/won", "as flips_won, by acc_norm")
     mcnemar_p_norm: Number = copied("answers/acc_norm/flips/mcnemar_p", "as mcnemar_p, by acc_norm")
 
-    reference: bool = Field(default=False, description="whether the others are compared with it")
-    noise_floor: bool = Field(default=False, description="whether its spec calls it the noise floor")
+    reference: bool = Field(default=False, description="true if the others are compared with it")
+    noise_floor: bool = Field(default=False, description="true if its spec calls it the noise floor")
     windows: Count = Field(default=0, description="scored windows")
     load_seconds: Error | None = Field(default=None, description="seconds of loading, in its worker")
     score_seconds: Error | None = Field(default=None, description="seconds of scoring, the first step included")
     tokens_per_second: Error | None = Field(default=None, description="scored tokens per second of scoring")
-    from_cache: bool = Field(default=False, description="whether an earlier run scored it")
+    from_cache: bool = Field(default=False, description="true if an earlier run scored it")
     error: Text | None = Field(default=None, description="why it has no scores; None if it has")
     spec_sha256: str = Field(default="", description="digest of the spec")
     scores_key: str = Field(default="", description="key of its token scores in the cache")
@@ -252,13 +250,10 @@ class ModelResult(Stored):
         size, spec, provenance = storage or Storage(), fields.get("spec", {}), fields.get("provenance", {})
         layers = groups.groups_from_json(provenance.get("layers", ()))
         kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
-        token_bytes, timing, kv_cache = (
-            groups.kv_token_bytes(kv_caches),
-            fields.get("timing"),
-            provenance.get("kv_cache"),
-        )
+        token_bytes, timing = groups.kv_token_bytes(kv_caches), fields.get("timing")
+        kv_cache = str(provenance.get("kv_cache") or "")
         for name, brief in BRIEF.items():
-            kv_cache = (kv_cache or "").replace(name, brief)
+            kv_cache = kv_cache.replace(name, brief)
         flat: dict[str, Any] = {
             name: value_at(estimates, str(field.json_schema_extra["copied_from"]))
             for name, field in cls.model_fields.items() if isinstance(field.json_schema_extra, dict)
@@ -287,7 +282,7 @@ class ModelResult(Stored):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its layers store less than 16 bits a weight; if the size is not known, whether any is quantized.
+        """True if its layers store less than 16 bits per weight, or if the size is unknown and a layer is quantized.
 
         A model whose size and layers are both unknown counts as quantized.
         """
@@ -297,12 +292,12 @@ class ModelResult(Stored):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """How its layers ran; empty where the engine does not tell."""
+        """Groups of layers, with the kernel of each; empty if the engine does not report them."""
         return groups.groups_from_json(self.provenance.get("layers", ()))
 
     @property
     def kv_caches(self) -> tuple[groups.KVCache, ...]:
-        """How its keys and values were cached; empty where the engine does not tell."""
+        """Groups of KV caches; empty if the engine does not report them."""
         return groups.kv_caches_from_json(self.provenance.get("kv_cache_layers"))
 
     @property
@@ -369,7 +364,7 @@ class TextResult(Stored):
 
     @property
     def is_answers(self) -> bool:
-        """Whether its windows are answers to questions, wrong ones too, so that its PPL says nothing about a text."""
+        """True if its windows are answers to questions; its PPL includes wrong answers and means nothing."""
         return "answers" in self.data
 
 
@@ -494,7 +489,7 @@ def macro_mean(values: Sequence[float | None], errors: Sequence[float | None]) -
 
 
 class Described(Stored):
-    """What is read of the free descriptions of a text, for their types."""
+    """Types of the values that are used from a text's free descriptions."""
 
     class Reference(Stored):
         label: str
@@ -513,7 +508,7 @@ class Described(Stored):
 
 
 def check(run: RunResult) -> None:
-    """ValueError for a run that was read and that no run writes, so that no table, plot or report meets it."""
+    """ValueError for a run that compare_q does not write, and that tables, plots or the report could not show."""
     if not run.labels or len({text.name for text in run.texts}) < len(run.texts):
         raise ValueError("texts: none has rows, or two have one name")
     for text in run.scored:
@@ -542,7 +537,7 @@ def check_row(model: ModelResult, place: str) -> None:
 
 
 def going_together(estimates: Estimates) -> dict[str, bool]:
-    """Part of a model's estimates -> whether its numbers go together."""
+    """Part of a model's estimates -> True if its numbers fit each other."""
     blocks, curve, against, answers = estimates.blocks, estimates.curve, estimates.against, estimates.answers
     sums = {name: own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None}
     bins = max(len(curve.edges) - 1, 0)
@@ -568,7 +563,7 @@ def going_together(estimates: Estimates) -> dict[str, bool]:
 
 
 def distributions_hold(against: AgainstReference) -> bool:
-    """Whether percentiles are all there, and the histogram holds something within every number's reach."""
+    """True if all percentiles exist, and the histogram has tokens and plausible bins."""
     histogram, divergences = against.kld_histogram, against.divergence_percentiles
     return (
         divergences.keys() <= set(DIVERGENCES)
@@ -597,8 +592,7 @@ def load(files: Sequence[Path]) -> RunResult:
 
 
 def combine(runs: Mapping[str, RunResult]) -> RunResult:
-    """One run with the rows of all ``runs`` (file -> its results), in their order; a row that two of them have is there
-    once.
+    """One run with the rows of all ``runs`` (file -> its results), in their order and without duplicates.
 
     InputError with the file, and with what differs, unless all runs have the same texts, tokenizer, windows, right
     answers and reference.
@@ -611,10 +605,11 @@ def combine(runs: Mapping[str, RunResult]) -> RunResult:
         for text, own in zip(first.texts, run.texts, strict=True):
             if text.error or own.error:
                 raise InputError(f"{file if own.error else first_file}: its text {own.name} failed; run it again")
-            off = next((what for what, digest in identity(text).items() if identity(own)[what] != digest), None)
-            if off:
-                found, wanted = described(own, off), described(text, off)
-                raise InputError(f"{file}: its {off} is not that of {first_file} ({found}, not {wanted})")
+            for (what, wanted, wanted_name), (_, found, name) in zip(identity(text), identity(own), strict=True):
+                if found != wanted:
+                    one, two = (f"{words} {(digest or 'none')[:12]}" for words, digest in
+                                ((name, found), (wanted_name, wanted)))  # fmt: skip
+                    raise InputError(f"{file}: its {what} is not that of {first_file} ({one}, not {two})")
     texts = tuple(
         text.updated(models=unique_rows([model for run in runs.values() for model in run.texts[i].models]))
         for i, text in enumerate(first.texts)
@@ -631,27 +626,23 @@ def combine(runs: Mapping[str, RunResult]) -> RunResult:
     )  # fmt: skip
 
 
-def identity(text: TextResult) -> dict[str, str | None]:
-    """What rows must share to be comparable -> its digest; that of the windows covers method and scored positions."""
-    return {
-        "tokenizer": text.data.get("vocabulary_sha256"),
-        "cut into windows": text.data.get("windows_sha256"),
-        "key of right answers": (text.data.get("answers") or {}).get("key_sha256"),
-        "reference": (text.reference or {}).get("key"),
-    }
+def identity(text: TextResult) -> list[tuple[str, str | None, str]]:
+    """(what, digest, name for users) of everything that rows must share to be comparable.
 
-
-def described(text: TextResult, what: str) -> str:
-    """A name for one of the things of ``identity``, as far as it has any, and the beginning of its digest."""
-    names = {
-        "cut into windows": f"{text.data.get('windows')} windows by method {text.data.get('method')}, ",
-        "reference": f"{text.reference['label']}, " if text.reference else "",
-    }
-    return f"{names.get(what, '')}{(identity(text)[what] or 'none')[:12]}"
+    The digest of the windows includes the method and the scored positions.
+    """
+    data, reference = text.data, text.reference or {}
+    windows = f"{data.get('windows')} windows by method {data.get('method')},"
+    return [
+        ("tokenizer", data.get("vocabulary_sha256"), "vocabulary"),
+        ("cut into windows", data.get("windows_sha256"), windows),
+        ("key of right answers", (data.get("answers") or {}).get("key_sha256"), "key"),
+        ("reference", reference.get("key"), f"{reference.get('label', 'key')},"),
+    ]
 
 
 def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
-    """The rows without those that are there already, by the key of their scores.
+    """The rows without duplicates, by the key of their scores.
 
     A row with ``--divergences`` takes the place of the same row without, and a measured row that of a failed one of the
     same label.  Other rows of one label get a number: "label (2)".
@@ -669,7 +660,7 @@ def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
 
 
 def is_same(one: ModelResult, other: ModelResult) -> bool:
-    """Whether two rows have the same scores, or have one label and no scores in one of them."""
+    """True if two rows have the same scores, or if they have one label and one of them failed."""
     if one.error or other.error:
         return one.label == other.label
     key, other_key = (row.scores_key.removesuffix(DIVERGENCES_SUFFIX) for row in (one, other))

@@ -23,7 +23,7 @@ from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
-from compare_q.backends.common.messages import nearest, printable
+from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
@@ -102,7 +102,7 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
         raise InputError(NO_MODEL)
     load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, config, elsewhere)
     backends.resolve(load_fn, None)
-    raw: dict[str, Any] = {"load_fn": load_fn, "label": label or short_name(name), "model_dir": name}
+    raw: dict[str, Any] = {"load_fn": load_fn, "label": unicode(label or short_name(name)), "model_dir": name}
     spec = reading.parse_model_spec({**raw, **({"reference": True} if reference else {})}, COMMAND_LINE)
     return Named(spec, why, config is not None, context_of(spec, config))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder, open_regular, parsed, read_bytes, reason
-from compare_q.backends.common.messages import one_line, printable
+from compare_q.backends.common.messages import one_line, printable, unicode
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec
@@ -45,7 +45,7 @@ def display_name(spec: DataSpec) -> str:
     source = SOURCES.get(spec.dataset.lower())
     named = (spec.is_chat and spec.dataset_path) or (spec.is_answers and Path(spec.task or "").stem)
     fallback = Path(spec.path).stem if spec.path else named or spec.dataset
-    return spec.dataset_display_name or (source.display if source else fallback)
+    return unicode(spec.dataset_display_name or (source.display if source else fallback))
 
 
 def names_of(specs: Sequence[DataSpec]) -> list[str]:

@@ -40,6 +40,11 @@ def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: W
     assert run.command == ()
 
 
+def test_a_reference_of_another_label_is_the_same_by_its_key(write: Write) -> None:
+    files = [write("a.json", REF_A), write("b.json", FP8_B, reference={**IDENTITY, "label": "other"})]
+    assert labels(combined(files)[1]) == ["bf16", "FP8"]
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_row_with_divergences_stands_for_the_same_without(write: Write, order: int) -> None:
     more = on(QUANT, f"w4{DIVERGENCES_SUFFIX}", notes=("with divergences",))
@@ -64,9 +69,9 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"data": {"vocabulary_sha256": "x"}}, ["tokenizer", "x, not v"]),
+        ({"data": {"vocabulary_sha256": "x"}}, ["tokenizer", "x, not vocabulary v"]),
         ({"data": {"windows_sha256": "x", "windows": 3, "method": "once"}}, ["windows", "3 windows by method once, x"]),
-        ({"data": {"answers": {"key_sha256": "x"}}}, ["right answers", "x, not none"]),
+        ({"data": {"answers": {"key_sha256": "x"}}}, ["right answers", "x, not key none"]),
         ({"reference": {**ON_GPU, "label": "fp16"}}, ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"]),
         ({"reference": None}, ["reference", "none, not bf16"]),
     ],
