@@ -19,7 +19,6 @@ from compare_q.backends.common.options import strings_in
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.plots import measures
-from compare_q.eval.ranking import near_lossless
 from compare_q.eval.results import RunResult
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
@@ -122,8 +121,7 @@ def show(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None
                 render.heading(console, text.name)
             chosen = [*(pairs.neighbours(text) if args.pairs else []), *pairs.pairs_by_label(text, args.pair)]
             if chosen:
-                known = near_lossless(text.models)
-                print("", *pairs.pair_lines(chosen, text.data.get("text_tokens"), known), sep="\n")
+                print("", *pairs.pair_lines(chosen, text), sep="\n")
 
 
 def write(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:

@@ -66,7 +66,7 @@ def show(run: RunResult, folder: Path) -> None:
     render.show_timing(table, Console(file=stream, width=80))
     lines = stream.getvalue().split("\n")
     for text in table.scored:
-        lines += pairs.pair_lines(pairs.neighbours(text), text.data.get("text_tokens"))
+        lines += pairs.pair_lines(pairs.neighbours(text), text)
     lines += render.markdown_text(table, tuple(BY_NAME), timing=True).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
     (folder / "out.csv").write_text(render.csv_text(table))

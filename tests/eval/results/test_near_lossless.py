@@ -10,7 +10,7 @@ from compare_q.eval.ranking import best_labels, kld_limit, near_lossless
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.pairs import UNRANKED, pair_lines
-from tests.support.made import FAILED, QUANT, REF, replace, with_against, with_sums
+from tests.support.made import FAILED, QUANT, REF, replace, run_of, with_against, with_sums
 
 
 def row(label: str, kld: float, stderr: float | None = 0.001, **keys: Any) -> ModelResult:
@@ -48,7 +48,7 @@ def test_stars_and_verdicts_do_not_rank_them() -> None:
     assert best_labels(ranked, "kld") == {"near"}
     assert best_labels(unranked, "kld") == {"near", "also"}
     assert best_labels([REF, NOISE, FAR, row("farther", 0.05)], "kld") == {"far"}
-    (kld,) = [line for line in pair_lines([(NEAR, ALSO)], None, near_lossless(unranked)) if line.startswith("  KLD")]
+    (kld,) = [line for line in pair_lines([(NEAR, ALSO)], run_of(*unranked)) if line.startswith("  KLD")]
     assert kld == f"  KLD: {UNRANKED}"
-    (kld,) = [line for line in pair_lines([(ALSO, FAR)], None, near_lossless(unranked)) if line.startswith("  KLD")]
+    (kld,) = [line for line in pair_lines([(ALSO, FAR)], run_of(*unranked)) if line.startswith("  KLD")]
     assert kld.startswith("  KLD: also is better: 0.0001")

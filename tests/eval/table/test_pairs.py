@@ -1,12 +1,12 @@
-"""What is said of two models, to the letter; the numbers are those of tests/eval/results/test_differences.py."""
+"""The lines about two models; the numbers are those of tests/eval/results/test_differences.py."""
 
 from __future__ import annotations
 
-import pytest
-
+from compare_q.eval.results import ModelResult
 from compare_q.eval.table import pairs
 from tests.eval.results.test_differences import SAME, WORSE
 from tests.support.made import FAILED, QUANT, REF, replace, run_of, with_sums
+from tests.support.several_texts import with_answers
 from tests.support.toy import refusal
 
 A = replace(QUANT, label="a")
@@ -14,18 +14,22 @@ B = with_sums(replace(QUANT, label="b"), nll=WORSE.nll, kld=(2.0, 2.0, 2.0, 3.0)
 C = with_sums(replace(QUANT, label="c"), nll=SAME.nll)
 
 
+def lines_of(first: ModelResult, second: ModelResult) -> list[str]:
+    """The lines of one pair, below its heading."""
+    lines = pairs.pair_lines([(first, second)], run_of(first, second))
+    assert lines[: len(pairs.HEADING)] == [*pairs.HEADING]
+    return lines[len(pairs.HEADING) + 2 :]
+
+
 def test_the_better_one_is_named() -> None:
     """exp(-0.5) = 0.60653: 39.347 % less, +- 7.0046 %.  KLD: -1, -1, -1, -2 over 40: -0.125 +- 0.02887."""
-    assert pairs.pair_lines([(A, B)]) == [
-        *pairs.HEADING,
-        "",
-        "a against b",
+    assert lines_of(A, B) == [
         "  PPL: a is better: 0.50 ± 0.12 nats",
         "       ln(PPL ratio) -0.50, 95 %: -0.87 to -0.13; PPL -39.3 ± 7.0 %",
         "  KLD: a is better: 0.125 ± 0.029 nats",
         "       difference -0.125, 95 %: -0.217 to -0.033",
     ]
-    assert pairs.pair_lines([(B, A)])[4:6] == [
+    assert lines_of(B, A)[:2] == [
         "  PPL: a is better: 0.50 ± 0.12 nats",
         "       ln(PPL ratio) +0.50, 95 %: +0.13 to +0.87; PPL +65 ± 19 %",
     ]
@@ -33,47 +37,41 @@ def test_the_better_one_is_named() -> None:
 
 def test_no_difference_and_no_error() -> None:
     """exp(-0.2) = 0.81873, times 0.32161 = 0.263; and a model against itself."""
-    assert pairs.pair_lines([(A, C)])[4:] == [
+    assert lines_of(A, C) == [
         "  PPL: no difference to be seen: -0.20 ± 0.32 nats",
         "       ln(PPL ratio) -0.20, 95 %: -1.22 to +0.82; PPL -18 ± 26 %",
         "  KLD: no difference to be seen: 0.00000 ± 0 nats",
         "       difference +0.00000, 95 %: +0.00000 to +0.00000",
     ]
-    short = [
-        with_sums(replace(QUANT, label=x), tokens=(10,), nll=(y,), whole=("nll",)) for x, y in (("a", 5.0), ("b", 9.0))
-    ]
-    assert pairs.pair_lines([(short[0], short[1])])[4:6] == [
+    one = {"tokens": (10,), "whole": ("nll",)}
+    assert lines_of(with_sums(A, nll=(5.0,), **one), with_sums(B, nll=(9.0,), **one))[:2] == [
         "  PPL: the text is too short to tell: -0.40000 ± n/a nats",
         "       ln(PPL ratio) -0.40000; PPL -32.96800 ± n/a %",
     ]
 
 
 def test_what_is_not_known_has_its_reason() -> None:
-    assert pairs.pair_lines([(REF, A)])[4:][-1] == "  KLD: n/a: bf16 is the reference, from which KLD is measured"
-    holes = with_sums(B, whole=())
-    assert pairs.pair_lines([(A, holes)])[4:] == [
-        "  PPL: n/a: b has positions without a finite log-probability",
-        "  KLD: n/a: b has positions without a finite KL divergence",
-    ]
+    assert "bf16 is the reference" in lines_of(REF, A)[-1]
+    assert [line[:10] for line in lines_of(A, with_sums(B, whole=()))] == ["  PPL: n/a", "  KLD: n/a"]
 
 
-def test_neighbours_are_the_measured_rows_in_order() -> None:
-    assert [(a.label, b.label) for a, b in pairs.neighbours(run_of(C, FAILED, A, B))] == [("c", "a"), ("a", "b")]
-    assert pairs.neighbours(run_of(A, FAILED)) == []
+def test_answers() -> None:
+    """10 of 20 questions lost and none won: p = 2 / 2 ** 10."""
+    models = with_answers(run_of(REF, QUANT), bf16="1" * 20, W4A16="0" * 10 + "1" * 10).models
+    lines = "\n".join(lines_of(*models))
+    for fact in ("acc: bf16 is better: 100.00 % and 50.00 %", "first: 10, only in the second: 0", "p = 0.00195"):
+        assert fact in lines
 
 
-def test_pairs_by_label() -> None:
-    assert [(a.label, b.label) for a, b in pairs.pairs_by_label(run_of(A, B, C), [["c", "a"]])] == [("c", "a")]
+def test_which_pairs() -> None:
+    """Neighbours are measured rows; others are chosen by their labels, which must exist."""
+    text = run_of(C, FAILED, A, B)
+    assert [(a.label, b.label) for a, b in pairs.neighbours(text)] == [("c", "a"), ("a", "b")]
+    assert [(a.label, b.label) for a, b in pairs.pairs_by_label(text, [["b", "c"]])] == [("b", "c")]
     assert refusal(pairs.check_labels, [["a", "x"]], ["a", "b"]) == "--pair: no model is called 'x'; there are: a, b"
-    pairs.check_labels([["a", "b"]], ["a", "b"])
 
 
-@pytest.mark.parametrize("line", pairs.pair_lines([(A, B), (B, C)]))
-def test_eighty_columns_hold_every_line(line: str) -> None:
-    assert len(line) <= 80
-
-
-def test_a_short_text_is_said_with_the_pairs() -> None:
-    short = replace(A, estimates=replace(A.estimates, blocks=replace(A.estimates.blocks, length=5000)))
-    found = pairs.pair_lines([(short, B)], 5001)[2]
-    assert found.startswith("Caution: the scored part spans 5,000 tokens of a text of 5,001: with less than 20,000")
+def test_a_short_text_has_a_caution() -> None:
+    text = replace(run_of(with_sums(A, length=5000), B), data={"text_tokens": 5001})
+    caution = pairs.pair_lines(pairs.neighbours(text), text)[len(pairs.HEADING)]
+    assert ("5,000" in caution, "5,001" in caution) == (True, True)

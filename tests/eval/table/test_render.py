@@ -127,7 +127,7 @@ class TestTerminal:
     def test_what_strangers_wrote_is_shown_as_it_is(self) -> None:
         """Square brackets are markup to rich; control characters of labels, titles and reasons are escaped."""
         text = replace(run_of(REF, replace(QUANT, label=HOSTILE), replace(FAILED, error=HOSTILE)), subtitle=HOSTILE)
-        lines = [shown(text, 200), *pair_lines([(REF, text.models[1])])]
+        lines = [shown(text, 200), *pair_lines([(REF, text.models[1])], text)]
         assert not any(CONTROL.search(line) for found in lines for line in found.split("\n"))
         assert shown(text, 200).count("a\\x1b[2J\\r\\u202eb\\nc [/x]") == 3
 
