@@ -74,7 +74,7 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
 
 
 def on_one_line(value: Any) -> Any:
-    """Return a text with its control characters escaped; markup of our own as it is."""
+    """Return a text with its control characters escaped; markup stays unchanged."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -32,8 +32,8 @@ BEFORE, AFTER = 24, 4
 def with_worst_tokens(results: RunResult, data: Sequence[EvalData | None], cache: Cache) -> RunResult:
     """Return the results with the worst tokens of every row that has scores in the cache.
 
-    ``data``: the windows of each text; None for a text that failed.  A text whose tokens cannot be decoded keeps its
-    rows as they are, and standard error says why.
+    ``data``: the windows of each text; None for a text that failed.  If a text's tokens cannot be decoded, its
+    rows stay unchanged, and the reason is printed on standard error.
     """
     pairs = zip(results.texts, data, strict=True)
     return results.updated(

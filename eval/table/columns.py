@@ -41,12 +41,12 @@ class Column:
         signed: a positive number has a sign.
         error: the field has a standard error, ``..._stderr``.
         of_reference: the field's value for the reference by definition; None unless models are compared with it.
-        best: the score (``SCORES`` of ``eval/ranking.py``) by which the best rows are marked.
+        best: marks the best rows by this score (``SCORES`` of ``eval/ranking.py``).
         more_is_better: sorting begins with the largest value.
-        per_model: it describes the model, whatever the text; a table of several texts has it once.
+        per_model: it describes the model and not the text; a table of several texts has it once.
         wraps: words that a narrow terminal may wrap.
-        needs: what a run needs for it, other than a reference.
-        shown: when a table has it although nobody chose it: always, if a row has a value, or if rows differ.
+        needs: what a run needs for it in addition to a reference.
+        shown: when a table has it by default: always, if a row has a value ("known"), or if rows differ.
         spare: a narrow terminal leaves out the columns with the smallest numbers first; 0: never.
     """
 
@@ -157,7 +157,7 @@ COLUMNS = (
 """In the order of the table, unless ``--columns`` gives another order."""
 BY_NAME = {column.name: column for column in COLUMNS}
 OF_TEXT, OF_ANSWERS = ("ppl", "kld"), ("acc", "flips", "kld")
-"""What a table of several texts has of each text unless columns are chosen; PPL of answers is over wrong ones too."""
+"""Columns of each text in a table of several texts, by default.  The PPL of answers includes wrong ones."""
 TOP_ERROR = 8
 """``spare`` of the error of ``same_top``.  On a task of questions the column itself has 1."""
 
@@ -178,7 +178,7 @@ class Cell:
 
     @property
     def plus_minus(self) -> str:
-        """The error as it follows the value; empty without one."""
+        """The error as written after the value; empty without one."""
         return f" ± {self.error}" if self.error else ""
 
 
@@ -186,8 +186,8 @@ class Cell:
 class Filled:
     """A column with a cell for each row.
 
-    ``block``: the columns of one number stay together: those of the models (0), of each text (1, 2, ...), and of the
-    means over the texts (-1).
+    ``block``: columns with the same number stay together.  0: about the models; 1, 2, ...: about a text; -1: means over
+    the texts.
     """
 
     column: Column
@@ -196,7 +196,10 @@ class Filled:
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of columns, each once; the label first unless it is named.  InputError for an unknown name, or for none."""
+    """Return names of columns, each once; the label first unless it is named.
+
+    Raises InputError for an unknown name, or for no name.
+    """
     for name in names:
         if name not in BY_NAME:
             raise InputError(f"{name!r} is no column{nearest(name, BY_NAME)}; there are: {', '.join(BY_NAME)}")
@@ -206,17 +209,17 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def fields_of(names: Sequence[str] | None) -> list[str] | None:
-    """The fields of results.json of chosen columns; None if no columns were chosen."""
+    """Return the fields of results.json of chosen columns; None if no columns were chosen."""
     return None if names is None else [field for name in names for field in BY_NAME[name].fields]
 
 
 def usual_columns(text: TextResult) -> list[str]:
-    """The names of the columns that the table of a text has if nobody chose any and it is wide enough."""
+    """Return the names of the columns of a text's table by default, if it is wide enough."""
     return [column.name for column in COLUMNS if is_usual(column, text)]
 
 
 def is_usual(column: Column, text: TextResult) -> bool:
-    """Whether the table of a text has a column that nobody chose."""
+    """Return True if the table of a text has a column by default."""
     rows, name = [model for model in text.models if not model.error], column.name
     if name == "where":
         return bool(machine_letters(text))
@@ -233,7 +236,7 @@ def is_usual(column: Column, text: TextResult) -> bool:
 
 
 def spare_columns(text: TextResult) -> tuple[str, ...]:
-    """The columns, and errors of columns (``..._stderr``), that a narrow terminal leaves out, the last one first."""
+    """Return the columns, and errors of columns (``..._stderr``), that a narrow terminal leaves out, last one first."""
     ranks = {column.name: column.spare for column in COLUMNS if column.spare and is_usual(column, text)}
     if text.reference is not None:
         ranks["same_top_stderr"] = TOP_ERROR
@@ -243,7 +246,7 @@ def spare_columns(text: TextResult) -> tuple[str, ...]:
 
 
 def filled(text: TextResult, names: Sequence[str]) -> list[Filled]:
-    """Columns with a cell for each model; a failed model has "failed" in its first number."""
+    """Return columns with a cell for each model; a failed model has "failed" in its first number."""
     chosen = [BY_NAME[name] for name in names]
     numbers = [column.name for column in chosen if column.digits is not None]
     failed = "ppl" if "ppl" in numbers else next(iter(numbers), "")
@@ -267,7 +270,7 @@ def filled(text: TextResult, names: Sequence[str]) -> list[Filled]:
 
 
 def number_cell(column: Column, model: ModelResult, *, is_best: bool = False) -> Cell:
-    """A measured model's number with its error."""
+    """Return the cell of a measured model in a column of numbers."""
     if column.of_reference is not None and model.reference:
         return Cell("ref")
     value, stderr = column.value(model), column.stderr(model)
@@ -280,14 +283,14 @@ def number_cell(column: Column, model: ModelResult, *, is_best: bool = False) ->
 
 
 def label_of(model: ModelResult) -> str:
-    """The label with its marks."""
+    """Return the label with its marks."""
     return f"{model.marked_label} {FLOOR}" if model.noise_floor else model.marked_label
 
 
 def machine_letters(text: TextResult) -> dict[str, str]:
-    """Machine -> the letter that stands for it, in the order of the rows; empty if all rows ran on one.
+    """Return a letter for each machine, in the order of the rows; empty if all rows ran on the same machine.
 
-    A name that is a part of one other name is the same machine: llama.cpp names the CPU too where others name GPUs.
+    A name that is a part of one other name is the same machine: llama.cpp also names the CPU if others name GPUs alone.
     """
     found = dict.fromkeys(model.where for model in text.models if model.where)
     fuller = {each: [other for other in found if set(each.split(", ")) < set(other.split(", "))] for each in found}
@@ -297,10 +300,10 @@ def machine_letters(text: TextResult) -> dict[str, str]:
 
 
 def ordered(run: RunResult, key: str | None) -> RunResult:
-    """The run with the rows of every text sorted by ``key``, unknown values and then failures last; None: unchanged.
+    """Return the run with the rows of every text sorted by ``key``, unknown values and then failures last.
 
-    ``key``: the name of a column, or "kld:NAME" for the column of the text of that name.  Without a text, the rows of
-    several texts are sorted by their means.  The smallest value comes first, or the largest if more is better.
+    ``key``: the name of a column, or "kld:NAME" for the text of that name; None: unchanged.  Without a text, the rows
+    of several texts are sorted by their means.  The smallest value comes first, or the largest if more is better.
     """
     if key is None:
         return run
@@ -320,7 +323,7 @@ def ordered(run: RunResult, key: str | None) -> RunResult:
 
 
 def sort_value(run: RunResult, label: str, column: Column, of_text: str) -> Any:
-    """A model's value of a column on the text ``of_text``; "": its mean over the texts, or the first text's words."""
+    """Return a model's value of a column on the text ``of_text``; "": its mean over the texts, or the first words."""
     if len(run.texts) > 1 and not of_text and column.name in OF_TEXT:
         return mean_of(run, label, column.name).value
     values = []
@@ -336,12 +339,12 @@ def sort_value(run: RunResult, label: str, column: Column, of_text: str) -> Any:
 
 
 def mean_of(run: RunResult, label: str, name: str) -> Value:
-    """A model's macro mean of "ppl" or "kld"."""
+    """Return a model's macro mean of "ppl" or "kld"."""
     return run.mean_kld(label) if name == "kld" else run.mean_ppl(label)
 
 
 def no_order(run: RunResult, key: str) -> str | None:
-    """Why sorting by ``key`` orders nothing, and what would; None if a row other than the reference has a value."""
+    """Return why sorting by ``key`` has no effect, and what to do; None if a row except the reference has a value."""
     name, _, of_text = key.partition(":")
     column = BY_NAME[name]
     compared = column.of_reference is not None

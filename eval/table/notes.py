@@ -20,7 +20,7 @@ COMMON_ERROR = (
     "far more certain (--pairs)"
 )
 NOTEWORTHY = 0.1
-"""Share of a row's seconds from which the note on speeds has that of the first step, in which engines compile."""
+"""Smallest share of a row's seconds that the first step, in which engines compile, needs for the note on speeds."""
 MEANS = (
     "mean: over the texts, each with the same weight, of KLD the arithmetic mean, of PPL the geometric mean, without "
     "answers; n/a where a text has no value; its ± takes the texts' errors as independent"
@@ -28,7 +28,7 @@ MEANS = (
 
 
 def footnotes(text: TextResult) -> list[str]:
-    """What is special to the table of a text, one line each."""
+    """Return the notes that are special to the table of a text, one line each."""
     rows = text.models
     notes = [
         f"{MARK} {model.label}: {clause} on {machine_name(model)}"
@@ -64,13 +64,13 @@ def footnotes(text: TextResult) -> list[str]:
 
 
 def machine_name(model: ModelResult) -> str:
-    """The GPU or CPU that a model ran on."""
+    """Return the GPU or CPU that a model ran on."""
     gpus = model.provenance.get("gpus")
     return str(gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine"))
 
 
 def window_notes(text: TextResult) -> list[str]:
-    """The numbers of windows and scored tokens, and the method by which the windows were cut."""
+    """Return a note on the numbers of windows and scored tokens, and on the method that cut the windows."""
     method, whole = text.data.get("method"), ranking.sampled_from(text)
     if method == "answers":
         return answer_notes(text)
@@ -90,12 +90,12 @@ def window_notes(text: TextResult) -> list[str]:
 
 
 def scored_tokens(model: ModelResult) -> int:
-    """The number of scored tokens, those without a finite log-probability included."""
+    """Return the number of scored tokens, including those without a finite log-probability."""
     return (model.tokens or 0) + (model.non_finite or 0)
 
 
 def answer_notes(text: TextResult) -> list[str]:
-    """The number of questions, and which rows have no flips, and why."""
+    """Return notes on the number of questions, and on rows without flips and the reason."""
     rows = [model for model in text.models if model.estimates]
     asked = {model.questions for model in rows if model.questions is not None}
     shots = (text.data.get("answers") or {}).get("num_fewshot")
@@ -112,7 +112,7 @@ def answer_notes(text: TextResult) -> list[str]:
 
 
 def phase_notes(text: TextResult) -> list[str]:
-    """What decode is, if rows were scored in it; and its shape, if all were."""
+    """Return a note that explains decode, if rows were scored in it, with its shape if all were."""
     phases = {model.phase or "" for model in text.models if not model.error}
     decode = phases - {"prefill"}
     if not decode:
@@ -126,7 +126,7 @@ def phase_notes(text: TextResult) -> list[str]:
 
 
 def rope_notes(text: TextResult) -> list[str]:
-    """The rows whose windows reach beyond the context that the model had before its positions were scaled."""
+    """Return notes on rows whose windows are longer than the model's context before its positions were scaled."""
     said, tokens = [], text.data.get("window_length")
     for model in text.models:
         scaling = model.provenance.get(ROPE)
@@ -136,7 +136,7 @@ def rope_notes(text: TextResult) -> list[str]:
 
 
 def kv_size_notes(text: TextResult) -> list[str]:
-    """The rows whose sizes of KV caches are not known, and why, and those whose caches hold the last tokens only."""
+    """Return notes on rows whose KV cache has an unknown size, or holds only the last tokens."""
     said = []
     for model in text.models:
         unknown = "the engine does not say"
@@ -148,7 +148,7 @@ def kv_size_notes(text: TextResult) -> list[str]:
 
 
 def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
-    """The notes, each after the labels that it is about; ``said``: (label, note or "")."""
+    """Return the notes, each after its labels; ``said``: (label, note or "")."""
     labels: dict[str, list[str]] = {}
     for label, note in said:
         if note:
@@ -157,7 +157,7 @@ def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def error_notes(text: TextResult) -> list[str]:
-    """Why no errors are known, or why they may be too small; no note if no model was measured."""
+    """Return why no errors are known, or why they may be too small; no note if no model was measured."""
     measured = [model.estimates for model in text.models if model.estimates]
     count = max((n_blocks(found.blocks) for found in measured), default=2)
     if count > 1:
@@ -167,7 +167,7 @@ def error_notes(text: TextResult) -> list[str]:
 
 
 def model_notes(model: ModelResult, text: TextResult) -> list[str]:
-    """One model's footnotes: failure, unknown values and why, and the notes of the run."""
+    """Return one model's footnotes: failure, unknown values with the reason, and the notes of its run."""
     answers = model.estimates.answers if model.estimates else None
     undecided, failed = answers.undecided if answers else 0, bool(model.error)
     explained = failed or model.reference or model.kld_tokens is not None or bool(model.notes)
@@ -185,7 +185,7 @@ def model_notes(model: ModelResult, text: TextResult) -> list[str]:
 
 
 def legend(text: TextResult) -> list[str]:
-    """What the marks of a text's table mean."""
+    """Return the meanings of the marks in a text's table."""
     notes, measured = [], [model.estimates for model in text.models if model.estimates]
     count = max((n_blocks(found.blocks) for found in measured), default=0)
     if count > 1:
@@ -218,7 +218,7 @@ def legend(text: TextResult) -> list[str]:
 
 
 def column_notes(text: TextResult) -> dict[str, str]:
-    """The footnotes that go with columns, by the column's name."""
+    """Return the footnotes of columns, by the column's name."""
     notes = {}
     if len({model.kv_cache for model in text.models} - {None}) > 1:
         notes["kv_cache"] = (
@@ -234,18 +234,18 @@ def column_notes(text: TextResult) -> dict[str, str]:
 
 
 def notes_of_texts(run: RunResult) -> list[str]:
-    """What is special to a table of several texts; the first note of each text is its subtitle."""
+    """Return the notes that are special to a table of several texts; each text's first note is its subtitle."""
     notes = {text.name: [text.subtitle, *footnotes(text)] for text in run.scored}
     return [*(f"{text.name}: failed: {text.error}" for text in run.texts if text.error), *once(notes)]
 
 
 def legend_of_texts(run: RunResult) -> list[str]:
-    """What the columns and marks of a table of several texts mean."""
+    """Return the meanings of the columns and marks in a table of several texts."""
     return [MEANS, *once({text.name: legend(text) for text in run.scored})]
 
 
 def once(notes: Mapping[str, Sequence[str]]) -> list[str]:
-    """The notes of texts: first those of single texts, after the text's name, then those of all texts."""
+    """Return the notes of texts: first those of single texts, after the text's name, then those of all texts."""
     first, *others = notes.values()
     everywhere = [note for note in first if all(note in own for own in others)]
     return [*(f"{name}: {note}" for name, own in notes.items() for note in own if note not in everywhere), *everywhere]

@@ -1,4 +1,4 @@
-"""How numbers are written: thousands separators, errors with two significant digits, unknown as n/a."""
+"""Numbers as text: with thousands separators, errors with two significant digits, n/a if they are not known."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SMALLEST = 1e-4
 
 
 def number_text(value: float | None, digits: int) -> str:
-    """A number with thousands separators, or n/a; never "-0.0", as rounding can take a KLD just below 0."""
+    """Return a number with thousands separators, or n/a; never "-0.0", which a KLD just below 0 would be."""
     if value is None:
         return "n/a"
     return f"{value:z,.{digits}f}" if abs(value) < LARGEST else f"{value:.4e}"
 
 
 def error_text(stderr: float | None) -> str:
-    """An error with two significant digits: 0.85, 12, 120, 0.00045, 4.5e-6; empty if it is not known."""
+    """Return an error with two significant digits: 0.85, 12, 120, 0.00045, 4.5e-6; empty if it is not known."""
     if stderr is None:
         return ""
     if 0 < stderr < SMALLEST:
@@ -30,17 +30,17 @@ def error_text(stderr: float | None) -> str:
 
 
 def decimals_of_error(stderr: float) -> int:
-    """Decimals with which a number >= 0 has two significant digits; 0 of 0 and of infinity."""
+    """Return how many decimals give a number >= 0 two significant digits; 0 for 0 and infinity."""
     return max(0, 1 - math.floor(math.log10(two_digits(stderr)))) if stderr and math.isfinite(stderr) else 0
 
 
 def two_digits(stderr: float) -> float:
-    """Two significant digits of a number: 0.0996 is 0.10, 123 is 120."""
+    """Return a number rounded to two significant digits: 0.0996 is 0.10, 123 is 120."""
     return float(f"{stderr:.1e}")
 
 
 def number_with_error(value: float, stderr: float | None, unit: str = "", *, sign: bool = False) -> str:
-    """``0.2940 ± 0.0042 nats``: a number with the decimals of its error, five where that is 0 or not known."""
+    """Return ``0.2940 ± 0.0042 nats``: a number with the decimals of its error, five if that is 0 or not known."""
     digits = decimals_of_error(stderr) if stderr else 5
     shown = f"{value:+,.{digits}f}" if sign else f"{value:z,.{digits}f}"
     off = f"{two_digits(stderr):,.{digits}f}" if stderr else error_text(stderr) or "n/a"

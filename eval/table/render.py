@@ -1,4 +1,4 @@
-"""The tables of a run as text: in a terminal, as Markdown, as CSV, and the live table while a run goes on."""
+"""The tables of a run as text: in a terminal, also during the run, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ FORMULAS = tuple("=+-@\t\r＝＋－＠")
 def show(
     run: RunResult, console: Console, names: Sequence[str] | None = None, *, by_text: bool = False, notes: bool = False
 ) -> None:
-    """Print the tables with as many columns as fit, and what is special to them.
+    """Print the tables with as many columns as fit, and their notes.
 
     ``names``: of columns, which are all printed; ``by_text``: a table for each of several texts, below its name;
-    ``notes``: also what the columns and marks mean.
+    ``notes``: also print the meanings of columns and marks.
     """
     meanings: dict[str, None] = {}
     for place, table in enumerate(tables_of(run, names, by_text=by_text)):
@@ -68,23 +68,23 @@ def show_timing(run: RunResult, console: Console) -> None:
 
 
 def conclude(run: RunResult, console: Console) -> None:
-    """Print what was found, the last line of a run."""
+    """Print the closing sentences of a run."""
     console.print()
     say(console, verdict(run))
 
 
 def heading(console: Console, name: str) -> None:
-    """Print the name of a text above what is about it alone."""
+    """Print the name of a text as a heading."""
     say(console, f"\n== {printable(name)} ==", escape=False)
 
 
 def say(console: Console, line: str, *, escape: bool = True) -> None:
-    """Print a line as it is, whatever its length."""
+    """Print a line without wrapping or markup."""
     console.print(printable(line) if escape else line, markup=False, highlight=False, soft_wrap=True)
 
 
 def fitting(table: Table, width: int) -> list[list[Filled]]:
-    """The columns of one table that fits ``width`` characters; if none does, of several, each with the label."""
+    """Return the columns of one table that fits ``width`` characters, or else of several, each with the label."""
     narrow = table.columns
     for kept in range(len(table.spare), -1, -1):
         narrow = without(table.columns, table.spare[kept:])
@@ -113,12 +113,12 @@ class Drawn:
 
 
 def drawn(filled: Filled) -> Drawn:
-    """Words; or numbers flush right, with their errors or marks flush left after them."""
+    """Return a column as it is shown: words; or numbers flush right, then errors or marks flush left."""
     column = filled.column
     if column.wraps:
         texts = [Text(printable(cell.value)) for cell in filled.cells]
         return Drawn(True, max([len(column.title), *map(len, texts)]), printable(column.title), texts)
-    lines = list(map(printable, column.header.split("\n")))  # a text's name is no markup
+    lines = list(map(printable, column.header.split("\n")))
     shown = [printable(cell.shown) for cell in filled.cells]
     errors = [f"±{cell.error}" if cell.error else cell.marks for cell in filled.cells]
     after = max(map(len, errors), default=0)
@@ -131,7 +131,7 @@ def drawn(filled: Filled) -> Drawn:
 
 
 def print_columns(console: Console, title: str, columns: Sequence[Filled], width: int) -> None:
-    """Print a table of these columns, of which there is at least one, ``width`` characters wide."""
+    """Print a table of these columns, at least one, ``width`` characters wide."""
     shown = list(map(drawn, columns))
     gap = 1 if width - MARGIN - sum(each.width + 1 for each in shown) + 1 >= len(shown) else 0
     table = RichTable(
@@ -147,14 +147,14 @@ def print_columns(console: Console, title: str, columns: Sequence[Filled], width
 
 
 def least_width(columns: Sequence[Filled]) -> int:
-    """The width in characters below which columns would be cut: all numbers, and ``WORDS_WIDTH`` of the words."""
+    """Return the width in characters that columns need: all of the numbers, and ``WORDS_WIDTH`` of the words."""
     shown = list(map(drawn, columns))
     words = sum(each.width for each in shown if each.wraps)
     return MARGIN + len(shown) - 1 + sum(each.width for each in shown) - words + min(words, WORDS_WIDTH)
 
 
 class LiveTable:
-    """The rows of every text in their order, as far as they are known; models' threads add them."""
+    """The table during a run: the rows of every text in their order, as far as they are known."""
 
     COLUMNS = ("bpw_layer", "ppl", "kld", "same_top")
     OTHER_LINES = 12
@@ -167,7 +167,7 @@ class LiveTable:
         }
 
     def add(self, text: str, row: ModelResult) -> None:
-        """Add a finished row; ``text``: the name of its text, or "" in a run of one text."""
+        """Add a finished row, from any thread; ``text``: the name of its text, or "" in a run of one text."""
         self.rows[text, row.label] = row
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -195,7 +195,7 @@ class LiveTable:
 def markdown_text(
     run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False, timing: bool = False
 ) -> str:
-    """Title, table, what was found, and footnotes as Markdown that GitHub and Reddit render alike.
+    """Return title, table, closing sentences and footnotes as Markdown that GitHub and Reddit render alike.
 
     ``names``: of columns; ``by_text``: a table for each of several texts, below its name; ``timing``: also the seconds
     of each part of every row.
@@ -215,7 +215,7 @@ def markdown_text(
 
 
 def markdown_lines(columns: Sequence[Filled]) -> list[str]:
-    """The lines of a Markdown table; the best of a column is bold."""
+    """Return the lines of a Markdown table; the best of a column is bold."""
     rows = [
         [escaped(each.column.title) for each in columns],
         [":--" if each.column.wraps else "--:" for each in columns],
@@ -227,12 +227,12 @@ def markdown_lines(columns: Sequence[Filled]) -> list[str]:
 
 
 def escaped(words: str) -> str:
-    """The words on one line, so that Markdown shows them unchanged."""
+    """Return the words on one line, so that Markdown shows them unchanged."""
     return MARKUP.sub(r"\\\1", printable(" ".join(words.split())))
 
 
 def csv_text(run: RunResult, fields: Sequence[str] | None = None) -> str:
-    """These fields of every model as CSV; None: all that hold one value, and the notes.
+    """Return these fields of every model as CSV; None: all that hold one value, and the notes.
 
     With several texts there is a line for each text and model, which begins with the text's name; a text that failed
     has one line, with its error if all fields are requested.
@@ -251,7 +251,7 @@ def csv_text(run: RunResult, fields: Sequence[str] | None = None) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """A value for a cell; text without control characters, and with an apostrophe if it would be a formula."""
+    """Return a value for a cell: text without control characters, and with an apostrophe if it would be a formula."""
     if not isinstance(value, str):
         return value
     return f"'{printable(value)}" if value.startswith(FORMULAS) else printable(value)

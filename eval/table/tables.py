@@ -38,9 +38,9 @@ class Table:
 
     Attributes:
         heading: the name of its text, if each of several texts has a table.
-        notes: what is special to it.
-        legend: what its marks mean.
-        column_notes: what is to be known of columns, by their names.
+        notes: notes that are special to it.
+        legend: meanings of its marks.
+        column_notes: notes on columns, by their names.
         spare: columns, and errors of columns (``..._stderr``), that a narrow terminal leaves out, the last one first.
     """
 
@@ -54,13 +54,13 @@ class Table:
     error: str = ""
 
     def legend_of(self, columns: Sequence[Filled]) -> list[str]:
-        """What the marks, and these columns, mean."""
+        """Return the meanings of the marks, and the notes on these columns."""
         shown = {each.column.name for each in columns}
         return [*self.legend, *(note for name, note in self.column_notes.items() if name in shown)]
 
 
 def tables_of(run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False) -> list[Table]:
-    """The tables of a run with the columns of these names; None: those that tell something.
+    """Return the tables of a run with the columns of these names; None: the default columns.
 
     ``by_text``: a table for each of several texts.
     """
@@ -74,7 +74,7 @@ def tables_of(run: RunResult, names: Sequence[str] | None = None, *, by_text: bo
 
 
 def table_of_text(text: TextResult, names: Sequence[str] | None = None, *, heading: str = "") -> Table:
-    """The table of one text."""
+    """Return the table of one text."""
     if text.error:
         return Table(heading, error=text.error)
     columns = filled(text, usual_columns(text) if names is None else names)
@@ -84,12 +84,12 @@ def table_of_text(text: TextResult, names: Sequence[str] | None = None, *, headi
 
 
 def notes_of_columns(text: TextResult, columns: Sequence[Filled]) -> list[str]:
-    """What is special to rows in columns that not every table has."""
+    """Return the notes on single rows for columns that not every table has."""
     return notes.kv_size_notes(text) if any(each.column.name == "kv_mb" for each in columns) else []
 
 
 def without(columns: Sequence[Filled], left_out: Collection[str]) -> list[Filled]:
-    """The columns without those of these names; ``..._stderr`` leaves out the errors of a column."""
+    """Return the columns without those of these names; ``..._stderr`` leaves out the errors of a column."""
     return [
         replace(each, cells=tuple(replace(cell, error="") for cell in each.cells))
         if f"{each.column.name}_stderr" in left_out else each
@@ -98,7 +98,7 @@ def without(columns: Sequence[Filled], left_out: Collection[str]) -> list[Filled
 
 
 def columns_of_texts(run: RunResult, names: Sequence[str] | None = None) -> list[Filled]:
-    """The columns of all texts side by side: what models are, the values of each text, and the means.
+    """Return the columns of all texts side by side: about the models, about each text, and means.
 
     ``names`` None: label, kernel, sizes, and of every text PPL and KLD, or accuracy if it is a task of questions.
     """
@@ -121,7 +121,7 @@ def columns_of_texts(run: RunResult, names: Sequence[str] | None = None) -> list
 def text_columns(
     text: TextResult, labels: Sequence[str], header: str, names: Sequence[str], block: int
 ) -> list[Filled]:
-    """A text's columns, with its name in their headers.  If the text or a model failed, its cells are n/a."""
+    """Return a text's columns, with its name in their headers.  Cells of a failed text or model are n/a."""
     models = text.models or tuple(ModelResult.of(label, "", error=text.error) for label in labels)
     return [
         Filled(
@@ -134,7 +134,7 @@ def text_columns(
 
 
 def mean_column(run: RunResult, name: str) -> Filled:
-    """The macro means of "ppl" or "kld"."""
+    """Return the column of the macro means of "ppl" or "kld"."""
     column, cells = BY_NAME[name], []
     for label in run.labels:
         mean = mean_of(run, label, name)
@@ -145,13 +145,13 @@ def mean_column(run: RunResult, name: str) -> Filled:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The names for headers: long ones are cut, unless two would be the same."""
+    """Return the names for headers: long ones are cut, unless two would be the same."""
     cut = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
     return cut if len(set(cut)) == len(cut) else list(names)
 
 
 def timing_columns(run: RunResult) -> list[Filled]:
-    """The seconds of each part of a row's life: a row for each model, or for each model and text.
+    """Return the seconds of each part of a worker's life: a row for each model, or for each model and text.
 
     The mark ``EARLIER`` is at rows of an earlier run.  A model's loading belongs to the first text that it scored.
     """

@@ -65,7 +65,7 @@ class Ranking:
 
 
 def ranking(rows: Sequence[ModelResult], score: str, near: frozenset[str] = frozenset()) -> Ranking:
-    """Rank rows, all of which have the score "kld" or "nll".  ``near``: labels of rows that KLD does not rank."""
+    """Rank rows by the score "kld" or "nll", which they all have.  ``near``: labels of rows that KLD does not rank."""
     blocks = {m.label: m.estimates.blocks for m in rows if m.estimates and getattr(m.estimates.blocks, score)}
     first, *others = sorted(rows, key=lambda model: (model.kld if score == "kld" else model.ppl) or 0.0)
     if not others:
