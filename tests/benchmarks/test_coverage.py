@@ -8,34 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import coverage
-from compare_q.eval.stats.uncertainty import mean_with_errors, places_of
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_simulation_estimates_as_the_tables_do() -> None:
-    """Its shortcuts, over tokens times how often they are scored, against ``mean_with_errors`` over every entry."""
-    tokens = 70_000
-    score = coverage.Score(2.95, 0.27, {}, 0.0, 0.0, coverage.losses)  # no noise of entries, no effect of context
-    scores = next(coverage.simulate("loss", tokens, 1))
-    for method, (length, stride, first) in coverage.METHODS.items():
-        index = np.concatenate([np.arange(at + first, at + length) for at in range(0, tokens - length, stride)])
-        window = np.repeat(np.arange(len(index) // (length - first)), length - first)
-        found = mean_with_errors(scores[index], None, places_of(index))
-        by_window = coverage.by_cluster(np.bincount(window, scores[index]), np.bincount(window))
-        off, half = coverage.errors_of_text(
-            scores, coverage.windows_of_method(tokens, method), score, np.random.default_rng(0)
-        )
-        assert found.value
-        assert found.stderr
-        assert found.stderr_independent
-        assert by_window
-        assert off == pytest.approx(found.value - 2.95, rel=1e-6)
-        assert half["blocks"] == pytest.approx(2.77645 * found.stderr, rel=1e-5)  # 4 waves
-        assert half["independent"] == pytest.approx(
-            1.96 * found.stderr_independent, rel=1e-4
-        )  # float32 sums of squares
-        assert half["windows"] == pytest.approx(1.96 * by_window, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", list(coverage.SCORES))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from demo import gguf_writer
 from tests.support.llama_cpp import needs_llama_cpp
-from tests.support.toy import TOY_VOCAB
 
 VOCAB = 49_152
 
@@ -97,27 +96,3 @@ def test_llama_cpp_quantizes(small_llama: Path, tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match=r"llama.cpp could not quantize .*missing.gguf to Q4_0: .*No such file"):
         llama_quantize(tmp_path / "missing.gguf", tmp_path / "x.gguf", "Q4_0")
-
-
-@pytest.mark.engine
-def test_importance_is_the_mean_square_of_inputs(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a product of two matrices: the squares of what the last layer's down_proj gets, over two windows."""
-    from transformers import AutoModelForCausalLM
-
-    from demo.h200 import imatrix
-
-    windows = torch.tensor(np.random.default_rng(0).integers(0, TOY_VOCAB, (2, 50)))
-    monkeypatch.setattr(imatrix, "calibration_windows", lambda source, context, count: windows)
-    found = imatrix.importance(toy_model, 2)
-    assert len(found) == 14
-    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
-    mlp = model.model.layers[1].mlp
-    squares: list[torch.Tensor] = []
-    mlp.register_forward_hook(
-        lambda _, given, __: squares.append((mlp.act_fn(mlp.gate_proj(given[0])) * mlp.up_proj(given[0])).double() ** 2)
-    )
-    with torch.inference_mode():
-        for window in windows:
-            model(window[None])
-    expected = torch.cat(squares, 1)[0].mean(0)
-    assert np.allclose(found["blk.1.ffn_down.weight"], expected, rtol=1e-6, atol=0)

@@ -13,8 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from compare_q.backends.checkpoint.doctor import gguf_facts
-from compare_q.backends.checkpoint.gguf import GgufTensor, model_files, read_model
-from demo.smollm2 import find_gguf
+from compare_q.backends.checkpoint.gguf import model_files, read_model
 from tests.support.checkpoints import finish_gguf
 
 BLOCKS = {Type.F32: (1, 4), Type.F16: (1, 2), Type.Q8_0: (32, 34), Type.Q4_1: (32, 20),
@@ -115,29 +114,3 @@ def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:
     seen.append(read_model(first).stamp())
     second.touch()
     assert len({*seen, read_model(first).stamp()}) == 3
-
-
-@pytest.mark.slow
-def test_the_demos_file_as_the_gguf_package_reads_it() -> None:
-    """Tensors, types and vocabulary; and bits x weights are the bytes between one tensor's offset and the next's."""
-    model, reader = read_model(find_gguf()), gguf.GGUFReader(find_gguf())
-    assert model.tensors == tuple(
-        GgufTensor(each.name, tuple(each.shape.tolist()), int(each.tensor_type)) for each in reader.tensors
-    )
-    kinds = reader.fields["tokenizer.ggml.token_type"].contents()
-    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
-    assert model.facts.tokenizer == {i: token for i, token in enumerate(tokens) if kinds[i] == 1}
-    assert (model.facts.vocab_size, model.facts.context, model.architecture) == (49152, 8192, "llama")
-    starts = [*sorted(each.data_offset for each in reader.tensors), find_gguf().stat().st_size]
-    weights = sum(
-        int(each.n_elements) for each in reader.tensors if each.name.startswith("blk.") and "norm" not in each.name
-    )
-    on_disk = {
-        each.name: starts[starts.index(each.data_offset) + 1] - each.data_offset
-        for each in reader.tensors if each.name.endswith(".weight") and "norm" not in each.name
-    }  # fmt: skip
-    embedding = on_disk.pop("token_embd.weight")
-    storage = model.storage()
-    assert storage.bpw_layer * weights == 8 * sum(on_disk.values())
-    assert (storage.bpw_layer, storage.bpw_head) == (5.0, 8.5)
-    assert storage.vram_bits == 8 * (sum(on_disk.values()) + embedding)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from compare_q.backends.common.json_files import (
     read_json,
 )
 from tests.support.toy import refusal
-
-
-def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for file in (tmp_path / "pipe", Path("/dev/zero")):
-        assert refusal(read_bytes, file) == f"{file}: cannot be read: it is a pipe or a device"
-    assert refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
 
 
 def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:

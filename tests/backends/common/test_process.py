@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from compare_q.backends.common import process
-from compare_q.backends.common.process import root_cause
 from tests.support import ROOT
 from tests.support.processes import runs, wait_until
 
@@ -39,21 +38,6 @@ def test_a_killed_parent_takes_its_child_with_it() -> None:
         parent.kill()
         parent.wait()
         wait_until(lambda: not runs(child))
-
-
-FAILED_START = """\
-(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] ValueError: Tokenizer not available
-(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953] WorkerProc failed to start.
-(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953] Traceback (most recent call last):
-(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953]     raise ValueError(
-(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [executor.py:953] ValueError: Available memory on node 0 is too small
-Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.
-RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-"""
-
-
-def test_root_cause_is_the_first_real_error() -> None:
-    assert root_cause(FAILED_START) == "ValueError: Available memory on node 0 is too small"
 
 
 PROGRAM = """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.base import Decode, Layer, PlannedModel
+from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Cache_Q4, ExLlamaV2Config
@@ -68,20 +68,3 @@ def test_decode_feeds_the_cache_in_steps(attn: types.ModuleType, toy_model: Path
     assert engine.provenance()["kv_cache"] == "float16"
     engine.close()
     assert engine.cache is None
-
-
-def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:
-    """8 x 32 words of 32 bits for 64 x 32 weights are 4 bits a weight."""
-    engine = loaded(toy_model)
-    engine.logits(toy_windows(1, 10)[0])
-    assert engine.layers() == (
-        Layer("model.layers.*.mlp.up_proj", "exl2 4.0 bpw", "float16", "gemm_half_q_half", count=2),
-        Layer("model.layers.*.mlp.gate_proj", "gptq 4-bit", "float16", "gemm_half_q_half"),
-        Layer("lm_head", "float16", "float16", "torch.matmul"),
-    )
-    assert engine.provenance() == {
-        "rope": {},
-        "architecture": "LlamaForCausalLM", "dtype": "float16", "devices": ["cuda:0", "cuda:1"],
-        "attention": "matmul", "batch": "one window at a time", "options": {},
-        "no_kv_cache": "windows are scored whole, without one",
-    }  # fmt: skip

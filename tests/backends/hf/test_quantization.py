@@ -88,17 +88,6 @@ def test_layers_of_quantized_checkpoints(
     assert len(groups) == 8
 
 
-def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], Path]) -> None:
-    """The switch by which compressed-tensors skips its rounding."""
-    engine = loaded(quantized("W8A8"), dtype="bfloat16")
-    engine.logits(toy_windows(1, 20)[0])
-    for layer in engine.model.model.layers:
-        layer.mlp.up_proj.quantization_enabled = False
-    told = {group.name: (group.activations, group.asked) for group in engine.layers()}
-    assert told["model.layers.*.mlp.up_proj"] == ("bfloat16", "int8 token")
-    assert told["model.layers.*.mlp.down_proj"] == ("int8 token", "")
-
-
 UP = "model.layers.0.mlp.up_proj"
 
 

@@ -53,20 +53,6 @@ def test_a_row_names_the_kernel_of_most_quantized_layers(groups: list[Layer], ke
     assert layers.kernel_of(groups) == kernel
 
 
-@pytest.mark.parametrize(
-    ("asked", "ran", "deviation"),
-    [
-        ("nvfp4 g16", "nvfp4", ""),
-        ("fp8", "fp8 token", ""),
-        ("nvfp4 g16", "bfloat16", "nvfp4 g16"),
-        ("bfloat16", "int8 token", "bfloat16"),
-        ("fp8 tensor", "unknown", "fp8 tensor"),
-    ],
-)
-def test_deviation(asked: str, ran: str, deviation: str) -> None:
-    assert layers.deviation(asked, ran) == deviation
-
-
 BF16 = "bfloat16"
 EIGHT = KVCache("layers.*.attn", 2, "fp8", ONE, BF16, "FlashInferImpl", "")
 SIXTEEN = KVCache("layers.*.attn", 30, BF16, "", "fp8", "FlashInferImpl", "")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.layers import schemes
-from compare_q.backends.layers.schemes import ALGORITHMS, Scheme, declared
+from compare_q.backends.layers.schemes import Scheme, declared
 from tests.support.downloads import DOWNLOADS
 
 
@@ -122,27 +122,10 @@ def test_other_methods(config: dict[str, Any], scheme: Scheme | None) -> None:
     assert declared(config).of("model.layers.0.mlp.up_proj") == scheme
 
 
-FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
-
-
 @pytest.fixture(scope="module")
 def quantization() -> Any:
     """vLLM's package of quantization configs."""
     return pytest.importorskip("vllm.model_executor.layers.quantization", reason="vLLM is not installed")
-
-
-@pytest.mark.engine
-def test_modelopt_mixed_by_vllm(quantization: Any) -> None:
-    """Fused layers and experts in the engine's names; both say no more of a layer that is not listed."""
-    layers = {
-        f"{LAYER}.self_attn.{name}": {"quant_algo": "FP8"} for name in ("q_proj", "k_proj", "v_proj", "o_proj")
-    } | {f"{LAYER}.mlp.experts.{number}.up_proj": {"quant_algo": "NVFP4", "group_size": 16} for number in range(3)}
-    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
-    theirs = quantization.get_quantization_config("modelopt_mixed").from_config(dict(config))
-    theirs.packed_modules_mapping = FUSED
-    ours = declared(config)
-    for layer in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.experts", "mlp.experts.1.up_proj", "mlp.down_proj"):
-        assert ours.of(f"{LAYER}.{layer}") == ALGORITHMS.get(str(theirs._resolve_quant_algo(f"{LAYER}.{layer}")))
 
 
 @pytest.mark.engine

@@ -15,11 +15,9 @@ from types import SimpleNamespace
 
 import gguf
 import pytest
-import torch
 
 from compare_q.backends import llamacpp
 from compare_q.backends.common.packages import package_folder
-from compare_q.backends.layers.schemes import UNKNOWN
 from tests.support.llama_cpp import needs_llama_cpp
 
 
@@ -44,23 +42,6 @@ def test_cpu_activations_are_those_of_the_librarys_own_table() -> None:
     assert len(multiplied) > 25
     for name, kind in multiplied.items():
         assert llamacpp.cpu_activations(name).lower() == gguf.GGMLQuantizationType(kind).name.lower(), name
-
-
-@pytest.mark.parametrize(
-    ("capability", "weights", "expected"),
-    [
-        ((9, 0), "q4_K", "q8_1"), ((9, 0), "bf16", "bf16"), ((9, 0), "iq1_m", "f16"), ((9, 0), "mxfp4", "q8_1"),
-        ((12, 0), "mxfp4", UNKNOWN), ((12, 0), "q4_K", "q8_1"), ((7, 5), "q4_K", UNKNOWN),
-    ],
-)  # fmt: skip
-def test_cuda_activations(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], weights: str, expected: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    names = ("libggml-base.so", "libggml-cpu.so", "libggml-cuda.so")
-    monkeypatch.setattr(llamacpp, "libraries", lambda: dict.fromkeys(names, ""))
-    assert llamacpp.activations(weights, "cuda") == expected
 
 
 def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -85,22 +85,6 @@ MANNERS: dict[str, tuple[Act, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_manners(stub: Stub, monkeypatch: pytest.MonkeyPatch, manner: str) -> None:
-    """One line with the server and what to do, soon, and after little of what it sends."""
-    monkeypatch.setenv("OUR_KEY", "k" * 40)
-    act, message = MANNERS[manner]
-    bad(stub, "/v1/models", act)
-    SENT.clear()
-    said = described(stub, timeout_s=0.5 if message == LATE else 30.0, api_key_env="OUR_KEY")
-    assert not said.problem
-    assert said.silence.startswith(f"{stub.url}: ")
-    assert len(said.silence.splitlines()) == 1
-    assert len(said.silence) < 1000
-    assert message.format(path="/v1/models") in said.silence
-    assert sum(SENT) < 1 << 26
-
-
 def replaced(**changes: Any) -> Callable[..., Any]:
     return lambda body, answer: answer | changes
 

@@ -11,17 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
 from tests.support.command_line import Run, Specs
-from tests.support.toy import toy_windows
 from tests.support.vllm_server import (
     VOCAB,
     Stub,
     another,
     gold,
-    loaded,
     moved,
     new_weights,
     request_for,
@@ -49,18 +46,6 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     stub.model = 1
     assert compare_q("-d", data, "-m", models).status == 0
     assert stub.windows  # other weights
-
-
-def test_no_reference(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Refused before anything loads; the engine itself refuses too."""
-    served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url, "reference": True}
-    data, models = write_specs([served])
-    ran = compare_q("-d", data, "-m", models)
-    assert ran.status == 2
-    assert "served: reference: 'vllm_server' gives no logits to compare with; mark another model" in ran.err
-    with pytest.raises(ModelError, match="cannot be the reference"):
-        list(loaded(stub).score(toy_windows(1), ScoreRequest(record=tmp_path)))
-    assert not stub.windows
 
 
 def new_configuration(stub: Stub) -> None:

@@ -73,21 +73,6 @@ def test_three_models_without_a_reference_and_then_with_one(
     assert ppl() == alone
 
 
-def test_windows_of_another_length_are_other_windows(
-    compare_q: Run, write_specs: Specs, loads: list[str], tmp_path: Path
-) -> None:
-    """4 windows of 128 and 8 of 64 hold the same tokens: the second run must not show the scores of the first."""
-
-    def run(length: int, count: int) -> dict[str, Any]:
-        data, spec = write_specs([fake("a")], eval_len=length, eval_stride=length, max_rows=count)
-        assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
-        return dict(json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][0])
-
-    assert run(128, 4)["tokens"] == 4 * 127
-    assert run(64, 8)["tokens"] == 8 * 63
-    assert loads == ["a", "a"]
-
-
 def test_cleared_scores_are_not_shown_by_a_later_run(
     compare_q: Run, write_specs: Specs, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,18 +96,3 @@ def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str
         assert (tmp_path / "r.csv").read_text().startswith("label,")
         assert ran.stdout.count("\n") == ("head" in shell)
         (tmp_path / "r.json").unlink()
-
-
-def test_pictures_fail_one_by_one(
-    compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder stands where one picture belongs."""
-    folder = tmp_path / "plots"
-    (folder / "kld_bpw.png").mkdir(parents=True)
-    monkeypatch.setattr("compare_q.eval.plots.style.DPI", 30)
-    ran = compare_q("show", finished, "--plots", folder)
-    assert (ran.status, ran.err.splitlines()) == (2, failures(folder, "Is a directory", "kld_bpw.png"))
-    written = [line.removeprefix("plot: ") for line in ran.out.splitlines() if line.startswith("plot: ")]
-    assert str(folder / "kld_bpw.svg") in written
-    assert len(written) > 8
-    assert all(Path(file).stat().st_size for file in written)

@@ -32,24 +32,6 @@ def test_labels_that_differ_are_not_cut_to_one_text() -> None:
     assert looks.short_labels(middle) == middle
 
 
-FEW = (("bf16", ""), ("NVFP4 W4A16", ""), ("W4A16 g32", ""), ("W8A8 int8", ""), ("FP8 dynamic [vLLM]", ""),
-       ("GGUF Q4_0", ""), ("W8A16 g128", "INT"))  # fmt: skip
-MANY = (*FEW, *((f"EXL3 {bits}.0 bpw", "") for bits in range(2, 9)), ("GGUF IQ2_XXS imat", ""), ("GGUF F16", ""),
-        ("AWQ 4bit-32g", ""))  # fmt: skip
-
-
-def test_of_many_models_only_sizes_leave_their_group_to_the_legend() -> None:
-    """Not where two groups have the same sizes; and nobody is called W4A16, g32, int8, dynamic, F16 or 4bit-32g."""
-    found = looks.drawn_names(MANY)
-    assert len(found) > looks.MOST_FULL
-    assert found[:7] == ["bf16", "NVFP4 W4A16", "W4A16 g32", "W8A8 int8", "FP8 dynamic", "Q4_0", "W8A16 g128"]
-    assert found[7:] == [*(f"{bits}.0 bpw" for bits in range(2, 9)), "IQ2_XXS imat", "GGUF F16", "AWQ 4bit-32g"]
-    both = looks.drawn_names([*MANY, ("EXL2 4.0 bpw", "")])
-    assert both[7:14] == [f"EXL3 {bits}.0 bpw" for bits in range(2, 9)]
-    assert both[-1] == "EXL2 4.0 bpw"
-    assert both[5] == "Q4_0"
-
-
 @pytest.mark.parametrize(
     "labels",
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 
-import numpy as np
 import pytest
 
 from compare_q.backends.base import Storage
@@ -17,12 +16,11 @@ from compare_q.eval.plots.points import (
     levels_of,
     pareto_front,
     points_of,
-    subtitle_of,
 )  # fmt: skip
 from compare_q.eval.results import TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, run_result, with_against, with_ppl, with_sums
-from tests.support.several_texts import KLDS, NAMES, text_of, three, with_answers, with_failed_text
+from tests.support.several_texts import NAMES, text_of, three, with_answers, with_failed_text
 
 ACC = ACCURACIES["acc"]
 RIGHT = {"bf16": "1111", "noise": "1111", "EXL3_4.0": "1010", "GGUF_Q4_K": "0111"}
@@ -74,25 +72,6 @@ def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
     for other in (elsewhere, with_holes):
         assert measures.ppl_error(run_of(reference, other), other) == (0.9, False)
     assert measures.ppl_error(run_of(server, reference=None), server) == (0.9, False)
-
-
-def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() -> None:
-    """The two ways to the same error, from one set of token scores."""
-    from compare_q.eval.stats import estimates
-
-    rng = np.random.default_rng(0)
-    reference = -rng.exponential(3, 5000)
-    scores = reference - rng.normal(0.1, 0.5, 5000)
-    zeros = {"ref_logprob": reference, "ref_top1_logprob": reference, "kld": np.zeros(5000), "same_top": np.ones(5000)}
-    index = np.arange(5000)
-    both = estimates.summarize({"logprob": scores, **zeros}, index, index % 100 + 1)
-    alone = estimates.summarize({"logprob": scores}, index, index % 100 + 1)
-    ref = replace(REF, estimates=estimates.summarize({"logprob": reference}, index, index % 100 + 1))
-    beside, server = replace(QUANT, estimates=both), replace(QUANT, estimates=alone)
-    expected = measures.ppl_error(run_of(ref, beside), beside)[0]
-    assert measures.ppl_error(run_of(ref, server), server)[0] == pytest.approx(expected)
-    assert both.against is not None
-    assert expected == pytest.approx(both.ppl.value * both.against.ln_ppl_ratio.stderr)
 
 
 def test_points_are_what_is_known() -> None:
@@ -156,22 +135,6 @@ def test_values_errors_and_the_reference_by_hand() -> None:
     assert best == ["EXL3 4.0", "GGUF Q4_K"]  # larger files, but more right answers
     worse = points_of([asked(1, GGUF_Q4_K="0000")], BPW, ACC)[0]
     assert [p.label for p in pareto_front(worse)] == ["EXL3 4.0"]
-
-
-def test_of_several_texts_a_point_is_the_mean() -> None:
-    """KLD: of 0.05, 0.02 and 0.08, whose errors are a tenth; PPL: geometric, its error 0.01 of each paired PPL."""
-    kld, left_out = points_of(three().texts, BPW, KLD)
-    assert [(p.label, p.x) for p in kld] == [("bf16", 16), ("noise", 16), ("EXL3 4.0", 4), ("GGUF Q4_K", 4.5)]
-    assert left_out == []
-    assert [p.y for p in kld] == pytest.approx([0, 0.002, 0.05, 0.03])
-    assert kld[2].error == pytest.approx(math.sqrt(0.005**2 + 0.002**2 + 0.008**2) / 3)
-    ppl = points_of(three().texts, BPW, PPL)[0]
-    mean = math.prod(20 * (1 + (value or 0)) for value in KLDS["EXL3 4.0"]) ** (1 / 3)
-    assert (ppl[0].error, ppl[2].y) == (None, pytest.approx(mean))
-    assert ppl[2].error == pytest.approx(mean * 0.01 / math.sqrt(3))
-    assert [level.y for level in levels_of(three().texts, KLD)] == pytest.approx([0.002])
-    assert [level.y for level in levels_of(three().texts, PPL)] == pytest.approx([20])
-    assert all(name in subtitle_of(three().texts, []) for name in NAMES)
 
 
 def test_the_mean_accuracy_is_of_the_texts_that_are_answers() -> None:

@@ -35,15 +35,6 @@ def test_bins_are_drawn_in_their_middle() -> None:
     assert line.get_color() == looks.group_styles(["EXL3"], "")["EXL3"][0].lower()
 
 
-def test_what_is_not_known_is_a_gap_and_the_last_known_value_is_named() -> None:
-    text = text_with((1, 2, 3, 4), a=(30.0, None, 0.1), b=(0.0, 2.0, None), c=(None, None, None))
-    for kld, b in (True, [np.nan, 2.0, np.nan]), (False, [0.0, 2.0, np.nan]):  # a logarithmic axis, a linear one
-        figure = position.by_position(text, kld=kld)
-        drawn = [line.get_ydata().tolist() for line in artists_of_kind(figure, "line")]
-        assert drawn[:2] == [pytest.approx(values, nan_ok=True) for values in ([30.0, np.nan, 0.1], b)]
-        assert [label.get_text() for label in artists_of_kind(figure, "label")] == ["a", "b"]
-
-
 def test_standard_errors_are_bands() -> None:
     """Of all rows in KLD, of the reference in loss; on a logarithmic axis of the logarithm; a gap where one is not
     known, and nothing at all in results without errors."""

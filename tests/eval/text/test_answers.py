@@ -124,13 +124,6 @@ def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: 
     assert reason in message
 
 
-def test_trusted_code_runs(tmp_path: Path) -> None:
-    task = write_task(tmp_path / "task", text="process_docs: !function code_of_odd.run\n")
-    (tmp_path / "task" / "code_of_odd.py").write_text("def run(docs):\n    return docs.select([1, 0])\n")
-    data = asked(tmp_path, task, trust_remote_code=True)
-    assert data.answers.requests.question.tolist() == [0, 0, 1, 1, 1]
-
-
 def test_changed_files_are_read_again(tmp_path: Path) -> None:
     """The cache goes by the content of YAML, included YAML and data; ``datasets`` itself by paths and times."""
     task = write_task(tmp_path / "task")

@@ -83,13 +83,6 @@ def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
     assert found.ends.tolist() == [11]
 
 
-def test_llamacpp_reads_carriage_returns(tmp_path: Path, toy_model: Path) -> None:
-    """llama-perplexity tokenizes the file's bytes and drops the last newline, not the carriage return before it."""
-    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfab\r\ncd\r\n")
-    count = {m: len(tokenized(tmp_path, toy_model, "", m, path="b.txt").ids) for m in ("llamacpp", "gptq", "exllamav3")}
-    assert count == {"llamacpp": 3 + 9 - 2, "gptq": 3 + 6, "exllamav3": 3 + 6}
-
-
 def test_special_tokens_in_the_text_are_text_for_llamacpp(tmp_path: Path, with_bos: Path) -> None:
     text = "a<|end|><|bos|>b"
     assert tokenized(tmp_path, with_bos, text).ids[1:].tolist()[1:3] == [END, END + 1]
@@ -109,22 +102,6 @@ def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Pat
     assert (found.lead, found.ends.tolist()) == (bos, [5, 6, 8, 11])
     assert found.sizes.tolist() == [0, 1, 1, 1, 1, 0, 7, 1, 0, 1, 1]
     assert (found.n_bytes, found.n_words) == (4 + 0 + 8 + 2, 2 + 1 + 1 + 2)
-
-
-@pytest.mark.parametrize("sizes", [None, np.array([1, 2, 3], np.int32)])
-@pytest.mark.parametrize("lead", [None, 0, 7])
-def test_stored_tokens_come_back(tmp_path: Path, sizes: Any, lead: int | None) -> None:
-    """Arrays only: ``load`` takes no pickle."""
-    text = Tokens(
-        np.arange(3, dtype=np.int32), np.array([8], np.int32), 9, "words", lead, np.array([1, 3]), sizes, 6, 2
-    )
-    cache = Cache(tmp_path)
-    with cache.write("tokens", "k", ".npz") as file:
-        tokens.save(file, text)
-    loaded = tokens.load(cache, "k")
-    for name, value in vars(text).items():
-        np.testing.assert_array_equal(getattr(loaded, name), value, strict=isinstance(value, np.ndarray))
-    assert tokens.load(cache, "other") is None
 
 
 NUMBERS = np.array([0, 1], np.int32)

@@ -14,8 +14,6 @@ import torch
 
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec, Long, Method
 from compare_q.eval.text import cutting, windows
@@ -219,23 +217,6 @@ def test_digest_follows_content() -> None:
     assert cut(TEN, spec(), 2).digest != digest
     assert cut(TEN, spec(warmup_tokens=1), None).digest != digest
     assert cut(Tokens(TEN.ids[::-1].copy(), TEN.prefix, 9, "words"), spec(), None).digest != digest
-
-
-@pytest.mark.parametrize("chat_template", [False, True])
-def test_build_tokenizes_once_and_follows_the_text(tmp_path: Path, toy_model: Path, chat_template: bool) -> None:
-    """One token a byte; the toy template gives 8 + 20 + 2 tokens of prefix."""
-    text, prefix = tmp_path / "t.txt", "system:\nuser:Say something.\na:" if chat_template else ""
-    text.write_text("abcdefgh")
-    store, progress = Cache(tmp_path / "cache"), Progress(quiet=True)
-    local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text), chat_template=chat_template)
-    first = windows.build(local, None, store, progress)
-    assert first.n_tokens == 8
-    assert len(first.windows[0].token_ids) == len(prefix) + 4
-    assert first.windows[0].spans == ((len(prefix) + 1, len(prefix) + 4),)
-    assert windows.build(local, None, store, progress).digest == first.digest
-    text.write_text("abcdefgX")
-    assert windows.build(local, None, store, progress).n_tokens == 8
-    assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 2
 
 
 METHODS = get_args(Method)
