@@ -154,11 +154,6 @@ class Storage:
         """Size of layers and head in GiB."""
         return None if self.vram_bits is None else self.vram_bits / 8 / 1024**3
 
-    @property
-    def file_gb(self) -> float | None:
-        """Size on disk in GB of 10^9 bytes, as hubs list it."""
-        return None if self.file_bytes is None else self.file_bytes / 1e9
-
 
 @dataclass(frozen=True)
 class Layer:

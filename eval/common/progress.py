@@ -15,7 +15,16 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
@@ -28,17 +37,6 @@ EVERY_S = 0.1
 """Seconds between two messages about one phase: a data set has millions of rows."""
 Show = Callable[[Message], None]
 """Shows a ``Progress`` or ``Log`` of another process, or sends it to the process that shows it."""
-
-
-class EtaColumn(ProgressColumn):
-    """The time left at the speed so far."""
-
-    def render(self, task: Task) -> Text:
-        seconds_left = task.time_remaining
-        if seconds_left is None or seconds_left < 1:  # almost done
-            return Text("")
-        minutes, seconds = divmod(int(seconds_left), 60)
-        return Text(f"ETA {minutes // 60}:{minutes % 60:02d}:{seconds:02d}", style="cyan")
 
 
 class Counter(ProgressColumn):
@@ -172,7 +170,7 @@ class Progress:
         """Return a new live display; it shows nothing if there is no terminal."""
         columns = (
             SpinnerColumn(), TextColumn("{task.description}", markup=False),
-            BarColumn(), Counter(), TimeElapsedColumn(), EtaColumn(),
+            BarColumn(), Counter(), TimeElapsedColumn(), TimeRemainingColumn(),
         )  # fmt: skip
         # If rich redirected sys.stdout and sys.stderr, engines would print above the bar instead of into their logs.
         bars = Bars(
