@@ -28,23 +28,23 @@ ENGINES = {
     "llamacpp": "compare_q.backends.llamacpp:LlamacppEngine",
     "vllm_server": "compare_q.backends.vllm_server.engine:VllmServerEngine",
 }
-"""Engine -> its class, whose ``files`` say what its models are before it loads them."""
+"""Engine -> its class."""
 OUTSIDE = "COMPARE_Q_ENGINES"
 """Environment variable that adds engines: ``module:Class``, with commas between several."""
 GENERAL = ("vllm_score", "transformers_auto")
-"""load_fns for models that no engine has to itself: the first one whose engine is installed runs them."""
+"""load_fns for models that several engines run: the first one whose engine is installed."""
 TOKENIZING = "transformers"
-"""The engine whose imports functions of ours need that read texts and tokenizers."""
+"""Engine that is imported for functions that read texts and tokenizers."""
 UPSTREAM = {
     "qtip": "QTIP",
     "anyprecision": "AnyPrecision",
 }
-"""load_fn of ExLlamaV3's compare_q that has no engine here -> the format that it loads."""
+"""load_fn of ExLlamaV3's compare_q without an engine here -> the format that it loads."""
 ENGINE_ALIASES = {
     "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl2": "exllamav2",
     "exl3": "exllamav3", "hf": "transformers",
 }  # fmt: skip
-"""What engines are called elsewhere -> their load_fn."""
+"""Other names of engines -> load_fn."""
 
 
 def engine_class(engine: str) -> type[Engine]:
@@ -53,7 +53,7 @@ def engine_class(engine: str) -> type[Engine]:
 
 
 def files_of(model: PlannedModel) -> ModelFiles:
-    """The files of a planned model, by its engine's ``files``."""
+    """Return the files of a planned model, by its engine's ``files``."""
     return engine_class(model.engine).files(model)
 
 
@@ -103,7 +103,7 @@ def _load_fns(engine: type[Engine]) -> tuple[str, ...]:
 
 
 def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
-    """(engine name, its class) of a spec's ``load_fn`` and ``fwd_fn``; InputError if there is none."""
+    """Return (engine name, its class) for a spec's ``load_fn`` and ``fwd_fn``; InputError if unknown."""
     known: list[str] = []
     for name, engine in engines():
         capabilities = engine.capabilities
@@ -126,7 +126,7 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
 
 
 def reader_of(file: str) -> str | None:
-    """The load_fn of the engine that alone reads files with this suffix; None if there is none."""
+    """Return the load_fn of the only engine that reads files with this suffix; None without one."""
     for _, engine in engines():
         if file.lower().endswith(engine.capabilities.suffixes):
             return engine.capabilities.load_fns[0]
@@ -134,7 +134,7 @@ def reader_of(file: str) -> str | None:
 
 
 def files_in(model: str) -> list[str]:
-    """The names of the files in a model's folder that holds no safetensors, in order."""
+    """Return the sorted file names in a model's folder; empty if it holds safetensors."""
     folder = Path(model).expanduser()
     if not is_folder(folder) or any(folder.glob("*.safetensors")):
         return []
@@ -142,11 +142,11 @@ def files_in(model: str) -> list[str]:
 
 
 def unnamed_method(model: str) -> str:
-    """The quant_method of a folder whose config.json names none, by its tensors; "" if they show none."""
+    """Return the quant_method by the tensors' names, for a config.json without one; "" if they show none."""
     from compare_q.backends.checkpoint import files
 
     parts: set[str] = set()
-    with suppress(InputError):  # loading will say it
+    with suppress(InputError):  # loading reports it
         for file in sorted(Path(model).expanduser().glob("*.safetensors"))[:1]:
             parts = {name.rpartition(".")[2] for name in files.read_header(file)}
     every = [engine.capabilities for _, engine in engines()]
@@ -154,10 +154,10 @@ def unnamed_method(model: str) -> str:
 
 
 def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str]) -> tuple[str, str]:
-    """(load_fn, why) of the engine that runs a model whose user names none.
+    """Return (load_fn, why) for a model whose user names no engine.
 
-    ``model``: a server's address, a file, a folder or a hub id; ``config``: of its folder, None if it has none;
-    ``elsewhere``: engines and load_fns for which a Python of their own is named.
+    ``model``: a server's address, a file, a folder or a hub id; ``config``: of its folder, None without one;
+    ``elsewhere``: engines and load_fns that have their own Python.
     """
     for name in (model, *files_in(model)):
         if load_fn := reader_of(name):

@@ -24,20 +24,20 @@ from compare_q.backends.common.packages import computing, installed_versions
 from compare_q.backends.hub import SILENT, Watch
 
 Spans = tuple[tuple[int, int], ...]
-"""The scored positions of a window: ranges [begin, end), none of them empty, in order, and apart from one another."""
+"""The scored positions of a window: non-empty ranges [begin, end) in order, with gaps between them."""
 
 
 def abbreviated(spans: Spans, length: int) -> tuple[int, ...]:
-    """Where all positions behind the first scored one are scored too, that one; else each range's begin and end."""
+    """Return the first scored position if all positions after it are scored, else begin and end of each range."""
     (first, end), *more = spans
     return (first,) if end == length and not more else tuple(number for span in spans for number in span)
 
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of tokenized text that one forward pass scores; ``index`` is its number in the run, from 0.
+    """A token sequence that one forward pass scores; ``index`` is its number in the text, from 0.
 
-    ``token_ids`` is int32 [L].  The positions in ``spans`` (from 1 to L - 1) are scored: the token at each of them is
+    ``token_ids`` is int32 [L].  The positions in ``spans`` (from 1 to L - 1) are scored: each of these tokens is
     predicted from all tokens before it in the window.
     """
 
@@ -47,7 +47,7 @@ class Window:
 
     @classmethod
     def scored_from(cls, index: int, token_ids: NDArray[np.int32], first: int = 1) -> Window:
-        """A window of which every position from ``first`` on is scored."""
+        """Return a window whose positions from ``first`` on are all scored."""
         return cls(index, token_ids, ((first, len(token_ids)),))
 
     @property
@@ -66,7 +66,7 @@ class Window:
         return self.token_ids[self.positions]
 
     def predicting(self, begin: int, end: int) -> Iterator[slice]:
-        """Of the positions ``begin`` to ``end``, those whose logits predict a scored token, counted from ``begin``."""
+        """Yield the positions from ``begin`` to ``end`` whose logits predict a scored token, counted from ``begin``."""
         for first, last in self.spans:
             low, high = max(first - 1, begin), min(last - 1, end)
             if low < high:
@@ -82,13 +82,16 @@ class Window:
 class TokenScores:
     """Scores of the window with index ``window``, as ``backends/scoring/statistics.py`` defines them.
 
-    Each array is [T], T = ``Window.n_scored``, with one entry for each scored position, in order.  ``logprob`` (of the
-    real token), ``entropy`` and ``top1_logprob`` (of the most probable token) are float32, in nats; ``top1`` is bool:
-    the real token is the most probable one.  Against a reference: ``ref_logprob``, ``ref_top1_logprob`` and ``kld`` =
-    KL(reference || model), float32, in nats; ``same_top``, bool: both have the same most probable token; and if they
-    are asked for, float32: ``reverse_kld`` = KL(model || reference) and ``js`` (Jensen-Shannon), in nats, ``tv`` (total
-    variation) and ``top5`` (share of the five most probable tokens that both have), from 0 to 1.  An array is None
-    where the engine cannot tell, and without a reference.
+    Each array is [T], T = ``Window.n_scored``: one entry per scored position, in order.  It is None if the engine does
+    not know it.  Log-probabilities, entropies and divergences are in nats.
+
+    Attributes:
+        logprob, entropy: of the real token; of the distribution.
+        top1_logprob, top1: of the most probable token; True if that is the real token.
+        ref_logprob, ref_top1_logprob: the same of the reference.  None without one, as all below.
+        kld, same_top: KL(reference || model); True if both have the same most probable token.
+        reverse_kld, js: KL(model || reference) and Jensen-Shannon divergence, if requested, as all below.
+        tv, top5: total variation, and share of the five most probable tokens that both have, from 0 to 1.
     """
 
     window: int
@@ -106,11 +109,11 @@ class TokenScores:
     top5: NDArray[np.float32] | None = None
 
     def without_divergences(self) -> TokenScores:
-        """The same scores without the arrays that have to be asked for."""
+        """Return the scores without the arrays that are computed on request."""
         return replace(self, reverse_kld=None, js=None, tv=None, top5=None)
 
     def alone(self) -> TokenScores:
-        """The same scores without the arrays that depend on a reference."""
+        """Return the scores without the arrays that depend on a reference."""
         return replace(self.without_divergences(), ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
 
 
@@ -119,7 +122,7 @@ class ScoreRequest(BaseModel):
 
     Attributes:
         reference: folder of the reference store to compare with; None: no comparison.
-        vocab_size: number of vocabulary entries that model and reference share, to which both are cut; None: all of the
+        vocab_size: number of vocabulary entries that are compared, the first ones of both; None: all of the
             reference's.
         record: existing folder into which this model's states or logits are written, as a reference store
             (``backends/reference/store.py``); None: nothing is recorded.
@@ -136,11 +139,10 @@ class ScoreRequest(BaseModel):
 
 @dataclass(frozen=True)
 class Storage:
-    """Stored size of a model; None where it is not known, never a guess.
+    """Stored size of a model; None if unknown, never a guess.
 
-    ``bpw_layer`` and ``bpw_head`` are bits per weight of the layers and of the head; ``vram_bits`` is the number of
-    bits of both together; ``file_bytes`` is what the files of its weights take on disk, whatever they hold; ``note``
-    says why something is not known.
+    ``bpw_layer`` and ``bpw_head``: bits per weight of the layers and of the head; ``vram_bits``: bits of both together;
+    ``file_bytes``: size of the weight files on disk, with everything in them; ``note``: why something is unknown.
     """
 
     bpw_layer: float | None = None
@@ -157,13 +159,12 @@ class Storage:
 
 @dataclass(frozen=True)
 class Layer:
-    """``count`` linear layers as an engine ran them: what the engine really did, not what the checkpoint asks for.
+    """``count`` linear layers as an engine ran them, which may differ from the checkpoint's scheme.
 
-    ``name``: the module's path in the model, with ``*`` for its numbers where there are several; ``weights``: how the
-    weights are stored ("nvfp4 g16", "int4 g128", "fp8 channel", "bfloat16"); ``activations``: the precision in which
-    the product took the activations ("bfloat16", "int8 token", "nvfp4"); ``kernel``: the class or function that
-    computed the product; ``asked``: the activations that the checkpoint's scheme asks for, where other activations ran,
-    else "".
+    ``name``: the module's path in the model, with ``*`` for numbers that vary; ``weights``: their stored format
+    ("nvfp4 g16", "int4 g128", "fp8 channel", "bfloat16"); ``activations``: the precision of the activations in the
+    product ("bfloat16", "int8 token", "nvfp4"); ``kernel``: the class or function that computed the product; ``asked``:
+    the activations of the checkpoint's scheme if others ran, else "".
     """
 
     name: str
@@ -176,12 +177,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model's files say before anything loads the model; None where they do not say it.
+    """Facts about a model from its files, before it loads; None if they do not state it.
 
-    ``vocab_size``: the number of its logits; ``context``: the number of tokens that it can take; ``tokenizer``: a
-    folder with its own tokenizer, or its vocabulary (id -> token, without special tokens).  ``rope_changes_above``: so
-    many tokens of context from which the engine takes other rotary factors, whatever the length of a window; ``dtype``:
-    what unquantized products are computed in, by the spec and the files.
+    ``vocab_size``: number of logits; ``context``: maximum number of tokens; ``tokenizer``: folder with the model's
+    tokenizer, or its vocabulary (id -> token, without special tokens); ``rope_changes_above``: longest context (tokens)
+    up to which the engine uses the short rotary factors; ``dtype``: dtype of unquantized products, by spec and files.
     """
 
     vocab_size: int | None = None
@@ -193,19 +193,21 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the driver and ``compare-q engines`` may know of an engine before it is imported.
+    """Properties of an engine that are known before it is imported.
 
-    ``load_fns``: what specs call its ways to load, with ExLlamaV3's names; ``fwd_fn``: the forward name that goes with
-    all of them; ``packages``: distributions, each of which provides the engine; ``install``: the exact command that
-    installs it.  ``override_tensors``: ``model_dir`` can be ``[dir, files]``, and the tensors in the files replace
-    the model's tensors of the same name. ``reference``: its models can be references; ``compares``: its models can
-    be compared with a reference; ``suffixes``: of model files that no other engine reads; ``quant_method``: of a
-    config.json that no other engine reads, and ``own_part``: of a weight that is stored so, for folders whose
-    config.json does not name it; ``schemes``: how the addresses of its models begin; ``here``: it runs on
-    this machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a
-    CPU build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding
-    depends on which windows a run has; ``decodes``: how many windows at a time it can score in the steps of
-    generation, 0 if it cannot; ``decodes_behind_prompts``: it can do so for some tokens of a window alone.
+    Attributes:
+        load_fns, fwd_fn: names of its load functions and of its forward function in specs (ExLlamaV3's names).
+        packages: distributions; each one provides the engine.  install: the command that installs it.
+        override_tensors: ``model_dir`` can be ``[dir, files]``, whose tensors replace the model's.
+        reference, compares: its models can be references; can be compared with one.
+        suffixes: of model files that only this engine reads.
+        quant_method, own_part: of a config.json that only this engine reads; a tensor name's ending in such a folder.
+        schemes: how the addresses of its models begin.
+        here: it runs on this machine, so that its scores depend on this machine's hardware.
+        torch: it computes with torch, so that a CPU build of torch does not use the GPUs.
+        batches: windows are computed in batches, so that rounding depends on the windows of a run.
+        decodes: maximum number of windows at a time in decode; 0: no decode.
+        decodes_behind_prompts: decode can be limited to the scored tokens.
     """
 
     load_fns: tuple[str, ...]
@@ -227,10 +229,7 @@ class Capabilities:
     decodes_behind_prompts: bool = False
 
     def installed(self) -> tuple[str, str] | None:
-        """(distribution, version) that provides the engine; None if it is not installed.
-
-        For an engine that needs no package it is ("built in", "").
-        """
+        """Return (distribution, version) that provides the engine, ("built in", "") without one; None if missing."""
         if not self.packages:
             return "built in", ""
         return next(iter(installed_versions(self.packages).items()), None)
@@ -238,10 +237,9 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Decode:
-    """Windows are fed as generation computes them: ``step`` tokens of each of ``batch`` windows at a time.
+    """Decode, as in generation: ``step`` tokens of each of ``batch`` windows at a time, earlier ones from the KV cache.
 
-    The keys and values of the tokens before come from the cache.  The first step of a window has nothing before it.
-    ``behind_prompts``: only tokens whose logits predict scored ones are fed so, and those between them as prompts.
+    ``behind_prompts``: only tokens whose logits predict scored ones are decoded; those between them are prefilled.
     """
 
     step: int = 1
@@ -250,11 +248,11 @@ class Decode:
 
     @property
     def words(self) -> str:
-        """``decode 1x32``: one token of each of 32 windows."""
+        """Return ``decode 1x32`` for one token of each of 32 windows."""
         return f"decode {self.step}x{self.batch}{' behind prompts' if self.behind_prompts else ''}"
 
     def stretches(self, window: Window) -> Iterator[tuple[int, int, bool]]:
-        """(begin, end, whether they are fed in steps) of the positions of a window, in order."""
+        """Yield (begin, end, True if decoded) for the positions of a window, in order."""
         done, everything = 0, ((1, len(window.token_ids) + 1),)
         for first, last in window.spans if self.behind_prompts else everything:
             if done < first - 1:
@@ -266,14 +264,14 @@ class Decode:
 
 
 class EngineInfo(BaseModel):
-    """What one Python has of an engine, and what the engine says of one model before it loads.
+    """The engine of one model as installed in one Python, and the engine's checks of the model before it loads.
 
     Attributes:
         installed: (distribution, version) that provides the engine; None: it is not installed.
         versions: packages, settings and contents of named files that can change a score; part of the scores' key.
         cpu_only: torch of this Python is a build without GPU code.
         problem: why the model cannot run there, in one line; empty if it can.
-        facts: what a model on a server or node says of itself; None if its files are on this machine: read them.
+        facts: of a model on a server; None if the files are on this machine and can be read.
         stamp: fingerprint of a model on a server (``ModelFiles.stamp``); empty if its files are on this machine.
         silence: why a server did not answer; empty if it did.  Such a model is asked again when its turn comes.
     """
@@ -352,9 +350,9 @@ class PlannedModel(BaseModel):
 
 
 class ModelFiles:
-    """A model as it lies on a disk, on the hub or behind a server; every default is right for a model without files.
+    """A model before it loads: on disk, on the hub or on a server.  The defaults are for a model without files.
 
-    Nothing here imports an engine.  What is said of a model's content holds once it is on this machine.
+    Nothing here imports an engine.  Methods about the content need the files on this machine.
     """
 
     def __init__(self, model: PlannedModel) -> None:
@@ -362,7 +360,7 @@ class ModelFiles:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the model still has to be fetched."""
+        """Return True if the model must still be fetched."""
         return False
 
     def fetch(self, watch: Watch = SILENT) -> PlannedModel:
@@ -373,10 +371,7 @@ class ModelFiles:
         return self.planned
 
     def would_fetch(self) -> str:
-        """What ``fetch`` of a remote model would mean, such as ``16.1 GB to download``; nothing is downloaded.
-
-        InputError with the reason in one line if the model cannot be had.
-        """
+        """Return what ``fetch`` would download, such as ``16.1 GB to download``; InputError if it would fail."""
         return ""
 
     def cached(self) -> PlannedModel | None:
@@ -384,36 +379,35 @@ class ModelFiles:
         return self.planned
 
     def facts(self) -> ModelFacts:
-        """What the files say, read from headers only; InputError if files are missing."""
+        """Return facts from the files' headers; InputError if files are missing."""
         return ModelFacts()
 
     def stamp(self) -> str:
-        """Changes when the files do, and is part of the scores' key; InputError for damaged files."""
+        """Return a fingerprint of the files, which is part of the scores' key; InputError for damaged files."""
         return ""
 
     def content(self) -> str:
-        """Like ``stamp``, but the same for a copy of the model on another machine."""
+        """Return a fingerprint that a copy of the model on another machine shares."""
         return self.stamp()
 
     def weight_files(self) -> tuple[Path, ...]:
-        """Files of the weights, of which ``stamp`` reads samples only; empty where they are not here."""
+        """Return the weight files, which ``stamp`` reads in samples; empty if they are not on this machine."""
         return ()
 
     def storage(self) -> Storage:
-        """Stored size of the model by the convention of ``backends/checkpoint/folder.py``."""
+        """Return the stored size of the model by the convention of ``backends/checkpoint/folder.py``."""
         return Storage(note="this model has no files")
 
 
 class Engine(ABC):
     """One model in one engine.
 
-    The class methods are called before the engine is imported.  An engine is constructed with a model whose files are
-    on this machine; ``load`` may take minutes.
+    Class methods are called before the engine is imported.  The files of ``planned`` are on this machine.
     """
 
     capabilities: ClassVar[Capabilities]
     files: ClassVar[type[ModelFiles]] = ModelFiles
-    """What its models are before it loads them."""
+    """Class of its models before they load."""
 
     def __init__(self, model: PlannedModel) -> None:
         self.planned = model
@@ -422,32 +416,32 @@ class Engine(ABC):
     def check(cls, model: PlannedModel) -> None:
         """InputError if the model cannot run with the installed packages and the files on disk.
 
-        ModelError, as from the methods of ``files``, if the model runs elsewhere and is silent, or not what it must be:
-        only a worker may ask it, for it may never answer.
+        ModelError, also from the methods of ``files``, if a server does not answer, or serves another model.  Only a
+        worker may call these for a server, because it may never answer.
         """
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int | None:
-        """How many GPUs the model takes where there are some: 0 means all, None as many as its weights need."""
+        """Return how many GPUs the model gets if there are any: 0 all, None as many as its weights need."""
         return 1
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        """Versions of packages, and settings, that can change a score and are part of its key; nothing is imported."""
+        """Return versions of packages, and settings, that can change a score: part of its key.  Imports nothing."""
         return computing(*cls.capabilities.packages)
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
-        """Import what loading and scoring any model will import, and touch no GPU: models are forks of that process.
+        """Import what loading and scoring a model imports; use no GPU and leave no thread: workers are forks.
 
-        ``verbose``: the engine may print what it likes.
+        ``verbose``: the engine may print.
         """
         if cls.capabilities.here:
             import torch  # noqa: F401 - the statistics of the scores, in whichever engine
 
     @abstractmethod
     def load(self) -> None:
-        """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
+        """Load the model; ModelError or InputError with the engine's reason in one line."""
 
     @abstractmethod
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
@@ -458,18 +452,15 @@ class Engine(ABC):
         """
 
     def check_unchanged(self) -> None:
-        """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""
+        """ModelError if the model may have changed since ``stamp``; called before each commit of scores."""
 
     def layers(self) -> tuple[Layer, ...]:
-        """How the model's linear layers ran, in the model's order; empty where the engine does not tell.
-
-        It is called after scoring.
-        """
+        """Return how the linear layers ran, in the model's order; empty if unknown.  Called after scoring."""
         return ()
 
     def provenance(self) -> dict[str, Any]:
-        """What really ran (device, dtype, options, batch shape), in JSON types only.  It is called after scoring."""
+        """Return what ran (device, dtype, options, batch), as JSON types.  Called after scoring."""
         return {}
 
     def close(self) -> None:
-        """Release the model's memory.  It is also called after a load or a score that failed."""
+        """Release the model's memory; also called after ``load`` or ``score`` failed."""

@@ -74,7 +74,7 @@ class LogitsEngine(Engine):
     def prepare(self, windows: Sequence[Window]) -> None:
         """Called before the first window of a text, with all its windows in order.
 
-        Scores of a text must not depend on texts before it: whatever was counted or drawn starts anew.
+        Scores of a text must not depend on texts before it: counters and random numbers restart.
         """
 
     @abstractmethod
@@ -104,7 +104,7 @@ class LogitsEngine(Engine):
     def in_steps(
         self, start: int, length: int, step: int, forward: Callable[[int, int], torch.Tensor], rows: int | None = None
     ) -> Iterator[torch.Tensor]:
-        """Yield logits [..., n, V] of positions ``start`` to ``length`` in decode, those of many steps together.
+        """Yield logits [..., n, V] of positions ``start`` to ``length`` in decode, many steps at a time.
 
         ``forward(begin, end)`` returns the logits [..., end - begin, V] of these positions; earlier ones are in the
         cache.  The logits are copied, since the next step may reuse their memory; ``entered`` is not.  ``rows``: number
@@ -139,7 +139,7 @@ class LogitsEngine(Engine):
 
 
 class LogitsScorer:
-    """Scores one window after the other, and holds no more of its logits at a time than one piece of the engine's.
+    """Scores one window after the other, with one piece of its logits in memory at a time.
 
     Comparison and recorder are created with the first logits, whose dtype, device and size they need.
     """
@@ -151,7 +151,7 @@ class LogitsScorer:
         self.recorder: Recorder | None = None
 
     def scores(self, window: Window) -> TokenScores:
-        """Return the scores of one window, and record its states or logits if the request says so."""
+        """Return the scores of one window, and record its states or logits if requested."""
         shard: list[NDArray[np.float32]] = []
         kept = self.pieces_to_record(window, shard)
         if self.request.record is None:

@@ -1,4 +1,4 @@
-"""What the engines of the ExLlama family share: loading on NVIDIA GPUs, and what they would load as another model."""
+"""The common part of ExLlamaV2 and ExLlamaV3: loading on NVIDIA GPUs, batches in decode, checks of folders."""
 
 from __future__ import annotations
 
@@ -30,30 +30,24 @@ if TYPE_CHECKING:
     import torch
 
 OUTPUT_FACTOR = 4
-"""Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
-
-
+"""Float16 logits of windows that the split leaves memory for: the logits, and 2.5 times as much to process them."""
 NOT_GPUS = {"max_seq_len", "cache_mode"}
-"""Options that name no GPU, by its place among all."""
+"""Options that do not select GPUs."""
 
 
 class ExLlamaOptions(EngineOptions):
-    """The ``engine`` object: how the model is split, and the length that longrope factors depend on.
-
-    ``cache_mode``: how decode keeps keys and values, by TabbyAPI's names.
-    """
+    """The ``engine`` object: ``max_seq_len`` selects longrope factors; ``cache_mode``: KV format in decode."""
 
     max_seq_len: int | None = Field(None, gt=0)
     cache_mode: str | None = None
 
 
 class ExLlamaEngine(LogitsEngine):
-    """One model, whose package has the name of its load_fn.
+    """One model in the package that has the name of its load_fn.
 
-    ``methods``: the quantization methods that it reads; ``settings``: what the names of its variables begin with;
-    ``cache``: keys and values, in decode only, where windows that follow one another and are equally long go through
-    together: ``ahead`` are those that will be asked for, ``decoded`` has (logits, states) of those that went through
-    with the last one, by their index.
+    ``methods``: quantization methods that it reads; ``settings``: prefix of its environment variables.  In decode,
+    consecutive windows of one length run together, with keys and values in ``cache``: ``ahead`` are the windows to be
+    scored, ``decoded`` has (logits, states) of those that ran with an earlier window, by index.
     """
 
     files = HuggingFaceFolder
@@ -69,7 +63,7 @@ class ExLlamaEngine(LogitsEngine):
 
     @property
     def batch(self) -> int:
-        """How many windows go through together, at most."""
+        """Maximum number of windows that run together."""
         return 1 if self.planned.decode is None else self.planned.decode.batch
 
     @classmethod
@@ -86,7 +80,7 @@ class ExLlamaEngine(LogitsEngine):
 
     @classmethod
     def check_folder(cls, folder: Path, config: CheckpointConfig, model: PlannedModel) -> None:
-        """InputError if a local model has a format, a length or files that the engine would get wrong."""
+        """InputError for a local folder with a format, length or files that the engine would load wrong."""
         method = config.quantization.get("quant_method")
         others = [file for file in checkpoint.strays(folder) if file not in model.override_tensors]
         if stray := [file for file in others if not file.name.startswith("consolidated")]:
@@ -123,19 +117,19 @@ class ExLlamaEngine(LogitsEngine):
         folder = local_folder(self.planned.model_dir)
         try:
             self.load_folder(folder)
-        except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
+        except Exception as error:  # any error of the compiler, the loader or CUDA fails this model
             less = '; a smaller "batch" takes less memory' if self.batch > 1 else ""
             raise ModelError(f"{name} could not load {folder}: {one_line(error)}{less}") from error
 
     @abstractmethod
     def load_folder(self, folder: Path) -> None:
-        """Load the model; whatever the engine raises."""
+        """Load the model; may raise any error."""
 
     def prepare(self, windows: Sequence[Window]) -> None:
         self.ahead, self.decoded = windows, {}
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        """A whole window at once: exllama makes all logits of what it forwards."""
+        """Yield a whole window at once, because exllama computes all logits of a forward pass."""
         if self.planned.decode is None:
             yield self.forward(token_ids_of([window]))[0]
             return
@@ -145,10 +139,10 @@ class ExLlamaEngine(LogitsEngine):
             states = [None] * len(together) if self.entered is None else self.entered
             self.decoded = dict(zip([each.index for each in together], zip(logits, states, strict=True), strict=True))
         found, self.entered = self.decoded.pop(window.index)
-        yield found.clone()  # else the last window of a batch would hold all of it while the next batch comes
+        yield found.clone()  # a view would keep the whole batch in memory while the next one runs
 
     def together(self, window: Window) -> list[Window]:
-        """A batch: ``window`` and those that are asked for just after it and are as long."""
+        """Return a batch: ``window`` and the following ones, as long as their length is the same."""
         places = (place for place, other in enumerate(self.ahead) if other.index == window.index)
         following = self.ahead[next(places, len(self.ahead)) + 1 :]
         length = len(window.token_ids)
@@ -161,9 +155,9 @@ class ExLlamaEngine(LogitsEngine):
 
     @abstractmethod
     def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """Logits [B, L, V] of windows of one length, int64 [B, L], so many tokens of each at a time.
+        """Return logits [B, L, V] of windows of one length, int64 [B, L], ``step`` tokens of each at a time.
 
-        ``entered`` is then their states [B, L, H], if ``head`` has asked for them.
+        ``entered`` is then their states [B, L, H], if ``head`` returned a head before.
         """
 
     def provenance(self) -> dict[str, Any]:
@@ -182,7 +176,7 @@ class ExLlamaEngine(LogitsEngine):
 
     @abstractmethod
     def kv_caches(self) -> Iterable[KVCache]:
-        """The cache of every attention layer, in decode; none in prefill."""
+        """Return the cache of every attention layer in decode; empty in prefill."""
 
     def close(self) -> None:
         if self.model is not None:

@@ -4,9 +4,9 @@ Written from the source of 0.3.2; it has not been run here.  A window goes throu
 without a KV cache, so that nothing splits it; exllamav2's default of 2,048 tokens a forward pass follows the windows.
 In decode it goes through in steps, with a cache in float16 or in 8, 6 or 4 bits (never run).
 
-Set by compare_q, and not exllamav2's default: ``no_sdpa``.  Without flash-attn and xformers 0.3.2 would take torch's
-SDPA with no mask at all (``_attn_torch`` asks for the mask of a vision tower, and gets None): every token sees the
-tokens after it.  Its other path is causal, but wrong beyond a sliding window; such windows need flash-attn.
+compare_q sets ``no_sdpa``.  Without flash-attn and xformers, 0.3.2 would run torch's SDPA without a mask
+(``_attn_torch`` gets None as the mask of a vision tower): every token would see later ones.  The other path is causal,
+but wrong beyond a sliding window; longer windows need flash-attn.
 
 Products of more than 32 rows dequantize the weights to float16; they are added up in float16 (``cublasHgemm``).
 """
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 FP16 = "FP16"
 GPTQ_BITS = 4
 RESERVE = 1 << 30
-"""Bytes that the split leaves free on each GPU, at least; upstream's."""
+"""Minimum bytes that the split leaves free on each GPU, as in ExLlamaV3's compare_q."""
 
 
 class ExLlamaV2Options(ExLlamaOptions):
-    """The ``engine`` object: GiB of weights on each GPU, in place of filling one after the other."""
+    """The ``engine`` object: ``gpu_split`` is GiB of weights on each GPU; without it one is filled after the other."""
 
     cache_mode: Literal["FP16", "Q8", "Q6", "Q4"] | None = None
     gpu_split: list[float] | None = Field(None, min_length=1)
@@ -89,7 +89,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
         config.arch_compat_overrides(quiet=True)
         self.model = model = ExLlamaV2(config)
         self.attention = attention_of(config)
-        layers = [getattr(each, "attn", each) for each in model.modules]  # Cohere's layers hold their attention
+        layers = [getattr(each, "attn", each) for each in model.modules]  # in Cohere's layers
         sliding = min((size for layer in layers if (size := getattr(layer, "sliding_window", 0))), default=tokens + 1)
         if self.attention != "flash-attn" and sliding <= tokens:
             raise ValueError(f"windows of {tokens} tokens reach its sliding window of {sliding}; that needs flash-attn")
@@ -99,7 +99,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
         if self.options.gpu_split is not None:
             model.load(self.options.gpu_split)
         else:
-            cache = new_cache(model, max_seq_len=tokens, lazy=True)  # in prefill only to measure what fits
+            cache = new_cache(model, max_seq_len=tokens, lazy=True)  # prefill uses it to measure what fits
             model.load_autosplit(cache, max(RESERVE, OUTPUT_FACTOR * 2 * tokens * config.vocab_size))
         if self.planned.decode is not None:
             self.cache = cache or new_cache(model, max_seq_len=tokens)
@@ -110,7 +110,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
         return next(self.in_steps(0, length, step, lambda begin, end: self.forward(token_ids[:, begin:end]), length))
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """In decode behind the tokens that are in the cache, which goes on by these."""
+        """Return logits of tokens; in decode they follow the tokens in the cache, and are added to it."""
         logits: torch.Tensor = self.model.forward(token_ids, self.cache)
         self.dtype = dtype_name(logits.dtype)
         return logits[..., : self.model.config.vocab_size]
@@ -137,7 +137,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
 
 
 def attention_of(config: Any) -> str:
-    """What exllamav2 will compute a causal attention without SDPA by, in the order in which it chooses."""
+    """Return what exllamav2 computes causal attention with, if SDPA is off."""
     from exllamav2 import attn
 
     if attn.has_flash_attn and not config.no_flash_attn:
@@ -146,7 +146,7 @@ def attention_of(config: Any) -> str:
 
 
 def layer_of(module: Any) -> Layer:
-    """How a linear layer of exllamav2 ran: which weights it holds, and the function that multiplied them."""
+    """Return how a linear layer of exllamav2 ran."""
     tensors = module.q_tensors or {}
     if "q_weight" in tensors:
         bits = tensors["q_weight"].nbytes * 8 / module.numel()

@@ -1,18 +1,17 @@
 """ExLlamaV3 (1.6): EXL3 and unquantized models on NVIDIA GPUs, one window at a time in prefill.
 
-Loaded and run as exllamav3's own compare_q did it: the model fills one GPU after the other (``device``,
-``reserve_per_device`` and ``use_per_device`` say otherwise), and a window goes through ``Model.forward`` whole and
-without a KV cache (``attn_mode`` "flash_attn_nc").  In spite of that name no flash-attn is needed or used: exllamav3
-takes the first of its own Triton kernels, xformers and torch that can compute it, which the provenance names.
+It loads and runs as in exllamav3's own compare_q.  The model fills one GPU after the other, unless ``device``,
+``reserve_per_device`` or ``use_per_device`` is set.  A window is one ``Model.forward`` without a KV cache
+(``attn_mode`` "flash_attn_nc").  Despite that name, flash-attn is not needed: exllamav3 runs the first of its Triton
+kernels, xformers and torch that works, and the provenance names it.
 
-What that measures: unquantized weights are float16, bf16 ones too; so are logits and what enters a product.  EXL3
-products of more than 144 rows, as of any usual window, reconstruct the weights in float16 and multiply these.  The head
-is padded to a multiple of 128 entries, and a quantized head has noise there: logits are cut to the config's vocabulary.
+Unquantized weights (also bf16 ones), activations and logits are float16.  EXL3 products of more than 144 rows, as in
+most windows, reconstruct the weights in float16 and multiply those.  The head is padded to a multiple of 128 entries,
+where a quantized head has noise; logits are cut to the config's vocabulary.
 
-Decode feeds windows of one length as the rectangular batch of
-``examples/generation_loop.py``.  Products of up to 144 rows read the trellis itself; a step of up to 8 windows runs
-each attention block as one CUDA graph, and one of up to 8 tokens each MLP.  The cache is in float16, or in 2 to 8 bits
-a key and a value.
+Decode runs windows of one length as a rectangular batch, as in ``examples/generation_loop.py``.  Products of up to 144
+rows read the trellis.  With up to 8 windows per step each attention block is one CUDA graph, and with up to 8 tokens
+each MLP.  The cache is in float16, or in 2 to 8 bits per key and value.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
     import torch
 
 PAGE = 256
-"""Tokens of a page of exllamav3's cache."""
+"""Tokens per page of exllamav3's cache."""
 FP16 = "FP16"
 ATTENTION_NOTES = ("fn", "fn_qc")
-"""Where a module's ``dispatch_cache`` has the function that computed its attention, also from a quantized cache."""
+"""Keys of a module's ``dispatch_cache`` for the function that computed its attention (second: quantized cache)."""
 EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
 
 
@@ -79,7 +78,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
     )
     options_type = ExLlamaV3Options
     methods = ("exl3",)
-    """Quantization methods that it runs as they are: fp8 and mxfp4 become float16, and modelopt's NVFP4 garbage."""
+    """Quantization methods that it runs unchanged; fp8 and mxfp4 become float16, modelopt's NVFP4 garbage."""
     settings = "EXL3_"
     vocab_size = 0
 
@@ -94,7 +93,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         config = Config.from_directory(str(folder))
         for file in self.planned.override_tensors:
             config.stc.add_tensor_files(str(file), warn_if_override=False)
-            if str(file) not in config.stc.tensor_files:  # older versions look for files in a folder of that name
+            if str(file) not in config.stc.tensor_files:  # older versions expect a folder
                 raise ValueError(f"this version does not take {file} as override tensors; {self.capabilities.install}")
         if self.options.max_seq_len is not None:
             config.override_dynamic_seq_len(self.options.max_seq_len)
@@ -102,9 +101,9 @@ class ExLlamaV3Engine(ExLlamaEngine):
         self.model = Model.from_config(config)
         chunk = tokens = self.planned.max_tokens
         kept = OUTPUT_FACTOR * tokens
-        if (decode := self.planned.decode) is not None:  # before the model loads, which allocates the cache's tensors
+        if (decode := self.planned.decode) is not None:  # loading allocates the cache's tensors
             self.cache = self._new_cache(decode.batch)
-            chunk = pages(decode.batch * decode.step)  # the load runs a chunk of so many tokens through the cache
+            chunk = pages(decode.batch * decode.step)  # loading runs a chunk of this length through the cache
             kept += decode.batch * tokens
         self.model.load(
             max_chunk_size=chunk, max_output_size=chunk, max_output_factor=math.ceil(kept / chunk),
@@ -113,7 +112,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         self._forget_the_chunk()
 
     def _new_cache(self, batch: int) -> Any:
-        """A cache for so many windows, and as many states for layers that have one in place of keys and values."""
+        """Return a cache for ``batch`` windows, and states for layers that have a state instead of keys and values."""
         from exllamav3 import Cache, CacheLayer_fp16, CacheLayer_quant
 
         mode = self.options.cache_mode or FP16
@@ -125,7 +124,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         )  # fmt: skip
 
     def _forget_the_chunk(self) -> None:
-        """What the layers noted of the kernels that ran while loading, which are not those that will score."""
+        """Forget which kernels ran while loading, because scoring may run others."""
         for module in self.model:
             for name in ATTENTION_NOTES:
                 getattr(module, "dispatch_cache", {}).pop(name, None)
@@ -136,12 +135,12 @@ class ExLlamaV3Engine(ExLlamaEngine):
         return self._cut(self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"}))
 
     def _cut(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [B, n, V] of the real vocabulary, whose dtype is noted."""
+        """Return logits [B, n, V] without padding, and note their dtype."""
         self.dtype = dtype_name(logits.dtype)
         return logits[..., : self.vocab_size]
 
     def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """Layers with states in place of a cache get those of the step before, and give their slots back at the end."""
+        """See the base class.  Layers with a state get the state of the step before; its slot is freed at the end."""
         shape = (len(token_ids), pages(self.planned.max_tokens))
         states: Any = None
 
@@ -159,7 +158,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         return logits
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
-        """The head where it is not quantized; ``states`` from here on."""
+        """Return the head if it is not quantized; ``states`` are kept from now on."""
         import torch
 
         module = self.model.modules[self.model.logit_layer_idx]
@@ -170,7 +169,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
             forward, self.entered = module.forward, torch.empty(0)
 
             def enter(x: torch.Tensor, *rest: Any, **keys: Any) -> torch.Tensor:
-                self.entered = x.clone() if self.planned.decode else x[0]  # the next step may take the same memory
+                self.entered = x.clone() if self.planned.decode else x[0]  # the next step may reuse the memory
                 logits: torch.Tensor = forward(x, *rest, **keys)
                 return logits
 
@@ -183,7 +182,7 @@ class ExLlamaV3Engine(ExLlamaEngine):
         return group_layers(layer_of(module) for module in self._linears())
 
     def _linears(self) -> Iterator[Any]:
-        """The model's Linear modules that hold weights."""
+        """Yield the model's Linear modules with weights."""
         return (module for module in self.model if type(module).__name__ == "Linear" and module.inner is not None)
 
     def provenance(self) -> dict[str, Any]:
@@ -195,9 +194,9 @@ class ExLlamaV3Engine(ExLlamaEngine):
         }
 
     def kv_caches(self) -> Iterator[KVCache]:
-        """Decode reads what a cache holds; layers with a window or a state of their own are not in ``Cache.layers``.
+        """Yield the caches that decode reads; layers with a window or a state are not in ``Cache.layers``.
 
-        Latent attention has one vector in place of keys and values, which it keeps in the bits of keys.
+        Latent attention has one vector instead of keys and values, in the format of keys.
         """
         from exllamav3 import CacheLayer_quant
 
@@ -220,14 +219,14 @@ class ExLlamaV3Engine(ExLlamaEngine):
 
 
 def pages(tokens: int) -> int:
-    """So many tokens in whole pages of the cache."""
+    """Return ``tokens`` rounded up to whole pages of the cache."""
     return math.ceil(tokens / PAGE) * PAGE
 
 
 def attention_of(module: Any) -> set[str]:
-    """What has computed a module's attention: the functions that were chosen for it, and graphs that have run.
+    """Return what computed a module's attention: the chosen functions, and graphs that have run.
 
-    Latent attention keeps its graphs beside the functions.  Only some graphs say whether they have run.
+    Latent attention stores its graphs with the functions.  Only some graphs record whether they have run.
     """
     notes = getattr(module, "dispatch_cache", {})
     graphs = [each for each in getattr(module, "bc_attn", {}).values() if each and getattr(each, "slot_widths", True)]
@@ -237,20 +236,20 @@ def attention_of(module: Any) -> set[str]:
 
 
 def layer_of(module: Any) -> Layer:
-    """How a Linear of exllamav3 ran: which weights it holds, and the class that multiplied them."""
+    """Return how a Linear of exllamav3 ran."""
     inner = module.inner
     kernel = type(inner).__name__
     if kernel != "LinearEXL3":
         return Layer(module.key, dtype_name(inner.weight.dtype), "float16", kernel)
     reconstructed = getattr(inner, "_fused_reconstruct", None) is not None  # set by reconstruct_hgemm's first call
-    kernel += ".reconstruct_hgemm" if reconstructed else ".exl3_gemm"  # and its kin: gemv, mgemm, in graphs
+    kernel += ".reconstruct_hgemm" if reconstructed else ".exl3_gemm"  # or gemv, mgemm, in graphs
     return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
 
 
 def check_overrides(model: PlannedModel) -> None:
-    """InputError where the engine would mix override tensors with the tensors that they should replace.
+    """InputError if the engine would mix override tensors with the tensors that they should replace.
 
-    Of a module with EXL3 tensors and a weight, exllamav3 takes the EXL3 tensors, whichever file they come from.
+    For a module with both EXL3 tensors and a weight, exllamav3 uses the EXL3 tensors of any file.
     """
     for file in model.override_tensors:
         if file.suffix != ".safetensors":

@@ -1,1 +1,1 @@
-"""One model in a process of its own."""
+"""Processes that load and score one model each."""

@@ -2,9 +2,9 @@
 
 The driver has one for each Python and engine (``eval/common/processes.py``).  It touches no GPU.  Each worker leads a
 process group.  When the worker ends, the engine process kills the rest of the group and sends the driver the exit
-status.  When the driver ends, in whatever way, the engine process kills all groups and ends.
+status.  When the driver ends, even by kill -9, the engine process kills all groups and ends.
 
-If it cannot be forked after importing its engine (``fork_blockers``), it starts itself anew without the engine, and its
+If it cannot be forked after importing its engine (``fork_blockers``), it restarts itself without the engine, and its
 workers import the engine themselves.  So do those of an engine process that has no engine.
 """
 
@@ -36,7 +36,7 @@ LEAVE = signal.SIGUSR1
 def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "") -> NoReturn:
     """Serve the driver, a process id, at the other end of a socket until the driver ends.
 
-    ``alone``: why workers import their engine themselves, after a start anew; else empty.
+    ``alone``: after a restart, why workers import their engine themselves; else empty.
     """
     faulthandler.enable()  # a crash logs its traceback
     control = socket.socket(fileno=int(descriptor))

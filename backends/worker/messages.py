@@ -1,4 +1,4 @@
-"""What travels between the driver and a worker: commands to it, messages from it (both JSON), and windows as a file.
+"""Commands from the driver to a worker and messages back, both as JSON; windows as a file.
 
 A worker's first message is ``Done`` with its process id and its code.  Each command ends with ``Done`` or ``Failed``.
 After the worker has ended, its engine process sends ``Failed`` with the exit status.
@@ -107,7 +107,7 @@ class Failed:
     """The command failed, or the worker ended.
 
     ``reason``: one line per problem, for the user.  ``status``: exit status of the worker, or minus the number of the
-    signal that ended it; None: it goes on.
+    signal that ended it; None: it continues.
     """
 
     reason: str = ""

@@ -1,6 +1,6 @@
 """A worker: it performs the driver's commands one after the other, and sends messages.
 
-It loads a model, scores windows, and commits their scores as they finish.
+It loads a model, scores windows, and commits the scores of finished windows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from compare_q.backends.worker.messages import (
 )
 
 COMMIT_S = 2.0
-"""Seconds of scoring that a killed worker may lose: a file for every 2 s, each of which takes about 1 ms to write."""
+"""Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
 POLL_S = 0.5
 OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|cannot allocate memory|failed to allocate|No available memory for the cache blocks|"
@@ -129,7 +129,7 @@ class Worker:
         send(last)
 
     def result_of(self, command: Command, send: Send) -> Any:
-        """Return a command's result; raises whatever an engine or a called function raises."""
+        """Return a command's result; may raise any error of an engine or a called function."""
         if isinstance(command, InspectEngine):
             return inspect(command.model).model_dump()
         if isinstance(command, CallCommand):
