@@ -295,7 +295,7 @@ def set_ranks(count: int) -> None:
     if in_worker() and count == 1:
         # The engine core in this process: a table of two small models took 24 s on two cores, 63 s with a process more.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    elif METHOD not in os.environ:
+    elif METHOD not in os.environ and not compat.is_cpu_build():  # on CPUs vLLM itself insists on fresh processes
         blockers = fork_blockers()
         os.environ[METHOD] = "spawn" if blockers else "fork"
         if blockers:
