@@ -6,12 +6,12 @@ Imports no matplotlib, because the command line reads the names and file suffixe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from compare_q.eval.results import ModelResult, RunResult, TextResult, macro_mean
-from compare_q.eval.stats.answers import Accuracy, difference_error
+from compare_q.eval.stats.answers import difference_error
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
@@ -19,81 +19,78 @@ from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_err
 
 @dataclass(frozen=True)
 class Size:
-    """An x axis: ``name`` in messages, and the title of the axis, whose parentheses a small picture leaves out."""
+    """An x axis: ``name`` in messages, and the title of the axis, whose parentheses a small picture leaves out.
+
+    Its values are the field ``field`` of a row, in units of ``unit``.
+    """
 
     name: str
     axis: str
-    of: Callable[[ModelResult], float | None]
+    field: str
+    unit: float = 1.0
+
+    def of(self, model: ModelResult) -> float | None:
+        """Return the model's size; None if unknown."""
+        value: float | None = getattr(model, self.field)
+        return None if value is None else value / self.unit
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A y axis: ``title`` of the plot, ``name`` in messages, and the title of the axis, as in ``Size``.
+    """A y axis: ``title`` of the plot, ``name`` in messages, title of the axis as in ``Size``, and a row's field.
 
-    ``percentile``: key of ``kld_percentiles`` for a percentile of the tokens' KLD; empty for means.
     ``digits``: significant digits of a value without an error; 0: as many as the table shows.
     """
 
     title: str
     name: str
     axis: str
-    kind: Literal["kld", "ppl", "acc", "acc_norm"] = "kld"
-    percentile: str = ""
+    field: str
     digits: int = 0
 
     @property
     def kld(self) -> bool:
-        """Return True for a KL divergence."""
-        return self.kind == "kld"
+        """Return True for a KL divergence, a mean or a percentile."""
+        return self.field.startswith("kld")
+
+    @property
+    def is_percentile(self) -> bool:
+        """Return True for a percentile of the KLD of tokens, whose error is unknown."""
+        return self.kld and self.field != "kld"
 
     @property
     def more(self) -> bool:
         """Return True if larger values are better (accuracy)."""
-        return self.kind in ("acc", "acc_norm")
-
-    def accuracy(self, model: ModelResult) -> Accuracy | None:
-        """Return the model's accuracy of this kind; None without answers."""
-        answers = model.estimates.answers if model.estimates else None
-        return None if answers is None else answers.acc if self.kind == "acc" else answers.acc_norm
+        return self.field.startswith("acc")
 
     def of(self, model: ModelResult) -> float | None:
-        """Return the model's value, None if unknown; accuracy is in percent, the reference's KLD is 0."""
-        if self.more:
-            found = self.accuracy(model)
-            return None if found is None or found.accuracy.value is None else 100 * found.accuracy.value
-        if not self.kld:
-            return model.ppl
-        if not self.percentile or model.kld is None or model.reference:
-            return model.kld
-        against = model.estimates.against if model.estimates else None
-        return against.kld_percentiles.get(self.percentile) if against else None
+        """Return the model's value, None if unknown; accuracy is in percent, every KLD of the reference is 0."""
+        value: float | None = getattr(model, "kld" if self.kld and model.reference else self.field)
+        return 100 * value if self.more and value is not None else value
 
 
 SIZES = {
-    "bpw": Size("bits per weight", "Bits per weight (without embedding and output head)",
-                lambda model: model.bpw_layer),
-    "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)",
-                 lambda model: model.vram_gib),
-    "size": Size("file size", "Weight files on disk / GB",
-                 lambda model: None if model.file_bytes is None else model.file_bytes / 1e9),
-    "kv": Size("KV cache", "KV cache / MB (of 1,000 tokens)", lambda model: model.kv_mb),
-}  # fmt: skip
+    "bpw": Size("bits per weight", "Bits per weight (without embedding and output head)", "bpw_layer"),
+    "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)", "vram_gib"),
+    "size": Size("file size", "Weight files on disk / GB", "file_bytes", 1e9),
+    "kv": Size("KV cache", "KV cache / MB (of 1,000 tokens)", "kv_mb"),
+}
 """Values of ``--x-axis``."""
 PPL = Measure("Perplexity", "PPL", "Perplexity", "ppl")
 ACCURACIES = {
-    "acc": Measure("Accuracy", "acc", "Accuracy / % (acc: the answer of the largest log-probability)", "acc", digits=3),
-    "acc_norm": Measure("Accuracy", "acc norm", "Accuracy / % (acc norm: log-probability per character)", "acc_norm",
-                        digits=3),
-}  # fmt: skip
+    "acc": Measure("Accuracy", "acc", "Accuracy / % (acc: the answer of the largest log-probability)", "acc", 3),
+    "acc_norm": Measure(
+        "Accuracy", "acc norm", "Accuracy / % (acc norm: log-probability per character)", "acc_norm", 3
+    ),
+}
 """Values of ``-acc`` and ``-acc_norm``."""
 # Medians of 65,472 tokens are 0.3 to 0.4 % off by chance, 99.9 % KLDs 3 to 4 %.
 KLD_VALUES = {
-    "mean": Measure("KL divergence", "KLD", "KL divergence (nats, mean over tokens)"),
-    "median": Measure("Median KLD", "median KLD", "Median KLD of tokens (nats)", percentile="50", digits=3),
-    "p99": Measure("99 % KLD", "99 % KLD", "99 % KLD (nats; 99 % of tokens have less)", percentile="99", digits=2),
-    "p99.9": Measure("99.9 % KLD", "99.9 % KLD", "99.9 % KLD (nats; 99.9 % of tokens have less)",
-                     percentile="99.9", digits=2),
-}  # fmt: skip
+    "mean": Measure("KL divergence", "KLD", "KL divergence (nats, mean over tokens)", "kld"),
+    "median": Measure("Median KLD", "median KLD", "Median KLD of tokens (nats)", "kld_median", 3),
+    "p99": Measure("99 % KLD", "99 % KLD", "99 % KLD (nats; 99 % of tokens have less)", "kld_p99", 2),
+    "p99.9": Measure("99.9 % KLD", "99.9 % KLD", "99.9 % KLD (nats; 99.9 % of tokens have less)", "kld_p99_9", 2),
+}
 """Values of ``--kld-value``."""
 BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
 KLD = KLD_VALUES["mean"]
@@ -142,45 +139,32 @@ def mean_over_texts(texts: Sequence[TextResult], number: int, measure: Measure) 
 
 
 def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
-    """Return (standard error, True if it is the error of the difference from the reference); percentiles have none."""
-    if measure.more:
-        return accuracy_error(text, model, measure)
-    if not measure.kld:
-        return ppl_error(text, model)
-    return None if measure.percentile else model.kld_stderr, True
+    """Return (standard error, True if it is the error of the difference from the reference); percentiles have none.
 
-
-def ppl_error(text: TextResult, model: ModelResult) -> tuple[float | None, bool]:
-    """Return (PPL(model) * standard error of ln(PPL(model) / PPL(reference)), True), or (the PPL's own error, False).
-
-    This error tells how far the point would move if the reference stayed in place.  The error of the difference of both
-    perplexities does not: it grows with the text's own error times (ratio - 1), to 1.4 for a perplexity of 34 where the
-    error returned here is 0.14.  The reference has no error.  A model that was not scored beside the reference (a
-    server) is paired with it by blocks of the text.
+    Perplexity: PPL * standard error of ln(PPL / PPL of the reference).  This error tells how far the point would move
+    if the reference stayed in place.  The error of the difference of both perplexities does not: it grows with the
+    text's own error times (ratio - 1), to 1.4 for a perplexity of 34 where this one is 0.14.  A model that was not
+    compared with the reference (a server) is paired with it by blocks of the text.  The reference has no error.  An
+    unpaired error is mostly about the choice of text or questions, which all models share.
     """
-    if model.reference or model.estimates is None or model.ppl is None:
+    if measure.kld:
+        return None if measure.is_percentile else model.kld_stderr, True
+    value, estimates = measure.of(model), model.estimates
+    if model.reference or value is None or estimates is None:
         return None, True
-    ratio: Mean | Value | None = model.estimates.against.ln_ppl_ratio if model.estimates.against else None
-    for other in text.models if ratio is None else ():
-        if other.reference and other.estimates is not None:
-            ratio = paired_difference(model.estimates.blocks, other.estimates.blocks, "nll")
-    if ratio is None:
-        return model.ppl_stderr, False
-    return None if ratio.stderr is None else model.ppl * ratio.stderr, True
-
-
-def accuracy_error(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
-    """Return (error of the difference from the reference's accuracy, True), or (the accuracy's own error, False).
-
-    Both in percentage points.  The own error is mostly about the choice of questions, which all models share.
-    """
-    own = measure.accuracy(model)
-    if model.reference or own is None:
-        return None, True
-    for other in text.models:
-        found = measure.accuracy(other) if other.reference else None
-        if found is not None and own.right and len(found.right) == len(own.right):
-            stderr = difference_error(own.right, found.right)
+    references = [other.estimates for other in text.models if other.reference and other.estimates]
+    if not measure.more:
+        ratio: Mean | Value | None = estimates.against.ln_ppl_ratio if estimates.against else None
+        for reference in references if ratio is None else ():
+            ratio = paired_difference(estimates.blocks, reference.blocks, "nll")
+        if ratio is None:
+            return model.ppl_stderr, False
+        return None if ratio.stderr is None else value * ratio.stderr, True
+    found: list[Any] = [getattr(each.answers, measure.field, None) for each in (estimates, *references)]
+    own, *others = found
+    for other in others:
+        if other is not None and own.right and len(other.right) == len(own.right):
+            stderr = difference_error(own.right, other.right)
             return None if stderr is None else 100 * stderr, True
     return None if own.accuracy.stderr is None else 100 * own.accuracy.stderr, False
 

@@ -139,8 +139,8 @@ def error_note(texts: Sequence[TextResult], points: Sequence[Point], measure: Me
     """
     bars = "error bars, where longer than the marker: one standard error of"
     barred = [point for point in points if point.error is not None]
-    if not barred or measure.percentile:
-        return NO_BARS if measure.percentile else ""
+    if not barred or measure.is_percentile:
+        return NO_BARS if measure.is_percentile else ""
     if measure.kld:
         return f"{bars} the mean"
     own = "accuracy" if measure.more else "perplexity"

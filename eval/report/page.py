@@ -105,7 +105,7 @@ def of_text(results: RunResult, number: int, names: Sequence[str] | None) -> dic
     same = {"name": text.name if len(results.texts) > 1 else "", "lead": text.subtitle, "error": text.error}
     if text.error:
         return {**same, "finding": "", "figures": [], "table": None, "worst": []}
-    first = f"{measures.chosen(RunResult(texts=(text,)), None, None).kind}_bpw"
+    first = f"{measures.chosen(RunResult(texts=(text,)), None, None).field}_bpw"
     drawn = pictures.pictures_of(text)
     chosen = sorted((name for name in drawn if not name.endswith("_vram")), key=lambda name: name != first)
     titles = {" ".join(WORDS.get(word, word) for word in name.split("_")): drawn[name] for name in chosen}

@@ -9,8 +9,7 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
-from compare_q.eval.plots import measures
-from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM
+from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM, error_of
 from compare_q.eval.plots.points import (
     Point,
     levels_of,
@@ -54,9 +53,9 @@ def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
     """PPL 8 times the error of ln(ratio), 0.002."""
     quant = with_ppl(with_against(QUANT, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0, 0.002)), Perplexity(8.0, -20.8, 10, 0, 0.9))
     run = run_of(REF, quant)
-    assert measures.ppl_error(run, REF) == (None, True)
-    assert measures.ppl_error(run, quant) == (0.016, True)
-    assert measures.ppl_error(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0))) == (None, True)
+    assert error_of(run, REF, PPL) == (None, True)
+    assert error_of(run, quant, PPL) == (0.016, True)
+    assert error_of(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0)), PPL) == (None, True)
 
 
 def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
@@ -64,14 +63,14 @@ def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
     (tests/eval/results/test_differences.py); times PPL 8."""
     server = with_sums(with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0))
     reference = with_sums(with_ppl(REF, Perplexity(5.0, -64.0, 40, 0, 0.8)), nll=(10.0, 20.0, 30.0, 36.0))
-    error, paired = measures.ppl_error(run_of(reference, server), server)
+    error, paired = error_of(run_of(reference, server), server, PPL)
     assert paired
     assert error == pytest.approx(8 * 0.115487, rel=1e-5)
     elsewhere = with_sums(server, tokens=(10, 10, 10, 9))
     with_holes = with_sums(server, whole=())
     for other in (elsewhere, with_holes):
-        assert measures.ppl_error(run_of(reference, other), other) == (0.9, False)
-    assert measures.ppl_error(run_of(server, reference=None), server) == (0.9, False)
+        assert error_of(run_of(reference, other), other, PPL) == (0.9, False)
+    assert error_of(run_of(server, reference=None), server, PPL) == (0.9, False)
 
 
 def test_points_are_what_is_known() -> None:
