@@ -32,8 +32,7 @@ from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.files import write_text
-from compare_q.eval.stats.distributions import PERCENTS
-from compare_q.eval.stats.estimates import DIVERGENCES, AgainstReference, Estimates
+from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTS, AgainstReference, Estimates
 from compare_q.eval.stats.uncertainty import MOST_BLOCKS, Count, Error, Value
 
 FORMAT = 8

@@ -16,7 +16,7 @@ from compare_q.eval.plots import labels, looks, measures, points, style
 from compare_q.eval.plots.looks import LineStyle, line_styles, split_label
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import ModelResult, TextResult
-from compare_q.eval.stats.distributions import Curve
+from compare_q.eval.stats.estimates import Curve
 
 HEIGHT, NAME, MOST_NAMES = 7.8, 0.12, 50
 """Height of the figure, and of each further line if there are more than ``MOST_NAMES`` (inches)."""

@@ -18,16 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.eval.stats.answers import AnswerEstimates
-from compare_q.eval.stats.distributions import (
-    CONFIDENCES,
-    Curve,
-    Histogram,
-    bucket_of,
-    curve_over_position,
-    histogram_of,
-    percentiles_of,
-)
 from compare_q.eval.stats.uncertainty import (
+    FEWEST_WAVES,
     SHORT,
     Count,
     Error,
@@ -45,8 +37,46 @@ from compare_q.eval.stats.uncertainty import (
     with_errors,
 )
 
+PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
+"""llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
+CONFIDENCES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""Edges of qbench's five buckets of the reference's largest probability; the last one holds 1.0."""
+DECADES, BINS_PER_DECADE = (-8, 2), 8
+"""Histogram of log10 KLD: from 1e-8, where float32 rounding begins, to 100 nats."""
+CURVE_BINS = 32
+LEAST_BLOCKS = FEWEST_WAVES + 1
+"""Blocks of the text that a bin needs for an error, which is then known to 35 % or better."""
 DIVERGENCES = ("reverse_kld", "js", "tv", "top5")
 """Columns that have to be asked for, and their estimates in ``AgainstReference``."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """``counts[i]``: tokens with KLD in [10 ** e, 10 ** (e + 1 / per_decade)), e = first + i / per_decade.
+
+    ``below``: tokens with less, those at or below 0 included; ``above``: those with more.
+    """
+
+    first: int
+    per_decade: int
+    counts: tuple[Count, ...]
+    below: Count
+    above: Count
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Means over positions in the window: bin i holds positions ``edges[i]`` to ``edges[i + 1] - 1``.
+
+    ``nll`` (nats) and ``kld`` (nats; None without a reference) are None where a bin has no finite score.  Their errors
+    are standard errors from the blocks of the text; None where a bin has scores in too few blocks.
+    """
+
+    edges: tuple[Count, ...]
+    nll: tuple[float | None, ...]
+    kld: tuple[float | None, ...] | None = None
+    nll_stderr: tuple[Error | None, ...] | None = None
+    kld_stderr: tuple[Error | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -326,3 +356,60 @@ def paired_difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:
     tokens = np.asarray(a.tokens)
     off = np.asarray(getattr(a, name)) - np.asarray(getattr(b, name))
     return Value(float(off.sum()) / int(tokens.sum()), clustered_error(off, tokens, a.length))
+
+
+def percentiles_of(values: NDArray[Any]) -> dict[str, float]:
+    """Percent -> percentile of finite values [N], "min" and "max" too, interpolated linearly at (N - 1) p as llama.cpp
+    does; empty without values."""
+    if not len(values):
+        return {}
+    quantiles = np.quantile(values.astype(np.float64), [0.0, *(percent / 100 for percent in PERCENTS), 1.0])
+    return dict(zip(["min", *(f"{percent:g}" for percent in PERCENTS), "max"], quantiles.tolist(), strict=True))
+
+
+def histogram_of(kld: NDArray[Any]) -> Histogram:
+    """Histogram of finite KLD [N] over equal steps of its logarithm."""
+    (low, high), edges = DECADES, (DECADES[1] - DECADES[0]) * BINS_PER_DECADE + 1
+    bins = np.power(10.0, np.linspace(low, high, edges))
+    place = np.searchsorted(bins, kld.astype(np.float64), side="right")
+    counts = np.bincount(place, minlength=edges + 1)
+    return Histogram(low, BINS_PER_DECADE, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1]))
+
+
+def bucket_of(ref_top1_logprob: NDArray[Any]) -> NDArray[np.intp]:
+    """Bucket [N] of the reference's largest probability, 0 to 4; ``CONFIDENCES`` are their edges."""
+    return np.searchsorted(CONFIDENCES[1:-1], np.exp(ref_top1_logprob.astype(np.float64)), side="right")
+
+
+def curve_over_position(
+    position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places | None = None
+) -> Curve:
+    """Mean loss [N] and KLD [N] by position [N] in the window, in bins whose widths grow with the position.
+
+    Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.  ``places``: of the
+    entries in the text, for errors; None: without errors.
+    """
+    low, high = int(position.min()), int(position.max()) + 1
+    edges = np.unique(np.geomspace(low + 1, high + 1, CURVE_BINS + 1).round().astype(np.int64)) - 1
+    place, bins = np.searchsorted(edges, position, side="right") - 1, len(edges) - 1
+
+    def means(values: NDArray[Any]) -> tuple[float | None, ...]:
+        finite = np.isfinite(values)
+        count = np.bincount(place[finite], minlength=bins)
+        total = np.bincount(place[finite], values[finite].astype(np.float64), minlength=bins)
+        return tuple(float(t / n) if n else None for t, n in zip(total, count, strict=True))
+
+    def errors(values: NDArray[Any]) -> tuple[float | None, ...] | None:
+        if places is None:
+            return None
+        finite, blocks = np.isfinite(values), int(places.block.max()) + 1
+        cell, cells = place[finite] * blocks + places.block[finite], bins * blocks
+        counts = np.bincount(cell, minlength=cells).reshape(bins, blocks)
+        sums = np.bincount(cell, values[finite].astype(np.float64), minlength=cells).reshape(bins, blocks)
+        return tuple(
+            clustered_error(s, n, places.length) if np.count_nonzero(n) >= LEAST_BLOCKS else None
+            for s, n in zip(sums, counts, strict=True)
+        )
+
+    of_kld = (None, None) if kld is None else (means(kld), errors(kld))
+    return Curve(tuple(edges.tolist()), means(nll), of_kld[0], errors(nll), of_kld[1])

@@ -10,8 +10,7 @@ from typing import Any
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results import ModelResult, RunResult, Stored, TextResult
-from compare_q.eval.stats.distributions import Curve, Histogram
-from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Bucket, Estimates, TextRates
+from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Bucket, Curve, Estimates, Histogram, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 GIVEN = (

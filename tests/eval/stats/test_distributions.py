@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compare_q.eval.stats import distributions
-from compare_q.eval.stats.distributions import Curve, bucket_of, curve_over_position, histogram_of, percentiles_of
+from compare_q.eval.stats import estimates
+from compare_q.eval.stats.estimates import Curve, bucket_of, curve_over_position, histogram_of, percentiles_of
 from compare_q.eval.stats.uncertainty import mean_with_errors, places_of
 
 
@@ -44,7 +44,7 @@ def test_buckets_are_qbench_s() -> None:
 def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bins of positions 1 to 7: p + 1 runs from 2 to 9, whose geometric middle is 4.2, so that 1, 2 and 3 to 7 are
     the bins.  Non-finite entries are in neither sum nor count; a bin of nothing else is unknown."""
-    monkeypatch.setattr(distributions, "CURVE_BINS", 2)
+    monkeypatch.setattr(estimates, "CURVE_BINS", 2)
     position = np.array([1, 2, 2, 3, 7, 7], np.int32)
     nll = np.array([8, 4, np.inf, 2, 1, 0], np.float32)
     kld = np.array([np.nan, np.nan, np.inf, 1, 2, 3], np.float32)
@@ -54,7 +54,7 @@ def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six windows of 100 tokens, of which the last two have no KLD: a bin needs five blocks of the text."""
-    monkeypatch.setattr(distributions, "CURVE_BINS", 3)
+    monkeypatch.setattr(estimates, "CURVE_BINS", 3)
     position, index = np.tile(np.arange(1, 101), 6), np.arange(600)
     nll = np.random.default_rng(0).normal(size=600).astype(np.float32) + index // 150
     kld = np.where(index < 400, np.abs(nll), np.nan).astype(np.float32)
