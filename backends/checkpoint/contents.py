@@ -197,18 +197,20 @@ def has_input_scale(parts: Parts) -> bool:
 def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
     """InputError for the first layers whose scales vLLM would misread, with the number of other such layers."""
     missing = [path for path, parts in layers.items() if not has_input_scale(parts)]
-    if missing and asks_for_activations(CheckpointConfig.read(folder).quantization):
+    groups = objects_in(CheckpointConfig.read(folder).quantization.get("config_groups")) if missing else []
+    nvfp4 = [group for group in groups if is_nvfp4(group.get("weights"))]
+    if nvfp4 and all(is_nvfp4(group.get("input_activations")) for group in nvfp4):
         raise InputError(
             f"model_dir: {missing[0]}: no input_global_scale for its NVFP4 activations{and_more(missing)}, and vLLM "
             "would take uninitialized memory for it; calibrate the checkpoint, or quantize it weight-only"
         )
-    groups = unequal(layers)
-    for paths, scales in groups.items():
+    fused = unequal(layers)
+    for paths, scales in fused.items():
         *names, last = (path.rpartition(".")[2] for path in paths)
         scale = next(name for name in STORED if name in layers[paths[0]])
         raise InputError(
             f"model_dir: {paths[0].rpartition('.')[0]}: {', '.join(names)} and {last} have unequal {scale} "
-            f"({numbers_text(scales)}){and_more([*groups])}, and vLLM fuses them into one matrix with one scale; "
+            f"({numbers_text(scales)}){and_more([*fused])}, and vLLM fuses them into one matrix with one scale; "
             "quantize with a shared scale"
         )
 
@@ -232,12 +234,6 @@ def numbers_text(numbers: Sequence[float]) -> str:
 def and_more(things: Sequence[Any]) -> str:
     """`` (and 3 more like it)`` for four things; "" for one."""
     return f" (and {len(things) - 1} more like it)" if len(things) > 1 else ""
-
-
-def asks_for_activations(quantization: Mapping[str, Any]) -> bool:
-    """True if a compressed-tensors config has NVFP4 activations in every layer with NVFP4 weights."""
-    nvfp4 = [group for group in objects_in(quantization.get("config_groups")) if is_nvfp4(group.get("weights"))]
-    return bool(nvfp4) and all(is_nvfp4(group.get("input_activations")) for group in nvfp4)
 
 
 def is_nvfp4(arguments: Any) -> bool:

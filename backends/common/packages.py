@@ -79,22 +79,15 @@ def origin(distribution: Distribution) -> str:
             files = [file for pattern in ("*.py", "*.so") for file in folder.rglob(pattern) if file.is_file()]
             return f" changed {max((file.stat().st_mtime_ns for file in files), default=0)}"
         known = noted.get("vcs_info", {}).get("commit_id") or noted.get("archive_info", {}).get("hash")
-        content = recorded(distribution) if noted else ""
+        # Without lines that have no digest (bytecode), and those that differ in each environment (scripts, metadata).
+        lines = sorted(
+            line for line in ((distribution.read_text("RECORD") if noted else "") or "").splitlines()
+            if line.split(",")[-2:][0] and not line.startswith("../") and ".dist-info/" not in line
+        )  # fmt: skip
     except (OSError, ValueError, AttributeError, KeyError):
         return ""
+    content = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
     return "".join(f" {each}" for each in (known, content) if each)
-
-
-def recorded(distribution: Distribution) -> str:
-    """SHA-256 of the installer's record of a distribution's files; "" if there is none.
-
-    Lines without a digest (bytecode) and lines that differ in each environment (scripts, metadata) are left out.
-    """
-    lines = sorted(
-        line for line in (distribution.read_text("RECORD") or "").splitlines()
-        if line.split(",")[-2:][0] and not line.startswith("../") and ".dist-info/" not in line
-    )  # fmt: skip
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
 
 
 def package_folder(module: str) -> Path | None:

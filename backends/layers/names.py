@@ -136,13 +136,6 @@ def spellings(layer: str) -> list[str]:
     return [prefix + name for name in (layer, *inside) for prefix in PREFIXES]
 
 
-def upwards(name: str) -> Iterator[str]:
-    """A layer's name, and the names of the modules that hold it, which a config may name instead."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-
-
 def parts_of(path: str) -> list[str]:
     """The paths in a checkpoint of an engine's layer: its parts' if it is fused, else its own."""
     parent, _, name = path.rpartition(".")

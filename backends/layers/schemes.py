@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from compare_q.backends.layers.names import bare, parts_of, spellings, upwards
+from compare_q.backends.layers.names import bare, parts_of, spellings
 
 UNKNOWN = "unknown"
 Config = Mapping[str, Any]
@@ -52,10 +52,11 @@ class Declared:
         return schemes.pop() if len(schemes) == 1 else None
 
     def _of_part(self, path: str) -> Scheme | None:
-        name = bare(path)
-        for owner in upwards(name):
+        name = owner = bare(path)
+        while owner:  # a config may name a module that holds the layer
             if owner in self.exact:
                 return self.exact[owner]
+            owner = owner.rpartition(".")[0]
         inside = {scheme for key, scheme in self.exact.items() if key.startswith(f"{name}.")}
         if inside:
             return inside.pop() if len(inside) == 1 else None
