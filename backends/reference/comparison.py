@@ -161,7 +161,7 @@ class Blocks:
         self.free: list[int] = []
 
     def get(self, parts: Sequence[StoredRows], out: torch.Tensor) -> bool:
-        """Write the rows of ``parts`` into ``out`` [n, H], in order; False if there is no room for blocks."""
+        """Write the rows of ``parts`` into ``out`` [n, H], in order; False if blocks do not fit."""
         import torch
 
         windows = {part.window for part in parts}
@@ -205,7 +205,7 @@ class Blocks:
         return block is not None and block.begin <= part.begin and part.end <= block.end
 
     def load(self, parts: Sequence[StoredRows], wanted: set[int]) -> None:
-        """Read a block for each part, from its first row on, in place of windows that are not ``wanted``."""
+        """Read a block for each part, from its first row on, instead of windows that are not ``wanted``."""
         import torch
 
         assert self.rows is not None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     """(weight [V, H], bias [V] or None, ``Head``) of a head that torch can recompute."""
 
 Contents = Literal["states", "logits"]
-"""What a reference store holds for every window."""
+"""Contents of a reference store."""
 
 SPACINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-14}
 

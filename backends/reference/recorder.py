@@ -1,10 +1,10 @@
-"""Leaving a model behind as a reference: its states or its logits of every window, and its head once.
+"""Recording a model as a reference: states or logits of every window, and the head once.
 
-Every engine records by this file: those that hand out logits, and each of vLLM's ranks its own share.  Several
-processes may write into one folder (``backends/reference/store.py``), which ``begin`` has made ready.
+All engines use it; each of vLLM's ranks records its share.  Several processes may write into one folder, after
+``begin`` of ``backends/reference/store.py``.
 
-The safetensors library makes a file in memory first, three copies under Python's lock: engines that score meanwhile
-stood still.  Here tensors go into the file in pieces, and files are byte for byte those that the library makes.
+Tensors are written in pieces.  The safetensors library would first make the file in memory, three copies under the GIL,
+while scoring waits.  The files are byte for byte the library's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from compare_q.backends.reference.head import RecomputableHead
 
 SAMPLED_ROWS = 64
-"""Rows of a window's logits on which the head's product is compared with them."""
+"""Rows of a window whose logits are compared with the head's product."""
 PIECE_BYTES = 16 << 20
 
 
 class Recorder:
-    """One process's record in ``folder``: ``contents`` says what is kept of every window, ``reason`` why logits are."""
+    """Writes into ``folder``; ``contents``: what is recorded of every window; ``reason``: why logits are."""
 
     def __init__(self, folder: Path, contents: Contents, reason: str = "") -> None:
         self.folder, self.contents, self.reason = folder, contents, reason
@@ -42,9 +42,9 @@ class Recorder:
     def of_engine(
         cls, folder: Path, head: RecomputableHead | str, logits: torch.Tensor, states: Callable[[], torch.Tensor]
     ) -> Recorder:
-        """The record of an engine that hands out logits, from its head and its first window: states where they suffice.
+        """Return a recorder of states if the head recomputes the first window's logits from them, else of logits.
 
-        ``logits`` [T, V]; ``states`` gives the states [T, H], and is only called if there is a head.
+        ``logits`` [T, V]; ``states`` returns states [T, H], and is only called if there is a head.
         """
         sample = logits[:SAMPLED_ROWS]
         difference = head if isinstance(head, str) else head_difference(head, states()[:SAMPLED_ROWS], sample)
@@ -52,15 +52,15 @@ class Recorder:
         return cls(folder, "logits" if reason else "states", reason)
 
     def chosen(self, logits: torch.Tensor, states: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What is kept of these rows: their ``states()`` [n, H] or ``logits`` [n, V]."""
+        """Return the ``states()`` [n, H] or ``logits`` [n, V] of these rows, by ``contents``."""
         return states() if self.contents == "states" else logits
 
     def write(self, window: int, kept: torch.Tensor) -> None:
-        """Write what was ``chosen`` of one whole window, bit for bit; thread-safe for distinct windows."""
+        """Write the ``chosen`` rows of a whole window, bit for bit; thread-safe for different windows."""
         self.write_pieces(window, len(kept), iter([kept]))
 
     def write_pieces(self, window: int, n_rows: int, kept: Iterator[torch.Tensor]) -> None:
-        """Write what was ``chosen`` of a window of so many rows, of which some come at a time."""
+        """Write the ``chosen`` rows of a window that has ``n_rows``, in pieces."""
         first = next(kept)
         like = first.new_empty((n_rows, first.shape[1]), device="meta")
         metadata = storage.facts_line({"reason": self.reason})
@@ -79,7 +79,7 @@ class Recorder:
 
 
 def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Iterator[Any]:
-    """The bytes of a safetensors file of tensors of any device: the header, then every tensor."""
+    """Yield the bytes of a safetensors file of tensors on any device: the header, then every tensor."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     yield header(ordered, metadata)
     for _, tensor in ordered:
@@ -87,7 +87,7 @@ def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Ite
 
 
 def header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str]) -> bytes:
-    """Eight bytes with the length of the JSON, and the JSON, padded with blanks to a multiple of eight."""
+    """Return eight bytes with the length of the JSON, and the JSON, padded with blanks to a multiple of eight."""
     names = {ours: theirs for theirs, ours in DTYPES.items()}
     fields: dict[str, Any] = {"__metadata__": metadata}
     end = 0
@@ -101,10 +101,9 @@ def header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str]) ->
 
 
 def raw(tensor: torch.Tensor) -> Iterator[Any]:
-    """The bytes of a tensor, some rows at a time; from a GPU by a stream of their own, beside later computations.
+    """Yield the bytes of a tensor, some rows at a time; from a GPU in a separate stream, next to later computations.
 
-    A stream of one's own waits for nothing by itself.  Without the line that makes it wait for what computes the
-    tensor, one of 100 small windows in Transformers on a busy H100 was kept as the memory had been before.
+    That stream must wait for the one that computes the tensor, or else it may copy memory that is not written yet.
     """
     import torch
 

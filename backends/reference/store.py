@@ -1,23 +1,21 @@
-"""The reference of a KL divergence on disk: the final hidden states of every scored position, and the head, once.
+"""A reference store: the final hidden states of every scored position, and the head once, in a folder.
 
-A store is a folder of files that carry their checksum in their name (``backends/common/storage.py``):
+The names of its files contain their checksums (``backends/common/storage.py``):
 
 - ``row.000000.<digest>.safetensors``: window 0's ``states`` [T, H] in the model's dtype, taken where they enter the
-  head; or, where the head cannot be recomputed, window 0's ``logits`` [T, V] as the engine made them, in its dtype;
+  head; or, if the head cannot be recomputed, window 0's ``logits`` [T, V] in the engine's dtype;
 - ``head.000000.<digest>.safetensors``: the head's ``weight`` [n, H] of vocabulary entries 0 to n, ``bias`` [n] if it
-  has one, and in its facts what else the head does; one file a tensor-parallel rank, named by its first entry;
-- ``reference.json``, the manifest, written last: the model, text and method that the store is of (``identity``), its
-  contents ("states" or "logits"), what the head does, and the size of each file that belongs to the store.
+  has one, and in its metadata soft cap and scale; one file per tensor-parallel rank, named by its first entry;
+- ``reference.json``, the manifest, written last: model, text and method (``identity``), contents ("states" or
+  "logits"), soft cap and scale of the head, and the size of each file of the store.
 
-For a vocabulary of 128,256 and H = 4,096, 16-bit states take 8,192 bytes a token, 16-bit logits 256,512, and float32
-logits, as llama.cpp makes them, 513,024.  Logits come back as the engine made them: product in the model's dtype, bias,
-soft cap, scale.  Nothing is rounded: float16 in place of float32 cost up to 3.3e-4 nats a token, and made small
-divergences negative.
+For a vocabulary of 128,256 and H = 4,096, 16-bit states take 8,192 bytes per token, 16-bit logits 256,512, and float32
+logits 513,024.  Logits are recomputed as the engine computed them: product in the model's dtype, bias, soft cap, scale.
+Nothing is rounded; float16 instead of float32 would cost up to 3.3e-4 nats per token.
 
-A store is made, and grows, in its place.  ``begin`` says whose it will be, in ``unfinished.json``; processes write
-files (``backends/reference/recorder.py``); after a kill ``recorded`` says which of them need not be written again;
-``seal`` makes a store of them.  A kill at any moment leaves the old store whole, since its manifest does not list what
-is new.  This file knows no engine, and does not know what makes two references the same.
+A store is made, and grows, in its final place.  ``begin`` writes its identity to ``unfinished.json``; processes write
+files (``backends/reference/recorder.py``); after a kill ``recorded`` returns the windows that are complete; ``seal``
+writes the manifest.  A kill at any moment leaves the old store intact, because its manifest lists only old files.
 """
 
 from __future__ import annotations
@@ -57,9 +55,9 @@ FileName = Annotated[str, Field(pattern=r"^(row|head)\.\d{6,9}\.[0-9a-f]{40}\.sa
 
 
 class Manifest(BaseModel):
-    """A store's ``identity``, contents, why logits are kept (``reason``), head, and the bytes of its files by name.
+    """A store's identity, contents, why it holds logits (``reason``), head, and the size of its files by name.
 
-    ``made``: compare_q made the folder, and may delete it once it is empty.
+    ``made``: compare_q created the folder, and may delete it when it is empty.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, validate_by_name=True)
@@ -74,28 +72,28 @@ class Manifest(BaseModel):
 
     @property
     def windows(self) -> dict[int, str]:
-        """The files of windows by their numbers, in order."""
+        """The windows' files by index, in order."""
         return numbered(self.files, WINDOW)
 
     @property
     def heads(self) -> dict[int, str]:
-        """The files of the head by their first entries, in order."""
+        """The head's files by their first entry, in order."""
         return numbered(self.files, HEAD)
 
 
 def unbroken(windows: Collection[int]) -> int:
-    """n, where windows 0 to n - 1 are there and window n is not."""
+    """Return n if windows 0 to n - 1 exist and window n does not."""
     return next(index for index in range(len(windows) + 1) if index not in windows)
 
 
 def numbered(names: Iterable[str], pattern: re.Pattern[str]) -> dict[int, str]:
-    """Of some names those of windows or of a head, by their numbers in order."""
+    """Return the names of windows or of a head among ``names``, by their numbers, in order."""
     matches = ((pattern.fullmatch(storage.what_of(name)), name) for name in names)
     return dict(sorted((int(match[1]), name) for match, name in matches if match))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a store; InputError if it is missing, damaged or of another version."""
+    """Return the manifest of a store; InputError if it is missing, damaged or of another version."""
     file = folder / MANIFEST
     try:
         if not file.is_file():
@@ -109,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Put a manifest in the place of the one that is there, whole or not at all."""
+    """Write or replace a manifest, completely or not at all."""
     storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1))
 
 
@@ -130,7 +128,7 @@ def holds_upstreams_logits(path: Path) -> bool:
 class Reader:
     """A store to read; InputError names the file that is missing, damaged or of another version.
 
-    ``n_windows``: windows 0 to n - 1 are there.
+    ``n_windows``: windows 0 to n - 1 exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -192,7 +190,7 @@ class Reader:
                 weight = file.get_slice("weight")
                 end = begin + weight.get_shape()[0]
                 low, high = min(max(first, begin), end), max(min(last, end), begin)
-                if low < high or first == last:  # a rank that holds nothing but padding asks for nothing
+                if low < high or first == last:  # a rank with padding only needs no entries
                     bias = file.get_tensor("bias")[low - begin : high - begin] if "bias" in file.keys() else None  # noqa: SIM118
                     yield low, weight[low - begin : high - begin], bias
 
@@ -222,7 +220,7 @@ def open_reference(path: Path) -> Reader:
 
 
 def problem_of(file: Path) -> str:
-    """What is wrong with a file of a store, of which every byte is read; empty if nothing is."""
+    """Read every byte of a file of a store, and return what is wrong with it; empty if nothing is."""
     if not os.path.lexists(file):
         return f"{file}: missing from the reference"
     if not storage.is_regular(file):
@@ -234,12 +232,12 @@ def problem_of(file: Path) -> str:
 
 
 def unlabelled(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity without the model's label, which identifies nothing."""
+    """Return an identity without the model's label, which is only for display."""
     return {name: value for name, value in identity.items() if name != "label"}
 
 
 def manifest_in(folder: Path, identity: Mapping[str, Any]) -> Manifest | None:
-    """The manifest of the store that is there already, if there is one; InputError if it is another reference's."""
+    """Return the manifest of an existing store, if any; InputError if it is another reference's."""
     manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
     if manifest is not None and unlabelled(manifest.identity) != unlabelled(identity):
         raise InputError(f"{folder}: another reference is there; give another path")
@@ -247,14 +245,14 @@ def manifest_in(folder: Path, identity: Mapping[str, Any]) -> Manifest | None:
 
 
 def begin(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Make a folder ready for those who write the reference of this identity into it.
+    """Prepare a folder for writers of the reference with this identity.
 
-    What a killed run has left there of this reference stays, and of another reference goes.  InputError if another
-    reference's store is there, or a user's file has the folder's name.
+    Files of a killed run stay if they are of this reference, and are deleted otherwise.  InputError if the folder holds
+    another reference's store, or is a user's file.
     """
     storage.sweep(folder)
     if manifest_in(folder, identity) is not None:
-        storage.delete([folder / UNFINISHED])  # the run that wrote the manifest was killed just then
+        storage.delete([folder / UNFINISHED])  # left by a run that was killed after writing the manifest
         return
     made = not os.path.lexists(folder)
     try:
@@ -269,7 +267,7 @@ def begin(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def unfinished_in(folder: Path) -> dict[str, Any] | None:
-    """What ``begin`` has said of a folder; None if it has said nothing, or that is damaged."""
+    """Return the content of ``unfinished.json``; None if it does not exist or is damaged."""
     with suppress(OSError, ValueError):
         content = storage.load((folder / UNFINISHED).read_bytes())
         if content.keys() == {"identity", "made"}:
@@ -278,11 +276,10 @@ def unfinished_in(folder: Path) -> dict[str, Any] | None:
 
 
 def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
-    """Make one store of the store that is in a folder already, and of what writers have left there.
+    """Add the files of writers to the store in a folder, or make a store of them.
 
-    Windows that the store has stay as they are.  ValueError if one of the ``n_windows`` windows, or the head, is
-    missing; ModelError if the store was made by another head or of other contents; InputError if it is another
-    reference's.
+    Windows of the store are not replaced.  ValueError if one of the ``n_windows`` windows, or the head, is missing;
+    ModelError if the store has another head or other contents; InputError if it is another reference's.
     """
     old = manifest_in(folder, identity)
     listed = {} if old is None else old.files
@@ -316,7 +313,7 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """What writers have left together; ``head``: None as long as a piece of it is missing."""
+    """The files of writers; ``head``: None as long as a part of it is missing."""
 
     contents: Contents
     reason: str
@@ -324,9 +321,9 @@ class Written:
 
 
 def written_in(folder: Path, names: Sequence[str]) -> Written | None:
-    """What files are together, by their headers; None if they are not of one form, or one of them is damaged.
+    """Return what the files form, by their headers; None if their forms differ, or a file is damaged.
 
-    A window that was written twice, by two runs, is no harm.
+    A window may exist twice, written by two runs.
     """
     forms: set[tuple[str, str, int, str]] = set()
     heads: set[Head] = set()
@@ -357,17 +354,17 @@ def written_in(folder: Path, names: Sequence[str]) -> Written | None:
 
 
 def unlisted(folder: Path, manifest: Manifest | None) -> list[str]:
-    """The windows' and head's files in a folder that its manifest does not list."""
+    """Return the windows' and head's files in a folder that its manifest does not list."""
     listed = {} if manifest is None else manifest.files
     names = [file.name for file in own_files(folder) if storage.what_of(file.name)]
     return [name for name in names if name not in listed]
 
 
 def recorded(folder: Path) -> frozenset[int]:
-    """Windows that need not be recorded again: the store's, and what an earlier run has left, checked by every byte.
+    """Return the windows that need not be recorded again: the store's, and complete files of earlier runs.
 
-    What is damaged, or not of one form, is deleted.  As long as no process has come to its end, and so has left a head,
-    one window is not among them: the run that records it writes the head, which is then compared with the store's.
+    Every byte of these files is read; damaged files, or files of different forms, are deleted.  One window is left out
+    as long as there is no head: the run that records it writes the head, which is then compared with the store's.
     """
     manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
     new = unlisted(folder, manifest)
@@ -385,28 +382,28 @@ def recorded(folder: Path) -> frozenset[int]:
 
 
 def own_files(folder: Path) -> list[Path]:
-    """What has a name of ours in a folder that is no link; the manifest first, without which nothing is a store."""
+    """Return the files in a folder that have names of a store, the manifest first; none if the folder is a link."""
     files = [] if folder.is_symlink() else [file for file in storage.files_in(folder) if is_own(file.name)]
     return sorted(files, key=lambda file: bool(storage.what_of(file.name)))
 
 
 def is_own(name: str) -> bool:
-    """Whether only a file of a store has this name."""
+    """Return True if a file name can only belong to a store."""
     what = storage.what_of(name)
     return name in (MANIFEST, UNFINISHED) or bool(WINDOW.fullmatch(what) or HEAD.fullmatch(what))
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a store may be made at a path: nothing is there, or a folder with nothing but what killed runs left."""
+    """Return True if a store may be made at a path: it does not exist, or holds only files of killed runs."""
     with suppress(OSError):
         return all(is_own(name) or storage.TEMPORARY.fullmatch(name) for name in os.listdir(folder))
     return not os.path.lexists(folder)
 
 
 def discard(folder: Path) -> None:
-    """Delete what is ours in a folder, and the folder if compare_q made it and nothing else is in it.
+    """Delete the store's files in a folder, and the folder if compare_q created it and it is empty then.
 
-    InputError, and nothing is deleted, if the folder is a link or its manifest is one.
+    InputError, without deleting, if the folder or its manifest is a link.
     """
     if folder.is_symlink() or (os.path.lexists(folder / MANIFEST) and not storage.is_regular(folder / MANIFEST)):
         raise InputError(f"{folder}: is a link or has one; compare_q deletes nothing through links, delete it yourself")
@@ -421,6 +418,6 @@ def discard(folder: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Discard a folder in which nothing was kept, as of a model that did not load."""
+    """Discard a folder without any window, as after a model that did not load."""
     if not any(storage.what_of(file.name) or file.name == MANIFEST for file in own_files(folder)):
         discard(folder)

@@ -12,8 +12,8 @@ x = ln q - ln p, M the larger of p and q, and y = 1 - exp(-|x|), a token adds
 
     q x      to reverse_kld        M y / 2      to tv        M ((y - 2) ln(1 - y / 2) - (1 - y) |x|) / 2      to js
 
-Equal logits give x = 0 and exactly 0.  Nothing is added or clamped: rounding leaves about 1e-7, of either sign, and can
-leave a tv of 1 + 1e-7.  A token that both exclude (-inf) adds 0; one that only the model allows makes reverse_kld +inf;
+Equal logits give x = 0 and exactly 0.  Nothing is added or clamped: rounding leaves about 1e-7, of either sign, also
+a tv of 1 + 1e-7.  A token that both exclude (-inf) adds 0; one that only the model allows makes reverse_kld +inf;
 tv and js stay finite, 1 and ln 2 at most.  A NaN, a +inf, or nothing but excluded tokens make all four NaN.  For top5
 every token counts, excluded ones last, so that there are five; of a vocabulary of V < 5 all V do.
 """
@@ -90,7 +90,7 @@ def both_passes(
 ) -> None:  # fmt: skip
     """``statistics.partial`` against a reference, and ``partial`` if ``out`` [n, F] has columns for it.
 
-    ``of_all_shards``: one shard's rows [n, 10] of the first pass -> those of all shards [R, n, 10].
+    ``of_all_shards``: a function from one shard's rows [n, 10] of the first pass to all shards' rows [R, n, 10].
     """
     rows = out[:, :FIRST]
     statistics.partial(logits, targets, rows, first=first, reference=reference)
@@ -161,7 +161,7 @@ def _tops(x: torch.Tensor, first: int, out: torch.Tensor) -> None:
 
 
 def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]]) -> TokenScores:
-    """``statistics.scores`` of shards [T, F] of any ``width``, with the divergences where the second pass is there."""
+    """Return ``statistics.scores`` of shards [T, F] of any ``width``, with divergences if they have the second pass."""
     found = statistics.scores(window, targets, [shard[:, :FIRST] for shard in shards])
     if {shard.shape for shard in shards} != {(len(targets), FIRST + WIDTH)}:
         return found

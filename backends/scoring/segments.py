@@ -1,14 +1,13 @@
-"""Scores on disk, a file for the windows that finished together, so that a killed run loses only what was under way.
+"""Token scores on disk: one file for the windows that were committed together, so that a killed run loses little.
 
-A folder holds the scores of one model, text and engine, with whatever it was compared with.  It knows two files
-(``backends/common/storage.py``), and nothing is changed in place: segments are only added.
+A folder holds the scores of one model, text and engine, alone and compared with any reference.  Its files are never
+changed, only added (``backends/common/storage.py``):
 
-- a segment, ``<tag>.<digest>.safetensors``: the scores of some windows, the columns of ``TokenScores`` one window after
-  the other, each float32 [N] or bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the key of the reference
-  that the windows were compared with, and ``DIVERGENCES_SUFFIX`` if the divergences that have to be asked for are
-  there.  Its facts say which windows these are, with the digest of each window's tokens, so that no segment serves
-  another window, and name the session that made it and the seconds that these windows took;
-- a record, ``record.<session>.json``: what is known of one session.
+- segments, ``<tag>.<digest>.safetensors``: the columns of ``TokenScores`` of some windows, joined, each float32 [N] or
+  bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the reference's key, with ``DIVERGENCES_SUFFIX`` if it has
+  the divergences that are computed on request.  The header has the windows, with a digest of each window's tokens, the
+  session that made it, and the seconds that these windows took;
+- records, ``record.<session>.json``: metadata of one session.
 
 This file needs numpy and safetensors, and no torch.
 """
@@ -32,16 +31,16 @@ from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import InputError, ModelError
 
 DIVERGENCES_SUFFIX = "-more"
-"""At the end of the tag of segments that hold the divergences that have to be asked for."""
+"""End of the tag of segments with the divergences that are computed on request."""
 TAG = re.compile(rf"alone|[0-9a-f]{{16}}(?:{DIVERGENCES_SUFFIX})?")
 RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 ALONE = "alone"
-"""The tag of scores that were compared with nothing."""
+"""Tag of scores without a reference."""
 VERSION = 2
 """Version of the segments.
 
 1: columns of several windows, and their digests in the metadata.
-2: the windows are in the metadata alone, and no more in the name of the file.
+2: the windows are only in the metadata, not in the file name.
 """
 COLUMNS = {
     "logprob": np.float32, "entropy": np.float32, "top1_logprob": np.float32, "top1": np.bool_,
@@ -53,7 +52,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Segment:
-    """What a segment's header says; ``windows``: (index, scored positions, digest of its tokens), in their order."""
+    """The header of a segment; ``windows``: (index, number of scored positions, digest of the tokens), in order."""
 
     file: Path
     tag: str
@@ -68,16 +67,15 @@ class Segment:
 
     @property
     def indices(self) -> frozenset[int]:
-        """The windows' numbers."""
+        """Indices of the windows."""
         return frozenset(index for index, _, _ in self.windows)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a folder has of the wanted windows: ``scores`` by window, ``sessions`` with the seconds that these took.
+    """The scores in a folder: ``scores`` by window, ``sessions`` with the seconds that they took.
 
-    ``records``: what is known of each session; ``damaged``: files of ours that are not what they were, whose windows
-    count as missing.
+    ``records``: metadata of each session; ``damaged``: damaged files, whose windows count as missing.
     """
 
     scores: dict[int, TokenScores]
@@ -89,10 +87,10 @@ class Loaded:
 def commit(
     folder: Path, tag: str, scored: Sequence[tuple[Window, TokenScores]], session: str, seconds: float
 ) -> Path | None:
-    """Keep the scores of some windows, which took ``seconds`` together; None without any.
+    """Write the scores of windows that took ``seconds`` together, and return the file; None without windows.
 
-    With ``ALONE`` what depends on a reference is left out.  ModelError if a window is not scored throughout, or lacks a
-    column that another one has; InputError if the file cannot be written, and then nothing of it is there.
+    With ``ALONE``, columns that depend on a reference are left out.  ModelError if positions of a window have no score,
+    or windows have different columns; InputError if the file cannot be written (nothing is left of it).
     """
     if not scored:
         return None
@@ -108,7 +106,7 @@ def commit(
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """A block that writes into the folder, which is there then; InputError in one line if that fails."""
+    """Create the folder, and raise errors of a block that writes into it as InputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -117,7 +115,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[Any]]:
-    """The columns of some windows, one window after the other; ModelError as ``commit`` says it."""
+    """Return the joined columns of windows; ModelError: see ``commit``."""
     given: dict[str, list[NDArray[Any]]] = {}
     for number, (window, scores) in enumerate(scored):
         there = {name: column for name in COLUMNS if (column := getattr(scores, name)) is not None}
@@ -133,48 +131,46 @@ def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[An
 
 
 def digest_of(window: Window) -> str:
-    """Digest of what a window scores: its tokens, and which of them."""
+    """Return a digest of a window's tokens and scored positions."""
     tokens = window.token_ids.astype("<i4").tobytes()
     return hashlib.sha256(f"{window.what_is_scored} ".encode() + tokens).hexdigest()[:32]
 
 
 def committed(folder: Path, tag: str) -> frozenset[int]:
-    """Windows that have a segment, by the headers of files alone; ``load`` says whether these are whole.
+    """Return the windows that have a segment, by the headers alone; only ``load`` checks the content.
 
-    Segments of another tag count if they hold what is asked for (``satisfies``).
+    Segments of another tag count if they have all columns (``satisfies``).
     """
     segments = (segment_in(file) for file in files_for(folder, tag))
     return frozenset().union(*(segment.indices for segment in segments if segment is not None))
 
 
 def files_for(folder: Path, tag: str) -> list[Path]:
-    """The segments that may hold what is asked for under a tag, by their names."""
+    """Return the files of segments that have the columns of a tag, by their names."""
     files = [(file, storage.what_of(file.name)) for file in storage.files_in(folder)]
     return [file for file, what in files if TAG.fullmatch(what) and satisfies(what, tag)]
 
 
 def satisfies(stored_tag: str, wanted_tag: str) -> bool:
-    """Whether segments of a stored tag hold all that is asked for under a wanted one.
+    """Return True if segments with ``stored_tag`` have all columns of ``wanted_tag``.
 
-    What does not depend on a reference is in all of them, and with ``DIVERGENCES_SUFFIX`` there is all that is there
-    without it.
+    All have the columns that depend on no reference; those with ``DIVERGENCES_SUFFIX`` have all columns.
     """
     return wanted_tag in (ALONE, stored_tag, stored_tag.removesuffix(DIVERGENCES_SUFFIX))
 
 
 def asked_for(scores: TokenScores, tag: str) -> TokenScores:
-    """Of some scores those that belong under a tag."""
+    """Return the columns of scores that belong to a tag."""
     if tag == ALONE:
         return scores.alone()
     return scores if tag.endswith(DIVERGENCES_SUFFIX) else scores.without_divergences()
 
 
 def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
-    """The scores of these windows that the folder has, every one of them checked.
+    """Return the scores of these windows in the folder, all checked.
 
-    Where segments of several tags hold them, those of the tag that has most of the windows come first, so that few
-    sessions are mixed, and of equals those of the tag itself; what was not asked for is left out.  Of a segment that is
-    used in part its share of the seconds counts.
+    If segments of several tags have them, the tag with most of the windows comes first, so that few sessions are mixed,
+    then ``tag`` itself.  Other columns are left out.  A segment that is used in part counts its share of the seconds.
     """
     wanted = {window.index: window for window in windows}
     damaged: list[Path] = []
@@ -203,14 +199,14 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
         if new:
             share = sum(len(each.logprob) for each in new.values()) / segment.n_scored
             sessions[segment.session] = sessions.get(segment.session, 0.0) + segment.seconds * share
-    records, damaged_records = read_records(folder)  # after the segments: a session's last one comes after its record
+    records, damaged_records = read_records(folder)  # after the segments, since a record precedes its last segment
     return Loaded(scores, sessions, records, (*damaged_records, *damaged))
 
 
 def windows_of(
     segment: Segment, columns: Mapping[str, NDArray[Any]], wanted: Mapping[int, Window]
 ) -> Iterator[tuple[int, TokenScores]]:
-    """The wanted windows of a segment that are the windows that it was made of."""
+    """Yield the wanted windows of a segment, if it was made of the same tokens."""
     begin = 0
     for index, count, digest in segment.windows:
         window = wanted.get(index)
@@ -220,7 +216,7 @@ def windows_of(
 
 
 def segment_in(file: Path) -> Segment | None:
-    """A segment by its header; None if that is damaged, or is not what the file's name says."""
+    """Return a segment by its header; None if that is damaged, or does not fit the file's name."""
     with suppress(ValueError, KeyError, TypeError):
         facts = storage.header_of(file)[0]
         windows = tuple((int(index), int(count), str(digest)) for index, count, digest in facts["windows"])
@@ -231,27 +227,24 @@ def segment_in(file: Path) -> Segment | None:
 
 
 def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
-    """The columns [N] of a segment by their names; None if it is damaged."""
+    """Return the columns [N] of a segment by name; None if it is damaged."""
     try:
         data = segment.file.read_bytes()
         return safetensors.load(data) if storage.is_content_of(segment.file.name, data) else None
-    except Exception:  # safetensors raises its own
+    except Exception:  # safetensors has its own error
         return None
 
 
 def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
-    """Keep what is known of a session (JSON types), in the place of what was kept of it before.
-
-    InputError if it cannot be written.
-    """
+    """Write the metadata of a session (JSON types), or replace it; InputError if it cannot be written."""
     with writing(folder):
         content = storage.dump({"session": session, "record": dict(record)})
         storage.write_whole(folder / f"record.{session}.json", content)
-        storage.sweep(folder)  # what a killed worker left half-written
+        storage.sweep(folder)  # incomplete files of a killed worker
 
 
 def read_records(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Path]]:
-    """(session -> its record, the files of records that are damaged, or are another session's)."""
+    """Return (session -> its record, files of records that are damaged or of another session)."""
     records, damaged = {}, []
     for file in storage.files_in(folder):
         if named := RECORD.fullmatch(file.name):
@@ -266,11 +259,11 @@ def read_records(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Path]]:
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
-    """Session -> its record; damaged ones are left out, and are among those that ``load`` calls damaged."""
+    """Return session -> its record, without damaged ones."""
     return read_records(folder)[0]
 
 
 def own_files(folder: Path) -> list[Path]:
-    """The segments and records of a folder that is no link, whole or not."""
+    """Return the segments and records of a folder, damaged ones too; none if it is a link."""
     files = [] if folder.is_symlink() else storage.files_in(folder)
     return [file for file in files if RECORD.fullmatch(file.name) or storage.what_of(file.name)]

@@ -5,19 +5,17 @@ For one position with logits z and a reference's logits r over the same V tokens
     logprob   ln q[target],  ln q = log_softmax(z)      entropy   -sum q ln q
     kld       sum p (ln p - ln q),  p = softmax(r)      top1_logprob   max ln q
 
-The softmax runs over the real vocabulary in float32, with nothing added and nothing clamped.  A tensor-parallel rank
-reduces its own slice of the vocabulary to one short row of partial statistics a position (``partial``), and the rows
-of all ranks are put together in float64 (``scores``).  With m = max z and s = sum exp(z - m):
+The softmax runs over the vocabulary without padding in float32; nothing is added or clamped.  A tensor-parallel rank
+reduces its slice of the vocabulary to one row of partial statistics per position (``partial``), and the rows of all
+ranks are merged in float64 (``scores``).  With m = max z and s = sum exp(z - m):
 
     logZ = m + ln s      entropy = ln s - u / s,  u = sum exp(z - m) (z - m)
     kld = d / s_r - (logZ_r - logZ),  d = sum exp(r - m_r) (r - z)
 
-These are the definitions with ln q = z - logZ and ln p = r - logZ_r put in.  d takes the raw difference r - z: it is
-exactly 0 where the logits are equal, so a model against itself has a divergence of exactly 0; where the logits are
-close, the difference is exact and small, and so is the rounding of its products.  What is left is an error of about
-1e-7 of the mean of |r - z| and of the sums, of either sign: against float64 at most 7e-7 nats a token was seen
-(V = 49,152 and 128,256, logits of sigma 0.1 to 12, bf16 and float32).  A divergence near 0 can come out as -1e-7, and
-stays so.
+These are the definitions with ln q = z - logZ and ln p = r - logZ_r.  d uses the raw difference r - z.  It is exactly 0
+for equal logits, so that a model against itself has a KLD of exactly 0; for close logits it is exact and small, and so
+are the roundings of its products.  The remaining error is about 1e-7 of the mean of |r - z| and of the sums, of either
+sign (at most 7e-7 nats per token against float64).  A KLD near 0 may be -1e-7, and is not changed.
 
 Not finite: a token of logit -inf has the probability 0, and a term of probability 0 contributes 0; a token that the
 reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf; a NaN or +inf makes logprob NaN.
@@ -42,25 +40,16 @@ if TYPE_CHECKING:
     import torch
 
 CPU_ELEMENTS = 1 << 19
-"""Logits at a time on a CPU: 10 rows of a vocabulary of 49,152, 4 of 128,256.
-
-Two cores of an AMD EPYC, bf16 logits against a bf16 reference: time of the statistics over the time of the bf16 head
-product (H = 576) of the same 256 rows.  With more rows than the best number the
-float32 temporaries no longer fit the processor's cache:
-
-    rows at a time    1     2     4     8    16    32    64   256
-    V = 49,152      2.6   1.7   1.2   1.0   1.0   1.4   4.5   5.6
-    V = 128,256     1.2   0.9   0.8   0.9   1.2   3.7   3.7   4.5
-"""
-
+"""Logits at a time on a CPU (10 rows of 49,152), so that float32 temporaries fit the processor's cache: 4 times as fast
+as 64 rows."""
 DEVICE_ELEMENTS = 1 << 24
-"""Logits at a time on a device without Triton, 64 MiB of float32: enough work a launch, little memory."""
+"""Logits at a time on a device without Triton, 64 MiB of float32: few launches, little memory."""
 
 
 class Column(IntEnum):
     """Columns of a row of partial statistics, float32, over one slice of the vocabulary.
 
-    Without a reference a row ends after TOP; the second half says of the reference's logits r what the first says of z.
+    Without a reference a row ends after TOP; the second half is the same for the reference's logits r.
     Token ids are exact in float32 up to 16,777,216.
     """
 
@@ -93,7 +82,7 @@ def partial(
 
     ``logits`` [n, V_local], any float dtype, a column slice of something wider included; ``targets`` int64 [n], global
     token ids; ``out`` float32 [n, ``width``]; ``first`` the global id of column 0; ``reference`` like ``logits``, of
-    any float dtype.  All tensors are on one device; on CUDA one kernel reads z and r once, if Triton is there.
+    any float dtype.  All tensors are on one device; on CUDA one kernel reads z and r once, if Triton is installed.
     ValueError if the shapes or dtypes do not fit.
     """
     import torch

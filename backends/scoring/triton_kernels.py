@@ -1,15 +1,15 @@
-"""Both passes over the logits in a Triton kernel each: a pass reads every logit once, and nothing is stored.
+"""Both passes over the logits, one Triton kernel each: every logit is read once, and nothing is stored.
 
 The first pass is ``partial`` of ``backends/scoring/statistics.py``.  One program reduces one row.  Each of its LANES
-walks down the row, GROUP neighbouring logits at a time, with its own running maximum and sums.  The maximum moves at
-most once a group, so that a logit costs one exponential and about nine other instructions, and the loop has no
-reduction across lanes.  At the end the lanes are put together in the way in which shards are.  Exponentials are powers
-of two, and lengths are counted in bits (units of ln 2) until the end.
+reads GROUP neighbouring logits at a time, with its own running maximum and sums.  The maximum changes at most once per
+group, so that a logit costs one exponential and about nine other instructions, and the loop has no reduction across
+lanes.  At the end the lanes are merged like shards.  Exponentials are powers of two, in bits (units of ln 2) until the
+end.
 
-In the second pass, ``partial`` of ``backends/scoring/divergences.py``, the maxima are known, and nothing has to be
-moved.  The five largest: each lane keeps its largest logit only, which costs two instructions a logit.  By value and
-then id, whoever is among the row's five lies in a lane whose largest is among the lanes' five.  So five times the
-largest of all lanes is taken, and its lane, one in 256, is read again for what comes after it.
+In the second pass, ``partial`` of ``backends/scoring/divergences.py``, the maxima are known.  For the five largest
+logits each lane keeps only its largest one, at two instructions per logit.  By value and then id, each of the row's
+five largest is in a lane whose largest is among the lanes' five largest.  So five times, the largest of all lanes is
+taken, and its lane (one of 256) is read again for its next largest.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ import triton
 import triton.language as tl
 
 LANES, GROUP, WARPS = 256, 16, 8
-"""Of 7 triples the best or next to it for 768 rows alone and for 384 rows against a reference, the most that vLLM's
-scorer hands over at once.  On an H200 (driver 580.159.04, Triton 3.6) rows of 128,256 bf16 logits take 0.91 and 0.75 of
-the bandwidth of a copy of as many bytes, 512 rows against a reference 0.84."""
+"""The best or second best of 7 triples for 768 rows, and for 384 rows with a reference.  On an H200 they reach 0.91 and
+0.75 of the bandwidth of a copy."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 EXCLUDED = tl.constexpr(-1e30)
-"""Logits are clamped to it from below: its exponential is 0 too, but 0 times it is not NaN, as 0 times -inf is."""
+"""Lower bound of logits: its exponential is 0, but 0 times it is not NaN, unlike 0 times -inf."""
 
 START = tl.constexpr(-5e29)
-"""A lane's maximum before its first value.  A lane of nothing but excluded tokens keeps it, and its sums stay 0."""
+"""Maximum of a lane before its first value.  If all its tokens are excluded, it stays, and the sums stay 0."""
 
 WIDE = tl.constexpr(1e29)
-"""A wider gap between two logits than this has EXCLUDED on one side."""
+"""A wider gap between two logits means that one is EXCLUDED."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TOP = tl.constexpr(5)
 TILES = tl.constexpr(16)
-"""Tiles of a row of which a lane is read again at once: 16 hold 65,536 logits."""
+"""Tiles of a lane that are read again at once: those of a row's 65,536 logits."""
 NOWHERE = tl.constexpr(2147483647)
 
 
