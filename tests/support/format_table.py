@@ -20,7 +20,7 @@ from tests.support.downloads import DOWNLOADS, Download
 
 PAGE = ROOT / "docs" / "formats.md"
 TABLE = re.compile(r"^\| checkpoint \|.*?(?=^$)", re.MULTILINE | re.DOTALL)
-HEAD = "| checkpoint | layout stated in | bits by hand | bpw by hand | found | weights, activations | † asks for |"
+HEAD = "| checkpoint | layout stated in | bits by hand | bpw by hand | found | weights, activations | † expects |"
 
 
 def folder_of(download: Download, folder: Path) -> Path:
