@@ -129,7 +129,3 @@ def rounds_by_place(rows: int, width: int, entries: int, dtype: torch.dtype) -> 
     whole = torch.nn.functional.linear(states, head)
     firsts = range(1, min(rows, 100))
     return any(not torch.equal(whole[first:], torch.nn.functional.linear(states[first:], head)) for first in firsts)
-
-
-APART = 0.2 if GPU else 1e-3
-"""Nats by which roundings may move the most probable token: of TF32, or of another order of additions."""
