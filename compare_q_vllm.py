@@ -136,19 +136,16 @@ def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Score one model; exit status 0, or 2 with one line that says what is wrong."""
-    from compare_q.eval.common.cache import Cache, default_root
-    from compare_q.eval.common.progress import Progress
-    from compare_q.eval.run import hosts, runner
-    from compare_q.eval.run.hosts import Session, signals_interrupt
+    from compare_q.eval.run import runner
+    from compare_q.eval.run.config import local_config
+    from compare_q.eval.run.workers import signals_interrupt
 
     args = argument_parser().parse_args(arguments)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as eval/compare_q.py does, with which the cache is shared
     try:
         data_spec, model_spec = specs_of(args)
-        found, _ = hosts.of_this_machine()
-        session = Session(Cache(default_root()), Progress(), verbose=args.verbose, hosts=found)
-        with signals_interrupt(found):
-            result = runner.run(session, {"text": data_spec}, [model_spec]).results.texts[0].models[0]
+        config = local_config(verbose=args.verbose)
+        with signals_interrupt(config.workers):
+            result = runner.run(config, {"text": data_spec}, [model_spec]).results.texts[0].models[0]
         if result.estimates is None:
             raise ModelError(result.error or "")
     except CompareQError as error:

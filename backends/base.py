@@ -310,13 +310,16 @@ class PlannedModel(BaseModel):
 
     Attributes:
         spec: the model spec as JSON types, without keys that the user did not set.
+        spec_sha256: digest of the whole spec.
         python: path of the Python that runs the engine; None: the driver's.
         n_gpus: number of GPUs that each replica gets; 0: it runs on the CPU.
         replicas: number of workers that share the windows.
         resources: Ray's custom resources that a worker takes, by name.
         hardware: the part of the scores' key that names GPUs, driver, CPU and settings of the machine.
         info: what ``python`` has of the engine.
+        known: the part of the provenance that is known before the model loads.
         is_reference: the other models are compared with this one.
+        out_logits: folder in which the reference store of this model is kept; None: the cache.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -334,13 +337,16 @@ class PlannedModel(BaseModel):
     log_file: Path | None = None
 
     spec: dict[str, Any] = {}
+    spec_sha256: str = ""
     python: str | None = None
     n_gpus: int = 0
     replicas: int = 1
     resources: dict[str, float] = {}
     hardware: dict[str, Any] = {}
     info: EngineInfo = EngineInfo()
+    known: dict[str, Any] = {}
     is_reference: bool = False
+    out_logits: Path | None = None
 
     def updated(self, **changes: Any) -> Self:
         """A copy with these fields changed; TypeError for a field that does not exist."""

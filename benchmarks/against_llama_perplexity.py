@@ -31,9 +31,8 @@ from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS,
 from compare_q.backends.base import PlannedModel, Window  # noqa: E402
 from compare_q.backends.llamacpp import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
-from compare_q.eval.common.progress import Progress  # noqa: E402
-from compare_q.eval.run import hosts, runner  # noqa: E402
-from compare_q.eval.run.hosts import Session  # noqa: E402
+from compare_q.eval.run import runner  # noqa: E402
+from compare_q.eval.run.config import local_config  # noqa: E402
 from compare_q.eval.specs import reading  # noqa: E402
 from compare_q.eval.stats.estimates import Estimates  # noqa: E402
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
@@ -77,8 +76,8 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
     ]
     here = Path.cwd() / "spec.json"
     parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
-    session = Session(Cache(folder), Progress(), hosts=hosts.of_this_machine()[0])
-    finished = runner.run(session, {"text": reading.parse_data_spec(data, here)}, parsed, args.chunks)
+    config = local_config(Cache(folder))
+    finished = runner.run(config, {"text": reading.parse_data_spec(data, here)}, parsed, args.chunks)
     result, cut = finished.results.texts[0].models[1], finished.data[0]
     if result.estimates is None or cut is None:
         sys.exit(f"compare_q: {result.error}")

@@ -30,9 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from compare_q.eval.common.cache import Cache  # noqa: E402
-from compare_q.eval.common.progress import Progress  # noqa: E402
-from compare_q.eval.run import hosts, runner  # noqa: E402
-from compare_q.eval.run.hosts import Session  # noqa: E402
+from compare_q.eval.run import runner  # noqa: E402
+from compare_q.eval.run.config import local_config  # noqa: E402
 from compare_q.eval.specs import reading  # noqa: E402
 from compare_q.eval.stats.estimates import TextRates  # noqa: E402
 from compare_q.eval.text.corpus import TABLES  # noqa: E402
@@ -89,9 +88,9 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()),
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
-    session = Session(Cache(folder / "cache"), Progress(), hosts=hosts.of_this_machine()[0])
+    config = local_config(Cache(folder / "cache"))
     specs = {"text": reading.parse_data_spec(data, here)}, [reading.parse_model_spec(model, here)]
-    result = runner.run(session, *specs).results.texts[0].models[0]
+    result = runner.run(config, *specs).results.texts[0].models[0]
     if result.estimates is None or result.estimates.rates is None:
         sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
     return result.estimates.rates

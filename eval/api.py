@@ -35,8 +35,8 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.ranking import difference_or_reason
 from compare_q.eval.report.tokens import with_worst_tokens
 from compare_q.eval.results import NESTED, ModelResult, RunResult
-from compare_q.eval.run import hosts, runner, token_scores
-from compare_q.eval.run.hosts import Session
+from compare_q.eval.run import runner, token_scores
+from compare_q.eval.run.config import local_config
 from compare_q.eval.specs import reading as spec_files
 from compare_q.eval.specs.reading import S
 from compare_q.eval.specs.types import DataSpec, ModelSpec
@@ -227,23 +227,22 @@ def compare(
     """
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
         raise InputError(f"rows: {rows!r} is no number of windows; 0 means all")
-    session = Session(
+    config = local_config(
         Cache(Path(cache_dir) if cache_dir is not None else default_root()), Progress(quiet=quiet), clear=clear_cache,
-        verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None,
-        hosts=hosts.of_this_machine()[0], divergences=divergences,
+        verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None, divergences=divergences,
     )  # fmt: skip
-    named = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), session.progress.say)
+    named = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
     chosen, said = spec_files.one_reference(named)
     for line in said:
-        if line != spec_files.NO_REFERENCE or session.logits_file is None:
-            session.progress.say(line)
+        if line != spec_files.NO_REFERENCE or config.logits_file is None:
+            config.progress.say(line)
     specs = specs_of(DataSpec, data, "data")
     spec_files.check_labels(specs)
     texts = dict(zip(corpus.names_of(specs), specs, strict=True))
-    finished = runner.run(session, texts, chosen, rows)
+    finished = runner.run(config, texts, chosen, rows)
     if finished.signal:
         raise KeyboardInterrupt
-    return Comparison(finished.results, finished.data, session.cache)
+    return Comparison(finished.results, finished.data, config.cache)
 
 
 def load(*files: str | Path) -> Comparison:

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import chdir, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ from compare_q.backends.worker.messages import LoadCommand, Log, Message, ScoreC
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.processes import WorkerProcess, outcome
 from compare_q.eval.common.progress import Show
-from compare_q.eval.run.devices import Devices, Kind
-from compare_q.eval.run.hosts import Hosts, Job
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.gpus import GpuPool
+from compare_q.eval.run.workers import Hardware, Worker, Workers
 
 INSTALL = "pip install 'ray>=2.49'"
 """The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""
@@ -50,6 +51,30 @@ ENVIRON = Path("/proc/self/environ")
 HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
 RESERVED_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 """What Ray takes in other ways than by name."""
+
+
+@dataclass(frozen=True)
+class HardwareClass(Hardware):
+    """Nodes on which a model has the same scores wherever it runs; ``gpus`` are those of the largest.
+
+    ``nodes``: their ids; ``cpus``: processors that a model takes on a node without GPUs.
+    """
+
+    cpus: float
+    nodes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of their GPUs, or of their processor."""
+        return self.gpus[0].name if self.gpus else str(self.processor["cpu"])
+
+    @property
+    def slots(self) -> int:
+        """Number of models that they can run at the same time, each on one GPU."""
+        return len(self.nodes) * max(len(self.gpus), 1)
+
+    def most_replicas(self, n_gpus: int) -> int:
+        return len(self.nodes) * (len(self.gpus) // n_gpus if n_gpus else 1)
 
 
 def code() -> tuple[Any, ...]:
@@ -93,7 +118,7 @@ class Node:
 
         InputError if the node's Python cannot run workers.
         """
-        info = worker.inspect(model) if model.python is None else Hosts().inspect(model.python, model)
+        info = worker.inspect(model) if model.python is None else Workers().ask(model)
         with suppress(CompareQError, OSError):
             return info, backends.files_of(model).content()
         return info, ""
@@ -197,7 +222,7 @@ class Cluster:
     say: Callable[[str], None]
     agents: dict[str, Any] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
-    kinds: list[Kind] = field(default_factory=list)
+    classes: list[HardwareClass] = field(default_factory=list)
     copying: defaultdict[Any, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
     def resources(self) -> dict[str, Mapping[str, float]]:
@@ -249,23 +274,23 @@ class Cluster:
             on_cpu = None if gpu else (sorted(processor.items()), there[node]["CPU"])
             kind = (gpu, processor["cpu"], processor["instructions"], sorted(facts["settings"].items()), on_cpu)
             alike.setdefault(repr(kind), []).append((node, facts))
-        self.kinds = [kind_of_nodes(nodes, there) for _, nodes in sorted(alike.items())]
-        if not self.kinds:
+        self.classes = [class_of_nodes(nodes, there) for _, nodes in sorted(alike.items())]
+        if not self.classes:
             raise InputError("--ray: no node of the cluster can run a model")
 
-    def place(self, job: Job) -> tuple[EngineInfo, Kind]:
-        """(what the nodes have of a model's engine, the kind of node that it runs on).
+    def place(self, model: PlannedModel) -> tuple[EngineInfo, HardwareClass]:
+        """Return what the nodes have of a model's engine, and the nodes that it can run on.
 
         InputError if no node fits, or none has the model's files with this content, if these are here.
         """
-        label, resources, model = job.request.label, job.spec.resources, job.request
-        content = None if job.is_remote else job.files.content()
+        label, resources, files = model.label, model.resources, backends.files_of(model)
+        content = None if files.is_remote else files.content()
         if taken := sorted(RESERVED_RESOURCES & resources.keys()):
             raise InputError(f"resources: {taken[0]}: compare_q counts these itself; the key gpus says how many")
         there, reasons, answers = self.resources(), [], {}
-        fitting = [restricted(kind, there, resources) for kind in self.kinds]
-        for kind in sorted(fitting, key=lambda kind: (-kind.slots, kind.name)):
-            asked = {node: self.agents[node].inspect.remote(model) for node in kind.nodes}
+        fitting = [restricted(each, there, resources) for each in self.classes]
+        for found in sorted(fitting, key=lambda each: (-each.slots, each.name)):
+            asked = {node: self.agents[node].inspect.remote(model) for node in found.nodes}
             for node, answer in asked.items():
                 try:
                     answers[node], content_there = self.result(answer)
@@ -281,7 +306,7 @@ class Cluster:
                 reasons += [f"node {self.hosts[node]}: has other versions" for node in answers if node not in same]
                 for reason in reasons:
                     self.say(f"{label}: not used: {reason}")
-                return usual, replace(kind, nodes=same)
+                return usual, replace(found, nodes=same)
         wanted = ", ".join(f"{name}: {number:g}" for name, number in resources.items())
         raise InputError("; ".join(reasons) or f"resources: no node of the cluster has {wanted or 'room for a model'}")
 
@@ -297,32 +322,36 @@ def problem_of(facts: Mapping[str, Any], resources: Mapping[str, float]) -> str:
     return "" if resources.get("CPU") or facts["gpus"] else HEAD_ONLY
 
 
-def kind_of_nodes(nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Mapping[str, Mapping[str, float]]) -> Kind:
-    """A kind from its nodes and what these say of themselves."""
+def class_of_nodes(
+    nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Mapping[str, Mapping[str, float]]
+) -> HardwareClass:
+    """Return the hardware class of nodes, from what these say of themselves."""
     largest, facts = max(nodes, key=lambda each: len(each[1]["gpus"]))
     cpus, ids = there[largest].get("CPU", 0), tuple(node for node, _ in nodes)
-    return Kind(Devices(facts["gpus"]), facts["processor"], facts["settings"], cpus, ids)
+    return HardwareClass(tuple(facts["gpus"]), facts["processor"], facts["settings"], cpus, ids)
 
 
-def restricted(kind: Kind, there: Mapping[str, Mapping[str, float]], wanted: Mapping[str, float]) -> Kind:
-    """The kind with the nodes that are there and have what is wanted."""
+def restricted(
+    found: HardwareClass, there: Mapping[str, Mapping[str, float]], wanted: Mapping[str, float]
+) -> HardwareClass:
+    """Return the hardware class with those of its nodes that are there and have what is wanted."""
     nodes = tuple(
         node
-        for node in kind.nodes
+        for node in found.nodes
         if node in there and all(there[node].get(name, 0) >= number for name, number in wanted.items())
     )
-    return replace(kind, nodes=nodes)
+    return replace(found, nodes=nodes)
 
 
 class RayWorker:
-    """A worker on a node of a cluster: see the protocol ``Worker`` of eval/run/hosts.py.
+    """A worker on a node of a cluster: see the protocol ``Worker`` of eval/run/workers.py.
 
-    It asks Ray for room when its model is to be loaded, and not before.  ``node``: the name of its
+    It asks Ray for room on one of ``nodes`` when its model is to be loaded, and not before.  ``node``: the name of its
     node, empty before that.
     """
 
-    def __init__(self, cluster: Cluster, job: Job) -> None:
-        self.cluster, self.job, self.log_file = cluster, job, job.request.log_file
+    def __init__(self, cluster: Cluster, model: PlannedModel, nodes: HardwareClass) -> None:
+        self.cluster, self.model, self.nodes, self.log_file = cluster, model, nodes, model.log_file
         self.killed = threading.Event()
         self.actor: Any = None
         self.node = ""
@@ -347,15 +376,15 @@ class RayWorker:
 
     def place(self) -> str:
         """The name of the first node that has room, on which a worker is started; waits for it."""
-        kind, cluster, gpus, resources = self.job.kind, self.cluster, len(self.job.gpus), dict(self.job.spec.resources)
-        assert kind is not None
-        self.actor = cluster.actor(kind.nodes, gpus, num_cpus=0 if gpus else kind.cpus, resources=resources)
-        started = self.actor.start.remote(self.job.python, self.job.engine, self.log_file)
+        found, cluster, gpus, model = self.nodes, self.cluster, self.model.n_gpus, self.model
+        cpus = 0 if gpus else found.cpus
+        self.actor = cluster.actor(found.nodes, gpus, num_cpus=cpus, resources=dict(model.resources))
+        started = self.actor.start.remote(model.python, model.engine, self.log_file)
         while not cluster.ray.wait([started], timeout=POLL_S)[0]:
             if self.killed.is_set():
                 raise StoppedError("interrupted")
-            if not set(kind.nodes) & cluster.resources().keys():
-                raise ModelError(f"no node with {kind.name} is left in the cluster")
+            if not set(found.nodes) & cluster.resources().keys():
+                raise ModelError(f"no node with {found.name} is left in the cluster")
         return cluster.hosts[cluster.result(started)]
 
     def fetched(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Message]:
@@ -411,7 +440,7 @@ class RayWorker:
                 result(actor.add.remote(copy / name, (store / name).read_bytes()))
         if lacking:
             size = bytes_in_words(sum(manifest.files[name] for name in lacking))
-            yield Log(f"{self.job.request.label}: copied {size} of the reference to node {self.node}")
+            yield Log(f"{self.model.label}: copied {size} of the reference to node {self.node}")
         return Path(copy)
 
     def kill(self) -> None:
@@ -428,11 +457,32 @@ class RayWorker:
         self.kill()
 
 
-def on_cluster(here: Hosts, address: str, say: Callable[[str], None]) -> Hosts:
-    """Hosts whose workers run on the cluster at an address (``auto``: the one of this machine).
+class RayWorkers(Workers):
+    """The workers of a run on the nodes of a cluster."""
 
-    InputError without Ray, or without a cluster.  No model takes a place before the reference is there, or keeps one
-    while it waits for the reference on another text: a reference whose node was lost needs one of them.
+    is_local = False
+
+    def __init__(self, cluster: Cluster, here: Workers) -> None:
+        super().__init__(here.pythons)
+        self.cluster, self.in_process = cluster, False
+        self.placed: dict[str, HardwareClass] = {}
+
+    def inspect(self, model: PlannedModel) -> tuple[EngineInfo, HardwareClass]:
+        info, found = self.cluster.place(model)
+        self.placed[model.label] = found
+        return info, found
+
+    def create(self, model: PlannedModel) -> Worker:
+        return RayWorker(self.cluster, model, self.placed[model.label])
+
+    def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
+        """Do nothing: the node on which the model will run is not known yet."""
+
+
+def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> RunConfig:
+    """Return the configuration with workers on the cluster at an address (``auto``: the one of this machine).
+
+    InputError without Ray, or without a cluster.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what Ray says of its nodes would stand in the table
     try:
@@ -449,5 +499,5 @@ def on_cluster(here: Hosts, address: str, say: Callable[[str], None]) -> Hosts:
         raise InputError(f"--ray: {address}: no cluster answers: {one_line(error, 160)}") from None
     cluster = Cluster(ray, cache(say))
     cluster.look()
-    devices, make_worker = Devices(slots=sum(kind.slots for kind in cluster.kinds)), partial(RayWorker, cluster)
-    return replace(here, devices=devices, make_worker=make_worker, place=cluster.place, in_process=False)
+    pool = GpuPool(slots=sum(found.slots for found in cluster.classes))
+    return replace(config, workers=RayWorkers(cluster, config.workers), gpus=pool)

@@ -16,8 +16,9 @@ from demo.recipes import ROOT
 
 def usable_rows(out: Path, rows: list[Row]) -> list[dict[str, Any]]:
     """Model specs of the rows whose models were made and whose engines can run here, the first as the reference."""
-    from compare_q.eval.run import jobs
-    from compare_q.eval.run.hosts import Hosts
+    from compare_q.backends.common.errors import InputError
+    from compare_q.eval.run import plan
+    from compare_q.eval.run.config import local_config
     from compare_q.eval.specs import reading
 
     entries: list[dict[str, Any]] = []
@@ -28,7 +29,11 @@ def usable_rows(out: Path, rows: list[Row]) -> list[dict[str, Any]]:
             "group": row.group,
         }  # fmt: skip
         entry |= {"noise_floor": True} if row.noise_floor else {}
-        _, problems = jobs.plan([reading.parse_model_spec(entry, out / "models.json")], WINDOW, Hosts())
+        problems = []
+        try:
+            plan.plan_models(local_config(), [reading.parse_model_spec(entry, out / "models.json")], WINDOW)
+        except InputError as error:
+            problems = str(error).splitlines()
         if row.model == GPTQ and not problems and not has_one_embedding(out / "models" / GPTQ, out / "models" / "bf16"):
             problems = [f"{row.label}: {model}: was made of another base; make it again (demo/h200/gptq.py)"]
         for problem in problems:

@@ -23,7 +23,7 @@ from compare_q.eval.results import TextResult
 from compare_q.eval.specs.types import DataSpec
 
 if TYPE_CHECKING:
-    from compare_q.eval.run.runner import Finished
+    from compare_q.eval.run.runner import RunOutcome
 
 PILOT = 16
 """Windows of the first stage."""
@@ -74,8 +74,8 @@ def settled(
 
 
 def run(
-    wanted: float, texts: Mapping[str, DataSpec], score: Callable[..., Finished], say: Callable[[str], None]
-) -> Finished:
+    wanted: float, texts: Mapping[str, DataSpec], score: Callable[..., RunOutcome], say: Callable[[str], None]
+) -> RunOutcome:
     """Return the last of at most two runs; texts whose windows are not spread are scored as their specs say.
 
     ``score``: makes a run of these texts; its ``again`` is True for the second run.  ``say``: prints a line.

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from compare_q import backends
 from compare_q.backends import hub
+from compare_q.backends.base import PlannedModel
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import doctor
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.run import jobs, references, runner
-from compare_q.eval.run.hosts import Job, Session
+from compare_q.eval.run import plan, reference
+from compare_q.eval.run.config import RunConfig
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import windows
 from compare_q.eval.text.windows import EvalData
 
 
 def check(
-    session: Session, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec], n_windows: int | None
+    config: RunConfig, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec], n_windows: int | None
 ) -> tuple[list[str], list[str], bool]:
     """(lines on what would run, and what the doctor finds; why something would not; whether a number or an answer of a
     model would be wrong).  ``texts``: by their names.
@@ -31,56 +33,55 @@ def check(
     """
     lines: list[str] = []
     problems: list[str] = []
-    planned: list[Job] = []
+    models: list[PlannedModel] = []
     found: dict[str, EvalData] = {}
     wrong = False
     try:
-        planned = runner.checked(session, list(texts.values()), model_specs)
+        models = plan.plan_models(config, model_specs, max(spec.longest for spec in texts.values()))
     except InputError as error:
         problems += str(error).splitlines()
     is_refused = bool(problems)
     for name, spec in texts.items():
         title, key = ("data", "") if len(texts) == 1 else (f"data {name}", name)
         try:
-            missing = downloads(spec, session.cache)
+            missing = downloads(spec, config.cache)
             if not (missing or is_refused):
-                found[key] = windows.build(spec, n_windows, session.cache, session.progress)
+                found[key] = windows.build(spec, n_windows, config.cache, config.progress)
             if missing or not is_refused:
                 lines.append(f"{title}: {windows.in_words(spec, found.get(key))}")
             lines += [f"{title}: {line}" for line in missing]
         except InputError as error:
             problems.append(spec.blamed(error) if len(texts) == 1 else f"{title}: {error}")
-    reference = next((job for job in planned if job.spec.is_reference), None)
-    for job in planned:
-        label, folder = job.request.label, job.request.model_dir
-        line = f"{label}: {job.engine} ({' '.join(job.described.installed or ()).strip()}), {folder}"
+    marked = next((model for model in models if model.is_reference), None)
+    for model in models:
+        label, folder, files = model.label, model.model_dir, backends.files_of(model)
+        line = f"{label}: {model.engine} ({' '.join(model.info.installed or ()).strip()}), {folder}"
         try:
-            lines.append(f"{line}, {job.files.would_fetch()}" if job.is_remote else line)
-            beside = Path(reference.request.model_dir) if reference else None
-            said, is_wrong = ([], False) if job.is_remote else doctor.short_form(label, Path(folder), beside)
+            lines.append(f"{line}, {files.would_fetch()}" if files.is_remote else line)
+            beside = Path(marked.model_dir) if marked else None
+            said, is_wrong = ([], False) if files.is_remote else doctor.short_form(label, Path(folder), beside)
         except InputError as error:
             problems.append(f"{label}: {error}")
             continue
         lines, wrong = lines + said, wrong or is_wrong
-        if job.described.silence:
-            problems.append(f"{label}: {job.described.silence}")
+        if model.info.silence:
+            problems.append(f"{label}: {model.info.silence}")
     if found and not problems:
-        problems += unfit(session, planned, reference, found)
-    return [*lines, *filter(None, [jobs.emulated_dtypes(planned)])], problems, wrong
+        try:
+            fitted = plan.fitted(config, model_specs, models, found)
+            check_references(config, next((model for model in fitted if model.is_reference), None), found)
+        except InputError as error:
+            problems += str(error).splitlines()
+    return [*lines, *filter(None, [plan.emulated_dtypes(config, models)])], problems, wrong
 
 
-def unfit(session: Session, planned: Sequence[Job], reference: Job | None, found: Mapping[str, EvalData]) -> list[str]:
-    """Why these models cannot score these windows, or cannot be compared with the reference that is asked for."""
-    try:
-        jobs.fit(planned, found, session.hosts)
-        for data in found.values():
-            if reference is None and session.logits_file is not None:
-                references.of_store(session.logits_file, data, session)
-            elif reference is not None and not reference.is_remote:
-                references.of_model(reference, data, session)
-    except InputError as error:
-        return str(error).splitlines()
-    return []
+def check_references(config: RunConfig, marked: PlannedModel | None, texts: Mapping[str, EvalData]) -> None:
+    """InputError if the texts cannot be compared with the reference that the user asks for."""
+    for text in texts.values():
+        if marked is None and config.logits_file is not None:
+            reference.of_store(config, config.logits_file, text)
+        elif marked is not None and not backends.files_of(marked).is_remote:
+            reference.of_model(config, marked, text)
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:

@@ -35,8 +35,8 @@ from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table.render import LiveTable
 
 if TYPE_CHECKING:
-    from compare_q.eval.run.hosts import Hosts, Session
-    from compare_q.eval.run.runner import Finished
+    from compare_q.eval.run.config import RunConfig
+    from compare_q.eval.run.runner import RunOutcome
 
 
 NO_DATA_SPEC = "beside -m, -d takes data specs (JSON); a text alone goes with models alone: compare-q MODEL ... -d TEXT"
@@ -138,7 +138,7 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: 
     from compare_q.eval.cli import check as checking
 
     writes(args, texts, model_specs)
-    lines, problems, is_wrong = checking.check(session_of(args), texts, model_specs, args.rows)
+    lines, problems, is_wrong = checking.check(config_of(args), texts, model_specs, args.rows)
     if args.until:
         lines.append(f"--until: of spread windows {adaptive.PILOT} come first, then as many as the answer takes")
     print(*map(printable, lines), sep="\n")
@@ -167,31 +167,38 @@ def writes(
     return tokens
 
 
-def session_of(args: argparse.Namespace) -> Session:
-    """What stays the same over a run that the flags ask for."""
-    from compare_q.eval.run.hosts import Session
+def config_of(args: argparse.Namespace) -> RunConfig:
+    """Return the configuration of the run that the flags ask for."""
+    from compare_q.eval.run.config import local_config
 
-    return Session(
-        Cache(args.cache_dir), Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args),
-        args.verify_weights, divergences=args.divergences,
+    silence = {} if args.deadline is None else {"load_timeout_s": args.deadline, "window_timeout_s": args.deadline}
+    config = local_config(
+        Cache(args.cache_dir), Progress(), gpus=[] if args.ray else args.gpus or None, pythons=dict(args.python),
+        clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file, divergences=args.divergences,
+        verify_weights=args.verify_weights, **silence,
     )  # fmt: skip
+    if args.ray:
+        from compare_q.eval import cluster
+
+        return cluster.on_cluster(config, args.ray, remark)
+    return config
 
 
 def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot; ``texts``: by their names.  Returns the exit status."""
     from compare_q.eval.run import runner
-    from compare_q.eval.run.hosts import signals_interrupt
+    from compare_q.eval.run.workers import signals_interrupt
 
     tokens = writes(args, texts, model_specs)
-    session = session_of(args)
-    cache = session.cache
-    session.progress.below = look = LiveTable([spec.name for spec in model_specs], list(texts))
-    shown = replace(session, row_done=look.add)
-    with signals_interrupt(session.hosts):
+    config = config_of(args)
+    cache = config.cache
+    config.progress.below = look = LiveTable([spec.name for spec in model_specs], list(texts))
+    config = replace(config, on_row=look.add)
+    with signals_interrupt(config.workers):
         if args.until:
-            finished = adaptive.run(args.until, texts, partial(one_stage, shown, model_specs), remark)
+            finished = adaptive.run(args.until, texts, partial(one_stage, config, model_specs), remark)
         else:
-            finished = runner.run(shown, texts, model_specs, args.rows)
+            finished = runner.run(config, texts, model_specs, args.rows)
         interrupted = 128 + finished.signal if finished.signal else 0
         results = finished.results.updated(title=args.title)
         if failures := outputs.nothing_scored(results):
@@ -221,24 +228,13 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         return interrupted or status or int(any(text.error or text.failed for text in results.texts))
 
 
-def one_stage(session: Session, specs: Sequence[ModelSpec], texts: Mapping[str, DataSpec], *, again: bool) -> Finished:
+def one_stage(
+    config: RunConfig, specs: Sequence[ModelSpec], texts: Mapping[str, DataSpec], *, again: bool
+) -> RunOutcome:
     """A run of ``--until``; what an earlier one has scored is not forgotten ``again``."""
     from compare_q.eval.run import runner
 
-    return runner.run(replace(session, clear=session.clear and not again), texts, specs)
-
-
-def hosts_of(args: argparse.Namespace) -> Hosts:
-    """Where models run, by the flags and the settings file."""
-    from compare_q.eval.run import hosts
-
-    found, said = hosts.of_this_machine(args.gpus or None, dict(args.python), args.deadline)
-    if args.ray:
-        from compare_q.eval import cluster
-
-        return cluster.on_cluster(found, args.ray, remark)
-    remark(said or None)
-    return found
+    return runner.run(replace(config, clear=config.clear and not again), texts, specs)
 
 
 def show_again(args: argparse.Namespace) -> int:

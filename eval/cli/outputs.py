@@ -25,7 +25,7 @@ from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import columns, pairs, render
 
 if TYPE_CHECKING:
-    from compare_q.eval.run.runner import Finished
+    from compare_q.eval.run.runner import RunOutcome
 
 TokenFiles = Mapping[tuple[str, str], Path]
 """(text, label) -> the file of ``--tokens-out``."""
@@ -179,7 +179,7 @@ def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> di
     return {(text, label): folder / folders[text] / f"{files[label]}.parquet" for text in texts for label in labels}
 
 
-def copy_scores(cache: Cache, finished: Finished, files: TokenFiles, outputs: Outputs) -> None:
+def copy_scores(cache: Cache, finished: RunOutcome, files: TokenFiles, outputs: Outputs) -> None:
     """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free."""
     from compare_q.eval.run import token_scores
 

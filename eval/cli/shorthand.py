@@ -30,7 +30,7 @@ from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import hub_datasets
 
 if TYPE_CHECKING:
-    from compare_q.eval.run.runner import Finished
+    from compare_q.eval.run.runner import RunOutcome
 
 LABELLED = re.compile(r"([^=/\\]+)=(.+)")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -210,7 +210,7 @@ def default_text() -> tuple[list[str], list[str]]:
     return [DEFAULT_TEXT], []
 
 
-def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], finished: Finished) -> str:
+def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], finished: RunOutcome) -> str:
     """Write ``data.json`` and ``models.json``, which repeat a run, and return the command that runs them.
 
     The command sets environment variables that scores depend on, which have no place in specs.

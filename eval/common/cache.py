@@ -12,6 +12,7 @@ Deleting knows our files by their names, and neither follows nor removes a link.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -20,11 +21,11 @@ import re
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
@@ -52,9 +53,8 @@ def default_root() -> Path:
     return Path(chosen) if chosen else user_cache_path("compare_q", appauthor=False)
 
 
-NoLock = threading.Semaphore
-"""A new one is in the place of a lock in a cache that cannot be written, and so is not changed by this run."""
-Lock: TypeAlias = FileLock | threading.Semaphore
+LOCK_POLL_S = 0.5
+"""Seconds between two attempts to get a lock, and two checks of whether the run was stopped."""
 
 
 class Cache:
@@ -136,14 +136,40 @@ class Cache:
         with storage.beside(self.root / "runs" / "scratch") as file:
             yield file
 
-    def lock(self, section: str, key: str) -> Lock:
-        """Held while an entry is computed, so that two runs do not compute it twice."""
-        return NoLock() if self.unwritable else self.lock_at(self.path(section, key, ".lock"))
-
     def lock_at(self, file: Path) -> FileLock:
-        """A lock whose file goes with the run; another user's run may take it, too."""
+        """A lock whose file is removed with the run.  Another user's run may take it, too."""
         self.locks.add(file)
         return FileLock(str(file), mode=0o666)
+
+    @contextmanager
+    def locked(
+        self, files: Iterable[Path], check: Callable[[], None], waits: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Hold the locks of these files while the block runs; wait for those that other runs hold.
+
+        They are acquired in the order of their real paths, so that two runs never wait for each other.  ``waits`` is
+        called once if another run holds one.  ``check`` is called while waiting, and raises StoppedError if the run was
+        stopped.  A lock in a folder that cannot be written, or on a full disk, is left out: finished scores are served
+        from there, and nothing else can be kept.
+        """
+        self.unwritable  # noqa: B018 - makes the folders
+        waited = False
+        with ExitStack() as held:
+            for file in map(Path, sorted({os.path.realpath(file) for file in files})):
+                while os.access(file.parent, os.W_OK):
+                    check()
+                    try:
+                        held.enter_context(self.lock_at(file).acquire(timeout=LOCK_POLL_S))
+                        break
+                    except Timeout:
+                        if not waited:
+                            waits()
+                        waited = True
+                    except OSError as error:
+                        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                            raise
+                        break
+            yield
 
     def use(self, section: str, key: str) -> None:
         """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends.
@@ -164,8 +190,8 @@ class Cache:
             with suppress(OSError):
                 os.utime(entry)
 
-    def used_by_runs(self) -> set[str]:
-        """Keys of the entries that runs use, this run included; the marks of runs that were killed are removed."""
+    def used_by_runs(self, *, others: bool = False) -> set[str]:
+        """Return the keys of entries that runs use, this run's too unless ``others``; delete marks of killed runs."""
         keys: set[str] = set()
         for file in (self.root / "runs").glob("*.keys"):
             lock = file.with_suffix(".lock")
@@ -173,6 +199,8 @@ class Cache:
                 with suppress(Timeout, OSError), FileLock(str(lock), timeout=0):
                     file.unlink(missing_ok=True)
                     lock.unlink(missing_ok=True)
+            elif others:
+                continue
             with suppress(InputError):  # gone, or no file of ours
                 keys.update(json_files.read_bytes(file).decode(errors="replace").split())
         return keys

@@ -163,7 +163,7 @@ PROCESSES = EngineProcesses()
 
 
 class WorkerProcess:
-    """A worker of this machine, forked by an engine process (``eval/run/hosts.py`` has its protocol).
+    """A worker of this machine, forked by an engine process (``eval/run/workers.py`` has its protocol).
 
     ``group``: its process group, 0 until its first message; ``status``: its exit status, None until it is known.
     """

@@ -1,37 +1,38 @@
-"""The driver: jobs -> token scores, from the cache where they are there -> rows; the reference's rows come first.
+"""One run: model specs and texts -> rows.  The reference first, on its own, then the other models.
 
-The driver knows engines only by the contract (``backends/base.py``).  Every check that needs no engine runs before the
-first model loads; after that a model that fails is a row that says so, and the other models go on.  A run is models x
-texts: each model loads once, and scores one text after the other.
+Every check that needs no engine runs before the first model loads.  After that a model that fails is a row with the
+reason, and the others go on.  Each model loads once and scores one text after the other.
 """
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
+from compare_q import backends
+from compare_q.backends.base import PlannedModel
 from compare_q.backends.common.errors import CompareQError, InputError, StoppedError
-from compare_q.backends.common.json_files import check_unicode
 from compare_q.backends.common.messages import one_line
 from compare_q.eval.results import RunResult, TextResult
-from compare_q.eval.run import jobs, references, rows
-from compare_q.eval.run.hosts import Hosts, Job, Session
-from compare_q.eval.run.references import TextRun
+from compare_q.eval.run import plan, reference
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.rows import Rows, row_of
+from compare_q.eval.run.score import given_store, score_model
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import windows
 from compare_q.eval.text.windows import EvalData
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The results of a run, and the windows of each text that were scored, None if it has none.
+class RunOutcome:
+    """The results of a run, and the windows of each text, None for a text that failed.
 
-    ``signal``: what has ended the run early, 0 if nothing.  A model that was not finished then is a row with that
-    reason.
+    ``signal``: the signal that ended the run early; 0 if none did.  Models that were not finished then have a row with
+    that reason.
     """
 
     results: RunResult
@@ -40,132 +41,96 @@ class Finished:
 
 
 def run(
-    session: Session, data_specs: Mapping[str, DataSpec], specs: Sequence[ModelSpec], n_windows: int | None = None
-) -> Finished:
-    """Score every model on ``n_windows`` windows of each text, by the texts' names: 0 means all, None the data spec's
-    ``max_rows``.
+    config: RunConfig, data_specs: Mapping[str, DataSpec], specs: Sequence[ModelSpec], n_windows: int | None = None
+) -> RunOutcome:
+    """Score every model on ``n_windows`` windows of each text; 0: all, None: the data spec's ``max_rows``.
 
-    InputError with all problems, one a line, before anything loads.  Of several texts one whose windows cannot be made
-    says why, and the others go on; InputError if none of them can be scored.  InterruptedRun is raised as long as no
-    model is at work; after that it ends the run early.
+    ``data_specs``: by the texts' names.  Of several texts one may fail, whose result has the reason.  InputError with
+    one line per problem, before anything loads.  InterruptedRun before the first model is running; after that a signal
+    ends the run early.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # part of the keys of scores on a CPU; see eval/compare_q.py
     several = len(data_specs) > 1
-    if several and session.logits_file is not None:
+    if several and config.logits_file is not None:
         raise InputError("--logits_file: a reference store is of one text; leave it out, or run once for each text")
-    planned = checked(session, list(data_specs.values()), specs)
-    import_ahead(session, planned, list(data_specs.values()))
-    failed: dict[str, str] = {}
-    built = build_all(session, data_specs, n_windows, failed)
-    jobs.raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
-    marked = any(job.spec.is_reference for job in planned)
-    runs = {name: TextRun(name if several else "", data, marked) for name, data in built.items()}
-    fitted = jobs.fit(planned, {text.name: text.data for text in runs.values()}, session.hosts)
-    if said := jobs.emulated_dtypes(fitted):
-        session.progress.say(said)
-    ended = score_all(session, fitted, list(runs.values()))
-    results = {name: result_of(text, name, fitted) for name, text in runs.items()}
+    models = plan.plan_models(config, specs, max(spec.longest for spec in data_specs.values()))
+    import_ahead(config, models, data_specs)
+    built, failed = build_texts(config, data_specs, n_windows)
+    texts = {name if several else "": text for name, text in built.items()}
+    models = plan.fitted(config, specs, models, texts)
+    if emulated := plan.emulated_dtypes(config, models):
+        config.progress.say(emulated)
+    rows = Rows(config, models, texts)
+    stopped = score_all(config, models, texts, rows)
+    results = {name: result_of(rows, models, name, name if several else "", text) for name, text in built.items()}
     results |= {name: TextResult(name=name, error=reason) for name, reason in failed.items()}
-    return Finished(
-        RunResult(texts=tuple(results[name] for name in data_specs)), tuple(map(built.get, data_specs)), ended
-    )
+    result = RunResult(texts=tuple(results[name] for name in data_specs))
+    return RunOutcome(result, tuple(map(built.get, data_specs)), stopped)
 
 
-def result_of(text: TextRun, name: str, planned: Sequence[Job]) -> TextResult:
-    """The results of these models on a text, in their order; one that was not finished is a row that says so."""
-    for job in planned:
-        text.rows.setdefault(job.request.label, rows.row_of(job, error=str(StoppedError())))
-    reference = text.reference.result()
-    known = None if reference is None else references.as_json(reference, text.data.n_scored)
-    models = tuple(text.rows[job.request.label] for job in planned)
-    return TextResult(
-        name=name, data=windows.data_json(text.data), subtitle=windows.subtitle(text.data), models=models,
-        reference=known,
-    )  # fmt: skip
+def import_ahead(config: RunConfig, models: Sequence[PlannedModel], data_specs: Mapping[str, DataSpec]) -> None:
+    """Start to import the engine of the first model while texts are tokenized, if one has to be."""
+    with suppress(CompareQError):  # tokenizing reports it
+        if not config.clear and all(windows.are_stored(spec, config.cache) for spec in data_specs.values()):
+            return
+    first = next((model for model in models if model.is_reference), models[0])
+    if not backends.files_of(first).is_remote:
+        config.workers.import_ahead(first, verbose=config.verbose)
 
 
-def build_all(
-    session: Session, data_specs: Mapping[str, DataSpec], n_windows: int | None, failed: dict[str, str]
-) -> dict[str, EvalData]:
-    """The windows of every text, by their names; of several, one that fails is in ``failed`` with its reason."""
-    built = {}
+def build_texts(
+    config: RunConfig, data_specs: Mapping[str, DataSpec], n_windows: int | None
+) -> tuple[dict[str, EvalData], dict[str, str]]:
+    """Return the windows of the texts and why the others failed, by name; InputError if all failed."""
+    built, failed = {}, {}
     for name, spec in data_specs.items():
         try:
-            built[name] = windows.build(spec, n_windows, session.cache, session.progress, clear=session.clear)
+            built[name] = windows.build(spec, n_windows, config.cache, config.progress, clear=config.clear)
         except (CompareQError, OSError) as error:
             if len(data_specs) == 1:
                 raise InputError(spec.blamed(error)) from None
             failed[name] = one_line(error)
-            session.progress.say(f"{name}: failed")
-    return built
+            config.progress.say(f"{name}: failed")
+    plan.raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
+    return built, failed
 
 
-def checked(session: Session, data_specs: Sequence[DataSpec], specs: Sequence[ModelSpec]) -> list[Job]:
-    """The models' jobs; InputError with all problems before the texts are tokenized, which takes longer."""
-    if session.divergences and session.logits_file is None and not any(spec.is_reference for spec in specs):
-        raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
-    check_unicode("--logits_file", session.logits_file)
-    planned, problems = jobs.plan(specs, max(spec.longest for spec in data_specs), session.hosts)
-    jobs.raise_all(problems)
-    for job in planned:
-        if job.described.silence:
-            session.progress.say(f"{job.request.label}: {job.described.silence}; asked again at its turn")
-    return planned
+def score_all(config: RunConfig, models: Sequence[PlannedModel], texts: Mapping[str, EvalData], rows: Rows) -> int:
+    """Add the rows of all models; return the number of the signal that ended this early, or 0.
 
-
-def import_ahead(session: Session, planned: Sequence[Job], data_specs: Sequence[DataSpec]) -> None:
-    """Import the engine of the model whose turn comes first while the texts are tokenized, if any of them has to be."""
-    with suppress(CompareQError):  # tokenizing will say it
-        if not session.clear and all(windows.are_stored(spec, session.cache) for spec in data_specs):
-            return
-    first = next((job for job in planned if job.spec.is_reference), planned[0])
-    if not first.is_remote:
-        session.hosts.import_engine(first, verbose=session.verbose)
-
-
-def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]) -> int:
-    """Give the texts their rows: the reference's first, then the others', as many at a time as there are GPUs for them.
-
-    Returns the signal that has ended the run early, 0 if none has.
+    As many models score at a time as there are GPUs for, and the next one does what needs no GPU.  Another thread
+    downloads one model at a time.  The main thread only waits, so that a signal reaches it.
     """
-    marked = [job for job in planned if job.spec.is_reference]  # at most one: ``eval/specs/reading.py``
-    others = [job for job in planned if not job.spec.is_reference]
-    work = [partial(rows.reference_rows, session, job, others, texts) for job in marked]
-    work += [partial(rows.model_rows, session, job, texts) for job in others]
-    session.progress.models, ended = len(work), 0
-    try:
-        for text in texts if not marked else ():
-            given = session.logits_file
-            text.set_reference(None if given is None else references.given_store(session, given, others, text))
-        concurrently(session.hosts, work[: len(marked)])  # the reference is there before any other model loads
-        concurrently(session.hosts, work[len(marked) :], len(marked))
-    except KeyboardInterrupt as interrupt:  # it goes no further: the rows so far are shown
-        session.hosts.stop()
-        ended = getattr(interrupt, "signal", signal.SIGINT)
-    for text in texts:
-        text.set_reference(None)
-    return ended
-
-
-def concurrently(hosts: Hosts, work: Sequence[Callable[[int], None]], first: int = 0) -> None:
-    """Call every function with its place, from ``first`` on, in their order, twice as many at a time as there are GPUs:
-    some score, and others wait with what they could do before.
-
-    They run in threads, so that an interrupt, which comes to the main thread, ends all workers first, and what they
-    were doing yields rows that say so.
-    """
-    if hosts.in_process:
-        for place, each in enumerate(work, first):
-            each(place)
-            hosts.devices.pass_by(place)
-        return
-    with ThreadPoolExecutor(2 * hosts.devices.slots) as pool:
+    marked = [model for model in models if model.is_reference]  # at most one
+    others = [model for model in models if not model.is_reference]
+    with ThreadPoolExecutor(1) as loader, config.workers.pool(config.gpus.slots + 1) as pool:
         try:
-            futures = [pool.submit(each, place) for place, each in enumerate(work, first)]
-            for place, future in enumerate(futures, first):
-                future.add_done_callback(partial(hosts.devices.pass_by, place))
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:
-            hosts.stop()
+            fetched = {model.label: loader.submit(plan.download, config, model) for model in (*marked, *others)}
+            if config.logits_file is not None and not marked:
+                for name, text in texts.items():
+                    rows.references[name] = given_store(config, config.logits_file, text, others)
+            for wave in (marked, others):
+                scoring = [
+                    pool.submit(score_model, config, model, fetched[model.label], texts, rows, others) for model in wave
+                ]
+                for future in as_completed(scoring):
+                    future.result()
+        except BaseException as stop:
+            config.workers.stop()
             pool.shutdown(cancel_futures=True)
-            raise
+            if not isinstance(stop, KeyboardInterrupt):
+                raise
+            return int(getattr(stop, "signal", signal.SIGINT))
+    return 0
+
+
+def result_of(rows: Rows, models: Sequence[PlannedModel], name: str, key: str, text: EvalData) -> TextResult:
+    """Return the results of a text, whose rows have this key, in the order of the models."""
+    found = rows.by_text[key]
+    unfinished = str(StoppedError())
+    ordered = tuple(found.get(each.label) or row_of(each, error=unfinished) for each in models)
+    against = rows.references[key]
+    known = None if against is None else reference.as_json(against, text.n_scored)
+    return TextResult(
+        name=name, data=windows.data_json(text), subtitle=windows.subtitle(text), models=ordered, reference=known
+    )

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from compare_q import backends
 from compare_q.backends.base import EngineInfo, PlannedModel, ScoreRequest
 from compare_q.backends.common.errors import InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.machine import Gpu
@@ -19,12 +18,9 @@ from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, Message, ScoreCommand, write_windows
 from compare_q.eval import cluster
-from compare_q.eval.cluster import Cluster, Node, RayWorker, kind_of_nodes, problem_of, restricted
+from compare_q.eval.cluster import Cluster, Node, RayWorker, class_of_nodes, problem_of, restricted
 from compare_q.eval.common.cache import ENVIRONMENT
-from compare_q.eval.run.hosts import Job
-from compare_q.eval.run.jobs import hardware
-from compare_q.eval.specs.types import ModelSpec
-from tests.support.fake_engine import FakeEngine
+from compare_q.eval.run.plan import hardware_of
 from tests.support.planned import planned
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, record, state_store
@@ -78,9 +74,10 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
         made.close()
 
 
-def job(log_file: Path | None = None, kind: Any = None) -> Job:
-    spec = ModelSpec(load_fn="fake", model_dir="none")
-    return Job(spec, "fake", FakeEngine, request().updated(log_file=log_file), kind=kind)
+def ray_worker(cluster: Cluster | None = None, log_file: Path | None = None) -> RayWorker:
+    """A worker of a cluster with one node."""
+    nodes = class_of_nodes([("n", facts())], {"n": {"CPU": 2.0}})
+    return RayWorker(cluster or cluster_of(), request().updated(log_file=log_file), nodes)
 
 
 def shown(message: Message) -> None:
@@ -89,7 +86,7 @@ def shown(message: Message) -> None:
 
 def started(node: Node, log: Path) -> RayWorker:
     """A worker that has got its place on this node."""
-    worker = RayWorker(cluster_of(), job(log))
+    worker = ray_worker(log_file=log)
     worker.actor, worker.node = Direct(node), node.start(None, "fake", log)
     return worker
 
@@ -130,7 +127,7 @@ def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: 
 
 
 def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node, tmp_path: Path) -> None:
-    there, store, worker = tmp_path / "there", tmp_path / "store", RayWorker(cluster_of(), job())
+    there, store, worker = tmp_path / "there", tmp_path / "store", ray_worker()
     begin(store, IDENTITY)
     node.folders, node.sent, node.log_file, node.log_read = {there: store}, {}, tmp_path / "log", 0
     for first in (0, 2):  # the second share has the head
@@ -155,7 +152,7 @@ def brought(worker: RayWorker, store: Path) -> tuple[list[Any], Path]:
 
 def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not(node: Node, tmp_path: Path) -> None:
     store = state_store(tmp_path / "store")
-    worker = RayWorker(cluster_of(), job())
+    worker = ray_worker()
     worker.actor = Direct(node)
     assert brought(worker, store.path) == ([], store.path)
     assert worker.is_seen(tmp_path)
@@ -178,7 +175,7 @@ def test_a_worker_is_lost_with_its_node() -> None:
 
     made = cluster_of()
     made.ray.get = gone
-    worker = RayWorker(made, job(kind=kind_of_nodes([("n", facts())], {"n": {"CPU": 2.0}})))
+    worker = ray_worker(made)
     worker.actor, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
     with pytest.raises(LostWorkerError, match=r"^node n was lost "):
         worker.perform(LoadCommand(request()), 60.0, shown)
@@ -188,7 +185,7 @@ def test_a_worker_is_lost_with_its_node() -> None:
     with pytest.raises(StoppedError):
         worker.place()
     with pytest.raises(ModelError, match="no node with Some CPU is left"):
-        RayWorker(made, worker.job).place()
+        ray_worker(made).place()
 
 
 def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
@@ -234,18 +231,15 @@ def test_which_nodes_take_models(found: Any, resources: dict[str, float], proble
     assert bool(said) == bool(problem)
 
 
-def test_a_kind_has_the_gpus_of_its_largest_node_and_names_its_own_processor() -> None:
+def test_nodes_of_one_class_have_the_gpus_of_the_largest_and_its_processor() -> None:
     there = {"one": {"GPU": 1.0, "big": 1.0}, "two": {"GPU": 2.0}}
-    kind = kind_of_nodes([("one", facts("H200")), ("two", facts("H200", "H200"))], there)
-    assert (kind.name, kind.slots, kind.nodes) == ("H200", 4, ("one", "two"))
-    assert [gpu.name for gpu in kind.devices.planned(0)] == ["H200", "H200"]
-    gpus = kind.devices.planned(1)
-    engine, backend = backends.resolve("transformers", None)
+    found = class_of_nodes([("one", facts("H200")), ("two", facts("H200", "H200"))], there)
+    assert (found.name, found.slots, found.nodes) == ("H200", 4, ("one", "two"))
+    assert [gpu.name for gpu in found.gpus] == ["H200", "H200"]
+    assert [found.most_replicas(n_gpus) for n_gpus in (1, 2)] == [4, 2]
     for cpu_only, gold in ((False, {"gpus": ["H200"], "driver": "580"}), (True, facts()["processor"])):
-        described = EngineInfo(cpu_only=cpu_only)
-        spec: Any = None
-        on_kind = Job(spec, engine, backend, request(), gpus=gpus, described=described, kind=kind)
-        assert hardware(on_kind) == {**gold, "A": "1"}
-    assert restricted(kind, there, {"big": 1}).nodes == ("one",)
-    assert restricted(kind, {"two": there["two"]}, {}).nodes == ("two",)
-    assert restricted(kind, there, {"big": 2}).nodes == ()
+        model = planned("m", "transformers", "none", 40, info=EngineInfo(cpu_only=cpu_only))
+        assert hardware_of(model, found, 1) == {**gold, "A": "1"}
+    assert restricted(found, there, {"big": 1}).nodes == ("one",)
+    assert restricted(found, {"two": there["two"]}, {}).nodes == ("two",)
+    assert restricted(found, there, {"big": 2}).nodes == ()

@@ -6,19 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from compare_q.backends.base import PlannedModel
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import LostWorkerError, ModelError
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker import worker
 from compare_q.eval.common.processes import outcome
 from compare_q.eval.common.progress import Show
-from compare_q.eval.run import hosts
-from compare_q.eval.run.devices import Devices
-from compare_q.eval.run.hosts import Hosts, Job
+from compare_q.eval.run import workers
+from compare_q.eval.run.workers import Workers
 
 LOADING = threading.Lock()
 Step = tuple[str, str]
@@ -67,10 +68,10 @@ class Told:
 
 
 class ThreadedWorker:
-    """A worker (``eval/run/hosts.py``) in this process."""
+    """A worker (``eval/run/workers.py``) in this process."""
 
-    def __init__(self, job: Job, told: Told) -> None:
-        self.label, self.told, self.server = job.request.label, told, worker.Worker(time.time())
+    def __init__(self, model: PlannedModel, told: Told) -> None:
+        self.label, self.told, self.server = model.label, told, worker.Worker(time.time())
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
         step = (self.label, job.type)
@@ -102,15 +103,13 @@ class ThreadedWorker:
         self.server.close()
 
 
-def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: Sequence[Gpu] = (), **keys: Any) -> Told:
-    """Runs of the command line have such workers from now on; returns what they will be told."""
+def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: Sequence[Gpu] = ()) -> Told:
+    """Runs have such workers from now on, on a machine with these GPUs; returns what they will be told."""
     told = Told()
-
-    def make(*given: Any) -> tuple[Hosts, str]:
-        workers = Hosts(Devices(gpus), make_worker=lambda job: ThreadedWorker(job, told))
-        return replace(workers, **keys), ""
-
-    monkeypatch.setattr(hosts, "of_this_machine", make)
+    monkeypatch.setattr(machine, "gpus", lambda: tuple(gpus))
+    monkeypatch.setattr(workers, "in_process", lambda: False)
+    monkeypatch.setattr(Workers, "create", lambda self, model: ThreadedWorker(model, told))
+    monkeypatch.setattr(Workers, "import_ahead", lambda self, model, verbose: None)
     monkeypatch.setattr(worker, "keep_to_share", lambda *_: None)  # it would be this process that stays there
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return told

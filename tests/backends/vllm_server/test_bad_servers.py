@@ -14,7 +14,7 @@ import pytest
 
 from compare_q.backends.base import ModelFacts
 from compare_q.backends.common.errors import ModelError
-from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.run.workers import Workers
 from tests.support.command_line import Run, Specs
 from tests.support.vllm_server import Handler, Stub, described, request_for
 
@@ -92,11 +92,11 @@ def replaced(**changes: Any) -> Callable[..., Any]:
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
     """Whatever the server's own limits are; else it says what the model is."""
     stub.tokens = {"tokens": [5], "token_strs": ["water"]}
-    good = Hosts().inspect(None, request_for(stub.url))
+    good = Workers().ask(request_for(stub.url))
     assert (good.stamp, good.facts) == (described(stub).stamp, ModelFacts(context=255, tokenizer={5: "water"}))
     stub.bad = lambda handler: time.sleep(20) is None
     with pytest.raises(ModelError, match=r"did not load for 1 s, and was ended \(--deadline\)"):
-        Hosts(load_s=1.0).inspect(None, request_for(stub.url))
+        Workers(inspect_s=1.0).ask(request_for(stub.url))
 
 
 def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:

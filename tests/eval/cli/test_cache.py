@@ -90,7 +90,7 @@ def test_what_a_run_uses_stays(cache: Cache) -> None:
     cache.use("references", key("c"))
     other = Cache(cache.root)
     other.use("scores", key("b"))
-    with cache.lock("tokens", key("a")):
+    with cache.locked([cache.path("tokens", key("a"), ".lock")], lambda: None):
         removed, left = cache_listing.prune(cache, 0)
         assert (removed, left) == ([], 6100)
     assert "over the limit of 10 bytes: in use" in cache_listing.limited(cache, 10)

@@ -88,7 +88,8 @@ def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monk
     monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)  # root may write everywhere
     cache = Cache(tmp_path)
     cache.use("tokens", KEY)
-    with cache.lock("tokens", KEY), cache.lock("tokens", KEY):
+    file = cache.path("tokens", KEY, ".lock")
+    with cache.locked([file], lambda: None), cache.locked([file], lambda: None):
         assert cache.path("tokens", KEY, ".npz").read_bytes() == b"tokens"
     assert refusal(cache.check_writable) == f"--cache-dir: {tmp_path}: cannot be written: it may only be read"
     assert cache.used_by_runs() == set()
@@ -103,7 +104,8 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
         "from compare_q.eval.common.cache import Cache\n"
         "cache = Cache(pathlib.Path(sys.argv[1]))\n"
         "cache.use('tokens', '0' * 40)\n"
-        "with cache.lock('tokens', '0' * 40), cache.write('tokens', '0' * 40, '.npz') as file:\n"
+        "lock = cache.path('tokens', '0' * 40, '.lock')\n"
+        "with cache.locked([lock], int), cache.write('tokens', '0' * 40, '.npz') as file:\n"
         "    file.write_bytes(b'half')\n"
         "    print('writing', flush=True)\n"
         "    sys.stdin.readline()\n"

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from compare_q import backends
 from compare_q.backends.common import machine
 from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.run.hosts import Job
-from compare_q.eval.run.jobs import identity
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.plan import plan_models, score_key
 from compare_q.eval.specs.reading import parse_model_spec
 from tests.support.planned import planned
 from tests.support.toy import needs_accelerate
@@ -37,13 +36,10 @@ def model(toy_model: Path, tmp_path: Path) -> Path:
 
 def key_of(folder: Path, **options: Any) -> str:
     """The key of a model's scores in Transformers on the CPU; what the engine refuses is an error."""
-    name, engine = backends.resolve("transformers", None)
-    request = planned("toy", "transformers", str(folder), 100, options)
-    described = worker.inspect(request)
-    assert not described.problem
-    spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(folder)}, Path("m.json"))
-    session: Any = SimpleNamespace(verify_weights=False, progress=Progress(quiet=True), digests={})
-    return Cache.key("scores", identity(Job(spec, name, engine, request, described=described), DATA, session))
+    config = RunConfig(Cache(Path("nowhere")), Progress(quiet=True))
+    keys = {"load_fn": "transformers", "model_dir": str(folder), "engine": options}
+    (model,) = plan_models(config, [parse_model_spec(keys, Path("m.json"))], 100)
+    return score_key(config, model, DATA)
 
 
 def replaced(name: str, old: str, new: str) -> Callable[[Path], object]:

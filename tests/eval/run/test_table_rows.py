@@ -7,21 +7,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from compare_q.backends.base import Engine
-from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.llamacpp import LlamacppEngine
-from compare_q.eval.run.hosts import Job
 from compare_q.eval.run.rows import file_bytes
-from compare_q.eval.specs.types import ModelSpec
 from tests.support.checkpoints import write_checkpoint
-from tests.support.fake_engine import FakeEngine
 from tests.support.planned import planned
-
-
-def job(engine: type[Engine], model: Path | str, *override_tensors: Path) -> Job:
-    spec = ModelSpec(load_fn=engine.capabilities.load_fns[0], model_dir=str(model))
-    request = planned("model", spec.load_fn, str(model), 100, override_tensors=override_tensors)
-    return Job(spec, "engine", engine, request)
 
 
 def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) -> None:
@@ -30,10 +18,10 @@ def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) 
     (folder / "tokenizer.json").write_bytes(b"x" * 1000)
     stored = (folder / "model.safetensors").stat().st_size
     assert 64 < stored < 1000
-    assert file_bytes(job(TransformersEngine, folder)) == stored
+    assert file_bytes(planned("m", "transformers", str(folder), 100)) == stored
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"x" * 500)
-    assert file_bytes(job(TransformersEngine, folder, other)) == stored + 500
+    assert file_bytes(planned("m", "transformers", str(folder), 100, override_tensors=(other,))) == stored + 500
 
 
 def test_the_size_of_a_gguf_file_is_that_of_all_its_splits(tmp_path: Path) -> None:
@@ -47,8 +35,9 @@ def test_the_size_of_a_gguf_file_is_that_of_all_its_splits(tmp_path: Path) -> No
     files = sorted(tmp_path.glob("*.gguf"))
     assert len(files) == 2
     for file in files:
-        assert file_bytes(job(LlamacppEngine, file)) == sum(each.stat().st_size for each in files) > 8192
+        size = file_bytes(planned("m", "llamacpp", str(file), 100))
+        assert size == sum(each.stat().st_size for each in files) > 8192
 
 
 def test_files_that_are_not_here_have_no_size() -> None:
-    assert file_bytes(job(FakeEngine, "anything")) is None
+    assert file_bytes(planned("m", "fake", "anything", 100)) is None

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from compare_q.eval.run import jobs
-from compare_q.eval.run.hosts import Hosts
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.run import plan
+from compare_q.eval.run.config import local_config
 from compare_q.eval.specs.reading import load_model_specs, one_reference, specs_in
 from compare_q.eval.specs.types import ModelSpec
 from tests.support.toy import refusal
@@ -87,12 +88,20 @@ def test_rows_are_compared_with_a_reference_of_their_own() -> None:
     assert said == []
 
 
+def problems_of(specs: list[ModelSpec]) -> list[str]:
+    """What is wrong with these specs."""
+    with pytest.raises(InputError) as refused:
+        plan.plan_models(local_config(), specs, 100)
+    return str(refused.value).splitlines()
+
+
 def test_what_an_engine_refuses_is_said_once_with_file_and_key() -> None:
     """An option that the engine does not have, in two of four rows each, and one that stands outside of the sweep."""
     axes = {"engine.y": [4, 8], "engine.z": ["a", "b"]}
-    _, problems = jobs.plan(rows({"engine.x": [1, 2]}, engine={}) + rows(axes, engine={}), 100, Hosts())
+    specs = rows({"engine.x": [1, 2]}, engine={}) + rows(axes, engine={})
+    problems = problems_of(specs)
     where = "m.json: model 1 (W4A16): sweep.engine."
     assert problems == [f"{where}{key}: unknown key" for key in ("x[0]", "x[1]", "y[0]", "y[1]")]
-    _, (first, second) = jobs.plan(rows({"replicas": [1, 2]}), 100, Hosts())
+    first, second = problems_of(rows({"replicas": [1, 2]}))
     assert first == "W4A16 replicas=1: engine.dtype: unknown key"
     assert second == "W4A16 replicas=2: engine.dtype: unknown key"

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from compare_q.backends.worker.engine_process import ENDING
-from compare_q.eval.run import hosts
-from compare_q.eval.run.hosts import Hosts, InterruptedRun, signals_interrupt
+from compare_q.eval.run import workers
+from compare_q.eval.run.workers import InterruptedRun, Workers, signals_interrupt
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def handlers() -> Iterator[None]:
 @pytest.mark.parametrize("first", ENDING)
 def test_the_first_signal_interrupts_and_no_other_does(first: signal.Signals) -> None:
     def storm() -> None:
-        with signals_interrupt(Hosts()), ExitStack() as unwinding:
+        with signals_interrupt(Workers()), ExitStack() as unwinding:
             for number in (*ENDING, first):
                 unwinding.callback(signal.raise_signal, number)
             signal.raise_signal(first)
@@ -41,7 +41,7 @@ def test_the_first_signal_interrupts_and_no_other_does(first: signal.Signals) ->
 
 def test_an_ignored_signal_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with signals_interrupt(Hosts()):
+    with signals_interrupt(Workers()):
         signal.raise_signal(signal.SIGHUP)
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGTERM)
@@ -50,12 +50,12 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as nothing has stopped the run: Python swallows what is raised while it deletes an object."""
-    running = Hosts()
+    running = Workers()
     with signals_interrupt(running):
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # at once
-        monkeypatch.setattr(hosts, "AGAIN_S", -1.0)
+        monkeypatch.setattr(workers, "AGAIN_S", -1.0)
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGINT)

@@ -10,7 +10,7 @@ import pytest
 
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker.messages import LoadCommand
-from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.run.workers import Workers
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
 from tests.support.threaded import threaded
 
@@ -86,7 +86,7 @@ def test_the_references_engine_is_imported_while_the_text_is_tokenized(
     """Once the text is tokenized, an engine is imported for what has to be scored, if anything has."""
     told = threaded(monkeypatch)
     monkeypatch.setattr(
-        Hosts, "import_engine", lambda hosts, job, verbose: told.steps.append((job.request.label, "import"))
+        Workers, "import_ahead", lambda self, model, verbose: told.steps.append((model.label, "import"))
     )
     models = [fake("a"), fake("b", boost=1.0, reference=True)]
     for flags, imports in (((), ["b"]), ((), []), (("-cc",), ["b"])):  # the last one forgets the tokens, too

@@ -1,0 +1,72 @@
+"""What stays the same over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compare_q.backends.common import machine
+from compare_q.eval.common.cache import Cache, default_root
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.results import ModelResult
+from compare_q.eval.run.gpus import GpuPool, select_gpus
+from compare_q.eval.run.workers import Workers
+from compare_q.eval.specs import reading
+
+
+@dataclass
+class RunConfig:
+    """Everything that stays the same over a run.
+
+    Attributes:
+        workers: where models run.
+        logits_file: path of the reference store that the user gave; it is read, or made there.
+        clear: first delete the cached tokens, scores and reference store of this text and these models.
+        verbose: engines print on the terminal.
+        verify_weights: the scores' key holds the hash of every byte of the weight files, not of samples.
+        divergences: also compute reverse KLD, Jensen-Shannon, total variation and top-5 agreement.
+        load_timeout_s: seconds for which a worker may be silent while it loads.
+        window_timeout_s: seconds for which a worker may be silent between two windows.
+        on_row: called with the text's name (empty for the only text) and each finished row, from any thread.
+        digests: hashes of weight files, by path, size and time.
+    """
+
+    cache: Cache
+    progress: Progress
+    workers: Workers = field(default_factory=Workers)
+    gpus: GpuPool = field(default_factory=GpuPool)
+    logits_file: Path | None = None
+    clear: bool = False
+    verbose: bool = False
+    verify_weights: bool = False
+    divergences: bool = False
+    load_timeout_s: float = 3600.0
+    window_timeout_s: float = 1800.0
+    on_row: Callable[[str, ModelResult], None] = lambda _text, _row: None
+    digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
+
+
+def local_config(
+    cache: Cache | None = None,
+    progress: Progress | None = None,
+    *,
+    gpus: Sequence[str] | None = None,
+    pythons: Mapping[str, str] | None = None,
+    **keys: Any,
+) -> RunConfig:
+    """Return the configuration of a run on this machine.
+
+    ``gpus``: names in CUDA_VISIBLE_DEVICES; None: all of the first GPU's type.  ``pythons``: engine or load_fn ->
+    Python, in addition to the settings file.  ``keys``: other attributes of ``RunConfig``.  InputError for a wrong GPU.
+    """
+    machine.code()  # hashed now: a worker must run the code that this process has imported
+    progress = progress or Progress()
+    usable, said = select_gpus(machine.gpus(), gpus)
+    if said:
+        progress.say(said)
+    pool = GpuPool(usable)
+    all_pythons = {**reading.load_settings().python, **(pythons or {})}
+    workers = Workers(all_pythons, pool, min(600.0, keys.get("load_timeout_s", 600.0)))
+    return RunConfig(cache or Cache(default_root()), progress, workers, pool, **keys)

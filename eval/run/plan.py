@@ -1,0 +1,335 @@
+"""Model specs -> ``PlannedModel``: every check that needs no engine, and the key of a model's token scores."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from compare_q import backends
+from compare_q.backends.base import Capabilities, Decode, ModelFacts, PlannedModel
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.json_files import check_unicode
+from compare_q.backends.common.options import strings_in
+from compare_q.backends.layers import noise
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.workers import Hardware
+from compare_q.eval.specs.types import ModelSpec
+from compare_q.eval.text import vocabulary
+from compare_q.eval.text.windows import EvalData
+
+WEIGHTS_SHARE = 0.7
+"""Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
+HASHED_BYTES = 1 << 24
+DECODE_BATCH = 32
+"""Windows that are decoded at a time, where the spec does not say how many and the engine can."""
+SCORES_VERSION = 7
+"""Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
+
+1: log-probabilities of the real tokens, in vLLM.
+2: every engine is compared with one reference store, on the same positions.
+3: the run's provenance lists every group of layers with its kernel, which older records lack.
+4: segments in a folder, whatever the number of windows and the reference; GPUs by their kind.
+5: vLLM runs eagerly unless the spec says otherwise.
+6: vLLM leaves out no states (DeepSeek-V4.1's were zero); the provenance says whether prefill reads the KV cache.
+7: Transformers makes the logits of windows of more than 2^28 of them in pieces, whose products may round otherwise.
+"""
+
+
+def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) -> list[PlannedModel]:
+    """Check every model spec for windows of ``max_tokens``, before a text is tokenized.
+
+    InputError with one line per problem.  A server that does not answer is no problem yet: it is asked again when its
+    turn comes.
+    """
+    if config.divergences and config.logits_file is None and not any(spec.is_reference for spec in specs):
+        raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
+    check_unicode("--logits_file", config.logits_file)
+    models, problems = [], []
+    for spec in specs:
+        try:
+            models.append(checked(config, as_planned(config, spec, max_tokens)))
+        except InputError as error:
+            problems.append(spec.blamed(error))
+    raise_all(problems)
+    for model in models:
+        if model.info.silence:
+            config.progress.say(f"{model.label}: {model.info.silence}; asked again at its turn")
+    return models
+
+
+def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedModel:
+    """Return a model as its spec says, not checked yet."""
+    engine, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
+    folder = spec.out_logits and spec.locate(spec.out_logits)
+    python = None if spec.python is None else spec.locate(spec.python)
+    model = PlannedModel(
+        label=spec.name, engine=engine, load_fn=spec.load_fn, model_dir=spec.located, max_tokens=max_tokens,
+        options=spec.options, override_tensors=spec.override_tensors, revision=spec.revision,
+        decode=decode_of(spec, engine_class.capabilities), spec=spec.model_dump(mode="json", exclude_unset=True),
+        spec_sha256=spec.digest(), python=config.workers.python(python, engine, spec.load_fn),
+        replicas=spec.replicas, resources=dict(spec.resources), is_reference=spec.is_reference,
+        out_logits=Path(folder) if folder else None,
+    )  # fmt: skip
+    check_unicode("model_dir", model.model_dir, *model.override_tensors)
+    check_unicode("python", model.python)
+    check_unicode("out_logits", model.out_logits)
+    return model
+
+
+def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
+    """Return the decode steps that a spec asks for, None for prefill; InputError if its engine cannot take them."""
+    if spec.phase == "prefill":
+        return None
+    if not capabilities.decodes:
+        raise InputError(f"phase: {spec.load_fn!r} cannot be scored in decode steps; leave it out")
+    if spec.batch is not None and spec.batch > capabilities.decodes:
+        most = "one window" if capabilities.decodes == 1 else f"{capabilities.decodes} windows"
+        raise InputError(f"batch: {spec.load_fn!r} decodes {most} at a time; give no more")
+    if spec.unscored == "prefill" and not capabilities.decodes_behind_prompts:
+        raise InputError(f"unscored: {spec.load_fn!r} computes all tokens of a window in steps; leave it out")
+    batch = spec.batch or min(DECODE_BATCH, capabilities.decodes)
+    return Decode(spec.step, batch, spec.unscored == "prefill")
+
+
+def facts_of(model: PlannedModel) -> ModelFacts:
+    """Return what a model says of itself before it loads: from its files, or as its server has said."""
+    return model.info.facts or backends.files_of(model).facts()
+
+
+def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
+    """Return the model with what its Python has of its engine, its hardware, GPUs and replicas.
+
+    InputError if the engine is not installed, its options are wrong, or a local model's files do not fit.
+    """
+    engine_class, name, spec = backends.engine_class(model.engine), model.load_fn, model.spec
+    capabilities, files = engine_class.capabilities, backends.files_of(model)
+    backends.check_files(model.model_dir, engine_class)
+    info, hardware = config.workers.inspect(model)
+    if info.installed is None:
+        where = "" if model.python is None else f" in {model.python}"
+        raise InputError(f"load_fn: {name!r} is not installed{where}: {capabilities.install}")
+    if model.is_reference and not capabilities.reference:
+        raise InputError(f"reference: {name!r} gives no logits to compare with; mark another model")
+    if model.is_reference and spec.get("noise_floor"):
+        raise InputError("noise_floor: the reference cannot be its own noise floor; mark one of the two")
+    if model.options.get("noise") is not None and not spec.get("noise_floor"):
+        raise InputError('engine.noise: only for a model that is marked with "noise_floor": true')
+    if model.revision is not None and not files.is_remote:
+        raise InputError("revision: only for a model on the hub")
+    if info.problem:
+        raise InputError(info.problem)
+    if model.override_tensors and not capabilities.override_tensors:
+        raise InputError(f"model_dir: {name!r} takes no override tensors; give the folder alone")
+    for file in model.override_tensors:
+        if not file.is_file():
+            raise InputError(f"model_dir: override tensors {file}: no such file")
+    model = model.updated(info=info)
+    context = None if files.is_remote else facts_of(model).context
+    if context is not None and model.max_tokens > context:
+        raise InputError(f"eval_len: windows of {model.max_tokens} tokens exceed the model's context of {context}")
+    n_gpus = gpus_of(model, hardware.gpus)
+    most = 1 if config.workers.in_process else hardware.most_replicas(n_gpus)
+    asked = spec.get("replicas", 1)
+    found = hardware_of(model, hardware, n_gpus)
+    cores = {name: hardware.processor.get(name) for name in machine.threads()} if capabilities.here else {}
+    python = {} if model.python is None else {"python_path": model.python}
+    phase = {} if model.decode is None else {"phase": model.decode.words}
+    known = {"engine": model.engine, **phase, **info.versions, **python, **found, **cores}
+    replicas = asked if most is None else max(min(asked, most), 1)
+    return model.updated(n_gpus=n_gpus, replicas=replicas, hardware=found, known=known)
+
+
+def gpus_of(model: PlannedModel, gpus: Sequence[machine.Gpu]) -> int:
+    """Return how many of a machine's ``gpus`` a replica of the model gets; InputError if there are too few.
+
+    An engine that spreads a model over what it sees gets as many as the weights fill to ``WEIGHTS_SHARE``.
+    """
+    asked = model.spec.get("gpus")
+    wanted = backends.engine_class(model.engine).gpus(model) if asked is None else asked
+    if not gpus:
+        return 0
+    if wanted is None:
+        files = backends.files_of(model)
+        bits, room = None if files.is_remote else files.storage().vram_bits, WEIGHTS_SHARE * gpus[0].mib * 1024**2
+        wanted = 0 if bits is None or not room else min(math.ceil(bits / 8 / room), len(gpus))
+    if wanted > len(gpus):
+        raise InputError(f"gpus: the model needs {wanted} GPUs, the run has {len(gpus)}")
+    return int(wanted or len(gpus))
+
+
+def hardware_of(model: PlannedModel, hardware: Hardware, n_gpus: int) -> dict[str, Any]:
+    """Return the part of the scores' key that names GPUs by their type, or the processor, and the settings.
+
+    It is empty for a model on a server.  An engine that does not compute with torch may use GPUs and processor.
+    """
+    capabilities, gpus = backends.engine_class(model.engine).capabilities, hardware.gpus[:n_gpus]
+    if not capabilities.here:
+        return {}
+    only_gpus = capabilities.torch and "cpu" not in strings_in(model.options)
+    if not gpus or (only_gpus and model.info.cpu_only):
+        return {**hardware.processor, **hardware.settings}
+    names = {"gpus": [gpu.name for gpu in gpus], "driver": gpus[0].driver}
+    return {**({} if only_gpus else hardware.processor), **names, **hardware.settings}
+
+
+def fitted(
+    config: RunConfig, specs: Sequence[ModelSpec], models: Sequence[PlannedModel], texts: Mapping[str, EvalData]
+) -> list[PlannedModel]:
+    """Check the models of these specs again, now with the windows of the texts; InputError with one line per problem.
+
+    A chat prefix may have made the windows longer than the data specs say.  ``texts``: by their names; the only one may
+    have an empty name.
+    """
+    found, problems = [], []
+    longest = max(text.length for text in texts.values())
+    for spec, model in zip(specs, models, strict=True):
+        fits = model.updated(max_tokens=longest)
+        try:
+            fits = checked(config, fits) if longest > model.max_tokens else fits
+        except InputError as error:
+            problems.append(spec.blamed(error))
+        else:
+            problems += [*vocabulary_problems(fits, texts), *rope_problems(fits, texts)]
+        found.append(fits)
+    raise_all(problems)
+    return found
+
+
+def raise_all(problems: Sequence[str]) -> None:
+    """InputError with one line per problem, if there are any."""
+    if problems:
+        raise InputError("\n".join(dict.fromkeys(problems)))
+
+
+def rope_problems(model: PlannedModel, texts: Mapping[str, EvalData]) -> list[str]:
+    """Return a line if the longest text would change what the model computes for a shorter one."""
+    edge = None if backends.files_of(model).is_remote else facts_of(model).rope_changes_above
+    lengths = [text.length for text in texts.values()]
+    if edge is None or not min(lengths) <= edge < max(lengths):
+        return []
+    return [
+        f"{model.label}: eval_len: the model has other rotary factors in contexts above {edge:,} tokens, and "
+        "the longest text decides for all; score texts of longer windows in a run of their own"
+    ]
+
+
+def vocabulary_problems(model: PlannedModel, texts: Mapping[str, EvalData]) -> list[str]:
+    """Return a line for each text that has token ids without a logit in the model, or with another meaning there."""
+    if backends.files_of(model).is_remote:
+        return []
+    facts, problems = facts_of(model), []
+    for name, text in texts.items():
+        problem = None
+        if facts.vocab_size is not None and text.top_id >= facts.vocab_size:
+            problem = (
+                f"its vocabulary reaches id {text.top_id}, the model has {facts.vocab_size} tokens; "
+                "give the model's own tokenizer"
+            )
+        elif facts.tokenizer is not None:
+            other = vocabulary.disagreement(
+                facts.tokenizer, text.tokenizer, trusted=bool(model.options.get("trust_remote_code")),
+                data_trusted=text.spec.trust_remote_code, seen=text.seen,
+            )  # fmt: skip
+            problem = other and f"is not this model's tokenizer: {other}"
+        if problem:
+            problems.append(f"{model.label}: {name and f'{name}: '}tokenizer_dir: {problem}")
+    return problems
+
+
+def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | None:
+    """Return a line on the models whose dtype this CPU emulates, and on what another one would gain."""
+    if not (config.workers.is_local and machine.emulates_bf16()):
+        return None
+    labels = []
+    for model in models:
+        capabilities = backends.engine_class(model.engine).capabilities
+        on_cpu = capabilities.here and capabilities.torch and (model.info.cpu_only or not model.n_gpus)
+        if on_cpu and not backends.files_of(model).is_remote and facts_of(model).dtype in ("bfloat16", "float16"):
+            labels.append(model.label)
+    said = "16-bit products are emulated on this CPU, which has neither AVX-512 BF16 nor AMX: "
+    cure = '"dtype": "float32" in "engine" takes about a quarter of the time, for a KLD of some 0.001'
+    return f"{', '.join(labels)}: {said}{cure}" if labels else None
+
+
+def download(config: RunConfig, model: PlannedModel) -> PlannedModel:
+    """Return the model with its files on this machine; InputError or ModelError if they cannot be had."""
+    config.workers.check()
+    files = backends.files_of(model)
+    if not files.is_remote:
+        return model
+    with config.progress.phase(f"fetching {model.model_dir}", unit="bytes") as phase:
+        return files.fetch(config.workers.stoppable(phase))
+
+
+def is_settled(model: PlannedModel) -> bool:
+    """Return whether all is known of a model before its turn: it need not be downloaded, or asked what it is."""
+    return backends.engine_class(model.engine).capabilities.here and not backends.files_of(model).is_remote
+
+
+def stamped(config: RunConfig, model: PlannedModel, fetched: PlannedModel) -> PlannedModel:
+    """Return a downloaded model with the fingerprint of its files; InputError if these are damaged or do not fit.
+
+    A server is asked now what its model is; ModelError if it does not answer.
+    """
+    if not is_settled(model):
+        fetched = checked(config, fetched)
+        if fetched.info.silence:
+            raise ModelError(fetched.info.silence)
+    return fetched.updated(stamp=stamp_of(fetched))
+
+
+def stamp_of(model: PlannedModel) -> str:
+    """Return the fingerprint of a model that is on this machine, or of what a server has said of its own."""
+    return model.info.stamp if model.info.facts else backends.files_of(model).stamp()
+
+
+def score_key(config: RunConfig, model: PlannedModel, text: EvalData) -> str:
+    """Return the key of a model's token scores."""
+    return Cache.key("scores", identity(config, model, text))
+
+
+def identity(config: RunConfig, model: PlannedModel, text: EvalData) -> dict[str, Any]:
+    """Return everything that a model's scores depend on; reads the headers of its files (InputError if damaged)."""
+    found = {
+        "version": SCORES_VERSION,
+        "series": text.series,
+        "model": model.stamp or stamp_of(model),
+        "engine": model.engine,
+        "load_fn": model.load_fn,
+        "options": model.options,
+        "versions": model.info.versions,
+        "hardware": model.hardware,
+    }
+    if model.options.get("noise") is not None:
+        found["noise"] = noise.VERSION
+    if model.decode is not None:  # omitted in prefill, so that existing cache keys stay valid
+        found["decode"] = asdict(model.decode)
+    if (edge := facts_of(model).rope_changes_above) is not None:  # the longest window of a run decides for all of them
+        found["long_rope"] = model.max_tokens > edge
+    if config.verify_weights:
+        found["weights"] = [digest_of(config, file) for file in backends.files_of(model).weight_files()]
+    return found
+
+
+def digest_of(config: RunConfig, file: Path) -> str:
+    """Return SHA-256 of a whole file, which one run computes once; InputError if the file cannot be read."""
+    try:
+        stat = file.stat()
+        key = (str(file), stat.st_size, stat.st_mtime_ns)
+        if key not in config.digests:
+            title = f"hashing {file.name}"
+            with config.progress.phase(title, unit="bytes", total=stat.st_size) as phase, file.open("rb") as stream:
+                watch, digest = config.workers.stoppable(phase), hashlib.sha256()
+                while content := stream.read(HASHED_BYTES):
+                    digest.update(content)
+                    watch.advance(len(content))
+            config.digests[key] = digest.hexdigest()
+    except OSError as error:
+        raise InputError(f"model_dir: {file}: cannot be read: {error.strerror}") from None
+    return config.digests[key]

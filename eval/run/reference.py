@@ -1,0 +1,171 @@
+"""The reference of a text: its key, where its store is, and whether the store there is the right one and whole.
+
+A store belongs to one text, tokenizer, set of windows, model, engine and version of the recording.  In the cache, and
+in a folder that ``out_logits`` names, it has a key of all these as its name; at a path that the user gives, its
+identity is checked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compare_q import backends
+from compare_q.backends.base import PlannedModel
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.reference import store
+from compare_q.backends.reference.store import MANIFEST, Reader, holds_upstreams_logits, is_free, open_reference
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.run import plan
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.text.windows import EvalData
+
+RECORDING_VERSION = 4
+"""Version of the recording; a change that moves numbers, or that older code cannot read, raises it.
+
+1: hidden states and one head, or logits in float16 where the head cannot be recomputed.
+2: float32 logits less their row's maximum, since float16 has steps of 1/32 at llama.cpp's logits of 38.
+3: logits bit for bit in the dtype that the engine gave.
+4: files that carry their checksum; stores of the layout before, which are not read, keep their place in the cache.
+"""
+MEANING = {
+    "vocabulary": "was made with another tokenizer",
+    "series": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or score_every",
+    "model": "was made by another model",
+    "engine": "was made by another engine",
+    "options": "was made with other engine options",
+    "decode": "was made in another phase, or in other steps",
+    "versions": "was made by other versions of the engine",
+    "hardware": "was made on other hardware",
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the models of a text are compared with.
+
+    Attributes:
+        key: hash of ``identity``; part of the keys of scores.
+        path: folder of the store, which may not exist yet.
+        label: the model's name.
+        identity: everything that the store depends on.
+        content: fingerprint of the model that records the store; None: the store was given without a model.
+        divergences: models are also compared by reverse KLD, Jensen-Shannon, total variation and top-5 agreement.
+    """
+
+    key: str
+    path: Path
+    label: str
+    identity: Mapping[str, Any]
+    content: str | None = None
+    divergences: bool = False
+
+    @property
+    def exists(self) -> bool:
+        """True if a store exists; its content is not checked."""
+        return (self.path / MANIFEST).is_file()
+
+    def has(self, n_windows: int) -> bool:
+        """Return whether a store exists that has the first ``n_windows`` windows."""
+        return self.exists and open_reference(self.path).n_windows >= n_windows
+
+    @property
+    def lock_file(self) -> Path:
+        """The file of the lock that is held while the store is made, checked or deleted.
+
+        It is next to the store, because runs with other caches may share the store.
+        """
+        folder, name = os.path.split(os.path.abspath(self.path))
+        return Path(folder, f"{name}.lock" if name == self.key else f".{name}.lock")
+
+
+def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Reference:
+    """Return the reference that a model on this machine is for a text.
+
+    InputError if a path that the user gave holds another reference, or cannot be written.  With ``config.clear`` a
+    store under the reference's own key is about to be deleted, and may be damaged.
+    """
+    identity = {
+        **plan.identity(config, model, text), "vocabulary": text.vocabulary, "reference": RECORDING_VERSION,
+    }  # fmt: skip
+    key, given = Cache.key("reference", identity), config.logits_file
+    in_cache = config.cache.path("references", key, "")
+    path = given or (model.out_logits / key if model.out_logits else in_cache)
+    reference = Reference(key, path, model.label, identity, backends.files_of(model).content(), config.divergences)
+    option = "out_logits" if given is None else "--logits_file"
+    if reference.exists:
+        if given is not None or not config.clear:
+            check(open_reference(path), {"decode": None, **identity})
+    elif path != in_cache and not is_free(path):
+        upstream = "logits that ExLlamaV3's compare_q kept"
+        what = upstream if holds_upstreams_logits(path) else "no store of this compare_q"
+        raise InputError(f"{option}: {path}: holds {what}; name another path")
+    if path == in_cache or (reference.has(len(text.windows)) and not config.clear):
+        return reference
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{option}: {path.parent}: cannot be written")
+    return reference
+
+
+def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
+    """Return the reference of a store without a model; InputError if it is not one of this text."""
+    opened = open_reference(path)
+    check(opened, {"series": text.series, "vocabulary": text.vocabulary, "reference": RECORDING_VERSION})
+    if (count := opened.n_windows) < len(text.windows):
+        rows = count if text.answers is None else text.answers.requests.question[count]
+        raise InputError(
+            f"{path}: has {count} windows, window {count} of {len(text.windows)} is missing; use -r {rows}"
+        )
+    if opened.head.vocab_size <= text.top_id:
+        raise InputError(f"{path}: has {opened.head.vocab_size} logits, the tokenizer reaches id {text.top_id}")
+    identity = {name: value for name, value in opened.identity.items() if name != "label"}
+    key, label = Cache.key("reference", identity), opened.identity["label"]
+    return Reference(key, path, label, identity, divergences=config.divergences)
+
+
+def check(opened: Reader, expected: Mapping[str, Any]) -> None:
+    """InputError that names the first of the ``expected`` entries in which a store's identity differs."""
+    for name in sorted(expected, key=lambda name: list(MEANING).index(name) if name in MEANING else len(MEANING)):
+        if opened.identity.get(name) != expected[name]:
+            meaning = MEANING.get(name, "was made by another version of compare_q")
+            raise InputError(f"{opened.path}: the reference {meaning}; delete it or give another path")
+
+
+def verify(config: RunConfig, reference: Reference) -> None:
+    """Check every byte of a store, whose lock is held; InputError names a damaged file."""
+    opened = open_reference(reference.path)
+    with config.progress.phase(f"checking reference {reference.label}", unit="files") as phase:
+        opened.verify(config.workers.stoppable(phase).advance)
+
+
+def seal(config: RunConfig, reference: Reference, n_windows: int) -> None:
+    """Make a store of what a run has recorded, and print how large it is."""
+    label, say = reference.label, config.progress.say
+    store.seal(reference.path, {**reference.identity, "label": label}, n_windows)
+    made = open_reference(reference.path)
+    size = f"{made.stored_bytes / 1024**2:,.0f} MiB of {made.contents}"
+    say(f"{label}: kept as the reference, {size}, in {reference.path}")
+    if made.reason:
+        say(f"{label}: {made.head.dtype} logits are kept, not states: {made.reason}")
+
+
+def as_json(reference: Reference, n_tokens: int) -> dict[str, Any]:
+    """Return the reference for results.json, with the stored bytes per token if its text has ``n_tokens``."""
+    known: dict[str, Any] = {"label": reference.label, "key": reference.key, **reference.identity}
+    if reference.content is not None:
+        known["content"] = reference.content
+    try:
+        opened = open_reference(reference.path)
+    except InputError:  # the scores came from the cache, and the store has been deleted since
+        return known
+    return {
+        **known, "contents": opened.contents, "contents_reason": opened.reason, "vocab_size": opened.head.vocab_size,
+        "head_dtype": opened.head.dtype, "bytes": opened.stored_bytes,
+        "bytes_a_token": round(opened.stored_bytes / n_tokens, 1),
+    }  # fmt: skip

@@ -1,0 +1,263 @@
+"""Workers, which load and score one model each: how they are started, inspected and stopped.
+
+``WorkerProcess`` (``eval/common/processes.py``) is a process of this machine, ``InProcessWorker`` runs in the driver's
+own process, and ``--ray`` has workers on the nodes of a cluster (``eval/cluster.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from compare_q import backends
+from compare_q.backends.base import EngineInfo, ModelFacts, PlannedModel
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError, ModelError, StoppedError
+from compare_q.backends.common.json_files import expanded
+from compare_q.backends.common.machine import Gpu
+from compare_q.backends.common.process import captured
+from compare_q.backends.hub import Watch
+from compare_q.backends.worker import worker as worker_side
+from compare_q.backends.worker.engine_process import ENDING
+from compare_q.backends.worker.messages import InspectEngine
+from compare_q.eval.common.processes import PROCESSES, WorkerProcess, in_process, outcome
+from compare_q.eval.common.progress import Show
+from compare_q.eval.run.gpus import GpuPool
+
+AGAIN_S = 1.0
+"""Seconds after which the same signal interrupts once more, if the run has not been stopped yet."""
+
+
+class Worker(Protocol):
+    """One worker of one model.  ``close`` is called last, whatever happened, also after ``kill``.
+
+    It performs the commands of ``backends/worker/messages.py`` one after the other: ``LoadCommand``, then
+    ``ScoreCommand`` for each text.  Paths in commands are paths of the driver's machine: a worker elsewhere copies the
+    windows and the reference store from there, and its segments and its recorded reference back.
+    """
+
+    def perform(self, job: Any, silence_s: float, show: Show) -> Any:
+        """Return what the command returns; call ``show`` with each message on the way.
+
+        ModelError if it fails, if the worker dies, or if nothing comes from it for ``silence_s`` seconds.
+        LostWorkerError if its machine is gone.  StoppedError if it was killed by ``kill``.
+        """
+
+    def kill(self) -> None:
+        """End it at once, with all processes of its engine; may be called from any thread, and twice."""
+
+    def close(self) -> None:
+        """Let it end, and wait until nothing of it is left."""
+
+
+class InProcessWorker:
+    """A worker in the driver's own process, for debugging and tests: one model at a time, shown when it has ended.
+
+    ``close`` restores the environment, because variables that an engine sets would change the keys of later models.
+    """
+
+    def __init__(self, model: PlannedModel) -> None:
+        self.log_file, self.environment = model.log_file, dict(os.environ)
+        self.server = worker_side.Worker(time.time())
+
+    def perform(self, job: Any, silence_s: float, show: Show) -> Any:
+        messages: list[Any] = []
+        with captured(self.log_file):
+            self.server.perform(job, messages.append)
+        return outcome(iter(messages), show)
+
+    def kill(self) -> None:
+        pass
+
+    def close(self) -> None:
+        with captured(self.log_file):
+            self.server.close()
+        os.environ.clear()
+        os.environ.update(self.environment)
+
+
+class Immediately(Executor):
+    """An executor that calls each function when it is submitted, in this thread."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **keys: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*args, **keys))
+        return future
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The hardware that a model runs on, all of which is part of its scores' key.
+
+    ``gpus``: those of one machine; ``processor``, ``settings``: what ``machine`` returns there.
+    """
+
+    gpus: tuple[Gpu, ...]
+    processor: Mapping[str, Any]
+    settings: Mapping[str, str]
+
+    def most_replicas(self, n_gpus: int) -> int | None:
+        """Return how many replicas of ``n_gpus`` GPUs can run at the same time; None if there is no limit."""
+        return len(self.gpus) // n_gpus if n_gpus else None
+
+
+class Workers:
+    """The workers of a run on this machine.
+
+    ``pythons``: engine or load_fn -> the Python that runs it; ``inspect_s``: seconds in which it must answer what it
+    has of an engine, and a server what its model is; ``in_process``: engines run in this process.  A subclass for
+    another place overrides ``create``, ``inspect`` and ``import_ahead``.
+    """
+
+    is_local = True
+    """Whether models run on this machine."""
+
+    def __init__(
+        self, pythons: Mapping[str, str] | None = None, gpus: GpuPool | None = None, inspect_s: float = 600.0
+    ) -> None:
+        self.pythons, self.gpus, self.inspect_s = dict(pythons or {}), gpus or GpuPool(), inspect_s
+        self.in_process = in_process()
+        self.running: set[Worker] = set()
+        self.stopped = threading.Event()
+        self.lock = threading.Lock()
+
+    def create(self, model: PlannedModel) -> Worker:
+        """Return a new worker, which prints into the model's ``log_file``."""
+        if self.in_process:
+            return InProcessWorker(model)
+        file = model.log_file
+        return WorkerProcess(model.python, model.engine, self.gpus.names, log_file=file, verbose=file is None)
+
+    def inspect(self, model: PlannedModel) -> tuple[EngineInfo, Hardware]:
+        """Return what the model's Python has of its engine, and the hardware that the model would run on.
+
+        InputError if that Python cannot run workers.  A server is asked by a worker alone, since it may never answer;
+        why it did not is ``EngineInfo.silence``.
+        """
+        hardware = Hardware(self.gpus.gpus, machine.processor(), machine.settings())
+        here = backends.engine_class(model.engine).capabilities.here
+        if model.python is None and (here or self.in_process):
+            return worker_side.inspect(model), hardware
+        try:
+            return self.ask(model), hardware
+        except ModelError as error:
+            if here:
+                named = str(error).startswith("python: ")
+                raise InputError(str(error) if named else f"python: {model.python}: {error}") from None
+            return EngineInfo(installed=("", ""), facts=ModelFacts(), silence=str(error)), hardware
+
+    def ask(self, model: PlannedModel) -> EngineInfo:
+        """Return what a worker in the model's Python finds out of its engine; ModelError if it cannot."""
+        with self.started(lambda: WorkerProcess(model.python)) as worker:  # it imports no engine
+            told = worker.perform(InspectEngine(model), self.inspect_s, lambda message: None)
+        return EngineInfo.model_validate(told)
+
+    def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
+        """Start to import a model's engine, so that its worker need not wait for that.
+
+        The calling thread must live until the import has ended: the system ends a process that a thread has started
+        when that thread ends (``backends/common/process.py``).
+        """
+        if not self.in_process:
+            with suppress(InputError):  # starting the worker reports it
+                PROCESSES.get(model.python or sys.executable, model.engine, self.gpus.names, verbose=verbose)
+
+    def pool(self, threads: int) -> Executor:
+        """Return an executor for models that run at the same time; in this process, they run one after the other."""
+        return Immediately() if self.in_process else ThreadPoolExecutor(threads)
+
+    @contextmanager
+    def started(self, create: Callable[[], Worker]) -> Iterator[Worker]:
+        """Run the block with a new worker, which is ended in any case; StoppedError if the run was stopped."""
+        with self.lock:
+            self.check()
+            worker = create()
+            self.running.add(worker)
+        try:
+            yield worker
+        except BaseException:
+            worker.kill()
+            raise
+        finally:
+            self.running.discard(worker)
+            worker.close()
+
+    def stop(self) -> None:
+        """End every worker at once; none starts from now on."""
+        with self.lock:
+            self.stopped.set()
+            for worker in list(self.running):
+                worker.kill()
+
+    def check(self) -> None:
+        """StoppedError if the run was stopped; long work of the driver calls it from time to time."""
+        if self.stopped.is_set():
+            raise StoppedError()
+
+    def stoppable(self, watch: Watch) -> Any:
+        """Return a ``Watch`` like ``watch``, whose ``advance`` raises StoppedError once the run was stopped."""
+
+        def advance(amount: int = 1) -> None:
+            self.check()
+            watch.advance(amount)
+
+        return SimpleNamespace(expect=watch.expect, advance=advance, say=watch.say)
+
+    def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
+        """Return the Python that runs a model: its spec's, its engine's in the settings, or None for this one.
+
+        A virtual environment may be given by its folder.  InputError if it is no program.
+        """
+        chosen = of_spec or self.pythons.get(load_fn) or self.pythons.get(engine)
+        if chosen is None:
+            return None
+        path = expanded(chosen)
+        path = path / "bin" / "python" if path.is_dir() else path
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise InputError(f"python: {chosen}: is no program; give a Python, or the folder of a virtual environment")
+        return os.path.abspath(path)
+
+
+class InterruptedRun(KeyboardInterrupt):
+    """A signal that asks a run to end; ``signal`` is its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+@contextmanager
+def signals_interrupt(workers: Workers) -> Iterator[None]:
+    """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does, unless this process ignores them (nohup).
+
+    Only the first signal interrupts, until the process ends: a second interrupt could leave threading's locks in a
+    wrong state, and the finished rows are still to be shown.  The same signal interrupts once more after ``AGAIN_S``
+    if the run has not been stopped, because Python drops exceptions that are raised while it deletes an object.
+    """
+    first, at = 0, 0.0
+
+    def interrupt(number: int, _: Any) -> None:
+        nonlocal first, at
+        now = time.monotonic()
+        if not first or (number == first and now > at + AGAIN_S and not workers.stopped.is_set()):
+            first, at = number, now
+            raise InterruptedRun(number)
+
+    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():  # Python's own end would let a handler of ours kill the process
+            signal.signal(number, signal.SIG_IGN if first else handler)

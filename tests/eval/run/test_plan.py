@@ -1,0 +1,231 @@
+"""What a model gets, and what its scores depend on: GPUs by its weights, steps of decode, files, bytes, noise."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compare_q import backends
+from compare_q.backends.base import Decode, Engine, ModelFacts, ModelFiles, PlannedModel, Storage
+from compare_q.backends.common import machine
+from compare_q.backends.common.machine import Gpu
+from compare_q.backends.layers import noise
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.gpus import GpuPool
+from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models
+from compare_q.eval.run.workers import Workers
+from compare_q.eval.specs.reading import parse_model_spec
+from tests.support.fake_engine import FakeEngine
+from tests.support.planned import planned
+from tests.support.toy import refusal
+
+MIB = 1024**2
+GPU_MIB, ROOM_MIB = 1000.0, 700
+TEXT: Any = SimpleNamespace(series="s")
+
+
+def config_of(count: int = 0, mib: float = GPU_MIB, **keys: Any) -> RunConfig:
+    """A run on so many GPUs."""
+    pool = GpuPool([Gpu(str(index), "NVIDIA H200", "580.1", mib) for index in range(count)])
+    return RunConfig(Cache(Path("nowhere")), Progress(quiet=True), Workers(gpus=pool), pool, **keys)
+
+
+def model_of(config: RunConfig, max_tokens: int = 100, **keys: Any) -> PlannedModel:
+    spec = parse_model_spec({"load_fn": "fake", "model_dir": "none", "label": "m", **keys}, Path("m.json"))
+    (model,) = plan_models(config, [spec], max_tokens)
+    return model
+
+
+@pytest.fixture
+def needs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the fake engine need so many GPUs, and its models so many bytes."""
+
+    monkeypatch.setattr(machine, "cpu_build_of_torch", lambda: False)
+
+    def engine(gpus: int | None, weights: float | None = None, *, remote: bool = False) -> None:
+        monkeypatch.setattr(FakeEngine, "gpus", classmethod(lambda cls, model: gpus))
+        monkeypatch.setattr(ModelFiles, "is_remote", remote)
+        size = Storage(vram_bits=None if weights is None else weights * 8)
+        monkeypatch.setattr(ModelFiles, "storage", lambda self: size)
+
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("weights", "gold"),
+    [
+        (1, 1),
+        (ROOM_MIB * MIB, 1),  # 70 % of the GPU
+        (ROOM_MIB * MIB + 1, 2),
+        (3 * ROOM_MIB * MIB, 3),
+        (100 * ROOM_MIB * MIB, 4),  # more than the run has: it gets all
+        (None, 4),
+    ],
+)
+def test_weights_say_how_many_gpus(weights: float | None, gold: int, needs: Any) -> None:
+    needs(None, weights)
+    assert model_of(config_of(4)).n_gpus == gold
+
+
+def test_a_model_of_unknown_size_gets_all_gpus(needs: Any) -> None:
+    """One that must be downloaded, and GPUs that do not say how large they are."""
+    needs(None, MIB, remote=True)
+    assert model_of(config_of(4)).n_gpus == 4
+    needs(None, MIB)
+    assert model_of(config_of(4, mib=0.0)).n_gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys", "gold"),
+    [(1, {}, 1), (4, {}, 4), (1, {"gpus": 3}, 3), (None, {"gpus": 2}, 2), (4, {"gpus": 0}, 4), (0, {}, 4)],
+)
+def test_the_spec_and_then_the_engine_say_how_many(
+    engine: int | None, keys: dict[str, int], gold: int, needs: Any
+) -> None:
+    needs(engine, MIB)
+    model = model_of(config_of(4), **keys)
+    assert (model.n_gpus, model.hardware["gpus"]) == (gold, ["NVIDIA H200"] * gold)
+    assert model_of(config_of(0), **keys).n_gpus == 0
+    if "gpus" in keys and keys["gpus"] > 2:
+        spec = parse_model_spec({"load_fn": "fake", "model_dir": "none", "label": "m", **keys}, Path("m.json"))
+        assert refusal(plan_models, config_of(2), [spec], 100) == "m: gpus: the model needs 3 GPUs, the run has 2"
+
+
+@pytest.mark.parametrize(("n_gpus", "gold"), [(1, 3), (2, 2), (4, 1)])
+def test_no_more_replicas_than_there_are_gpus_for(
+    n_gpus: int, gold: int, needs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(1)
+    config = config_of(4)
+    config.workers.in_process = False
+    assert model_of(config, gpus=n_gpus, replicas=3).replicas == gold
+
+
+@pytest.mark.parametrize(
+    ("load_fn", "options", "gold"),
+    [
+        ("vllm_score", {}, 1),
+        ("vllm_score", {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}, 6),
+        ("transformers", {}, 1),
+        ("transformers", {"device_map": "auto"}, 0),
+        ("transformers_auto", {}, None),
+        ("exllamav3", {}, None),
+        ("exllamav3", {"device": "cuda:1"}, 0),
+        ("exllamav2", {"gpu_split": [10.0, 20.0]}, 0),
+        ("llamacpp", {}, None),
+        ("llamacpp", {"tensor_split": [0.5, 0.5]}, 0),
+    ],
+)
+def test_what_engines_need(load_fn: str, options: dict[str, Any], gold: int | None) -> None:
+    """0: all, since the options name GPUs by their places among all."""
+    engine_class: type[Engine] = backends.resolve(load_fn, None)[1]
+    assert engine_class.gpus(planned("m", load_fn, "none", 100, options)) == gold
+
+
+def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path: Path) -> None:
+    """A byte that changes without the file's time, and that no sample need hold, is seen; a file is hashed once."""
+    folder = tmp_path / "model"
+    shutil.copytree(toy_model, folder)
+    file, config = folder / "model.safetensors", config_of(verify_weights=True)
+    model = planned("m", "transformers", str(folder), 100)
+    before, stat, data = identity(config, model, TEXT)["weights"], file.stat(), bytearray(file.read_bytes())
+    assert before == [hashlib.sha256(data).hexdigest()]
+    data[-1] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert identity(config, model, TEXT)["weights"] == before  # the same run does not hash the file again
+    again = config_of(verify_weights=True)
+    assert identity(again, model, TEXT)["weights"] == [hashlib.sha256(data).hexdigest()]
+
+
+def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other row is."""
+    models = [planned("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})]
+    before = [identity(config_of(), model, TEXT) for model in models]
+    monkeypatch.setattr(noise, "VERSION", noise.VERSION + 1)
+    after = [identity(config_of(), model, TEXT) for model in models]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("emulates", "dtype", "said"),
+    [(True, "bfloat16", True), (True, "float16", True), (True, "float32", False), (False, "bfloat16", False)],
+)
+def test_a_line_says_what_float32_would_gain(
+    emulates: bool, dtype: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "emulates_bf16", lambda: emulates)
+    monkeypatch.setattr(machine, "cpu_build_of_torch", lambda: False)
+    monkeypatch.setattr(FakeEngine, "capabilities", replace(FakeEngine.capabilities, torch=True))
+    monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(dtype=dtype))
+    on_cpu, on_gpu = model_of(config_of()), model_of(config_of(1)).updated(label="on a GPU")
+    of_cpus = on_gpu.updated(label="of a CPU build", info=on_gpu.info.model_copy(update={"cpu_only": True}))
+    line = emulated_dtypes(config_of(), [on_cpu, on_gpu, of_cpus])
+    assert (line is not None) is said
+    assert line is None or line.startswith("m, of a CPU build: ")
+
+
+@pytest.mark.parametrize(
+    ("load_fn", "options", "gold"),
+    [("vllm_score", {}, "bfloat16"), ("vllm_score", {"dtype": "float32"}, "float32"), ("transformers", {}, "float16"),
+     ("transformers", {"dtype": "auto"}, "bfloat16"), ("transformers_auto_bf16", {"dtype": "float32"}, "float32")],
+)  # fmt: skip
+def test_the_dtype_of_products(load_fn: str, options: dict[str, Any], gold: str, toy_model: Path) -> None:
+    assert backends.files_of(planned("m", load_fn, str(toy_model), 100, options)).facts().dtype == gold
+
+
+@pytest.mark.parametrize("edge", [None, 100])
+def test_rotary_factors_of_long_contexts_are_other_scores(edge: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp takes them by its context, which is as long as the run's longest window: ``-r`` may leave that out."""
+    monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
+    models = [planned("m", "fake", "none", longest) for longest in (99, 100, 101, 102)]
+    short, at_edge, above, long = (identity(config_of(), model, TEXT) for model in models)
+    assert short == at_edge
+    assert above == long
+    assert (short != long) == ("long_rope" in short) == (edge is not None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [({}, None), ({"phase": "prefill"}, None), ({"phase": "decode"}, Decode(1, 32)),
+     ({"phase": "decode", "step": 4, "batch": 512}, Decode(4, 512)),
+     ({"phase": "decode", "unscored": "prefill"}, Decode(1, 32, behind_prompts=True))],
+)  # fmt: skip
+def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
+    """They are part of the key of scores, and prefill's keys are what they were before there was decode."""
+    model = model_of(config_of(), **keys)
+    found = identity(config_of(), model, TEXT)
+    assert model.decode == gold
+    assert found.get("decode") == (None if gold is None else asdict(gold))
+    assert found.keys() - {"decode"} == {
+        "version", "series", "model", "engine", "load_fn", "options", "versions", "hardware"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("load_fn", "keys", "reason"),
+    [
+        ("vllm_score", {"unscored": "prefill"}, "unscored: "),
+        ("exllamav3", {"unscored": "prefill"}, "unscored: "),
+        ("exllamav2", {"unscored": "prefill"}, "unscored: "),
+        ("vllm_server", {"batch": 1}, "phase: "),
+        ("transformers", {"batch": 2}, "batch: 'transformers' decodes one window"),
+        ("llamacpp", {"batch": 2}, "batch: 'llamacpp' decodes one window"),
+        ("vllm_score", {"batch": 513}, "batch: 'vllm_score' decodes 512 windows"),
+    ],
+)
+def test_an_engine_that_cannot_decode_so(load_fn: str, keys: dict[str, Any], reason: str) -> None:
+    given = {"load_fn": load_fn, "label": "m", "model_dir": "none", "phase": "decode", **keys}
+    specs = [parse_model_spec(given, Path("m.json"))]
+    assert refusal(plan_models, config_of(), specs, 100).startswith(f"m: {reason}")
