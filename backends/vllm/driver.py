@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,21 @@ class Route:
     checked: int
     largest: float
     mean: float
+
+
+class Beside(NamedTuple):
+    """Statistics of some windows and vLLM's own scores, from the same steps.
+
+    ``shards`` [L - 1, F] and ``theirs`` [L - 1] of each window.  Of all positions: |ours - theirs|, and the part that
+    rounding explains (``limit``), in nats.  The largest logit.  The ranks' report.
+    """
+
+    shards: list[list[NDArray[np.float32]]]
+    theirs: list[NDArray[np.float32]]
+    difference: NDArray[np.float64]
+    limit: NDArray[np.float64]
+    largest: float
+    report: dict[str, Any]
 
 
 @dataclass
@@ -124,10 +139,8 @@ class VllmDriver:
         They are if these tokens alone repeat in the same way with ``prompt_logprobs=0``, and vLLM's scores are ours.
         """
         stretch = Window.scored_from(window.index, window.token_ids[max(end - self.probe_tokens, 0) : end])
-        (shards,), theirs, report = self.beside_own([stretch], gathered=gathered)
-        ours = statistics.scores(stretch.index, stretch.targets, shards).logprob
-        limit = 2 * spacing(report["logits_dtype"]) * largest_logit(shards) + 1e-4
-        if not repetition(stretch, shards) or not within(distance([ours], theirs), limit):
+        found = self.beside_own([stretch], gathered=gathered)
+        if not repetition(stretch, found.shards[0]) or not within(found.difference, found.limit):
             raise ModelError(f"window {window.index}: vLLM's logits are the same at {STUCK} different tokens in a row")
 
     def requests(self, windows: Sequence[Window], sampling: Mapping[str, Any]) -> Iterator[dict[int, Any]]:
@@ -231,51 +244,45 @@ class VllmDriver:
 
     def probe_by(self, short: Sequence[Window], *, gathered: bool) -> Route | None:
         """Return the route by local or gathered logits; None if a rank's own logits are not those that vLLM serves."""
-        collected, theirs, report = self.beside_own(short, gathered=gathered)
-        if not report["local_difference"] <= 0:
+        found = self.beside_own(short, gathered=gathered)
+        if not found.report["local_difference"] <= 0:
             return None
-        dtype, largest = report["logits_dtype"], np.concatenate([largest_logit(shards) for shards in collected])
-        ours = [
-            statistics.scores(window.index, window.targets, shards).logprob
-            for window, shards in zip(short, collected, strict=True)
-        ]
-        difference, limit = distance(ours, theirs), 2 * spacing(dtype) * largest + 1e-4
+        difference, limit = found.difference, found.limit
         if not within(difference, limit):
             worst = int(np.nan_to_num(difference - limit, nan=np.inf).argmax())
             raise ModelError(
                 f"scores differ from vLLM's own prompt_logprobs by {difference[worst]:.3g} nats (rounding explains "
                 f"{limit[worst]:.3g}), {difference.mean():.3g} on average: compare_q does not score this model right"
             )
-        self.probe_alone(short, gathered, theirs, limit)
-        apart = report["head_reason"] or report["head_difference"]
-        reason = head_mismatch(apart, float(largest.max()), dtype)
+        self.probe_alone(short, found, gathered=gathered)
+        apart = found.report["head_reason"] or found.report["head_difference"]
+        reason = head_mismatch(apart, found.largest, found.report["logits_dtype"])
         return Route(gathered, not reason, reason, len(difference), float(difference.max()), float(difference.mean()))
 
-    def beside_own(
-        self, short: Sequence[Window], *, gathered: bool
-    ) -> tuple[list[list[NDArray[np.float32]]], list[NDArray[np.float32]], dict[str, Any]]:
-        """Score with ``prompt_logprobs=0``; return all shards [L - 1, F], vLLM's scores [L - 1], and the report."""
+    def beside_own(self, short: Sequence[Window], *, gathered: bool) -> Beside:
+        """Score windows by compare_q and by ``prompt_logprobs=0`` in the same steps."""
         self.call("compare_q_begin", asdict(Plan(gathered=gathered, probe=True, step=self.step)))
         outputs = {index: output for finished in self.requests(short, {"prompt_logprobs": 0, "flat_logprobs": True})
                    for index, output in finished.items()}  # fmt: skip
-        collected = self.collect([window.index for window in short])
-        report = self.end()
-        own = [own_logprobs(window, outputs[window.index].prompt_logprobs) for window in short]
-        return [collected[window.index] for window in short], own, report
+        collected, report = self.collect([window.index for window in short]), self.end()
+        theirs = [own_logprobs(window, outputs[window.index].prompt_logprobs) for window in short]
+        shards = [collected[window.index] for window in short]
+        ours = [statistics.scores(w.index, w.targets, own).logprob for w, own in zip(short, shards, strict=True)]
+        largest = np.concatenate([largest_logit(each) for each in shards])
+        limit = 2 * spacing(report["logits_dtype"]) * largest + 1e-4
+        return Beside(shards, theirs, distance(ours, theirs), limit, float(largest.max()), report)
 
-    def probe_alone(
-        self, short: Sequence[Window], gathered: bool, theirs: Sequence[NDArray[np.float32]], limit: NDArray[np.float64]
-    ) -> None:
+    def probe_alone(self, short: Sequence[Window], beside: Beside, *, gathered: bool) -> None:
         """Raise ModelError if the windows score differently without ``prompt_logprobs``.
 
         Batches and roundings are the same, except in kernels that add in the order of threads; one more scoring run
         measures how far these differ.
         """
         alone = {scores.window: scores.logprob for scores in self.scored(short, Plan(gathered=gathered))}
-        difference = distance([alone[window.index] for window in short], theirs)
+        difference, limit = distance([alone[window.index] for window in short], beside.theirs), beside.limit
         if within(difference, limit):
             return
-        again = distance(self.beside_own(short, gathered=gathered)[1], theirs)
+        again = distance(self.beside_own(short, gathered=gathered).theirs, beside.theirs)
         if not difference.mean() <= 4 * again.mean() + limit.mean() / 4:
             raise ModelError(
                 f"requests without prompt_logprobs score otherwise in vLLM, by {difference.mean():.3g} nats on average "
