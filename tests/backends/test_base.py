@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 import numpy as np
+import pytest
 
 from compare_q.backends import base, logits_engine
 from compare_q.backends.base import ScoreRequest
@@ -29,3 +30,10 @@ def test_the_engine_in_the_docstring_is_whole() -> None:
     engine.close()
     assert engine.files(request).storage().vram_bits is None
     assert "torch" in engine.versions()
+
+
+def test_a_planned_model_is_changed_in_a_copy_and_only_in_fields_that_it_has() -> None:
+    model = planned("m", "transformers", "folder", 100)
+    assert (model.updated(stamp="s").stamp, model.stamp) == ("s", "")
+    with pytest.raises(TypeError, match="stmp"):
+        model.updated(stmp="s")

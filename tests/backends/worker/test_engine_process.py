@@ -195,6 +195,7 @@ def test_who_shares_an_engine_process(tmp_path: Path, launched: list[str], monke
     first.process.kill()
     first.process.wait()
     assert get() is not first
+    assert first.socket.fileno() == -1  # it was ended before another one was started
 
 
 def test_an_engine_whose_import_starts_a_thread_is_imported_for_each_model(
