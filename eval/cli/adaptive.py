@@ -13,16 +13,18 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest
 from compare_q.eval import ranking
 from compare_q.eval.results import TextResult
-from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.specs.types import DataSpec, ModelSpec
 
 if TYPE_CHECKING:
+    from compare_q.eval.run.config import RunConfig
     from compare_q.eval.run.runner import RunOutcome
 
 PILOT = 16
@@ -73,36 +75,36 @@ def settled(
     return (asked or DEFAULT) if spread else None, sized
 
 
-def run(
-    wanted: float, texts: Mapping[str, DataSpec], score: Callable[..., RunOutcome], say: Callable[[str], None]
-) -> RunOutcome:
-    """Return the last of at most two runs; texts whose windows are not spread are scored as their specs say.
+def run(config: RunConfig, wanted: float, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> RunOutcome:
+    """Return the outcome of the last of at most two runs; print after each how well the KLDs are known.
 
-    ``score``: makes a run of these texts; its ``again`` is True for the second run.  ``say``: prints a line.
+    ``wanted``: the relative standard error.  Texts whose windows are not spread are scored as their specs say.
     """
+    from compare_q.eval.run import runner
+
     counts = {name: PILOT for name, spec in texts.items() if spec.sample == "spread" and spec.max_rows is None}
     for is_last in (False, True):
         sized = {name: sized_to(spec, counts[name]) if name in counts else spec for name, spec in texts.items()}
-        finished = score(sized, again=is_last)
-        if finished.signal:
+        done = runner.run(replace(config, clear=config.clear and not is_last), sized, models)
+        if done.signal:
             break
         more = {}
-        for text, data in zip(finished.results.texts, finished.data, strict=True):
+        for text, data in zip(done.results.texts, done.data, strict=True):
             if data is None or text.error or text.name not in counts:
                 continue
-            done = len(data.windows)
-            needed, words = windows_needed(text, wanted, done, data.available)
-            if needed > done:
+            scored = len(data.windows)
+            needed, words = windows_needed(text, wanted, scored, data.available)
+            if needed > scored:
                 more[text.name] = needed
                 words += f"; it takes about {needed:,} (-r {needed})" if is_last else f"; {needed:,} windows will do"
             else:
                 words += ranking.rest_in_words(text)
             title = f"{text.name}: " if len(texts) > 1 else ""
-            say(f"{title}after {done:,} of the text's {data.available:,} windows {words}")
+            config.progress.say(f"{title}after {scored:,} of the text's {data.available:,} windows {words}")
         if not more:
             break
         counts |= more
-    return finished
+    return done
 
 
 def sized_to(spec: DataSpec, windows: int | None) -> DataSpec:

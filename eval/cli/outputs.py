@@ -1,4 +1,4 @@
-"""What a run was asked for: whether it can be written; then the table, files and plots, of which any may fail alone."""
+"""Outputs of a run: checked before it starts; afterwards the table, files and plots, each of which may fail alone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
 from compare_q.backends.common.messages import printable
 from compare_q.backends.common.options import strings_in
+from compare_q.eval.cli.cache import limited
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.plots import measures
@@ -29,46 +30,54 @@ if TYPE_CHECKING:
 
 TokenFiles = Mapping[tuple[str, str], Path]
 """(text, label) -> the file of ``--tokens-out``."""
+FILES = {"--output": "output", "--csv": "csv", "--markdown": "markdown", "--html": "html", "--plot_file": "plot_file",
+         "--card": "card"}  # fmt: skip
+FOLDERS = {"--tokens-out": "tokens_out", "--plots": "plots", "--save-specs": "save_specs"}
+"""Flags of outputs, and their names among the parsed arguments."""
 
 
-def inputs_of(
-    args: argparse.Namespace, data_specs: Iterable[DataSpec], model_specs: Sequence[ModelSpec]
-) -> list[str | Path]:
-    """What a run reads, so that no output may replace it: spec files, texts, tokenizers, models, a reference."""
+def print_errors(problems: str) -> int:
+    """Print each line on standard error; return the exit status: 2, or 0 without problems."""
+    for line in problems.splitlines():
+        print(f"error: {printable(line)}", file=sys.stderr)
+    return 2 if problems else 0
+
+
+def print_note(*lines: str | None) -> None:
+    """Print the lines that are not None on standard error."""
+    for line in lines:
+        if line is not None:
+            print(printable(line), file=sys.stderr)
+
+
+def inputs_of(args: argparse.Namespace, data: Iterable[DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
+    """Return the files and folders that a run reads, which no output may replace."""
     from compare_q.eval.text import windows
 
     read: list[str | Path] = [*reading.expand(map(str, args.dataspec or [])), *reading.expand(args.modelspec or [])]
-    for model in model_specs:
-        named = [path for path in map(Path, strings_in(model.options)) if is_file(path)]
-        read += [
-            model.located,
-            *model.override_tensors,
-            *named,
-            *([model.locate(model.python)] if model.python else []),
-        ]
-    for spec in data_specs:
+    for model in models:
+        read += [model.located, *model.override_tensors, *filter(is_file, map(Path, strings_in(model.options)))]
+        read += [model.locate(model.python)] if model.python else []
+    for spec in data:
         read.append(spec.locate(spec.tokenizer_dir))
-        with suppress(InputError):  # which the run will meet too
+        with suppress(InputError):  # the run reports it
             read += windows.paths_of(spec)
     return read if args.logits_file is None else [*read, args.logits_file]
 
 
 def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: Iterable[Path] = ()) -> None:
-    """InputError, before anything runs, for an output that could not be written afterwards, or that is an input too.
+    """InputError, before anything runs, for an output that cannot be written, or that is read.
 
-    ``inputs``: files and folders that the run reads; ``tokens``: the files of ``--tokens-out``.
+    ``inputs``: files and folders that the run reads.  ``tokens``: the files of ``--tokens-out``.
     """
-    files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
-             "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
-    given = [(flag, file) for flag, file in files.items() if file is not None]
-    written = [*given, *(("--tokens-out", file) for file in tokens if os.path.lexists(file))]
-    asked = {"--tokens-out": args.tokens_out, "--plots": args.plots, "--save-specs": args.save_specs}
-    folders = [(flag, folder) for flag, folder in asked.items() if folder]
+    files = [(flag, file) for flag, name in FILES.items() if (file := getattr(args, name)) is not None]
+    folders = [(flag, folder) for flag, name in FOLDERS.items() if (folder := getattr(args, name)) is not None]
+    written = [*files, *(("--tokens-out", file) for file in tokens if os.path.lexists(file))]
     read = {os.path.realpath(path) for path in (*args.source, *inputs) if exists(path)}
     taken: dict[str, str] = {}
     for flag, file in written:
         if not is_writable(file):
-            folder = Path(file).parent
+            folder = file.parent
             why = "is the folder yours, and the file?" if is_folder(folder) else f"there is no folder {folder}"
             raise InputError(f"{flag}: {file}: cannot be written; {why}")
         if (other := taken.setdefault(os.path.realpath(file), flag)) != flag:
@@ -78,15 +87,15 @@ def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: I
         if read & set(map(str, (place, *place.parents))):
             raise InputError(f"{flag}: {path}: is read here, or lies in a folder that is; name another")
     for flag, folder in folders:
-        if not can_hold(Path(folder)):
+        if not can_hold(folder):
             raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
-    for flag, file in given:
+    for flag, file in files:
         if flag in ("--plot_file", "--card") and file.suffix.lower() not in measures.SUFFIXES:
             raise InputError(f"{flag}: {file}: must end in {', '.join(measures.SUFFIXES)}")
 
 
 def can_hold(folder: Path) -> bool:
-    """Whether a folder may be written, or made where there is none yet."""
+    """True if a folder can be written, or created."""
     try:
         folder.stat()
     except FileNotFoundError:
@@ -97,7 +106,7 @@ def can_hold(folder: Path) -> bool:
 
 
 def nothing_scored(results: RunResult) -> list[str]:
-    """Why no model was scored, a line for each text that failed and each model; empty if one was."""
+    """Return why no model was scored, one line for each failed text and model; empty if a model was scored."""
     if any(len(text.failed) < len(text.models) for text in results.scored):
         return []
     failed = [f"{text.name}: {text.error}" for text in results.texts if text.error]
@@ -107,11 +116,29 @@ def nothing_scored(results: RunResult) -> list[str]:
     return failed
 
 
-def show(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
-    """Print the table, and whatever else is to be printed; what is about one of several texts below its name."""
+def write_all(
+    args: argparse.Namespace,
+    results: RunResult,
+    of_run: Callable[[RunResult, Outputs], RunResult] = lambda results, _: results,
+) -> int:
+    """Print the table, write files and plots, and print the verdict; return the exit status.
+
+    ``of_run``: is called after the table is printed, and returns the results that are written.
+    """
+    outputs = Outputs(args.verbose)
+    print_table(args, results, outputs)
+    results = of_run(results, outputs)
+    write_files(args, results, outputs)
+    with outputs.writing("standard output"):
+        render.conclude(results, Console())
+    return print_errors("\n".join(outputs.failures))
+
+
+def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
+    """Print the table, and timing and paired differences on request."""
     table, console = columns.ordered(results, args.sort), Console()
     if args.sort and (reason := columns.no_order(results, args.sort)):
-        print(f"--sort: {printable(reason)}", file=sys.stderr)
+        print_note(f"--sort: {reason}")
     with outputs.writing("standard output"):
         render.show(table, console, args.columns, by_text=args.by_text, notes=args.notes)
         if args.timing:
@@ -124,8 +151,8 @@ def show(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None
                 print("", *pairs.pair_lines(chosen, text), sep="\n")
 
 
-def write(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
-    """Write the files of a run and draw its plots; CSV, Markdown and report have the order of the table."""
+def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
+    """Write the files and draw the plots; CSV, Markdown and report have the order of the table."""
     results = results.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
     table = columns.ordered(results, args.sort)
 
@@ -135,7 +162,7 @@ def write(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> Non
         return page.page_of(table, args.columns, results)
 
     def draw(file: Path) -> None:
-        from compare_q.eval.plots import pictures  # a package that is missing is this output's failure alone
+        from compare_q.eval.plots import pictures  # a missing package fails this output alone
 
         measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES[args.x_axis or "bpw"]
         pictures.draw(
@@ -166,25 +193,41 @@ def write(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> Non
                 draw_it(path)
 
 
-def conclude(results: RunResult, outputs: Outputs) -> None:
-    """Print the last line of a run: what was found."""
-    with outputs.writing("standard output"):
-        render.conclude(results, Console())
+def write_run(
+    args: argparse.Namespace, cache: Cache, done: RunOutcome, data: Sequence[DataSpec], models: Sequence[ModelSpec],
+    tokens: TokenFiles, results: RunResult, outputs: Outputs,
+) -> RunResult:  # fmt: skip
+    """Write specs and token scores, and limit the cache; return the results with each model's worst tokens."""
+    if args.save_specs:
+        from compare_q.eval.cli import shorthand
+
+        with outputs.writing(args.save_specs):
+            print_note(shorthand.save(args.save_specs, data, models, done))
+    if tokens:
+        copy_scores(cache, done, tokens, outputs)
+    if args.output or args.html:
+        from compare_q.eval.report.tokens import with_worst_tokens
+
+        results = with_worst_tokens(results, done.data, cache)
+    if args.cache_limit is not None:
+        with outputs.writing(cache.root):
+            print(limited(cache, args.cache_limit))
+    return results
 
 
 def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> dict[tuple[str, str], Path]:
-    """Every file that ``--tokens-out`` may write, of several texts in a folder each."""
+    """Return the files that ``--tokens-out`` may write; several texts have a folder each."""
     folders = dict(zip(texts, file_names(texts) if len(texts) > 1 else [""], strict=True))
     files = dict(zip(labels, file_names(labels), strict=True))
     return {(text, label): folder / folders[text] / f"{files[label]}.parquet" for text in texts for label in labels}
 
 
-def copy_scores(cache: Cache, finished: RunOutcome, files: TokenFiles, outputs: Outputs) -> None:
-    """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free."""
+def copy_scores(cache: Cache, done: RunOutcome, files: TokenFiles, outputs: Outputs) -> None:
+    """Write the token scores of every scored model; the file name of a failed model is not used."""
     from compare_q.eval.run import token_scores
 
-    for text, data in zip(finished.results.texts, finished.data, strict=True):
-        of = f" on {text.name}" if len(finished.data) > 1 else ""
+    for text, data in zip(done.results.texts, done.data, strict=True):
+        of = f" on {text.name}" if len(done.data) > 1 else ""
         for model in text.models:
             stored = None if data is None or model.error else token_scores.of_row(cache, model.scores_key, data.windows)
             if stored is not None:

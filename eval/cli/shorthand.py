@@ -210,7 +210,7 @@ def default_text() -> tuple[list[str], list[str]]:
     return [DEFAULT_TEXT], []
 
 
-def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], finished: RunOutcome) -> str:
+def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], done: RunOutcome) -> str:
     """Write ``data.json`` and ``models.json``, which repeat a run, and return the command that runs them.
 
     The command sets environment variables that scores depend on, which have no place in specs.
@@ -218,12 +218,12 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], fin
     folder.mkdir(parents=True, exist_ok=True)
     texts_json = [
         {**keys_of(spec, "tokenizer_dir", "path", "dataset_path"), "max_rows": found.max_rows if found else 0}
-        for spec, found in zip(data, finished.data, strict=True)
+        for spec, found in zip(data, done.data, strict=True)
     ]
     models_json = [keys_of(spec, "model_dir") for spec in specs]
     for name, content in (("data.json", texts_json), ("models.json", models_json)):
         (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
-    ran = {name: value for text in finished.results.texts for m in text.models for name, value in m.provenance.items()}
+    ran = {name: value for text in done.results.texts for m in text.models for name, value in m.provenance.items()}
     kept = [name for name in sorted(ran.keys() & os.environ) if str(ran[name]).startswith(os.environ[name])]
     variables = [f"{name}={shlex.quote(printable(os.environ[name]))} " for name in kept]
     data_file, models_file = (shlex.quote(printable(folder / name)) for name in ("data.json", "models.json"))

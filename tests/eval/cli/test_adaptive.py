@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,8 @@ from compare_q.backends.base import Storage
 from compare_q.eval.cli import adaptive
 from compare_q.eval.cli.adaptive import settled, windows_for, windows_needed
 from compare_q.eval.results import ModelResult
+from compare_q.eval.run import runner
+from compare_q.eval.run.config import RunConfig
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.stats.estimates import Sampled
@@ -78,26 +80,36 @@ def test_a_kld_of_roundings_is_asked_for_no_better_than_roundings_are() -> None:
     assert words == "the whole text's KLD of every quantized row is known to 1 % or better"
 
 
-def staged(errors: Mapping[str, float], sizes: Mapping[str, int], signal: int = 0) -> tuple[list[Any], list[str]]:
-    """(windows of each text and ``again`` of the runs that were made, the lines that were printed)."""
-    asked, lines = [], list[str]()
-
-    def score(texts: Mapping[str, DataSpec], *, again: bool) -> Any:
-        counts = {name: min(spec.max_rows or 0, sizes[name]) for name, spec in texts.items()}
-        asked.append((*counts.values(), again))
-        results = [replace(run_of(REF, row("a", 0.1, errors[name])), name=name) for name in texts]
-        data = [SimpleNamespace(windows=range(count), available=sizes[name]) for name, count in counts.items()]
-        return SimpleNamespace(results=SimpleNamespace(texts=results), data=data, signal=signal)
-
-    adaptive.run(TWO, {name: text(name) for name in errors}, score, lines.append)
-    return asked, lines
+Staged = Callable[..., tuple[list[Any], list[str]]]
 
 
-def test_each_text_has_its_own_number_of_windows_in_two_stages() -> None:
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> Staged:
+    """(windows of each text and ``clear`` of the runs that were made, the lines that were printed)."""
+
+    def stages(errors: Mapping[str, float], sizes: Mapping[str, int], signal: int = 0) -> tuple[list[Any], list[str]]:
+        asked, lines = [], list[str]()
+
+        def score(config: RunConfig, texts: Mapping[str, DataSpec], _: object) -> Any:
+            counts = {name: min(spec.max_rows or 0, sizes[name]) for name, spec in texts.items()}
+            asked.append((*counts.values(), config.clear))
+            results = [run_of(REF, row("a", 0.1, errors[name])).updated(name=name) for name in texts]
+            data = [SimpleNamespace(windows=range(count), available=sizes[name]) for name, count in counts.items()]
+            return SimpleNamespace(results=SimpleNamespace(texts=results), data=data, signal=signal)
+
+        monkeypatch.setattr(runner, "run", score)
+        config = RunConfig(cast(Any, None), cast(Any, SimpleNamespace(say=lines.append)), clear=True)
+        adaptive.run(config, TWO, {name: text(name) for name in errors}, [])
+        return asked, lines
+
+    return stages
+
+
+def test_each_text_has_its_own_number_of_windows_in_two_stages(staged: Staged) -> None:
     """3 % of 16 windows of 100 asks for 30 and a tenth more; a short text is used up; 16 are enough for another."""
     errors: dict[str, float | None] = {"long": 0.003, "short": None, "easy": 0.001}
     asked, lines = staged(errors, {"long": 100, "short": 20, "easy": 50})
-    assert asked == [(16, 16, 16, False), (33, 20, 16, True)]
+    assert asked == [(16, 16, 16, True), (33, 20, 16, False)]
     assert [line.split(" windows ")[0] for line in lines] == [
         "long: after 16 of the text's 100", "short: after 16 of the text's 20", "easy: after 16 of the text's 50",
         "long: after 33 of the text's 100", "short: after 20 of the text's 20", "easy: after 16 of the text's 50",
