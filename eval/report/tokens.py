@@ -6,7 +6,8 @@ They are chosen from the cached scores of single tokens, one model at a time, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.messages import one_line, printable
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.results import RunResult, TextResult, WorstToken
@@ -23,6 +24,8 @@ from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.windows import EvalData
 
+Piece = tuple[list[int], int, int]
+"""Token ids, and the numbers of the tokens at which ``token`` and ``after`` begin."""
 COUNT = 20
 """Worst tokens of each model."""
 BEFORE, AFTER = 24, 4
@@ -44,7 +47,7 @@ def with_worst_tokens(results: RunResult, data: Sequence[EvalData | None], cache
 def with_tokens(text: TextResult, data: EvalData, cache: Cache) -> TextResult:
     """``with_worst_tokens`` for one text."""
     chosen: list[list[WorstToken]] = []
-    pieces: list[tuple[list[int], int, int]] = []
+    pieces: list[Piece] = []
     for model in text.models:
         stored = None if model.error else token_scores.of_row(cache, model.scores_key, data.windows)
         chosen.append([] if stored is None else worst_tokens(stored, data))
@@ -55,10 +58,7 @@ def with_tokens(text: TextResult, data: EvalData, cache: Cache) -> TextResult:
     if not pieces:
         return text
     try:
-        texts = iter(processes.run_in_subprocess(
-            decoded, "decoding tokens", tokenizer=str(data.tokenizer), trust_remote_code=data.spec.trust_remote_code,
-            pieces=pieces,
-        ))  # fmt: skip
+        texts = iter(decoded(data, pieces))
     except InputError as error:
         print(printable(f"{text.name}: no worst tokens: {error}"), file=sys.stderr)
         return text
@@ -76,7 +76,7 @@ def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
     damage = np.where(np.isfinite(damage), damage, 0.0)
     places = data.text_index(stored.window, stored.position)
     found: dict[int, WorstToken] = {}
-    for entry in np.argsort(-damage, kind="stable").tolist():
+    for entry in np.argsort(-damage, kind="stable"):
         if len(found) == COUNT or damage[entry] <= 0:
             break
         names = ("kld", "logprob", "ref_logprob")
@@ -94,19 +94,39 @@ def rounded(values: NDArray[Any] | None, entry: int) -> float | None:
     return None if values is None or not np.isfinite(values[entry]) else float(f"{values[entry]:.4g}")
 
 
-def decoded(
-    tokenizer: str, trust_remote_code: bool, pieces: Sequence[tuple[list[int], int, int]]
-) -> list[dict[str, str]]:
-    """Return the text of each piece in three parts, cut at two of its tokens.  Imports Transformers.
+def decoded(data: EvalData, pieces: Sequence[Piece]) -> list[dict[str, str]]:
+    """Return the text of each piece by the text's tokenizer, as ``split`` does.
 
-    ``pieces``: token ids, and the numbers of the tokens at which ``token`` and ``after`` begin.  A character that
-    several tokens make up belongs to the last of them.
+    A tokenizer.json is read in this process.  Without one, Transformers decodes in a subprocess, since importing it
+    takes seconds.  Raises InputError if the tokenizer cannot be read.
     """
-    loaded = vocabulary.load_tokenizer(Path(tokenizer), trust_remote_code=trust_remote_code)
+    from tokenizers import Tokenizer
 
-    def text_of(ids: Sequence[int]) -> str:
-        return str(loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    file = data.tokenizer / vocabulary.FILE
+    if not file.is_file():
+        trust = data.spec.trust_remote_code
+        found: list[dict[str, str]] = processes.run_in_subprocess(
+            split_by_transformers, "decoding tokens", folder=str(data.tokenizer), trust_remote_code=trust, pieces=pieces
+        )
+        return found
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise InputError(f"{file}: no usable tokenizer: {one_line(error)}") from None
+    return split(partial(tokenizer.decode, skip_special_tokens=False), pieces)
 
+
+def split_by_transformers(folder: str, trust_remote_code: bool, pieces: Sequence[Piece]) -> list[dict[str, str]]:
+    """Return the text of each piece by Transformers' tokenizer of a folder."""
+    loaded = vocabulary.load_tokenizer(Path(folder), trust_remote_code=trust_remote_code)
+    return split(partial(loaded.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False), pieces)
+
+
+def split(text_of: Callable[[list[int]], str], pieces: Sequence[Piece]) -> list[dict[str, str]]:
+    """Return the text of each piece in three parts, cut at two of its tokens.
+
+    A character that several tokens make up belongs to the last of them.
+    """
     found = []
     for ids, begin, end in pieces:
         whole = text_of(ids)

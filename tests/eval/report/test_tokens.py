@@ -91,11 +91,23 @@ def test_a_character_of_two_tokens_belongs_to_the_second(data: EvalData, cache: 
     assert (first.kld, first.ref_logprob, first.logprob) == (None, None, -9.0)
 
 
+def test_transformers_decodes_the_same(data: EvalData, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a tokenizer without a tokenizer.json."""
+    found = worst_of(cache, data)
+    monkeypatch.setattr(vocabulary, "FILE", "none.json")
+    assert worst_of(cache, data) == found
+
+
+def forget(folder: Path) -> None:
+    for file in folder.glob("*.json"):
+        file.unlink()
+
+
 def test_tokens_that_cannot_be_decoded_are_left_out(
     data: EvalData, cache: Cache, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The rows stay as they are, so that results.json is written."""
-    for file in data.tokenizer.glob("*.json"):
-        file.unlink()
-    assert worst_of(cache, data) == ()
-    assert "text: no worst tokens: " in capsys.readouterr().err
+    for damage in (lambda: (data.tokenizer / "tokenizer.json").write_text("{"), lambda: forget(data.tokenizer)):
+        damage()
+        assert worst_of(cache, data) == ()
+        assert "text: no worst tokens: " in capsys.readouterr().err
