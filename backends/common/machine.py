@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from compare_q.backends.common.messages import bytes_in_words
 from compare_q.backends.common.options import named_files
 from compare_q.backends.common.packages import installed_versions
 
@@ -78,6 +79,10 @@ def code() -> tuple[str, str]:
     return str(folder), digest.hexdigest()
 
 
+MUCH_MEMORY = 1e9
+"""Bytes of a GPU above which another process must be using it; an unused one shows less."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One NVIDIA GPU: its id in CUDA_VISIBLE_DEVICES (``device``), name, driver version and memory in MiB."""
@@ -106,6 +111,27 @@ def nvidia_smi(*query: str) -> list[list[str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [[each.strip() for each in line.split(",")] for line in output.splitlines()]
+
+
+def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
+    """Return the processes that use these GPUs if they are more than ``ours``: "python (process 123, 61.0 GB)".
+
+    It is empty if less than 1 GB of each GPU is used, or nvidia-smi does not answer.  In a container nvidia-smi may
+    list no processes, or others by their numbers outside.
+    """
+    chosen = f"--id={','.join(devices)}"
+    used = [float(row[0]) for row in nvidia_smi(chosen, "--query-gpu=memory.used") if row[0].isdecimal()]
+    if not devices or max(used, default=0.0) * 2**20 < MUCH_MEMORY:
+        return ""
+    rows = nvidia_smi(chosen, "--query-compute-apps=pid,process_name,used_memory")
+    users = [f"{row[1]} (process {row[0]}{used_in_words(row[-1])})" for row in rows if len(row) == 3]
+    unnamed = "" if ours else f"other processes ({bytes_in_words(max(used) * 2**20)})"
+    return ", ".join(users) if len(users) > ours else unnamed
+
+
+def used_in_words(mib: str) -> str:
+    """Return a number of MiB as nvidia-smi writes it, after a comma; empty for "[N/A]"."""
+    return f", {bytes_in_words(float(mib) * 2**20)}" if mib.isdecimal() else ""
 
 
 def gpus() -> tuple[Gpu, ...]:

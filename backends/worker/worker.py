@@ -104,13 +104,14 @@ class Worker:
     """One worker and the model that it has loaded, if any.
 
     ``requested``: when the driver requested it, in seconds since 1970; ``alone``: why it imports its engine itself,
-    empty if it is the fork of a process that has imported it.  ``moments``: when something happened, in seconds since
-    1970.  For a second text they begin when the first one was scored, because no load precedes it.
+    empty if it is the fork of a process that has imported it.  ``shared``: the processes that used its GPUs before it
+    loaded its model.  ``moments``: when something happened, in seconds since 1970.  For a second text they begin when
+    the first one was scored, because no load precedes it.
     """
 
     def __init__(self, requested: float, alone: str = "") -> None:
         machine.keep_compiled_kernels_apart()
-        self.requested, self.alone = requested, alone
+        self.requested, self.alone, self.shared = requested, alone, ""
         self.model: PlannedModel | None = None
         self.engine: Engine | None = None
         self.moments: dict[str, float] = {}
@@ -125,7 +126,7 @@ class Worker:
         except Exception as error:
             if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
                 os.write(2, traceback.format_exc().encode())
-            last = Failed(out_of_memory(self.model, error) or reason_of(error))
+            last = Failed(out_of_memory(self.model, error, self.shared) or reason_of(error))
         send(last)
 
     def result_of(self, command: Command, send: Send) -> Any:
@@ -145,6 +146,7 @@ class Worker:
             send(Log(f"{model.label}: {self.alone}"))
         if command.devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(command.devices)
+            self.shared = machine.gpu_users(command.devices)
         if command.share is not None:
             keep_to_share(*command.share)
         engine_class = backends.engine_class(model.engine)
@@ -180,8 +182,11 @@ class Worker:
         moments["closed"] = time.time()
         self.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
         record = {
-            "provenance": what_ran(self.engine), "load_seconds": self.load_seconds, "moments": moments, **command.facts
+            "provenance": what_ran(self.engine), "load_seconds": self.load_seconds, "moments": moments,
+            **command.facts,
         }  # fmt: skip
+        if shared := self.shared or newcomers():
+            record["shared_gpu"] = shared
         segments.write_record(command.scores, command.session, record)
         committer.commit()
         self.last = command, record
@@ -207,6 +212,12 @@ def what_ran(engine: Engine) -> dict[str, Any]:
     except Exception as error:
         found = {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
     return {**found, "notes": list(found.get("notes", ()))}
+
+
+def newcomers() -> str:
+    """Return the processes that use this process's only GPU with it; empty if there are none, or if that is unknown."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return machine.gpu_users(devices, ours=1) if in_worker() and len(devices) == 1 and devices[0] else ""
 
 
 def keep_to_share(number: int, count: int) -> None:
@@ -262,8 +273,11 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
 
 
-def out_of_memory(model: PlannedModel | None, error: BaseException) -> str:
-    """Return a line on an error that was caused by too little memory, with sizes; empty for other errors."""
+def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str = "") -> str:
+    """Return a line on an error that was caused by too little memory, with sizes; empty for other errors.
+
+    ``shared``: the processes that used its GPUs before it loaded.
+    """
     if model is None or not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""
     numbers = []
@@ -274,6 +288,7 @@ def out_of_memory(model: PlannedModel | None, error: BaseException) -> str:
         cuda = sys.modules["torch"].cuda
         free, total = cuda.mem_get_info() if cuda.is_initialized() else (0, 0)
         numbers += [f"{bytes_in_words(free)} of the GPU's {bytes_in_words(total)} are free"] if total else []
+    numbers += [f"before it loaded, {shared} used the GPU"] if shared else []
     found = f" ({', '.join(numbers)})" if numbers else ""
     advice = "close what else uses it, give the model more GPUs, or shorten eval_len"
     return f"out of memory{found}: {advice}; the engine says: {one_line(error)}"

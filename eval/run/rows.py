@@ -181,10 +181,11 @@ def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cac
     given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     storage = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **given)
     notes = (*notes_of(work, stored, has_reference=has_reference), *record["provenance"].get("notes", ()))
+    speed: dict[str, Any] = {"tokens_per_second": None} if record.get("shared_gpu") else {}
     return row_of(
         model, storage=storage, estimates=found, windows=len(text.windows), timing=stored.timing,
         load_seconds=record["load_seconds"], score_seconds=record["score_seconds"], provenance=record["provenance"],
-        notes=notes, scores_key=f"{work.key}/{work.tag}", from_cache=from_cache,
+        notes=notes, scores_key=f"{work.key}/{work.tag}", from_cache=from_cache, **speed,
     )  # fmt: skip
 
 
@@ -206,6 +207,8 @@ def notes_of(work: Work, stored: StoredScores, *, has_reference: bool) -> Iterat
     batches = decode.batch > 1 if decode else backends.engine_class(model.engine).capabilities.batches
     if stored.sessions > 1 and batches:
         yield f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run"
+    if shared := stored.run_record.get("shared_gpu"):
+        yield f"tok/s n/a: while it was scored the GPU was also used by {shared}"
     if work.reference is None or model.is_reference:
         if has_reference and not model.is_reference:
             yield "no KLD: the reference failed"

@@ -41,7 +41,8 @@ class StoredScores:
 
     ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and every other score of ``SCORES`` that was stored.
     ``window``, ``position`` and ``token_id``, int32 [N]: the window of a scored token, and its place in the window.
-    ``run_record`` (JSON types): provenance, load_seconds, score_seconds, and reference (None without one).
+    ``run_record`` (JSON types): provenance, load_seconds, score_seconds, reference (None without one), and shared_gpu
+    where other processes used the same GPU.
     ``sessions``: how many runs of the model the windows came from; ``replicas``: how many workers shared the windows of
     the last of them; ``timing``: of that one.
     """
@@ -89,6 +90,8 @@ def load(
         "score_seconds": sum(max(sessions[session] for session in together) for together in runs.values()),
         "reference": None if tag == segments.ALONE else record["reference"],
     }
+    if shared := [found for each in known if (found := records[each].get("shared_gpu"))]:
+        run_record["shared_gpu"] = shared[0]
     return StoredScores(
         joined(scores, windows),
         np.concatenate([np.full_like(each, window.index) for each, window in zip(positions, windows, strict=True)]),

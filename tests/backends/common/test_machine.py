@@ -121,3 +121,27 @@ def test_kernels_that_were_compiled_for_other_instructions_are_not_found(monkeyp
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kernels")
     machine.keep_compiled_kernels_apart()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels", "a folder that the user names stays"
+
+
+APPS = [["7", "other", "61000"], ["8", "/usr/bin/python3", "[N/A]"]]
+
+
+@pytest.mark.parametrize(
+    ("used", "apps", "ours", "gold"),
+    [
+        ("3", APPS, 0, ""),
+        ("[N/A]", APPS, 0, ""),
+        ("61000", APPS[:1], 0, "other (process 7, 64.0 GB)"),
+        ("61000", APPS, 1, "other (process 7, 64.0 GB), /usr/bin/python3 (process 8)"),
+        ("61000", APPS[:1], 1, ""),
+        ("61000", [], 1, ""),
+        ("61000", [], 0, "other processes (64.0 GB)"),
+    ],
+)
+def test_who_uses_a_gpu(
+    used: str, apps: list[list[str]], ours: int, gold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"--query-gpu=memory.used": [[used]], "--query-compute-apps=pid,process_name,used_memory": apps}
+    monkeypatch.setattr(machine, "nvidia_smi", lambda chosen, query: rows[query])
+    assert machine.gpu_users(["0"], ours) == gold
+    assert machine.gpu_users([], ours) == ""

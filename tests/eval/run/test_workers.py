@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker.messages import LoadCommand
 from compare_q.eval.run.workers import Workers
@@ -123,3 +124,17 @@ def test_replicas_share_the_gpus_and_cores(measured: Compare, monkeypatch: pytes
     assert sorted(job.devices for job in told.jobs if isinstance(job, LoadCommand)) == [("0",), ("0", "1"), ("1",)]
     fewer = "scored by 2 replicas, not by 3: there were no more GPUs, or no more windows"
     assert [model["notes"][0] for model in ran.models.values()] == [fewer, fewer.replace("2", "1").replace("3", "2")]
+
+
+def test_no_speed_where_another_process_uses_the_gpu(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a row from the cache."""
+    threaded(monkeypatch, gpus=H200[:1])
+    others = {"a": "other (process 7, 61.0 GB)", "b": ""}
+    monkeypatch.setattr(machine, "gpu_users", lambda devices: next(iter(others.values())))
+    first = measured(three()[:1])
+    others.pop("a")
+    for ran in (first, measured(three()[:2])):
+        assert ran.models["a"]["tokens_per_second"] is None
+        assert ran.models["a"]["kld"] is None
+        assert "a: tok/s n/a: while it was scored the GPU was also used by other (process 7, 61.0 GB)" in ran.out
+    assert ran.models["b"]["tokens_per_second"] > 0
