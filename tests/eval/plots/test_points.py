@@ -60,7 +60,7 @@ def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
 
 def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
     """nll off by (0, 0, 0, 4), 0.1 a token of 40, left over (-1, -1, -1, 3): 0.115487
-    (tests/eval/results/test_differences.py); times PPL 8."""
+    (tests/eval/test_ranking.py); times PPL 8."""
     server = with_sums(with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0))
     reference = with_sums(with_ppl(REF, Perplexity(5.0, -64.0, 40, 0, 0.8)), nll=(10.0, 20.0, 30.0, 36.0))
     error, paired = error_of(run_of(reference, server), server, PPL)

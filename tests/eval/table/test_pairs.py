@@ -1,10 +1,10 @@
-"""The lines about two models; the numbers are those of tests/eval/results/test_differences.py."""
+"""The lines about two models; the numbers are those of tests/eval/test_ranking.py."""
 
 from __future__ import annotations
 
 from compare_q.eval.results import ModelResult
 from compare_q.eval.table import pairs
-from tests.eval.results.test_differences import SAME, WORSE
+from tests.eval.test_ranking import SAME, WORSE
 from tests.support.made import FAILED, QUANT, REF, replace, run_of, with_sums
 from tests.support.several_texts import with_answers
 from tests.support.toy import refusal

@@ -1,4 +1,4 @@
-"""Differences of models worked by hand: four blocks of ten tokens of a text of 100,000.
+"""Differences, stars and nearly lossless rows, worked by hand: four blocks of ten tokens of a text of 100,000.
 
 Three waves: t(0.975, 3) = 3.18245.  Those of sums off by u: 2 (sum of u cos(pi j (g + 1/2) / 4))^2, weighted by
 1 + 0.12 j^2: 1.12, 1.48, 2.08.
@@ -19,11 +19,15 @@ from compare_q.eval.ranking import (
     best_among,
     best_labels,
     difference_or_reason,
+    kld_limit,
+    near_lossless,
     too_short_for_best,
 )
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.estimates import BlockSums, n_blocks
-from tests.support.made import BLOCKS, FAILED, QUANT, REF, replace, with_sums
+from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.table.pairs import UNRANKED, pair_lines
+from tests.support.made import BLOCKS, FAILED, QUANT, REF, replace, run_of, with_against, with_sums
 
 WORSE = replace(BLOCKS, nll=(14.0, 24.0, 34.0, 48.0))
 """a - b = -4, -4, -4, -8: mean -20 / 40; off the mean by 1, 1, 1, -3; waves 27.3137, 16, 4.6863, weighted mean 21.3397:
@@ -160,3 +164,44 @@ def test_more_is_better_of_the_same_top_token() -> None:
     more = with_sums(replace(QUANT, label="more"), same_top=(10.0, 10.0, 10.0, 10.0))
     assert best_labels([QUANT, more], "same_top") == {"more"}
     assert best_labels([QUANT, with_sums(more, kld=(0.5, 0.5, 0.5, 0.5))], "kld") == {"more"}
+
+
+def row(label: str, kld: float, stderr: float | None = 0.001, **keys: Any) -> ModelResult:
+    """A row of one KLD in every block: two of them differ without any error."""
+    made = with_sums(replace(QUANT, label=label, **keys), kld=tuple(10 * kld for _ in range(4)))
+    return with_against(made, kld=Mean(kld, 40 * kld, 40, 0, stderr))
+
+
+NOISE = row("noise", 0.02, spec={"noise_floor": True})
+NEAR, ALSO, FAR = row("near", 0.01), row("also", 0.04), row("far", 0.0401)
+
+
+def test_twice_the_floor_is_the_limit_and_belongs_to_it() -> None:
+    models = [REF, NOISE, row("smaller noise", 0.015, spec={"noise_floor": True}), NEAR, ALSO, FAR, FAILED]
+    assert kld_limit(models) == pytest.approx(0.04)
+    assert near_lossless(models) == {"near", "also"}
+
+
+def test_an_uncertain_floor_reaches_to_the_end_of_its_interval() -> None:
+    """0.02 and 3.182 standard errors of 0.01 (three waves)."""
+    models = [REF, row("noise", 0.02, 0.01, spec={"noise_floor": True}), NEAR, row("at 0.051", 0.051)]
+    assert kld_limit(models) == pytest.approx(0.02 + 3.182 * 0.01, abs=1e-5)
+    assert near_lossless(models) == {"near", "at 0.051"}
+    assert kld_limit([replace(models[1], estimates=None), NEAR]) is None
+    assert kld_limit([row("noise", 0.02, None, spec={"noise_floor": True}), NEAR]) == pytest.approx(0.04)
+
+
+def test_nothing_is_said_without_a_floor() -> None:
+    assert near_lossless([REF, NEAR, ALSO, FAR]) == frozenset()
+
+
+def test_stars_and_verdicts_do_not_rank_them() -> None:
+    """Their differences have no error at all, so that the interval alone would tell each from each."""
+    ranked, unranked = [REF, NEAR, ALSO, FAR], [REF, NOISE, NEAR, ALSO, FAR]
+    assert best_labels(ranked, "kld") == {"near"}
+    assert best_labels(unranked, "kld") == {"near", "also"}
+    assert best_labels([REF, NOISE, FAR, row("farther", 0.05)], "kld") == {"far"}
+    (kld,) = [line for line in pair_lines([(NEAR, ALSO)], run_of(*unranked)) if line.startswith("  KLD")]
+    assert kld == f"  KLD: {UNRANKED}"
+    (kld,) = [line for line in pair_lines([(ALSO, FAR)], run_of(*unranked)) if line.startswith("  KLD")]
+    assert kld.startswith("  KLD: also is better: 0.0001")
