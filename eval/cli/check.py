@@ -1,7 +1,7 @@
-"""``check``: what would run, on which windows, and what is missing; starts no engine and downloads no weights.
+"""``check``: print what a run would do, and what is missing, without starting an engine or downloading weights.
 
-What a run refuses before a model loads is refused here, by the same functions: first what takes no time (the specs, the
-engines, the outputs), then what needs the texts' tokens.
+The checks are the functions that a run calls before a model loads.  Checks that take no time come first, then those
+that need the texts' tokens.
 """
 
 from __future__ import annotations
@@ -25,58 +25,64 @@ from compare_q.eval.text.windows import EvalData
 def check(
     config: RunConfig, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec], n_windows: int | None
 ) -> tuple[list[str], list[str], bool]:
-    """(lines on what would run, and what the doctor finds; why something would not; whether a number or an answer of a
-    model would be wrong).  ``texts``: by their names.
+    """Return (lines about the run, its problems, True if a number of a model would be wrong).
 
-    A text that is on this machine, or whose tokens the cache holds, is tokenized, so that its windows can be counted,
-    if nothing was wrong before; the hub is only asked which files it has.
+    ``texts``: by their names.  A text is tokenized to count its windows if its data is on this machine or its tokens
+    are in the cache, unless there is a problem already.  The hub is only asked for the names of files.
     """
     lines: list[str] = []
     problems: list[str] = []
     models: list[PlannedModel] = []
-    found: dict[str, EvalData] = {}
-    wrong = False
     try:
         models = plan.plan_models(config, model_specs, max(spec.longest for spec in texts.values()))
     except InputError as error:
         problems += str(error).splitlines()
-    is_refused = bool(problems)
+    built: dict[str, EvalData] = {}
+    tokenize = not problems
     for name, spec in texts.items():
         title, key = ("data", "") if len(texts) == 1 else (f"data {name}", name)
         try:
             missing = downloads(spec, config.cache)
-            if not (missing or is_refused):
-                found[key] = windows.build(spec, n_windows, config.cache, config.progress)
-            if missing or not is_refused:
-                lines.append(f"{title}: {windows.in_words(spec, found.get(key))}")
+            if not missing and tokenize:
+                built[key] = windows.build(spec, n_windows, config.cache, config.progress)
+            if missing or tokenize:
+                lines.append(f"{title}: {windows.in_words(spec, built.get(key))}")
             lines += [f"{title}: {line}" for line in missing]
         except InputError as error:
             problems.append(spec.blamed(error) if len(texts) == 1 else f"{title}: {error}")
-    marked = next((model for model in models if model.is_reference), None)
-    for model in models:
-        label, folder, files = model.label, model.model_dir, backends.files_of(model)
-        line = f"{label}: {model.engine} ({' '.join(model.info.installed or ()).strip()}), {folder}"
+    said, wrong = checked_files(models, problems)
+    lines += said
+    if built and not problems:
         try:
-            lines.append(f"{line}, {files.would_fetch()}" if files.is_remote else line)
-            beside = Path(marked.model_dir) if marked else None
-            said, is_wrong = ([], False) if files.is_remote else doctor.short_form(label, Path(folder), beside)
-        except InputError as error:
-            problems.append(f"{label}: {error}")
-            continue
-        lines, wrong = lines + said, wrong or is_wrong
-        if model.info.silence:
-            problems.append(f"{label}: {model.info.silence}")
-    if found and not problems:
-        try:
-            fitted = plan.fitted(config, model_specs, models, found)
-            check_references(config, next((model for model in fitted if model.is_reference), None), found)
+            fitted = plan.fitted(config, model_specs, models, built)
+            check_references(config, next((model for model in fitted if model.is_reference), None), built)
         except InputError as error:
             problems += str(error).splitlines()
     return [*lines, *filter(None, [plan.emulated_dtypes(config, models)])], problems, wrong
 
 
+def checked_files(models: Sequence[PlannedModel], problems: list[str]) -> tuple[list[str], bool]:
+    """Return (lines about the models' files, True if a number would be wrong); add to the ``problems``."""
+    lines, wrong = list[str](), False
+    reference = next((Path(model.model_dir) for model in models if model.is_reference), None)
+    for model in models:
+        label, files = model.label, backends.files_of(model)
+        line = f"{label}: {model.engine} ({' '.join(model.info.installed or ()).strip()}), {model.model_dir}"
+        try:
+            lines.append(f"{line}, {files.would_fetch()}" if files.is_remote else line)
+            if not files.is_remote:
+                said, is_wrong = doctor.short_form(label, Path(model.model_dir), reference)
+                lines, wrong = lines + said, wrong or is_wrong
+        except InputError as error:
+            problems.append(f"{label}: {error}")
+            continue
+        if model.info.silence:
+            problems.append(f"{label}: {model.info.silence}")
+    return lines, wrong
+
+
 def check_references(config: RunConfig, marked: PlannedModel | None, texts: Mapping[str, EvalData]) -> None:
-    """InputError if the texts cannot be compared with the reference that the user asks for."""
+    """InputError if the texts cannot be compared with the requested reference."""
     for text in texts.values():
         if marked is None and config.logits_file is not None:
             reference.of_store(config, config.logits_file, text)
@@ -85,7 +91,7 @@ def check_references(config: RunConfig, marked: PlannedModel | None, texts: Mapp
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
-    """Lines on what of text and tokenizer is still to be downloaded; InputError if one of them is nowhere."""
+    """Return lines about the parts of text and tokenizer that a run downloads; InputError if one does not exist."""
     windows.text_identity(spec)  # names a missing file
     name, missing = spec.locate(spec.tokenizer_dir), []
     try:

@@ -1,13 +1,12 @@
-"""What was computed once is kept: files that are named by a hash of all that they depend on, written atomically.
+"""The cache: files that are named by a hash of everything that they depend on, and written whole or not at all.
 
 Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in ``scores``
-(``backends/scoring/segments.py``) and ``references``, engine logs under ``logs``.  A key covers the content of models
-and texts, not the places where they lie; ``-cc`` removes the entries of a run's text and models.  Under ``runs`` every
-run that still goes on names the entries that it uses, so that ``--cache-limit`` (``eval/cli/cache.py``) leaves
-them alone.
+(``backends/scoring/segments.py``) and ``references``, logs of engines in ``logs``.  A key covers the content of models
+and texts, not their paths.  In ``runs`` every running run lists the entries that it uses, which ``--cache-limit``
+(``eval/cli/cache.py``) does not delete.
 
-Nothing is written before something has to be: a cache that cannot be written serves what it holds, without locks.
-Deleting knows our files by their names, and neither follows nor removes a link.
+A cache that cannot be written is still read, without locks.  Only files with the names that compare_q gives are
+deleted.  Links are neither followed nor deleted.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ NAMES = {
     "references": re.compile(r"([0-9a-f]{40})"),
     "logs": re.compile(r".*\.([0-9a-f]{40})\.log", re.DOTALL),
 }
-"""Section -> the names of what compare_q keeps there: files, and folders of scores and references."""
+"""Section -> the names of its files, or of its folders (scores and references)."""
 
 
 def default_root() -> Path:
-    """``$COMPARE_Q_CACHE``, else the user's cache folder."""
+    """Return ``$COMPARE_Q_CACHE``, or a folder in the user's cache folder."""
     chosen = os.environ.get(ENVIRONMENT)
     return Path(chosen) if chosen else user_cache_path("compare_q", appauthor=False)
 
@@ -69,9 +68,9 @@ class Cache:
 
     @cached_property
     def unwritable(self) -> str:
-        """Why the cache cannot be written; empty if it can be, and then its folders are there.
+        """Why the cache cannot be written; empty if it can.
 
-        What killed runs left half-written is removed on the way.
+        The first access creates the folders and deletes what killed runs left half-written.
         """
         for folder in (self.root / section for section in (*SECTIONS, "runs")):
             try:
@@ -84,13 +83,13 @@ class Cache:
         return ""
 
     def check_writable(self) -> None:
-        """InputError in one line if the cache cannot be written, or if no worker could be told where it is."""
+        """InputError if the cache cannot be written, or if its path cannot be sent to a worker."""
         json_files.check_unicode("--cache-dir", self.root)
         if self.unwritable:
             raise InputError(f"--cache-dir: {self.root}: cannot be written: {self.unwritable}")
 
     def sweep(self) -> None:
-        """Remove what processes that are gone left half-written, and locks that nobody holds."""
+        """Delete what killed processes left half-written, and locks that no process holds."""
         for folder in (self.root, *(self.root / section for section in (*SECTIONS, "runs"))):
             storage.sweep(folder)
             for file in storage.files_in(folder):
@@ -100,26 +99,26 @@ class Cache:
 
     @staticmethod
     def key(section: str, identity: Mapping[str, Any]) -> str:
-        """Key of an entry, 40 hexadecimal digits: SHA-256 of the canonical JSON of all that the entry depends on."""
+        """Return the key of an entry, 40 hexadecimal digits: the SHA-256 of its identity as canonical JSON."""
         return hashlib.sha256(json.dumps([section, identity], sort_keys=True).encode()).hexdigest()[:40]
 
     def path(self, section: str, key: str, suffix: str) -> Path:
-        """Where an entry lies, whether it exists or not."""
+        """Return the path of an entry, which need not exist."""
         return self.root / section / f"{key}{suffix}"
 
     def log_file(self, label: str, key: str) -> Path:
-        """The log file of the engine that computes an entry."""
+        """Return the log file of the engine that computes an entry."""
         self.check_writable()
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)
         numbered = (f"{name[:60]}{f'.{number}' if number else ''}.{key}.log" for number in itertools.count())
         files = (self.root / "logs" / each for each in numbered)
-        return next(file for file in files if storage.is_regular(file) or not os.path.lexists(file))  # no pipe, say
+        return next(file for file in files if storage.is_regular(file) or not os.path.lexists(file))  # not a pipe
 
     @contextmanager
     def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:
-        """A temporary path that takes the entry's place when the block ends well, and vanishes if it does not.
+        """Yield a temporary path, whose file becomes the entry if the block succeeds, and is deleted if not.
 
-        InputError in one line if the disk is full, or the folder has vanished.
+        InputError if the disk is full, or the folder was deleted.
         """
         self.check_writable()
         target = self.path(section, key, suffix)
@@ -131,13 +130,13 @@ class Cache:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A path for a file of this run, which is gone afterwards; after a killed run the next one removes it."""
+        """Yield a path for a file that is deleted after the block, or by the next run if this one is killed."""
         self.check_writable()
         with storage.beside(self.root / "runs" / "scratch") as file:
             yield file
 
     def lock_at(self, file: Path) -> FileLock:
-        """A lock whose file is removed with the run.  Another user's run may take it, too."""
+        """Return a lock whose file is deleted when the run ends; runs of other users can acquire it too."""
         self.locks.add(file)
         return FileLock(str(file), mode=0o666)
 
@@ -152,7 +151,7 @@ class Cache:
         stopped.  A lock in a folder that cannot be written, or on a full disk, is left out: finished scores are served
         from there, and nothing else can be kept.
         """
-        self.unwritable  # noqa: B018 - makes the folders
+        self.unwritable  # noqa: B018 - creates the folders
         waited = False
         with ExitStack() as held:
             for file in map(Path, sorted({os.path.realpath(file) for file in files})):
@@ -172,9 +171,9 @@ class Cache:
             yield
 
     def use(self, section: str, key: str) -> None:
-        """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends.
+        """Mark an entry as used by this run, so that no run deletes it before this run ends.
 
-        Where the disk is full it is served unsaid.
+        On a full disk there is no mark, and the entry is used all the same.
         """
         if self.unwritable:
             return
@@ -201,18 +200,18 @@ class Cache:
                     lock.unlink(missing_ok=True)
             elif others:
                 continue
-            with suppress(InputError):  # gone, or no file of ours
+            with suppress(InputError):  # deleted, or a file of the user
                 keys.update(json_files.read_bytes(file).decode(errors="replace").split())
         return keys
 
     def clear(self, section: str, key: str) -> None:
-        """Remove an entry: its file, or in its folder what compare_q wrote there; logs stay."""
+        """Delete an entry: its file, or compare_q's files in its folder.  Logs are kept."""
         if section != "logs":
             self.remove(section, self.path(section, key, ".npz" if section == "tokens" else ""))
 
     @staticmethod
     def remove(section: str, path: Path) -> None:
-        """Delete what is ours at one path of a section, and a folder that is empty then."""
+        """Delete compare_q's files at one path of a section, and the folder if it is empty then."""
         storage.delete(own_files(section, path))
         if path.is_dir() and not path.is_symlink():
             storage.sweep(path)
@@ -221,9 +220,9 @@ class Cache:
 
 
 def own_files(section: str, path: Path) -> list[Path]:
-    """The files that compare_q wrote at a path of a section: a file, or files of a folder; never a link or behind one.
+    """Return the files that compare_q wrote at a path of a section: the file, or files of the folder, but no links.
 
-    Nothing where the path's name is not one that compare_q gives.
+    Empty if the name is not one that compare_q gives.
     """
     if not NAMES[section].fullmatch(path.name):
         return []
@@ -235,13 +234,13 @@ def own_files(section: str, path: Path) -> list[Path]:
 
 
 def remove_lock(file: Path) -> None:
-    """Remove a lock that nobody holds; who waits for it meanwhile makes a new one."""
+    """Delete a lock file that no process holds; a process that waits for it creates a new one."""
     with suppress(Timeout, OSError), FileLock(str(file), timeout=0):
         file.unlink(missing_ok=True)
 
 
 def remove_marks(run: Path, running: FileLock, locks: set[Path]) -> None:
-    """Remove the files that mark a run, which has ended, and its locks; for a killed run the next one removes them."""
+    """Delete the marks and locks of a run that has ended; those of a killed run are deleted by the next run."""
     running.release()
     for suffix in (".keys", ".lock"):
         run.with_suffix(suffix).unlink(missing_ok=True)
