@@ -35,11 +35,6 @@ GENERAL = ("vllm_score", "transformers_auto")
 """load_fns for models that several engines run: the first one whose engine is installed."""
 TOKENIZING = "transformers"
 """Engine that is imported for functions that read texts and tokenizers."""
-UPSTREAM = {
-    "qtip": "QTIP",
-    "anyprecision": "AnyPrecision",
-}
-"""load_fn of ExLlamaV3's compare_q without an engine here -> the format that it loads."""
 ENGINE_ALIASES = {
     "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl2": "exllamav2",
     "exl3": "exllamav3", "hf": "transformers",
@@ -74,7 +69,7 @@ def outside() -> dict[str, type[Engine]]:
     from compare_q.backends.base import Engine
 
     found: dict[str, type[Engine]] = {}
-    taken = {name for each, location in ENGINES.items() for name in (each, *_load_fns(_imported(location)))}
+    taken = {name for each, location in ENGINES.items() for name in (each, *_imported(location).capabilities.load_fns)}
     for location in locations:
         try:
             engine = _imported(location)
@@ -82,7 +77,7 @@ def outside() -> dict[str, type[Engine]]:
             raise InputError(f"{OUTSIDE}: {location}: expected module:Class: {one_line(error)}") from None
         if not (isinstance(engine, type) and issubclass(engine, Engine)):
             raise InputError(f"{OUTSIDE}: {location}: expected a class derived from {Engine.__module__}.Engine")
-        names = _load_fns(engine)
+        names = engine.capabilities.load_fns
         if known := taken.intersection(names):
             raise InputError(f"{OUTSIDE}: {location}: another engine has the load_fn {min(known)!r}; choose another")
         taken.update(names)
@@ -97,11 +92,6 @@ def _imported(location: str) -> type[Engine]:
     return found
 
 
-def _load_fns(engine: type[Engine]) -> tuple[str, ...]:
-    """Return the names that a spec may give an engine."""
-    return engine.capabilities.load_fns
-
-
 def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
     """Return (engine name, its class) for a spec's ``load_fn`` and ``fwd_fn``; InputError if unknown."""
     known: list[str] = []
@@ -114,11 +104,6 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
                 )
             return name, engine
         known += capabilities.load_fns
-    if load_fn in UPSTREAM:
-        raise InputError(
-            f"load_fn: ExLlamaV3's compare_q had an engine for {UPSTREAM[load_fn]}, {load_fn!r}, which compare_q has "
-            f"not; there are: {', '.join(known)}"
-        )
     if load_fn in ENGINE_ALIASES:
         raise InputError(f"load_fn: unknown engine {load_fn!r}: it is {ENGINE_ALIASES[load_fn]!r} here")
     near = nearest(load_fn, [*known, *ENGINE_ALIASES])

@@ -117,8 +117,7 @@ def test_missing_files(compare_q: Run, write_specs: Specs) -> None:
     [
         ({"load_fn": "vllm_scor"}, "load_fn: unknown engine 'vllm_scor' (did you mean 'vllm_score'?)"),
         ({"load_fn": "vllm"}, "load_fn: unknown engine 'vllm': it is 'vllm_score' here"),
-        ({"load_fn": "qtip"}, "load_fn: ExLlamaV3's compare_q had an engine for QTIP, 'qtip', which"),
-        ({"load_fn": "anyprecision"}, "load_fn: ExLlamaV3's compare_q had an engine for AnyPrecision, 'anyprecision',"),
+        ({"load_fn": "qtip"}, "load_fn: unknown engine 'qtip'; there are: transformers, "),
         ({"fwd_fn": "exllamav3"}, "fwd_fn: 'exllamav3' does not go with load_fn 'fake'"),
         ({"engine": {"noise": "bf16"}}, 'engine.noise: only for a model that is marked with "noise_'),
         ({"noise_floor": True, "reference": True}, "noise_floor: the reference cannot be its own noise floor"),
