@@ -7,7 +7,7 @@ Terminal, Markdown, CSV, report, ``--columns``, ``--sort``, Python and docs/outp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class Column:
         per_model: it describes the model and not the text; a table of several texts has it once.
         wraps: words that a narrow terminal may wrap.
         needs: what a run needs for it in addition to a reference.
-        shown: when a table has it by default: always, if a row has a value ("known"), or if rows differ.
+        shown: True if the table of a text has it by default; a column with ``of_reference`` also needs a reference.
         spare: a narrow terminal leaves out the columns with the smallest numbers first; 0: never.
     """
 
@@ -65,7 +65,7 @@ class Column:
     per_model: bool = False
     wraps: bool = False
     needs: str = ""
-    shown: Literal["", "always", "known", "different"] = ""
+    shown: Callable[[Column, TextResult], bool] = lambda column, text: False
     spare: int = 0
 
     @property
@@ -79,6 +79,10 @@ class Column:
         """The header on one line."""
         return self.header.replace("-\n", "-").replace("\n", " ")
 
+    def is_usual(self, text: TextResult) -> bool:
+        """Return True if the table of a text has the column by default."""
+        return (self.of_reference is None or text.reference is not None) and self.shown(self, text)
+
     def value(self, model: ModelResult) -> Any:
         """A row's value of the field; None if it is not known."""
         return getattr(model, self.fields[0].replace(".", "_"))
@@ -88,57 +92,95 @@ class Column:
         return getattr(model, self.fields[1]) if self.error else None
 
 
+def always(column: Column, text: TextResult) -> bool:
+    """Return True."""
+    return True
+
+
+def known(column: Column, text: TextResult) -> bool:
+    """Return True if a row has a value."""
+    return any(column.value(model) is not None for model in text.models)
+
+
+def different(column: Column, text: TextResult) -> bool:
+    """Return True if rows have different values; two names of one machine do not differ."""
+    if column.name == "where":
+        return bool(machine_letters(text))
+    return len({column.value(model) for model in text.models} - {None}) > 1
+
+
+def nonzero(column: Column, text: TextResult) -> bool:
+    """Return True if a row's value is not 0."""
+    return any(column.value(model) for model in text.models)
+
+
+def without_files(column: Column, text: TextResult) -> bool:
+    """Return True if no row has the size of its files."""
+    return not any(model.file_bytes for model in text.models)
+
+
+def for_questions(column: Column, text: TextResult) -> bool:
+    """Return True if the text is a task of questions."""
+    return any(model.questions is not None for model in text.models)
+
+
+def known_or_no_questions(column: Column, text: TextResult) -> bool:
+    """Return True if a row has a value, or if the text is not a task of questions."""
+    return not for_questions(column, text) or known(column, text)
+
+
 COLUMNS = (
-    Column("label", "label", "the model, with its marks", per_model=True, wraps=True, shown="always"),
+    Column("label", "label", "the model, with its marks", per_model=True, wraps=True, shown=always),
     Column("engine", "engine", "the load_fn of its spec", per_model=True, wraps=True),
     Column("kernel", "kernel", "what computed most quantized layers, by the engine's own name",
-           per_model=True, wraps=True, shown="always"),
-    Column("where", "where", "the machine that it ran on", per_model=True, shown="different"),
+           per_model=True, wraps=True, shown=always),
+    Column("where", "where", "the machine that it ran on", per_model=True, shown=different),
     Column("phase", "phase", "prefill, or decode SxB: in steps of S tokens of each of B windows",
-           per_model=True, wraps=True, shown="different"),
+           per_model=True, wraps=True, shown=different),
     Column("kv_cache", "KV\ncache", "the precision in which keys and values were kept",
-           per_model=True, shown="different", spare=12),
+           per_model=True, shown=different, spare=12),
     Column("kv_mb", "KV MB /\n1k tok", "the KV cache of 1,000 tokens: 10^6 bytes, all layers, all GPUs", digits=1,
-           per_model=True, shown="different", spare=11),
+           per_model=True, shown=different, spare=11),
     Column("bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2, per_model=True,
-           shown="always"),
+           shown=always),
     Column("bpw_head", "head\nbpw", "stored bits per weight of the output head", digits=2, per_model=True,
-           shown="different", spare=2),
-    Column("vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2, per_model=True),
+           shown=different, spare=2),
+    Column("vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2, per_model=True,
+           shown=without_files),
     Column("size", "file\nGB", "weight files on disk, 10^9 bytes", "file_bytes", 2, 1e-9, per_model=True,
-           shown="known"),
+           shown=known),
     Column("ppl", "PPL", "perplexity: how well the model predicts the text; lower is better, within one table",
-           digits=PPL_DIGITS, error=True, best="nll", shown="always"),
+           digits=PPL_DIGITS, error=True, best="nll", shown=always),
     Column("ratio", "PPL vs\nref %", "how far perplexity is above the reference's, with the paired error", "ppl_ratio",
-           2, 100, -100, signed=True, error=True, of_reference=1, shown="known", spare=10),
+           2, 100, -100, signed=True, error=True, of_reference=1, shown=known, spare=10),
     Column("kld", "KLD", "how far predictions are from the reference's: mean KL(reference || model) over tokens, nats",
-           digits=KLD_DIGITS, error=True, of_reference=0, best="kld", shown="always"),
+           digits=KLD_DIGITS, error=True, of_reference=0, best="kld", shown=always),
     Column("kld_median", "median\nKLD", "half of the tokens have a smaller KLD", digits=KLD_DIGITS, of_reference=0),
     Column("kld_p99", "99 %\nKLD", "99 % of the tokens have a smaller KLD", digits=4, of_reference=0),
     Column("kld_p99.9", "99.9 %\nKLD", "99.9 % of the tokens have a smaller KLD", digits=4, of_reference=0,
-           shown="known", spare=9),
+           shown=known, spare=9),
     Column("kld_max", "max\nKLD", "the largest KLD of a token", digits=4, of_reference=0),
     Column("reverse_kld", "reverse\nKLD", "mean KL(model || reference), nats", digits=KLD_DIGITS, error=True,
-           of_reference=0, needs=DIVERGENCES, shown="known", spare=7),
+           of_reference=0, needs=DIVERGENCES, shown=known, spare=7),
     Column("js", "JS", "mean Jensen-Shannon divergence, nats", digits=KLD_DIGITS, error=True, of_reference=0,
-           needs=DIVERGENCES, shown="known", spare=6),
+           needs=DIVERGENCES, shown=known, spare=6),
     Column("tv", "TV %", "total variation: how often, at least, a sampled token is another one", digits=2, times=100,
-           error=True, of_reference=0, needs=DIVERGENCES, shown="known", spare=5),
+           error=True, of_reference=0, needs=DIVERGENCES, shown=known, spare=5),
     Column("same_top", "same\ntop %", "tokens at which model and reference have the same most probable token", digits=2,
-           times=100, error=True, of_reference=1, best="same_top", more_is_better=True, shown="always"),
+           times=100, error=True, of_reference=1, best="same_top", more_is_better=True, shown=known_or_no_questions),
     Column("top5", "top 5\n%", "how many of the five most probable tokens are the reference's", digits=2, times=100,
-           error=True, of_reference=1, more_is_better=True, needs=DIVERGENCES, shown="known", spare=4),
+           error=True, of_reference=1, more_is_better=True, needs=DIVERGENCES, shown=known, spare=4),
     Column("top1", "hits\n%", "tokens of the text that are the model's most probable", digits=2, times=100,
            more_is_better=True),
     Column("entropy", "entropy", "mean entropy of the model's predictions, nats", digits=4),
     Column("bits_per_byte", "bits /\nbyte", "bits per byte of the text", digits=4),
     Column("questions", "ques-\ntions", "questions whose answers were scored", digits=0, needs=QUESTIONS),
     Column("acc", "acc\n%", "questions whose most probable answer is right", digits=2, times=100, error=True,
-           more_is_better=True, needs=QUESTIONS),
+           more_is_better=True, needs=QUESTIONS, shown=for_questions),
     Column("acc_norm", "acc\nnorm %", "the same by log-probability per character of the answer", digits=2, times=100,
-           error=True, more_is_better=True, needs=QUESTIONS, shown="known", spare=14),
+           error=True, more_is_better=True, needs=QUESTIONS, shown=known, spare=14),
     Column("flips", "flips\n%", "questions that only one of model and reference has right, by acc", digits=2, times=100,
-           error=True, of_reference=0, needs=QUESTIONS),
+           error=True, of_reference=0, needs=QUESTIONS, shown=for_questions),
     Column("flips_norm", "flips\nnorm %", "the same by acc_norm", digits=2, times=100, error=True, of_reference=0,
            needs=QUESTIONS),
     Column("changed", "changed\n%", "questions with another answer than the reference's, by acc", digits=2, times=100,
@@ -146,13 +188,14 @@ COLUMNS = (
     Column("changed_norm", "changed\nnorm %", "the same by acc_norm", digits=2, times=100, error=True, of_reference=0,
            needs=QUESTIONS),
     Column("mcnemar_p", "McNemar\np", "exact test of acc against the reference's, two-sided", digits=4, needs=QUESTIONS,
-           shown="known", spare=13),
+           shown=known, spare=13),
     Column("mcnemar_p_norm", "McNemar\nnorm p", "the same of acc_norm", digits=4, needs=QUESTIONS),
-    Column("non_finite", "non-\nfinite", "tokens without a finite log-probability, left out of PPL", digits=0),
+    Column("non_finite", "non-\nfinite", "tokens without a finite log-probability, left out of PPL", digits=0,
+           shown=nonzero),
     Column("load", "load\ns", "seconds of loading", "load_seconds", 1, per_model=True),
     Column("seconds", "seconds", "seconds of scoring", "score_seconds", 1),
     Column("speed", "tok/s", "scored tokens a second of scoring", "tokens_per_second", 0, more_is_better=True,
-           shown="known", spare=3),
+           shown=known, spare=3),
 )  # fmt: skip
 """In the order of the table, unless ``--columns`` gives another order."""
 BY_NAME = {column.name: column for column in COLUMNS}
@@ -215,33 +258,14 @@ def fields_of(names: Sequence[str] | None) -> list[str] | None:
 
 def usual_columns(text: TextResult) -> list[str]:
     """Return the names of the columns of a text's table by default, if it is wide enough."""
-    return [column.name for column in COLUMNS if is_usual(column, text)]
-
-
-def is_usual(column: Column, text: TextResult) -> bool:
-    """Return True if the table of a text has a column by default."""
-    rows, name = [model for model in text.models if not model.error], column.name
-    if name == "where":
-        return bool(machine_letters(text))
-    if name == "non_finite":
-        return any(model.non_finite for model in rows)
-    if name == "vram_gib":
-        return not any(model.file_bytes for model in rows)
-    if name in ("acc", "flips", "same_top") and any(model.questions is not None for model in rows):
-        return name == "acc" or (text.reference is not None and (name == "flips" or any(m.same_top for m in rows)))
-    if column.of_reference is not None and text.reference is None:
-        return False
-    values = {column.value(model) for model in rows} - {None}
-    return column.shown == "always" or len(values) > {"known": 0, "different": 1}.get(column.shown, len(rows))
+    return [column.name for column in COLUMNS if column.is_usual(text)]
 
 
 def spare_columns(text: TextResult) -> tuple[str, ...]:
     """Return the columns, and errors of columns (``..._stderr``), that a narrow terminal leaves out, last one first."""
-    ranks = {column.name: column.spare for column in COLUMNS if column.spare and is_usual(column, text)}
-    if text.reference is not None:
-        ranks["same_top_stderr"] = TOP_ERROR
-        if any(model.questions is not None for model in text.models) and is_usual(BY_NAME["same_top"], text):
-            ranks["same_top"] = 1
+    ranks = {column.name: column.spare for column in COLUMNS if column.spare and column.is_usual(text)}
+    if BY_NAME["same_top"].is_usual(text):
+        ranks |= {"same_top_stderr": TOP_ERROR, **({"same_top": 1} if for_questions(BY_NAME["same_top"], text) else {})}
     return tuple(sorted(ranks, key=lambda name: -ranks[name]))
 
 
