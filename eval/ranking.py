@@ -25,8 +25,8 @@ from compare_q.eval.stats.uncertainty import interval_95, n_waves, student_t
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
 """The scores that can be compared, and their names in messages."""
 LEAST_TOKENS = 2000
-"""Tokens of text below which no model is called the best.  In simulated texts a KLD twice as large as another is told
-apart in 34 % of texts of 255 tokens, 53 % of 510 and 81 % of 2,000."""
+"""Tokens of text below which no model is called the best.  In simulated texts a KLD twice as large as another is
+significantly different in 34 % of texts of 255 tokens, 53 % of 510 and 81 % of 2,000."""
 TIMES_FLOOR = 2.0
 """Rows up to this many times the noise floor's KLD are nearly lossless."""
 ROUNDINGS = 0.001
@@ -44,7 +44,7 @@ class Difference:
 
     @property
     def is_seen(self) -> bool:
-        """Whether 0 is outside the interval."""
+        """True if 0 is outside the interval."""
         return self.limits is not None and not self.limits[0] <= 0 <= self.limits[1]
 
 
@@ -73,8 +73,7 @@ def difference_or_reason(a: ModelResult, b: ModelResult, name: str) -> Differenc
 def candidates_for_best(models: Sequence[ModelResult], name: str) -> dict[str, BlockSums]:
     """Label -> sums of the models that may have the best ``name`` (of ``SCORES``): measured and quantized ones.
 
-    The reference and noise floors are no candidates, nor are other unquantized models: these show what roundings
-    alone lose.
+    The reference, noise floors and other unquantized models are not candidates: they show what roundings alone lose.
     """
     return {
         model.label: model.estimates.blocks
@@ -92,10 +91,9 @@ def too_short_for_best(models: Sequence[ModelResult]) -> int | None:
 
 
 def best_labels(models: Sequence[ModelResult], name: str) -> frozenset[str]:
-    """Labels of the ``candidates_for_best`` with the best ``name``, and of those not significantly worse; none where
-    ``best_among`` has none.
+    """Labels of the ``candidates_for_best`` with the best ``name``, and of those not significantly worse.
 
-    By ``kld``, rows that are nearly lossless are not told apart (``near_lossless``).
+    By ``kld``, rows that are nearly lossless count as equal (``near_lossless``).  Empty if ``best_among`` is.
     """
     among = candidates_for_best(models, name)
     best, near = best_among(among, name), near_lossless(models) if name == "kld" else frozenset()
@@ -103,12 +101,12 @@ def best_labels(models: Sequence[ModelResult], name: str) -> frozenset[str]:
 
 
 def best_among(among: Mapping[str, BlockSums], name: str) -> frozenset[str]:
-    """Labels of the model with the best measured mean of ``name``, and of those not told apart from it.
+    """Labels of the model with the best measured mean of ``name``, and of those not significantly worse.
 
     The model that is best in truth is among them in 95 % of texts or more.  It is missing only where one of the other
-    k - 1 is measured better by more than each of them would be in 0.05 / (k - 1) of the texts if it were no better:
+    k - 1 is measured better by more than each of them would be in 0.05 / (k - 1) of the texts if it were not better:
     Bonferroni's bound, for comparisons with the best (Hsu, Annals of Statistics 9, 1981).  Of two models it is 0.025,
-    so that they are told apart as any pair is.
+    as for any pair.
 
     No label if there is only one candidate, if the text is shorter than ``LEAST_TOKENS``, or if the model with the best
     mean left scores out.

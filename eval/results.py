@@ -3,7 +3,7 @@
 ``RunResult.write`` and ``read`` are the only writer and reader; ``eval/spec/schema/results.schema.json`` is their
 schema.  Log-probabilities, losses and KLDs are in nats per token, shares from 0 to 1.
 
-A macro mean weighs all texts alike, whatever their lengths: of KLD the mean of the texts' means; of perplexity the
+A macro mean weighs all texts alike, of any length: of KLD the mean of the texts' means; of perplexity the
 exponential of the mean of the texts' ln PPL.  The texts' errors are independent: stderr = sqrt(sum of stderr ** 2) /
 number of texts.
 """
@@ -93,8 +93,8 @@ PARTS = ("load", "first_step", "scoring", "close")
 class Timing:
     """When a row's worker did what, in seconds since 1970 by its machine's clock.
 
-    ``started``: when the worker was asked for; ``loaded``: when it could score; ``first_window``: when the first window
-    was scored; ``closed``: when its engine was closed, None if that is not known.
+    ``started``: when the driver requested the worker; ``loaded``: when it could score; ``first_window``: when the
+    first window was scored; ``closed``: when its engine was closed, None if that is not known.
     """
 
     started: float
@@ -345,7 +345,7 @@ class TextResult(Stored):
 
     @property
     def reference_ppl(self) -> float | None:
-        """The reference's perplexity: of its row, or else from the model with which most tokens were scored."""
+        """The reference's perplexity: of its row, or else from the model with most scored tokens."""
         rows = [m.estimates.ppl for m in self.models if m.reference and m.estimates]
         compared = [found.against.ref_ppl for m in self.models if (found := m.estimates) and found.against]
         known = [ppl for ppl in rows or compared if ppl.value is not None]
@@ -526,7 +526,7 @@ def check_row(model: ModelResult, place: str) -> None:
         groups.groups_from_json(model.provenance.get("layers", ()))
         groups.kv_caches_from_json(model.provenance.get("kv_cache_layers", ()))
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{place}: provenance: layers or kv_cache_layers are no groups of layers") from None
+        raise ValueError(f"{place}: provenance: layers or kv_cache_layers are not groups of layers") from None
     moments = [each for each in vars(model.timing).values() if each is not None] if model.timing else []
     if moments != sorted(moments):
         raise ValueError(f"{place}: timing: is not in order")

@@ -5,7 +5,7 @@ largest sum of log-probabilities (``acc``), or the largest sum over the number o
 equal ones the first.  Accuracy is the mean over the questions, and its error that of a mean of independent values.
 
 Against a reference: ``flips`` is the share of questions that one of the two has right and the other wrong (Dutta et
-al., arXiv 2407.09141), ``changed`` the share for which they choose different answers, of which one need not be right.
+al., arXiv 2407.09141), ``changed`` the share with different chosen answers, right or wrong.
 McNemar's exact test (for language models: Kübler et al., arXiv 2602.10144), two-sided: were neither model better, each
 flip would go either way like a coin, and p is the probability of counts at least as far apart.
 """
@@ -26,7 +26,7 @@ from compare_q.eval.text.tokens import Requests
 
 @dataclass(frozen=True)
 class Flips:
-    """A model's answers beside the reference's: shares of the questions with their errors, and counts.
+    """A model's answers compared with the reference's: shares of the questions with their errors, and counts.
 
     ``lost``: questions that the reference has right and the model wrong; ``won``: the other way round.
     """
@@ -55,8 +55,8 @@ class Accuracy:
 class AnswerEstimates:
     """Accuracy by sums (``acc``) and by sums over characters (``acc_norm``), over ``questions``.
 
-    ``undecided``: questions for which the model gives no answer a finite log-probability, or some answer none at all
-    (nan); if there are any, neither accuracy is known.
+    ``undecided``: number of questions without a finite largest log-probability, or with a nan; if it is not 0, neither
+    accuracy is known.
     """
 
     questions: Count
@@ -66,8 +66,11 @@ class AnswerEstimates:
 
 
 def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], asked: Requests) -> AnswerEstimates:
-    """The estimates of a model from its scored tokens: ``window`` [N] of each, and ``columns`` [N], in nats, of which
-    ``logprob`` must be there and ``ref_logprob`` may be; ``asked``: the request of each window."""
+    """The estimates of a model from its scored tokens.
+
+    ``columns`` [N]: ``logprob``, and ``ref_logprob`` if there is a reference, in nats; ``window`` [N]: of each token;
+    ``asked``: the request of each window.
+    """
     _, starts = np.unique(asked.question, return_index=True)
     sums: dict[str, NDArray[Any]] = {
         name: np.bincount(window, columns[name].astype(np.float64), len(asked.question))
@@ -91,7 +94,7 @@ def chosen_of(sums: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64
 def accuracy_of(
     chosen: NDArray[np.int64] | None, reference: NDArray[np.int64] | None, right: NDArray[np.bool_]
 ) -> Accuracy:
-    """The accuracy of chosen windows, one a question, beside the reference's; ``right`` bool [W]."""
+    """The accuracy of the chosen window of each question, compared with the reference's; ``right`` bool [W]."""
     if chosen is None:
         return Accuracy(Value(None), "")
     own, flips = right[chosen], None
@@ -132,7 +135,7 @@ def difference_error(first: str, second: str) -> float | None:
 
 
 def mcnemar_p(lost: int, won: int) -> float:
-    """McNemar's exact two-sided p of so many flips in each direction: 2 P(X <= the smaller), X binomial, at most 1."""
+    """McNemar's exact two-sided p of these numbers of flips: 2 P(X <= the smaller), X binomial, at most 1."""
     total, term, tail = lost + won, 1, 0
     for k in range(min(lost, won) + 1):
         tail += term  # the binomial coefficient of total over k

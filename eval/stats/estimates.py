@@ -47,7 +47,7 @@ CURVE_BINS = 32
 LEAST_BLOCKS = FEWEST_WAVES + 1
 """Blocks of the text that a bin needs for an error, which is then known to 35 % or better."""
 DIVERGENCES = ("reverse_kld", "js", "tv", "top5")
-"""Columns that have to be asked for, and their estimates in ``AgainstReference``."""
+"""Columns that exist only if requested, and their estimates in ``AgainstReference``."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class AgainstReference:
-    """A model beside its reference, on the entries at which both log-probabilities are finite (KLD: at which KLD is).
+    """A model compared with its reference, over the entries with two finite log-probabilities (KLD: with a finite KLD).
 
     Nats, and probabilities from 0 to 1; ``ref_ppl`` is of the same entries, so that it differs from the reference's own
     perplexity where the model has infinite losses.
@@ -122,7 +122,7 @@ class AgainstReference:
     ``correlation``: of the two losses over the entries; None if either loss is constant.  ``delta_p``: model minus
     reference.  Percentiles: percent ("50"), "min" and "max" -> value, of the finite entries.
 
-    ``reverse_kld``, ``js`` (nats), ``tv`` and ``top5`` (shares): None unless they were asked for; each has percentiles
+    ``reverse_kld``, ``js`` (nats), ``tv`` and ``top5`` (shares): None unless requested; each has percentiles
     in ``divergence_percentiles``, under its name.
     """
 
@@ -213,11 +213,11 @@ def summarize(
     columns: Mapping[str, NDArray[Any]], index: NDArray[Any], position: NDArray[Any],
     text: tuple[float, float] | None = None, begin: NDArray[Any] | None = None,
 ) -> Estimates:  # fmt: skip
-    """All estimates of one model's columns [N] (``StoredScores.columns``), of which only ``logprob`` must be there.
+    """All estimates of one model's columns [N] (``StoredScores.columns``); only ``logprob`` is mandatory.
 
     ``index`` [N]: place in the text of the token of each entry; ``position`` [N]: in its window.  ``text``: bytes and
     words of the scored tokens together, each as often as it was scored; None if they are not known.  ``begin`` [N]:
-    where the conversation of each entry begins in the text; None if the text has none.
+    where the conversation of each entry begins in the text; None without conversations.
     """
     logprob, places = columns["logprob"], places_of(index, begin)
     finite = np.isfinite(logprob)
@@ -238,7 +238,7 @@ def summarize(
 def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> AgainstReference:
     """The statistics of a model's columns [N] that need its reference's."""
     model, reference = (columns[name].astype(np.float64) for name in ("logprob", "ref_logprob"))
-    # Where the reference's logits are nan, its most probable token is whatever argmax made of nan.
+    # If the reference's logits are nan, argmax returns some token.
     both = np.isfinite(model) & np.isfinite(reference)
     model, reference = (np.where(both, logprob, np.nan) for logprob in (model, reference))  # inf - inf would warn
     ppl, ref_ppl = (perplexity(mean_with_errors(logprob, None, places)) for logprob in (model, reference))
@@ -298,9 +298,9 @@ def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Pla
 
 
 def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | None:
-    """Rates over bytes and words of a mean log-probability (nats a token); None if nothing was scored.
+    """Rates over bytes and words of a mean log-probability (nats per token); None if nothing was scored.
 
-    Their errors take the numbers of bytes and words a token as known.
+    Their errors take the numbers of bytes and words per token as known.
     """
     if logprob.value is None or not n_bytes or not n_words:
         return None
@@ -332,8 +332,11 @@ def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums
 def sampled(
     columns: Mapping[str, NDArray[Any]], window: NDArray[Any], starts: Sequence[int], available: int
 ) -> Sampled:
-    """What spread windows say of all windows of the text: ``window`` [N] of each entry of the ``columns`` [N], the text
-    index at which each window starts, and how many windows the text has."""
+    """Errors of the means of spread windows as means of all windows of the text.
+
+    ``window`` [N]: of each entry of the ``columns`` [N]; ``starts``: text index at which each window starts;
+    ``available``: number of windows of the text.
+    """
     in_text_order = np.argsort(starts)
     tokens = np.bincount(window, minlength=len(starts))[in_text_order]
 

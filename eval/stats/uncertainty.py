@@ -2,7 +2,7 @@
 
 A text's tokens are not independent: windows overlap, so that a token is scored several times, and an easy
 article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30 disjoint blocks of the
-text by the place of its token, whatever window it was scored in (``places_of``; G is less in a text of less than 3,000
+text by the place of its token, in any window (``places_of``; G is less in a text of less than 3,000
 tokens).  With u_g = sum of y - m * entries over block g, the
 mean m of a score y over N entries has
 
@@ -19,7 +19,7 @@ the error of the mean: hence the factor, for a memory that grows as the root of 
 text of less than 20,000 tokens counts as one of 20,000.  ``clustered_error`` is this formula, with all blocks that hold
 no entry left out.
 
-The scores of a text do not tell how long its documents are.  In 2,000 simulated texts of 60,000 tokens, made of
+The lengths of documents do not follow from the scores of a text.  In 2,000 simulated texts of 60,000 tokens, made of
 documents of 13,800 tokens (lognormal, sigma 1.5), we estimated the memory as well: intervals from the estimate held in
 85 % of the texts with a long estimated memory and in 74 % of the texts with a short one, since a text that is all one
 document shows no change.  So the rule is fixed, and ``longest_documents`` says for which documents it holds.  In texts
@@ -81,7 +81,7 @@ class Perplexity:
     """``value`` = exp(-logprob_sum / tokens); None if nothing finite was scored, or if it overflows.
 
     ``tokens`` counts the finite log-probabilities (nats) that are in the sum; ``non_finite`` those left out of it.
-    Errors: one standard error; None where it cannot be told (one block, one token).
+    Errors: one standard error; None with one block, or one token.
     """
 
     value: float | None
@@ -116,8 +116,8 @@ class Value:
 def places_of(index: NDArray[Any], begin: NDArray[Any] | None = None) -> Places:
     """Places of entries, from the index [N] of the token of each in the text, in any order and with any gaps.
 
-    ``begin`` [N]: where the conversation of each entry begins in the text; a whole conversation is then in one block,
-    that of its first token.
+    ``begin`` [N]: where the conversation of each entry begins in the text; a whole conversation is then in the
+    block of its first token.
     """
     length = length_of(index)
     count = min(max(length // LEAST_BLOCK, FEWEST_BLOCKS), MOST_BLOCKS)
@@ -134,7 +134,7 @@ def length_of(index: NDArray[Any]) -> int:
 def longest_documents(length: int) -> int:
     """The longest documents for which intervals of a text of ``length`` tokens cover 94 %; two digits.
 
-    The unit is tokens of the document that a token of the text stands in, in the mean over the tokens.
+    The length is that of the document of a token, as a mean over the tokens of the text.
     """
     longest = max(length // 10, 10_000)
     unit = int(10 ** (len(str(longest)) - 2))
@@ -142,7 +142,7 @@ def longest_documents(length: int) -> int:
 
 
 def n_waves(groups: int, length: int) -> int:
-    """From how many waves errors over so many blocks (``groups``) come; this is their number of degrees of freedom."""
+    """Number of waves that errors over ``groups`` blocks come from, which is their number of degrees of freedom."""
     return min(max(math.isqrt(length // UNIT), FEWEST_WAVES), MOST_WAVES, groups - 1)
 
 
@@ -169,8 +169,8 @@ def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) ->
     counts [n] of windows that are spread over it, in the text's order; None for fewer than two.
 
     From the differences of neighbours, with the finite population correction (Wolter, Introduction to Variance
-    Estimation, 2007, estimator 2 for systematic samples): what changes slowly over the text, every such sample has.
-    Where fewer are left out than taken, those left out are the sparse sample: neighbours are then as far apart as they.
+    Estimation, 2007, estimator 2 for systematic samples): every such sample has what changes slowly over the text.
+    If fewer windows are left out than taken, the neighbours that are compared are as far apart as those left out.
     """
     n, count = len(tokens), float(tokens.sum())
     if n < 2:
@@ -184,14 +184,14 @@ def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) ->
 
 
 def interval_95(value: float, stderr: float, freedom: int) -> tuple[float, float]:
-    """95 % interval of an estimate whose error has so many degrees of freedom (``n_waves``); ValueError for none."""
+    """95 % interval of an estimate whose error has ``freedom`` degrees of freedom (``n_waves``); ValueError for 0."""
     reach = student_t(freedom) * stderr
     return value - reach, value + reach
 
 
 @cache
 def student_t(freedom: int, tail: float = TAIL) -> float:
-    """What Student's t exceeds with the probability ``tail``, below 1/2; ValueError for no degrees of freedom.
+    """The value that Student's t exceeds with the probability ``tail``, below 1/2; ValueError for 0 degrees of freedom.
 
     By bisection of the closed forms for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4).
     """
