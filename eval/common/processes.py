@@ -1,4 +1,4 @@
-"""Engine processes, their workers, and functions that run in a process of their own.
+"""Engine processes, their workers, and functions that run in a subprocess.
 
 The driver imports no engine and no torch.  Whatever needs them runs in a fork of an engine process
 (``backends/worker/engine_process.py``).  So the driver starts at once, nothing that a library prints reaches the
@@ -226,7 +226,7 @@ class WorkerProcess:
                 yield message
 
     def next_message(self, until: float) -> Message | None:
-        """Return the next message; None if none can come any more, TimeoutError if none comes ``until`` then."""
+        """Return the next message; None after the last one, TimeoutError if none comes ``until`` then."""
         while not self.channel.poll(max(min(until - time.monotonic(), POLL_S), 0.0)):
             if self.killed.is_set() and not self.group:  # it has not been forked yet
                 return None
@@ -318,7 +318,7 @@ def most_telling(log: IO[bytes], start: int = 0) -> str:
 def run_in_subprocess(
     function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any
 ) -> Any:  # fmt: skip
-    """Return ``function(**arguments)``, called in a process of its own; InputError with its reason if it fails.
+    """Return ``function(**arguments)``, called in a subprocess; InputError with its reason if it fails.
 
     ``function``: at the top level of a module; arguments and result are JSON types.  With ``progress`` the function
     gets a keyword ``progress``, whose phases are shown here.  ``what``: the activity, for the message if the process
@@ -337,12 +337,12 @@ def run_in_subprocess(
     except ModelError as error:
         raise InputError(f"{what}: {error}") from None
     finally:
-        worker.kill()  # its result has come, or nobody waits for it
+        worker.kill()  # its result has come or is not needed
         worker.close()
 
 
 def called(send: Show, *, module: str, name: str, arguments: Mapping[str, Any], shows: bool) -> Any:
-    """Return the result of a function, in the process of its own."""
+    """Return the result of a function, in the subprocess."""
     os.environ[ENVIRONMENT] = "1"
     function = getattr(importlib.import_module(module), name)
     return function(**arguments, **({"progress": Progress(send=send)} if shows else {}))
