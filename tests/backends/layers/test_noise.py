@@ -124,6 +124,6 @@ def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     scores_of(windows, ScoreRequest(record=tmp_path / "store"))
     store.seal(tmp_path / "store", {}, len(windows))
-    task = ScoreRequest(tmp_path / "store", store.Reader(tmp_path / "store").head.vocab_size)
+    task = ScoreRequest(reference=tmp_path / "store", vocab_size=store.Reader(tmp_path / "store").head.vocab_size)
     floor = np.mean([scores.kld for scores in scores_of(windows, task, noise="bf16")])
     assert 0.001 < floor < 0.004
