@@ -226,7 +226,7 @@ def compare(
     A model that fails later is a row with its ``error``.
     """
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
-        raise InputError(f"rows: {rows!r} expected a number of windows; 0 means all")
+        raise InputError(f"rows: {rows!r}: expected a number of windows; 0 means all")
     config = local_config(
         Cache(Path(cache_dir) if cache_dir is not None else default_root()), Progress(quiet=quiet), clear=clear_cache,
         verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None, divergences=divergences,
