@@ -1,1 +1,1 @@
-"""The command line: what is asked for, what is checked first, what the cache holds."""
+"""The command line: flags, checks before a run, outputs, the cache."""

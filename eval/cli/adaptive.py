@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PILOT = 16
 """Windows of the first stage."""
 SPARE = 1.1
-"""Factor on the number of windows that the pilot asks for: the pilot knows the variance to about a third."""
+"""Factor on the number of windows that the pilot asks for: its estimate of the variance is off by up to a third."""
 DEFAULT = 0.02
 """Relative standard error for models and texts that are named without specs."""
 ROWS = 64
@@ -62,15 +62,15 @@ def settled(
     if asked is None and not reference:
         return None, {name: sized_to(spec, ROWS) if name in spread else spec for name, spec in texts.items()}
     if not reference:
-        raise InputError("--until: is about KL divergence from a reference, and there is none; give -r in its place")
+        raise InputError("--until: needs a reference for KL divergence; mark one, or give -r instead")
     documents = {name for name, spec in texts.items() if spec.is_chat or spec.is_answers}
     if asked and (first := texts.keys() - spread - documents):
         raise InputError(
             f"--until: {', '.join(sorted(first))}: a run takes the first windows, which say little of the whole text; "
-            'add "sample": "spread" to the data spec, or give -r in place of --until'
+            'add "sample": "spread" to the data spec, or give -r instead of --until'
         )
     if asked and not spread:
-        raise InputError("--until: is for texts that are cut into windows; of conversations and questions give -r")
+        raise InputError("--until: is for texts that are cut into windows; give -r for conversations and questions")
     sized = {name: sized_to(spec, None) if name in spread else spec for name, spec in texts.items()}
     return (asked or DEFAULT) if spread else None, sized
 

@@ -86,7 +86,7 @@ class Once(argparse.Action):
 
     def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         if getattr(namespace, self.dest) is not self.default:
-            raise InputError(f"{option}: is given twice, or beside a flag that it excludes; give one of them")
+            raise InputError(f"{option}: is given twice, or with a flag that excludes it; give one of them")
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
 
@@ -210,7 +210,7 @@ OPTIONS = {
         option("--python", RUN, "Python or virtual environment for an engine", type=engine_python, action="append",
                default=[], metavar="ENGINE=PYTHON"),
         option("--ray", RUN, "run on the nodes of a Ray cluster; auto: the local", type=non_empty, metavar="ADDRESS"),
-        option("--deadline", RUN, "stop a model that reports nothing for so long", type=seconds, metavar="SECONDS"),
+        option("--deadline", RUN, "stop a model that is silent for this time", type=seconds, metavar="SECONDS"),
         on("--verbose", SHOWN, "let engines print their logs"),
         folder("--cache-dir", "run check cache", "where tokens, scores and references are kept", default=None),
         option("--cache-limit", "run check cache", "delete the oldest entries above SIZE, as 20GB", type=byte_size,
@@ -323,7 +323,7 @@ def unknown(name: str, command: str) -> str:
         return f"{name}: compare-q has {FOREIGN_FLAGS[name]} instead; {see}"
     for other in COMMANDS:
         if name in parser(other)._option_string_actions:
-            return f"{name}: is no flag of compare-q {command}, but of compare-q {other}"
+            return f"{name}: is a flag of compare-q {other}, not of compare-q {command}"
     return f"{name}: compare-q {command} has no such flag{nearest(name, parser(command)._option_string_actions)}; {see}"
 
 
@@ -354,20 +354,18 @@ def check_run(args: argparse.Namespace) -> None:
         cure = f"; -d has taken all of {printable(' '.join(texts))}: put models before it" if len(texts) > 1 else ""
         raise InputError(f"name models, or give -d and -m{cure}; see compare-q {args.command} --help")
     if args.models and args.modelspec:
-        raise InputError(
-            f"{printable(args.models[0])}: is named beside -m, whose specs stand for all models; leave one of them out"
-        )
+        raise InputError(f"{printable(args.models[0])}: cannot be combined with -m; give either MODEL arguments or -m")
     if not args.models and not args.dataspec:
         raise InputError(
             f"-d: is missing: specs of models go with a spec of a text; see compare-q {args.command} --help"
         )
     if args.until and args.rows is not None:
-        raise InputError("--until: finds out how many windows it takes; leave -r out")
+        raise InputError("--until: chooses the number of windows itself; remove -r")
     named_only = {"--save-specs": args.save_specs, "--tokenizer": args.tokenizer, "--no-reference": args.no_reference}
     for name in (name for name, value in named_only.items() if value and not args.models):
-        raise InputError(f"{name}: is for models that are named without specs; name models in place of -m")
+        raise InputError(f"{name}: is for models that are named without specs; give MODEL arguments instead of -m")
     if args.ray and args.gpus:
-        raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
+        raise InputError("--gpus: cannot be combined with --ray, which assigns the cluster's GPUs; remove --gpus")
 
 
 def check_content(
@@ -386,7 +384,7 @@ def check_content(
     pairs.check_labels(args.pair, labels)
     _, colon, text = (args.sort or "").partition(":")
     if colon and (len(texts) == 1 or text not in texts):
-        raise InputError(f"--sort: {args.sort}: of several texts, name one behind the colon: {', '.join(texts)}")
+        raise InputError(f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}")
     if args.by_text and len(texts) == 1:
         raise InputError("--by-text: there is one text, whose table it is anyway; leave it out")
     if len(texts) > 1 and args.logits_file is not None:

@@ -37,8 +37,10 @@ from compare_q.eval.table.render import LiveTable
 if TYPE_CHECKING:
     from compare_q.eval.run.config import RunConfig
 
-NO_DATA_SPEC = "beside -m, -d takes data specs (JSON); a text alone goes with models alone: compare-q MODEL ... -d TEXT"
-NO_MODEL_SPEC = "-m takes model specs (JSON); a model without a spec stands alone: compare-q MODEL ... -d TEXT"
+NO_DATA_SPEC = (
+    "with -m, -d takes data specs (JSON); a text alone goes with MODEL arguments: compare-q MODEL ... -d TEXT"
+)
+NO_MODEL_SPEC = "-m takes model specs (JSON); a model without a spec is an argument: compare-q MODEL ... -d TEXT"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -163,7 +165,7 @@ def score(
             status = outputs.write_all(args, results, more)
             status = status or int(any(text.error or text.failed for text in results.texts))
             if done.signal:
-                print("interrupted; run again to go on", file=sys.stderr)
+                print("interrupted; run again to continue", file=sys.stderr)
         return 128 + done.signal if done.signal else status
 
 

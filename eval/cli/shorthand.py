@@ -206,7 +206,7 @@ def default_text() -> tuple[list[str], list[str]]:
         known = {**text(DEFAULT_TEXT), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
         hub_datasets.would_fetch(reading.parse_data_spec(known, COMMAND_LINE))
     except InputError as error:
-        return [str(SHIPPED)], [f"text: Newton's Opticks, which is shipped, in place of WikiText-2: {error}"]
+        return [str(SHIPPED)], [f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"]
     return [DEFAULT_TEXT], []
 
 

@@ -1,1 +1,1 @@
-"""What every part of the driver needs: files, cache, progress, the machine."""
+"""Files, the cache, progress and processes, which every part of the driver uses."""

@@ -21,7 +21,7 @@ from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec, SweptSpec, pla
 S = TypeVar("S", bound=Spec)
 Say = Callable[[str], object]
 NAMES = {DataSpec: "text", ModelSpec: "model"}
-"""What error messages call an item of a list of specs."""
+"""The name of an item of a list of specs in error messages."""
 KEYS = {DataSpec: {"dataset", "eval_len"}, ModelSpec: {"load_fn", "model_dir"}}
 """Keys that distinguish the two kinds of specs."""
 OTHERS = {
@@ -109,7 +109,7 @@ def check_labels(specs: Sequence[DataSpec]) -> None:
     """InputError if two texts of a run have the same label."""
     labels = [spec.label for spec in specs if spec.label is not None]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise InputError(f"label: two texts are called {twice!r}; give each text of a run a label of its own")
+        raise InputError(f"label: two texts are called {twice!r}; give them different labels")
 
 
 def load_model_specs(files: Iterable[Path], hint: str = "", say: Say = lambda _: None) -> list[ModelSpec]:

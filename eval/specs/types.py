@@ -26,7 +26,7 @@ Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat", "answers"]
 """Kinds of windows: cut by a method, conversations, or the possible answers to questions."""
 Long = Literal["truncate", "split", "skip"]
-"""What is done with a conversation of more than ``eval_len`` tokens."""
+"""How a conversation of more than ``eval_len`` tokens is shortened."""
 Phase = Literal["prefill", "decode"]
 MOST_STEP = 16
 """Largest number of tokens per decode step."""
@@ -289,7 +289,7 @@ class ModelSpec(Spec):
                     "model_dir: the second item must be an object (options) or file names (override tensors)"
                 )
             if isinstance(extra, dict) and (twice := sorted(extra.keys() & self.engine.keys())):
-                raise ValueError(f"model_dir: option {twice[0]!r} stands in engine as well")
+                raise ValueError(f"model_dir: option {twice[0]!r} is also in engine")
         return self
 
     @model_validator(mode="after")
@@ -341,7 +341,7 @@ class ModelSpec(Spec):
 
 
 class SweptSpec(ModelSpec):
-    """A model spec in a file; with a ``sweep`` it stands for several models, one for each choice of values."""
+    """A model spec in a file; with a ``sweep`` it gives several models, one for each choice of values."""
 
     sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         default_factory=dict, description='a model for each value: {"engine.kv_cache_dtype": ["auto", "fp8"]}'
@@ -351,27 +351,27 @@ class SweptSpec(ModelSpec):
     def _axes(self) -> SweptSpec:
         if self.sweep and (self.is_reference or self.noise_floor):
             key = "reference" if self.reference else "noise_floor" if self.noise_floor else "out_logits"
-            raise ValueError(f"{key}: this spec stands for several models; mark a model of its own, without sweep")
+            raise ValueError(f"{key}: this spec gives several models; mark a model in a spec without sweep")
         if (count := math.prod(map(len, self.sweep.values()))) > MOST_ROWS:
-            raise ValueError(f"sweep: stands for {count:,} models; {MOST_ROWS} are the most")
+            raise ValueError(f"sweep: gives {count:,} models; at most {MOST_ROWS} are possible")
         for axis, values in self.sweep.items():
             option, known = axis.removeprefix(ENGINE), ModelSpec.model_fields.keys() - NEVER_SWEPT
             in_engine = axis.startswith(ENGINE) and bool(option)
             if not in_engine and axis not in known:
                 named = f'; name an option ("{ENGINE}NAME"), or one of {", ".join(sorted(known))}'
                 cure = nearest(axis, known) or named
-                raise ValueError(f"sweep.{axis}: no key that can have several values{cure}")
+                raise ValueError(f"sweep.{axis}: this key cannot have several values{cure}")
             if option in self.options if in_engine else axis in self.model_fields_set:
-                raise ValueError(f"sweep.{axis}: stands outside of sweep as well; leave one of the two out")
+                raise ValueError(f"sweep.{axis}: is also set outside of sweep; remove one of the two")
             texts = [json.dumps(value, sort_keys=True) for value in values]
             if twice := next((number for number, text in enumerate(texts) if text in texts[:number]), 0):
-                raise ValueError(f"sweep.{axis}[{twice}]: {shortened(texts[twice])} stands there twice")
+                raise ValueError(f"sweep.{axis}[{twice}]: {shortened(texts[twice])} is listed twice")
         return self
 
     def rows(self, keys: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
         """Yield (the keys of a model, places of its values in the ``sweep``) for each choice of values.
 
-        ``keys``: those of the whole spec.  The last axis changes fastest.  Each label names its values.
+        ``keys``: the keys of the whole spec.  The last axis changes fastest.  Each label names its values.
         """
         for chosen in itertools.product(*(enumerate(values) for values in self.sweep.values())):
             row: dict[str, Any] = {key: value for key, value in keys.items() if key != "sweep"}

@@ -97,7 +97,7 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (MODEL, {"load_fn": 5}, "load_fn: "), (MODEL, {"model_dir": 5}, "model_dir"),
     *((MODEL, {"model_dir": given}, "model_dir: must be a string") for given in (["m"], ["m", {}, {}], [5, {}])),
     *((MODEL, {"model_dir": ["m", given]}, "model_dir: the second item") for given in (5, [], ["a", 5])),
-    (MODEL, {"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' stands in engine"),
+    (MODEL, {"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' "),
     (MODEL, {"phase": "both"}, "phase: input should be 'prefill' or 'decode'"),
     *((MODEL, {"phase": "decode", **given}, f"{min(given)}: input should be ")
       for given in ({"step": 0}, {"step": 17}, {"batch": 0})),
