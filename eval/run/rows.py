@@ -83,29 +83,41 @@ class Rows:
         self.has_reference = any(model.is_reference for model in models)
         self.by_text: dict[str, dict[str, ModelResult]] = {name: {} for name in texts}
         self.references: dict[str, Reference | None] = dict.fromkeys(texts)
+        self.scored: list[Work] = []
         self.cleared: set[str] = set()
-        self.lock = threading.Lock()
+        self.lock, self.adding = threading.Lock(), threading.Lock()
 
     def numbered(self, title: str, model: PlannedModel) -> str:
         """Return the title of a model's progress bar, with the model's number."""
         count = len(self.places)
         return f"{title} (model {self.places[model.label] + 1} of {count})" if count > 1 else title
 
-    def from_cache(self, work: Work, progress: Progress | None = None) -> bool:
+    def from_cache(self, work: Work, progress: Progress | None = None, *, cached: bool = True) -> bool:
         """Add the row of a work whose scores are complete; return False if they are not.
 
-        ``progress``: given by whoever holds the lock; damaged files are then deleted, and reported there.
+        ``progress``: given by whoever holds the lock; damaged files are then deleted, and reported there.  ``cached``:
+        an earlier run has made them.
         """
         if work.lacks_windows:
             return False
         try:
             stored = token_scores.load(self.config.cache, work.key, work.tag, work.text.windows, progress)
             if stored is not None:
-                self.add(work, stored, cached=True)
+                self.add(work, stored, cached=cached)
         except Exception as error:
             self.fail(work.model, [work.name], error)
             return True
         return stored is not None
+
+    def add_scored(self) -> None:
+        """Add the rows of works that were ``scored``; one that is interrupted here stays among them."""
+        with self.adding:
+            while self.scored:
+                work = self.scored[0]
+                if not self.from_cache(work, self.config.progress, cached=False):
+                    folder = self.config.cache.path("scores", work.key, "")
+                    self.fail(work.model, [work.name], ModelError(f"{folder}: vanished while the run went on"))
+                self.scored.remove(work)
 
     def add(self, work: Work, stored: StoredScores, *, cached: bool = False) -> None:
         """Add the row of a work from its scores."""

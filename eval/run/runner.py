@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.run import plan, reference
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.rows import Rows, row_of
-from compare_q.eval.run.score import given_store, score_model
+from compare_q.eval.run.score import Downloads, given_store, score_model
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import windows
 from compare_q.eval.text.windows import EvalData
@@ -98,26 +98,26 @@ def build_texts(
 def score_all(config: RunConfig, models: Sequence[PlannedModel], texts: Mapping[str, EvalData], rows: Rows) -> int:
     """Add the rows of all models; return the number of the signal that ended this early, or 0.
 
-    As many models score at a time as there are GPUs for, and the next one does what needs no GPU.  Another thread
-    downloads one model at a time.  The main thread only waits, so that a signal reaches it.
+    As many models score at a time as there are GPUs for, each in a thread.  The main thread makes rows and waits, so
+    that a signal reaches it.
     """
     marked = [model for model in models if model.is_reference]  # at most one
     others = [model for model in models if not model.is_reference]
-    with ThreadPoolExecutor(1) as loader, config.workers.pool(config.gpus.slots + 1) as pool:
+    with config.workers.pool(1) as loader, config.workers.pool(config.gpus.slots) as pool:
         try:
-            fetched = {model.label: loader.submit(plan.download, config, model) for model in (*marked, *others)}
+            downloads = Downloads(config, [*marked, *others], loader)
             if config.logits_file is not None and not marked:
                 for name, text in texts.items():
                     rows.references[name] = given_store(config, config.logits_file, text, others)
             for wave in (marked, others):
-                scoring = [
-                    pool.submit(score_model, config, model, fetched[model.label], texts, rows, others) for model in wave
-                ]
+                scoring = [pool.submit(score_model, config, model, downloads, texts, rows, others) for model in wave]
                 for future in as_completed(scoring):
                     future.result()
+                    rows.add_scored()  # the next model loads meanwhile
         except BaseException as stop:
             config.workers.stop()
             pool.shutdown(cancel_futures=True)
+            rows.add_scored()
             if not isinstance(stop, KeyboardInterrupt):
                 raise
             return int(getattr(stop, "signal", signal.SIGINT))

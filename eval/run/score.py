@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,11 @@ from compare_q.backends.reference import store
 from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
-from compare_q.eval.run import plan, reference, token_scores
+from compare_q.eval.run import plan, reference
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.gpus import GpuLease
 from compare_q.eval.run.reference import Reference
 from compare_q.eval.run.rows import Rows, Work, tag_of
-from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.run.workers import Worker
 from compare_q.eval.text.windows import EvalData
 
@@ -31,11 +31,36 @@ MOST_LOST = 3
 """Workers of one model that may be lost with their machines.  A fourth loss is more likely caused by the model."""
 
 
+class Downloads:
+    """Downloads and fingerprints the models of a run in their order, one model ahead of those that score."""
+
+    def __init__(self, config: RunConfig, models: Sequence[PlannedModel], loader: Executor) -> None:
+        self.config, self.loader, self.lock = config, loader, threading.Lock()
+        self.models, self.begun = iter(models), dict[str, Future[PlannedModel]]()
+
+    def result(self, model: PlannedModel) -> PlannedModel:
+        """Return a model that is on this machine, and start with the next one; InputError or ModelError."""
+        with self.lock:
+            for ahead in self.models:
+                is_ahead = model.label in self.begun
+                self.begun[ahead.label] = self.loader.submit(self.fetch, ahead)
+                if is_ahead:
+                    break
+        return self.begun[model.label].result()
+
+    def fetch(self, model: PlannedModel) -> PlannedModel:
+        """Return a model that is on this machine; its engine is imported while others have the GPUs."""
+        found = plan.stamped(self.config, model, plan.download(self.config, model))
+        if self.config.gpus.gpus:
+            self.config.workers.import_ahead(found, verbose=self.config.verbose)
+        return found
+
+
 def score_model(
-    config: RunConfig, model: PlannedModel, fetched: Future[PlannedModel], texts: Mapping[str, EvalData], rows: Rows,
+    config: RunConfig, model: PlannedModel, downloads: Downloads, texts: Mapping[str, EvalData], rows: Rows,
     others: Sequence[PlannedModel],
 ) -> None:  # fmt: skip
-    """Add the rows of one model, which is downloaded by ``fetched``; ``others``: the models that are no reference.
+    """Add the rows of one model, but for the last, which is left in ``rows.scored``; ``others``: all but the reference.
 
     Everything is acquired in one order: this thread, the locks of all texts, GPUs.  Whoever has GPUs waits for nothing
     but its engine, so that no run waits for another for ever.  InputError, which ends the run before any model loads,
@@ -43,7 +68,7 @@ def score_model(
     """
     settled = plan.is_settled(model)
     try:
-        model = plan.stamped(config, model, fetched.result())
+        model = downloads.result(model)
     except Exception as error:
         return rows.fail(model, list(texts), error)
     todo = works_of(config, model, texts, rows, others, checked=settled)
@@ -64,28 +89,19 @@ def score_model(
         todo = [work for work in todo if not rows.from_cache(work, config.progress)]  # another run may have made them
         if not todo:
             return None
-        count = max(model.n_gpus, 1) * model.replicas
-        if config.gpus.gpus:
-            config.workers.import_ahead(model, verbose=config.verbose)
-        with ExitStack() as held:
-            lease = held.enter_context(config.gpus.take(count, config.workers.check, rows.places[model.label]))
-            replicas = held.enter_context(Replicas(config, model, lease, rows, todo[0].key))
+        count, place = max(model.n_gpus, 1) * model.replicas, rows.places[model.label]
+        with (
+            config.gpus.take(count, config.workers.check, place) as lease,
+            Replicas(config, model, lease, rows, todo[0].key) as replicas,
+        ):
             for work in todo:
                 with rows.failing(model, work.name, replicas.end):  # the next text gets new workers
                     if not rows.from_cache(work):  # another text may have the same windows
                         replicas.score(work)
-                        if work is todo[-1]:
-                            held.close()  # the next model gets the GPUs while the row is made
-                        rows.add(work, loaded(config, work))
+                        rows.scored.append(work)
+                if work is not todo[-1]:
+                    rows.add_scored()
     return None
-
-
-def loaded(config: RunConfig, work: Work) -> StoredScores:
-    """Return the scores that were just made; ModelError if somebody has deleted them."""
-    stored = token_scores.load(config.cache, work.key, work.tag, work.text.windows, config.progress)
-    if stored is None:
-        raise ModelError(f"{config.cache.path('scores', work.key, '')}: vanished while the run went on")
-    return stored
 
 
 def works_of(
@@ -164,6 +180,7 @@ class Replicas:
 
     def __exit__(self, *error: Any) -> None:
         self.held.__exit__(*error)
+        self.workers = []
 
     def end(self) -> None:
         """End all workers at once.  New ones start before the next scoring."""

@@ -90,7 +90,10 @@ class Immediately(Executor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **keys: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(function(*args, **keys))
+        try:
+            future.set_result(function(*args, **keys))
+        except Exception as error:
+            future.set_exception(error)
         return future
 
 

@@ -116,7 +116,7 @@ def test_a_model_that_waits_for_a_lock_has_no_gpu(make: Callable[..., Run], told
     for key in before.keys("ref", "a"):
         cache.clear("scores", key)
     told.steps.clear()
-    run = make(["prose"], fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0))
+    run = make(["prose"], fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0), gpus=2)
 
     def waiting() -> list[str]:
         return [line for line in run.said if "another run" in line]
@@ -125,7 +125,7 @@ def test_a_model_that_waits_for_a_lock_has_no_gpu(make: Callable[..., Run], told
         with held(cache, before.keys("ref")):
             run.start()
             wait_until(waiting, TOGETHER_S)
-            assert (told.steps, len(run.config.gpus.free)) == ([], 1)
+            assert (told.steps, len(run.config.gpus.free)) == ([], 2)
         wait_until(lambda: ("b", "score done") in told.steps and len(waiting()) == 2, TOGETHER_S)
         assert told.of("a") == []
     run.join(TOGETHER_S)
