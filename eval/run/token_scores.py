@@ -8,8 +8,9 @@ without running a model.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ INDEX = ("window", "position", "token_id")
 SCORES = tuple(segments.COLUMNS)
 """The fields of ``TokenScores``: float32 in nats, or bool."""
 
-FIRST = ("started", "first_window")
-LAST = ("loaded", "score_began", "last_window")
-"""Moments that every run has: of its replicas the first one's, and the last one's."""
+FIRST = ("started", "score_began", "first_window")
+LAST = ("loaded", "last_window")
+"""Moments that every run has: with replicas, the first one's or the last one's."""
 
 
 @dataclass(frozen=True)
@@ -137,15 +138,22 @@ def write_parquet(stored: StoredScores, target: Path) -> None:
 
 
 def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:
-    """The timing of a run from the moments in its sessions' records, one a replica; None if a record lacks some.
+    """The timing of a run from the moments in the records of its replicas; None if a record lacks some.
 
-    A run begins with the first of its replicas, and ends with the last one.
+    A run begins with the first of its replicas, and ends with the last one.  No moment is before an earlier one, even
+    if replicas overlap or the clock was set back.
     """
     if not found or any(name not in moments for moments in found for name in (*FIRST, *LAST)):
         return None
-    first = {name: min(float(moments[name]) for moments in found) for name in FIRST}
-    last = {name: max(float(moments[name]) for moments in found) for name in LAST}
+    first, last = (
+        {name: pick(float(moments[name]) for moments in found) for name in names}
+        for pick, names in ((min, FIRST), (max, LAST))
+    )
     if all(moments["started"] == moments["loaded"] for moments in found):  # loaded for a text before this one
         first["started"] = last["loaded"]
-    closed = [float(moments["closed"]) for moments in found if moments.get("closed") is not None]
-    return Timing(**first, **last, closed=max(closed) if len(closed) == len(found) else None)
+    moments = {**first, **last}
+    closed = [float(each["closed"]) for each in found if each.get("closed") is not None]
+    if len(closed) == len(found):
+        moments["closed"] = max(closed)
+    names = [each.name for each in fields(Timing) if each.name in moments]
+    return Timing(**dict(zip(names, itertools.accumulate((moments[name] for name in names), max), strict=True)))

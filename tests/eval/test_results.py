@@ -301,6 +301,16 @@ def test_of_replicas_the_first_begins_and_the_last_ends() -> None:
     assert timing_of([one, {}]) is timing_of([]) is None  # records of compare_q 0.2
 
 
+def test_moments_of_replicas_that_overlap_and_of_a_clock_that_was_set_back_are_in_order() -> None:
+    one: dict[str, Any] = vars(TIMED)
+    late = {**one, "loaded": 119.0, "score_began": 120.0, "first_window": 121.0}
+    found = timing_of([one, late])
+    assert found == Timing(110.0, 119.0, 119.0, 119.0, 127.5, 129.0)
+    back = timing_of([{**one, "first_window": 100.0}])
+    assert back == replace(TIMED, first_window=116.0)
+    assert min(each for each in back.seconds.values() if each is not None) >= 0
+
+
 def test_a_second_text_waits_for_no_load() -> None:
     """Of replicas, one of which was ready earlier than the other one."""
     found = [{**vars(TIMED), "started": at, "loaded": at} for at in (112.0, 115.0)]
