@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 NOT_COMPARED = {
     "created", "command", "commit", "format", "title", "versions", "load_seconds", "score_seconds", "seconds",
-    "tokens_per_second", "timing", "from_cache", "worst", "path", "spec_sha256", "task",
+    "tokens_per_second", "timing", "from_cache", "worst_tokens", "path", "spec_sha256", "task",
 }  # fmt: skip
 """Keys whose values depend on the time or the version of the code."""
 EAGER = {"enforce_eager": True}
