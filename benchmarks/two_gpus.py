@@ -67,7 +67,7 @@ def main() -> int:
         for name in options.only:
             count, keys, gpus = TABLES[name]
             rows = [run.Row(f"model {i}", "bf16", {"seed": i}) for i in range(count)]
-            spec, words = {"reference": False, **keys}, ("--timing", "--gpus", gpus)
+            spec, words = {"reference": False, **keys}, ("--gpus", gpus)
             sizes = (options.windows, 2048, 512)
             found["tables"][name] = run.run_table(
                 run.Plan(folder, models.resolve(), rows, sizes, ENGINE, spec, run.PROGRAM, words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # Before torch is imported: threads that spin at barriers lose badly when a core is busy with something else (window of
@@ -18,24 +19,25 @@ if not __package__:  # run as a file, not imported from an installation
     sys.path[0] = str(ROOT)  # the repository, in place of eval/
 
 
-def main() -> int:
-    """Run the command line, or say in one line why this Python cannot; the exit status."""
-    if sys.version_info < (3, 11):  # noqa: UP036
-        return refuse(f"{sys.executable} is Python {sys.version.split()[0]}, and compare_q needs 3.11 or newer")
-    try:
-        from compare_q.eval.cli import main as cli
-    except ModuleNotFoundError as error:
-        missing = (error.name or str(error)).partition(".")[0]
-        if missing == "compare_q":  # ours: a damaged installation, and no package to install
-            raise
-        return refuse(f"{missing} is not installed for {sys.executable}")
-    return cli.main()
+def command_line() -> Callable[[], int]:
+    """Return ``eval.cli.main.main``, or if this Python cannot run it a function that prints why in one line."""
+    reason = f"{sys.executable} is Python {sys.version.split()[0]}, and compare_q needs 3.11 or newer"
+    if sys.version_info >= (3, 11):  # noqa: UP036
+        try:
+            from compare_q.eval.cli import main as cli
 
+            return cli.main
+        except ModuleNotFoundError as error:
+            missing = (error.name or str(error)).partition(".")[0]
+            if missing == "compare_q":  # ours: a damaged installation, and no package to install
+                raise
+            reason = f"{missing} is not installed for {sys.executable}"
 
-def refuse(reason: str) -> int:
-    """One line on standard error with what to do; the exit status of bad input."""
-    print(f"error: {reason}: {remedy()}", file=sys.stderr)
-    return 2
+    def refuse() -> int:
+        print(f"error: {reason}: {remedy()}", file=sys.stderr)
+        return 2
+
+    return refuse
 
 
 def remedy() -> str:
@@ -51,5 +53,10 @@ def remedy() -> str:
     return "install compare_q with its dependencies: 'pip install .' (without --no-deps) in a checkout of it"
 
 
+def main() -> int:
+    """Run the command line; return the exit status."""
+    return command_line()()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line()())

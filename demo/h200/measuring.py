@@ -70,7 +70,7 @@ def measure_table(out: Path, rows: list[Row], text: Path, limit: str, seconds: f
         (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     words: list[object] = [
         *("eval/compare_q.py", "-d", out / "data.json", "-m", out / "models.json", "--cache-dir", out / "cache"),
-        *("-r", limit, "-t", f"SmolLM2-135M, padded to {HIDDEN}", "--pairs", "--timing"),
+        *("-r", limit, "-t", f"SmolLM2-135M, padded to {HIDDEN}", "--pairs"),
         *("-o", results / "results.json", "--csv", results / "results.csv", "--markdown", results / "table.md"),
         *("--html", results / "report.html", "--plots", results / "plots", "--card", results / "card.png"),
     ]

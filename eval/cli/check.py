@@ -6,14 +6,19 @@ that need the texts' tokens.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import PlannedModel
+from compare_q.backends.checkpoint.doctor import examine, is_gguf
 from compare_q.backends.common.errors import InputError
-from compare_q.eval.cli import doctor
+from compare_q.backends.common.json_files import exists
+from compare_q.backends.common.messages import printable
+from compare_q.eval.cli import adaptive
+from compare_q.eval.cli.outputs import print_errors
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.run import plan, reference
 from compare_q.eval.run.config import RunConfig
@@ -22,10 +27,10 @@ from compare_q.eval.text import windows
 from compare_q.eval.text.windows import EvalData
 
 
-def check(
-    config: RunConfig, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec], n_windows: int | None
-) -> tuple[list[str], list[str], bool]:
-    """Return (lines about the run, its problems, True if a number of a model would be wrong).
+def run(
+    config: RunConfig, args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]
+) -> int:
+    """Print what a run would do, and its problems; return the exit status, 1 if a number would be wrong.
 
     ``texts``: by their names.  A text is tokenized to count its windows if its data is on this machine or its tokens
     are in the cache, unless there is a problem already.  The hub is only asked for the names of files.
@@ -44,7 +49,7 @@ def check(
         try:
             missing = downloads(spec, config.cache)
             if not missing and tokenize:
-                built[key] = windows.build(spec, n_windows, config.cache, config.progress)
+                built[key] = windows.build(spec, args.rows, config.cache, config.progress)
             if missing or tokenize:
                 lines.append(f"{title}: {windows.in_words(spec, built.get(key))}")
             lines += [f"{title}: {line}" for line in missing]
@@ -58,7 +63,11 @@ def check(
             check_references(config, next((model for model in fitted if model.is_reference), None), built)
         except InputError as error:
             problems += str(error).splitlines()
-    return [*lines, *filter(None, [plan.emulated_dtypes(config, models)])], problems, wrong
+    lines += filter(None, [plan.emulated_dtypes(config, models)])
+    if args.until:
+        lines.append(f"--until: of spread windows {adaptive.PILOT} come first, then as many as the answer takes")
+    print(*map(printable, lines), sep="\n")
+    return print_errors("\n".join(problems)) or int(wrong)
 
 
 def checked_files(models: Sequence[PlannedModel], problems: list[str]) -> tuple[list[str], bool]:
@@ -66,13 +75,17 @@ def checked_files(models: Sequence[PlannedModel], problems: list[str]) -> tuple[
     lines, wrong = list[str](), False
     reference = next((Path(model.model_dir) for model in models if model.is_reference), None)
     for model in models:
-        label, files = model.label, backends.files_of(model)
+        label, path, files = model.label, Path(model.model_dir), backends.files_of(model)
         line = f"{label}: {model.engine} ({' '.join(model.info.installed or ()).strip()}), {model.model_dir}"
         try:
             lines.append(f"{line}, {files.would_fetch()}" if files.is_remote else line)
-            if not files.is_remote:
-                said, is_wrong = doctor.short_form(label, Path(model.model_dir), reference)
-                lines, wrong = lines + said, wrong or is_wrong
+            if not files.is_remote and (is_gguf(path) or exists(path / "config.json")):
+                report = examine(path, None if reference == path else reference)
+                facts = dict(reversed(report.facts))  # the first of the groups of layers
+                layers = facts.get("layers", "").partition(":")[0]
+                lines += [f"{label}: {layers}; {facts['size']}; {facts['files']}"]
+                lines += [f"{label}: {finding}" for finding in report.findings]
+                wrong = wrong or report.is_wrong
         except InputError as error:
             problems.append(f"{label}: {error}")
             continue

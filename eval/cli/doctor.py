@@ -5,10 +5,8 @@ No engine is used, and no weight is loaded.  Exit status: 0; 1 if a number or an
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from compare_q import backends
 from compare_q.backends import hub
@@ -27,10 +25,10 @@ TITLE_WIDTH = 11
 NOTHING = "nothing wrong found"
 
 
-def run(args: argparse.Namespace) -> int:
-    """Examine every model that is named, and print what was found; returns the exit status."""
+def run(names: Sequence[str]) -> int:
+    """Examine every model that is named, and print what was found; return the exit status."""
     progress = Progress()
-    models = [model for name in args.models for model in models_of(name, progress)]
+    models = [model for name in names for model in models_of(name, progress)]
     found, wrong = compared([path for _, path in models], progress), False
     for number, (name, path) in enumerate(models):
         with progress.phase(f"examining {name}"):
@@ -57,20 +55,15 @@ def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
     path = expanded(name)
     if exists(path):
         return path
-    load_fn = backends.reader_of(name)
     with progress.phase(f"fetching {name}", unit="bytes") as phase:
-        if load_fn is not None:
+        if load_fn := backends.reader_of(name):
             engine, engine_class = backends.resolve(load_fn, None)
-            keys: dict[str, Any] = {
-                "label": name,
-                "engine": engine,
-                "load_fn": load_fn,
-                "model_dir": name,
-                "max_tokens": 1,
-            }
-            model = engine_class.files(PlannedModel(**keys, revision=revision))
-            if model.is_remote:
-                return Path(model.fetch(phase).model_dir)
+            model = PlannedModel(
+                label=name, engine=engine, load_fn=load_fn, model_dir=name, max_tokens=1, revision=revision
+            )
+            files = engine_class.files(model)
+            if files.is_remote:
+                return Path(files.fetch(phase).model_dir)
         elif hub.is_hub_id(name):
             return hub.resolve(name, revision, watch=phase)
     raise InputError(f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)")
@@ -89,17 +82,3 @@ def compared(paths: Sequence[Path], progress: Progress) -> dict[Path, Contents]:
     with progress.phase(title):
         found = run_in_subprocess(compare_all, title, folders=[str(folder) for folder in folders])
     return {folder: Contents(**fields) for folder, fields in zip(folders, found, strict=True)}
-
-
-def short_form(name: str, path: Path, reference: Path | None) -> tuple[list[str], bool]:
-    """For ``check``: (one line on a model, and its findings; whether one of them is wrong).
-
-    ``reference``: the model whose tokens it should have.  There are no lines for a path without a model.
-    """
-    if not is_gguf(path) and not exists(path / "config.json"):
-        return [], False
-    report = examine(path, None if reference == path else reference)
-    facts = dict(reversed(report.facts))  # the first of the groups of layers
-    layers = facts.get("layers", "").partition(":")[0]
-    first = f"{name}: {layers}; {facts['size']}; {facts['files']}"
-    return [first, *(f"{name}: {finding}" for finding in report.findings)], report.is_wrong

@@ -6,11 +6,10 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from pydantic import ByteSize, TypeAdapter
 
@@ -90,6 +89,27 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
 
+def value(pattern: str, expected: str, convert: Callable[[re.Match[str]], Any]) -> Callable[[str], Any]:
+    """Return a ``type`` for ``add_argument``: words that match the pattern, in any case, are converted."""
+
+    def of(given: str) -> Any:
+        found = re.fullmatch(pattern, given, re.IGNORECASE)
+        if not found:
+            raise argparse.ArgumentTypeError(f"{given!r}: expected {expected}")
+        return convert(found)
+
+    return of
+
+
+WINDOWS = value(r"\d+|all", "a number of windows, or all", lambda found: int(found[0]) if found[0].isdigit() else 0)
+SECONDS = value(r"(?=.*[1-9])\d*\.?\d+", "a positive number of seconds", lambda found: float(found[0]))
+PYTHON = value(r"([^=]+)=(.+)", "ENGINE=PYTHON", lambda found: found.groups())
+BYTES = value(  # a number without a unit is refused: 20 for 20 GB would empty the cache
+    r"\s*\d{0,15}\.?\d{1,15}\s*([kmgtpe]i?b?|b)\s*", "a size with a unit, for example 20GB or 500MiB",
+    lambda found: TypeAdapter(ByteSize).validate_python(found[0]),
+)  # fmt: skip
+
+
 def non_empty(given: str) -> str:
     """Return the value; an unset shell variable gives an empty one, which as a path is the working directory."""
     if not given.strip():
@@ -97,26 +117,9 @@ def non_empty(given: str) -> str:
     return given
 
 
-def path_argument(given: str) -> Path:
+def path(given: str) -> Path:
     """A file or folder."""
     return Path(non_empty(given))
-
-
-def window_count(given: str) -> int:
-    """``-r``: a number of windows; 0 or all: all of them."""
-    if given == "all":
-        return 0
-    if not re.fullmatch(r"\d+", given):
-        raise argparse.ArgumentTypeError(f"{given!r}: expected a number of windows, or all")
-    return int(given)
-
-
-def seconds(given: str) -> float:
-    """``--deadline``: a number above 0."""
-    with suppress(ValueError):
-        if 0 < (value := float(given)) <= sys.float_info.max:  # False for nan
-            return value
-    raise argparse.ArgumentTypeError(f"{given!r}: expected a positive number of seconds")
 
 
 def names(given: str) -> list[str]:
@@ -138,22 +141,6 @@ def sort_key(given: str) -> str:
     return given
 
 
-def engine_python(given: str) -> tuple[str, str]:
-    """``--python``: an engine or load_fn, and the Python that runs it."""
-    engine, _, python = given.partition("=")
-    if not (engine and python):
-        raise argparse.ArgumentTypeError(f"{given!r}: expected ENGINE=PYTHON")
-    return engine, python
-
-
-def byte_size(given: str) -> int:
-    """``--cache-limit`` in bytes; a number without a unit is refused, as 20 for 20 GB would empty the cache."""
-    with suppress(ValueError):
-        if re.search(r"[a-z]\s*$", given, re.IGNORECASE):
-            return TypeAdapter(ByteSize).validate_python(given)
-    raise argparse.ArgumentTypeError(f"{given!r}: expected a size with a unit, for example 20GB or 500MiB")
-
-
 def one_of(known: Sequence[str], given: str) -> str:
     """Return the value if it is one of the ``known`` ones."""
     if given not in known:
@@ -161,43 +148,35 @@ def one_of(known: Sequence[str], given: str) -> str:
     return given
 
 
-class Option(NamedTuple):
-    """One line of the table of options; ``keys``: more arguments of ``add_argument``."""
-
-    names: tuple[str, ...]
-    commands: tuple[str, ...]
-    keys: dict[str, Any]
-
-    @property
-    def dest(self) -> str:
-        """Its name among the parsed arguments."""
-        return str(self.keys.get("dest") or self.names[-1].lstrip("-").replace("-", "_"))
+Option = tuple[list[str], list[str], dict[str, Any]]
+"""The names of an option, the commands that take it, and the other arguments of ``add_argument``."""
 
 
 def option(names: str, commands: str, help: str, **keys: Any) -> Option:
     """An option, from names and commands with spaces between; it stores one value unless ``keys`` say otherwise."""
     keys = {"action": Once, **keys} if names.startswith("-") else keys
-    return Option(tuple(names.split()), tuple(commands.split()), {"help": help, **keys})
+    return names.split(), commands.split(), {"help": help, **keys}
 
 
 on, many = partial(option, action="store_true"), {"nargs": "+", "action": "extend"}
-file, folder = (partial(option, type=path_argument, metavar=name) for name in ("FILE", "FOLDER"))
+file, folder = (partial(option, type=path, metavar=name) for name in ("FILE", "FOLDER"))
 RUN, SHOWN, EVERY = "run check", "run check show", " ".join(COMMANDS)
-OPTIONS = {
+OPTIONS: dict[str, list[Option]] = {
     "what": [
         option("models", RUN, "folders, hub ids, files or servers as [LABEL=]MODEL[@ENGINE]; the first is the "
                "reference", nargs="*", default=[], metavar="MODEL"),
-        option("models", "doctor", "folders, GGUF files, hub ids, or model specs", nargs="+", metavar="MODEL"),
+        option("models", "doctor", "folders, GGUF files, hub ids, or model specs", nargs="+", default=[],
+               metavar="MODEL"),
         file("source", "show", "results.json or report.html of finished runs; several become one table", nargs="+",
              default=[]),
         option("-d --dataspec", RUN, "data specs (JSON); with MODELs also wiki2, code, chat, lm_eval:TASK, or a file "
-               "of text", type=path_argument, metavar="TEXT", **many),
+               "of text", type=path, metavar="TEXT", **many),
         option("-m --modelspec", RUN, "model specs (JSON)", metavar="SPEC", **many),
         option("-mask --mask", SHOWN, "only models with one of these words in the label", metavar="A;B"),
         option("--tokenizer", RUN, "tokenizer for MODELs without one, as GGUF files", type=non_empty,
                metavar="FOLDER"),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
-        option("-r --rows", RUN, "number of windows, or all", type=window_count, metavar="N"),
+        option("-r --rows", RUN, "number of windows, or all", type=WINDOWS, metavar="N"),
         option("--until", RUN, "choose the number of windows by the KLD's error", type=adaptive.relative_error,
                metavar="kld:PERCENT%"),
         on("--divergences", RUN, "also measure reverse KLD, JS, TV, top-5 agreement"),
@@ -207,13 +186,13 @@ OPTIONS = {
     ],
     "where": [
         option("--gpus", RUN, "GPUs to use, as 0,1", type=names, metavar="LIST"),
-        option("--python", RUN, "Python or virtual environment for an engine", type=engine_python, action="append",
+        option("--python", RUN, "Python or virtual environment for an engine", type=PYTHON, action="append",
                default=[], metavar="ENGINE=PYTHON"),
         option("--ray", RUN, "run on the nodes of a Ray cluster; auto: the local", type=non_empty, metavar="ADDRESS"),
-        option("--deadline", RUN, "stop a model that is silent for this time", type=seconds, metavar="SECONDS"),
+        option("--deadline", RUN, "stop a model that is silent for this time", type=SECONDS, metavar="SECONDS"),
         on("--verbose", SHOWN, "let engines print their logs"),
         folder("--cache-dir", "run check cache", "where tokens, scores and references are kept", default=None),
-        option("--cache-limit", "run check cache", "delete the oldest entries above SIZE, as 20GB", type=byte_size,
+        option("--cache-limit", "run check cache", "delete the oldest entries above SIZE, as 20GB", type=BYTES,
                metavar="SIZE"),
         option("--version", "run", "print the version", action="version", version=f"compare_q {__version__}"),
         option("-h --help", EVERY, "print this", action="help"),
@@ -223,7 +202,6 @@ OPTIONS = {
         option("--sort", SHOWN, "order rows by a column, or by COLUMN:TEXT", type=sort_key, metavar="COLUMN"),
         on("--by-text", SHOWN, "one table per text"),
         on("--notes", SHOWN, "explain the columns and marks of the table"),
-        on("--timing", SHOWN, "print where the seconds of each row went"),
         on("--pairs", SHOWN, "print the difference of each row from the next"),
         option("--pair", SHOWN, "print the difference of two models, by label", nargs=2, action="append", default=[],
                metavar=("A", "B")),
@@ -264,23 +242,48 @@ OPTIONS = {
 
 def parser(command: str) -> Parser:
     """The parser of a subcommand; what only other subcommands take has its default."""
-    own = {title: [each for each in options if command in each.commands] for title, options in OPTIONS.items()}
-    words = [f" {each.keys['metavar']} ..." for each in own["what"] if not each.names[0].startswith("-")]
+    arguments = {"show": " FILE ...", "cache": "", "engines": ""}.get(command, " MODEL ...")
     note = "In long flags - and _ are the same. docs/specs.md says more about each flag."
+    is_check = command == "check"
     p = Parser(
-        prog=f"compare-q {command}", usage=f"compare-q {command}{''.join(words)} [flags]", allow_abbrev=False,
+        prog=f"compare-q {command}", usage=f"compare-q {command}{arguments} [flags]", allow_abbrev=False,
         add_help=False, formatter_class=Help, description=f"{COMMANDS[command].capitalize()}.",
-        epilog="It takes the words and flags of a run: compare-q run --help" if command == "check" else note,
+        epilog="It takes the words and flags of a run: compare-q run --help" if is_check else note,
     )  # fmt: skip
-    hidden = {"help": argparse.SUPPRESS} if command == "check" else {}
-    for title, options in own.items():
+    others = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    for title, options in OPTIONS.items():
         group = p.add_argument_group(title)
-        for each in options:
-            group.add_argument(*each.names, **{**each.keys, **hidden})
-    every = [each for options in OPTIONS.values() for each in options]
+        for names, commands, keys in options:
+            shown = {**keys, "help": argparse.SUPPRESS} if is_check else keys
+            (group if command in commands else others).add_argument(*names, **shown)
     known = {action.dest for action in p._actions}
-    p.set_defaults(**{each.dest: each.keys.get("default") for each in every if each.dest not in known})
+    p.set_defaults(**{each.dest: each.default for each in others._actions if each.dest not in known})
     return p
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed words, with the ``command``; InputError for flags that cannot go together."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(PAGE, end="", file=sys.stdout if words else sys.stderr)
+        raise SystemExit(0 if words else 2)
+    command, rest = (words[0], words[1:]) if words[0] in COMMANDS else ("run", words)
+    is_name = command != "run" or json_files.exists(words[0]) or re.search(r"[^\w]", words[0])
+    if not is_name and words[0] != "run" and (hint := nearest(words[0], COMMANDS)):
+        raise InputError(f"{words[0]}: no such command, folder or file{hint}; see compare-q --help")
+    p = parser(command)
+    args, left = p.parse_known_intermixed_args(normalize_flags(rest, command, p._option_string_actions))
+    if left:
+        raise InputError(unknown(left[0], command))
+    args.command = command
+    args.cache_dir = args.cache_dir or default_root()
+    if args.plot and args.plot_file is None:
+        args.plot_file = Path("compare_q.png")
+    if args.kld_value and args.measure not in (None, "kld"):
+        raise InputError(f"--kld-value: is a value of KL divergence; leave it or -{args.measure} out")
+    args.measure = "kld" if args.kld_value else args.measure
+    if command in RUN.split():
+        check_run(args)
+    return args
 
 
 def normalize_flags(words: Sequence[str], command: str, known: Iterable[str]) -> list[str]:
@@ -288,30 +291,17 @@ def normalize_flags(words: Sequence[str], command: str, known: Iterable[str]) ->
 
     InputError for an unknown flag: argparse would read ``-output x`` as ``-o utput`` and a MODEL x.
     """
-    own = {name.replace("_", "-"): name for name in known}
-
-    def as_declared(word: str) -> str:
-        name, equals, value = word.partition("=")
+    own, declared = {name.replace("_", "-"): name for name in known}, []
+    for word in words:
+        name, equals, given = word.partition("=")
         plain = name.replace("_", "-")
-        found = own.get(plain) or own.get(f"-{plain}")
-        if not word.startswith("-") or re.match(r"-\d|-\w\d|-?$", word):  # a number, -r64, or -
-            return word
-        if found is None:
-            raise InputError(unknown(name, command))
-        return f"{found}{equals}{value}"
-
-    return list(map(as_declared, words))
-
-
-def command_of(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return (the subcommand, its words); InputError for a misspelled subcommand."""
-    first = words[0]
-    if first in COMMANDS:
-        return first, list(words[1:])
-    hint = "" if json_files.exists(first) or re.search(r"[^\w]", first) else nearest(first, COMMANDS)
-    if hint:
-        raise InputError(f"{first}: no such command, folder or file{hint}; see compare-q --help")
-    return "run", list(words)
+        if word.startswith("-") and not re.match(r"-\d|-\w\d|-?$", word):  # a number, -r64, or -
+            found = own.get(plain) or own.get(f"-{plain}")
+            if found is None:
+                raise InputError(unknown(name, command))
+            word = f"{found}{equals}{given}"
+        declared.append(word)
+    return declared
 
 
 def unknown(name: str, command: str) -> str:
@@ -327,45 +317,30 @@ def unknown(name: str, command: str) -> str:
     return f"{name}: compare-q {command} has no such flag{nearest(name, parser(command)._option_string_actions)}; {see}"
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed words, with the ``command``; InputError for flags that cannot go together."""
-    command, rest = command_of(words)
-    p = parser(command)
-    args, left = p.parse_known_intermixed_args(normalize_flags(rest, command, p._option_string_actions))
-    if left:
-        raise InputError(unknown(left[0], command))
-    args.command = command
-    args.cache_dir = args.cache_dir or default_root()
-    if args.plot and args.plot_file is None:
-        args.plot_file = Path("compare_q.png")
-    if args.kld_value:
-        if args.measure not in (None, "kld"):
-            raise InputError(f"--kld-value: is a value of KL divergence; leave it or -{args.measure} out")
-        args.measure = "kld"
-    if command in RUN.split():
-        check_run(args)
-    return args
+def refuse(*cases: tuple[object, str]) -> None:
+    """InputError with the message of the first case whose condition holds."""
+    for is_wrong, message in cases:
+        if is_wrong:
+            raise InputError(message)
 
 
 def check_run(args: argparse.Namespace) -> None:
     """InputError for flags of a run that cannot go together."""
-    if not args.models and not args.modelspec:
-        texts = [str(each) for each in args.dataspec or []]
-        cure = f"; -d has taken all of {printable(' '.join(texts))}: put models before it" if len(texts) > 1 else ""
-        raise InputError(f"name models, or give -d and -m{cure}; see compare-q {args.command} --help")
-    if args.models and args.modelspec:
-        raise InputError(f"{printable(args.models[0])}: cannot be combined with -m; give either MODEL arguments or -m")
-    if not args.models and not args.dataspec:
-        raise InputError(
-            f"-d: is missing: specs of models go with a spec of a text; see compare-q {args.command} --help"
-        )
-    if args.until and args.rows is not None:
-        raise InputError("--until: chooses the number of windows itself; remove -r")
-    named_only = {"--save-specs": args.save_specs, "--tokenizer": args.tokenizer, "--no-reference": args.no_reference}
-    for name in (name for name, value in named_only.items() if value and not args.models):
-        raise InputError(f"{name}: is for models that are named without specs; give MODEL arguments instead of -m")
-    if args.ray and args.gpus:
-        raise InputError("--gpus: cannot be combined with --ray, which assigns the cluster's GPUs; remove --gpus")
+    texts, see = [str(each) for each in args.dataspec or []], f"see compare-q {args.command} --help"
+    cure = f"; -d has taken all of {printable(' '.join(texts))}: put models before it" if len(texts) > 1 else ""
+    first = printable("".join(args.models[:1]))
+    instead = "is for models that are named without specs; give MODEL arguments instead of -m"
+    refuse(
+        (not args.models and not args.modelspec, f"name models, or give -d and -m{cure}; {see}"),
+        (args.models and args.modelspec, f"{first}: cannot be combined with -m; give either MODEL arguments or -m"),
+        (not args.models and not texts, f"-d: is missing: specs of models go with a spec of a text; {see}"),
+        (args.until and args.rows is not None, "--until: chooses the number of windows itself; remove -r"),
+        (args.save_specs and not args.models, f"--save-specs: {instead}"),
+        (args.tokenizer and not args.models, f"--tokenizer: {instead}"),
+        (args.no_reference and not args.models, f"--no-reference: {instead}"),
+        (args.ray and args.gpus,
+         "--gpus: cannot be combined with --ray, which assigns the cluster's GPUs; remove --gpus"),
+    )  # fmt: skip
 
 
 def check_content(
@@ -375,20 +350,20 @@ def check_content(
 
     ``texts``: their names; ``labels``: the models'; ``reference``: if there is one; ``answers``: if a text is a task.
     """
-    if args.measure == "kld" and not reference:
-        raise InputError(
-            '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'
-        )
-    if args.measure in ACCURACIES and not answers:
-        raise InputError(f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")')
-    pairs.check_labels(args.pair, labels)
     _, colon, text = (args.sort or "").partition(":")
-    if colon and (len(texts) == 1 or text not in texts):
-        raise InputError(f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}")
-    if args.by_text and len(texts) == 1:
-        raise InputError("--by-text: there is one text, whose table it is anyway; leave it out")
-    if len(texts) > 1 and args.logits_file is not None:
-        raise InputError("--logits_file: a reference store is of one text; leave it out, or run once for each text")
+    several = len(texts) > 1
+    refuse(
+        (args.measure == "kld" and not reference,
+         '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'),
+        (args.measure in ACCURACIES and not answers,
+         f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")'),
+        (colon and not (several and text in texts),
+         f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}"),
+        (args.by_text and not several, "--by-text: there is one text, whose table it is anyway; leave it out"),
+        (args.logits_file is not None and several,
+         "--logits_file: a reference store is of one text; leave it out, or run once for each text"),
+    )  # fmt: skip
+    pairs.check_labels(args.pair, labels)
     given = {
         "-v" if args.x_axis == "vram" else "--x-axis": args.x_axis, "--kld-value": args.kld_value,
         f"-{args.measure}": args.measure and not args.kld_value, "-mx": args.max_x < math.inf,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from compare_q.eval.cli.cache import limited
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.plots import measures
-from compare_q.eval.results import RunResult
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import columns, pairs, render
@@ -28,8 +28,6 @@ from compare_q.eval.table import columns, pairs, render
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import RunOutcome
 
-TokenFiles = Mapping[tuple[str, str], Path]
-"""(text, label) -> the file of ``--tokens-out``."""
 FILES = {"--output": "output", "--csv": "csv", "--markdown": "markdown", "--html": "html", "--plot_file": "plot_file",
          "--card": "card"}  # fmt: skip
 FOLDERS = {"--tokens-out": "tokens_out", "--plots": "plots", "--save-specs": "save_specs"}
@@ -50,30 +48,20 @@ def print_note(*lines: str | None) -> None:
             print(printable(line), file=sys.stderr)
 
 
-def inputs_of(args: argparse.Namespace, data: Iterable[DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
-    """Return the files and folders that a run reads, which no output may replace."""
-    from compare_q.eval.text import windows
-
-    read: list[str | Path] = [*reading.expand(map(str, args.dataspec or [])), *reading.expand(args.modelspec or [])]
-    for model in models:
-        read += [model.located, *model.override_tensors, *filter(is_file, map(Path, strings_in(model.options)))]
-        read += [model.locate(model.python)] if model.python else []
-    for spec in data:
-        read.append(spec.locate(spec.tokenizer_dir))
-        with suppress(InputError):  # the run reports it
-            read += windows.paths_of(spec)
-    return read if args.logits_file is None else [*read, args.logits_file]
+def print_row(say: Callable[[str], object], text: str, row: ModelResult) -> None:
+    """Print a row that was just scored, or that failed: ``W4A16 on prose: PPL 7.5, KLD 0.012``."""
+    if row.ppl is not None and not row.from_cache:
+        kld = "" if row.kld is None or row.reference else f", KLD {row.kld:.5f}"
+        say(f"{row.label}{f' on {text}' if text else ''}: PPL {row.ppl:,.4f}{kld}")
 
 
-def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: Iterable[Path] = ()) -> None:
-    """InputError, before anything runs, for an output that cannot be written, or that is read.
-
-    ``inputs``: files and folders that the run reads.  ``tokens``: the files of ``--tokens-out``.
-    """
+def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: Sequence[ModelSpec] = ()) -> None:
+    """InputError, before anything runs, for an output that cannot be written, or that is read."""
     files = [(flag, file) for flag, name in FILES.items() if (file := getattr(args, name)) is not None]
     folders = [(flag, folder) for flag, name in FOLDERS.items() if (folder := getattr(args, name)) is not None]
-    written = [*files, *(("--tokens-out", file) for file in tokens if os.path.lexists(file))]
-    read = {os.path.realpath(path) for path in (*args.source, *inputs) if exists(path)}
+    tokens = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
+    written = [*files, *(("--tokens-out", file) for file in tokens.values() if os.path.lexists(file))]
+    read = {os.path.realpath(path) for path in inputs_of(args, texts, models) if exists(path)}
     taken: dict[str, str] = {}
     for flag, file in written:
         if not is_writable(file):
@@ -82,6 +70,8 @@ def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: I
             raise InputError(f"{flag}: {file}: cannot be written; {why}")
         if (other := taken.setdefault(os.path.realpath(file), flag)) != flag:
             raise InputError(f"{flag}: {file}: is the file of {other} as well; name another file")
+        if flag in ("--plot_file", "--card") and file.suffix.lower() not in measures.SUFFIXES:
+            raise InputError(f"{flag}: {file}: must end in {', '.join(measures.SUFFIXES)}")
     for flag, path in (*folders, *written):
         place = Path(os.path.realpath(path))
         if read & set(map(str, (place, *place.parents))):
@@ -89,9 +79,21 @@ def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: I
     for flag, folder in folders:
         if not can_hold(folder):
             raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
-    for flag, file in files:
-        if flag in ("--plot_file", "--card") and file.suffix.lower() not in measures.SUFFIXES:
-            raise InputError(f"{flag}: {file}: must end in {', '.join(measures.SUFFIXES)}")
+
+
+def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
+    """Return the files and folders that the command reads, which no output may replace."""
+    from compare_q.eval.text import windows
+
+    read: list[str | Path] = [*args.source, *reading.expand([*map(str, args.dataspec or []), *(args.modelspec or [])])]
+    for model in models:
+        read += [model.located, *model.override_tensors, *filter(is_file, map(Path, strings_in(model.options)))]
+        read += [model.locate(model.python)] if model.python else []
+    for spec in texts.values():
+        read.append(spec.locate(spec.tokenizer_dir))
+        with suppress(InputError):  # the run reports it
+            read += windows.paths_of(spec)
+    return read if args.logits_file is None else [*read, args.logits_file]
 
 
 def can_hold(folder: Path) -> bool:
@@ -116,33 +118,13 @@ def nothing_scored(results: RunResult) -> list[str]:
     return failed
 
 
-def write_all(
-    args: argparse.Namespace,
-    results: RunResult,
-    of_run: Callable[[RunResult, Outputs], RunResult] = lambda results, _: results,
-) -> int:
-    """Print the table, write files and plots, and print the verdict; return the exit status.
-
-    ``of_run``: is called after the table is printed, and returns the results that are written.
-    """
-    outputs = Outputs(args.verbose)
-    print_table(args, results, outputs)
-    results = of_run(results, outputs)
-    write_files(args, results, outputs)
-    with outputs.writing("standard output"):
-        render.conclude(results, Console())
-    return print_errors("\n".join(outputs.failures))
-
-
 def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
-    """Print the table, and timing and paired differences on request."""
+    """Print the table, and paired differences on request."""
     table, console = columns.ordered(results, args.sort), Console()
     if args.sort and (reason := columns.no_order(results, args.sort)):
         print_note(f"--sort: {reason}")
     with outputs.writing("standard output"):
         render.show(table, console, args.columns, by_text=args.by_text, notes=args.notes)
-        if args.timing:
-            render.show_timing(table, console)
         for text in table.scored if args.pairs or args.pair else ():
             if len(table.texts) > 1:
                 render.heading(console, text.name)
@@ -151,60 +133,30 @@ def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
                 print("", *pairs.pair_lines(chosen, text), sep="\n")
 
 
-def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
-    """Write the files and draw the plots; CSV, Markdown and report have the order of the table."""
-    results = results.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
-    table = columns.ordered(results, args.sort)
-
-    def report_text() -> str:
-        from compare_q.eval.report import page
-
-        return page.page_of(table, args.columns, results)
-
-    def draw(file: Path) -> None:
-        from compare_q.eval.plots import pictures  # a missing package fails this output alone
-
-        measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES[args.x_axis or "bpw"]
-        pictures.draw(
-            results, file, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark, log_y=args.log_y,
-            card=file == args.card,
-        )  # fmt: skip
-
-    def draw_all(folder: Path) -> None:
-        from compare_q.eval.plots import pictures
-
-        pictures.write_all(results, folder, outputs, dark=args.dark)
-
-    texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
-        (args.output, "results", results.json_text),
-        (args.csv, "CSV", lambda: render.csv_text(table, columns.fields_of(args.columns))),
-        (args.markdown, "Markdown",
-         lambda: render.markdown_text(table, args.columns, by_text=args.by_text, timing=args.timing)),
-        (args.html, "report", report_text),
-    )  # fmt: skip
-    for file, name, text_of in texts:
-        if file:
-            with outputs.writing(file):
-                write_text(file, text_of())
-                print(f"{name}: {file}")
-    for path, draw_it in ((args.plot_file, draw), (args.card, draw), (args.plots, draw_all)):
-        if path:
-            with outputs.writing(path):
-                draw_it(path)
-
-
 def write_run(
-    args: argparse.Namespace, cache: Cache, done: RunOutcome, data: Sequence[DataSpec], models: Sequence[ModelSpec],
-    tokens: TokenFiles, results: RunResult, outputs: Outputs,
+    args: argparse.Namespace, cache: Cache, done: RunOutcome, texts: Mapping[str, DataSpec],
+    models: Sequence[ModelSpec], outputs: Outputs,
 ) -> RunResult:  # fmt: skip
     """Write specs and token scores, and limit the cache; return the results with each model's worst tokens."""
+    from compare_q.eval.run import token_scores
+
+    results = done.results
     if args.save_specs:
         from compare_q.eval.cli import shorthand
 
         with outputs.writing(args.save_specs):
-            print_note(shorthand.save(args.save_specs, data, models, done))
-    if tokens:
-        copy_scores(cache, done, tokens, outputs)
+            print_note(shorthand.save(args.save_specs, list(texts.values()), models, done))
+    if args.tokens_out:
+        files = token_files(args.tokens_out, list(texts), [spec.name for spec in models])
+        for text, data in zip(results.texts, done.data, strict=True):
+            for model in text.models if data is not None else ():
+                stored = None if model.error else token_scores.of_row(cache, model.scores_key, data.windows)
+                file = files[text.name, model.label]
+                if stored is not None:
+                    with outputs.writing(file):
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        token_scores.write_parquet(stored, file)
+                        print(f"tokens of {model.label}{f' on {text.name}' if len(texts) > 1 else ''}: {file}")
     if args.output or args.html:
         from compare_q.eval.report.tokens import with_worst_tokens
 
@@ -216,23 +168,50 @@ def write_run(
 
 
 def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> dict[tuple[str, str], Path]:
-    """Return the files that ``--tokens-out`` may write; several texts have a folder each."""
+    """Return (text, label) -> the file that ``--tokens-out`` may write; several texts have a folder each."""
     folders = dict(zip(texts, file_names(texts) if len(texts) > 1 else [""], strict=True))
     files = dict(zip(labels, file_names(labels), strict=True))
     return {(text, label): folder / folders[text] / f"{files[label]}.parquet" for text in texts for label in labels}
 
 
-def copy_scores(cache: Cache, done: RunOutcome, files: TokenFiles, outputs: Outputs) -> None:
-    """Write the token scores of every scored model; the file name of a failed model is not used."""
-    from compare_q.eval.run import token_scores
+def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> int:
+    """Write the files, draw the plots and print the verdict; return the exit status, after a line for each failure.
 
-    for text, data in zip(done.results.texts, done.data, strict=True):
-        of = f" on {text.name}" if len(done.data) > 1 else ""
-        for model in text.models:
-            stored = None if data is None or model.error else token_scores.of_row(cache, model.scores_key, data.windows)
-            if stored is not None:
-                file = files[text.name, model.label]
-                with outputs.writing(file):
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    token_scores.write_parquet(stored, file)
-                    print(f"tokens of {model.label}{of}: {file}")
+    CSV, Markdown and report have the order of the table.
+    """
+    results = results.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
+    table = columns.ordered(results, args.sort)
+
+    def report_text() -> str:
+        from compare_q.eval.report import page
+
+        return page.page_of(table, args.columns, results)
+
+    texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
+        (args.output, "results", results.json_text),
+        (args.csv, "CSV", lambda: render.csv_text(table, columns.fields_of(args.columns))),
+        (args.markdown, "Markdown", lambda: render.markdown_text(table, args.columns, by_text=args.by_text)),
+        (args.html, "report", report_text),
+    )
+    for file, name, text_of in texts:
+        if file:
+            with outputs.writing(file):
+                write_text(file, text_of())
+                print(f"{name}: {file}")
+    for file in filter(None, (args.plot_file, args.card)):
+        with outputs.writing(file):
+            from compare_q.eval.plots import pictures  # a missing package fails this output alone
+
+            measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES[args.x_axis or "bpw"]
+            pictures.draw(
+                results, file, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark, log_y=args.log_y,
+                card=file == args.card,
+            )  # fmt: skip
+    if args.plots:
+        with outputs.writing(args.plots):
+            from compare_q.eval.plots import pictures
+
+            pictures.write_all(results, args.plots, outputs, dark=args.dark)
+    with outputs.writing("standard output"):
+        render.conclude(results, Console())
+    return print_errors("\n".join(outputs.failures))

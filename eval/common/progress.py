@@ -10,11 +10,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     ProgressColumn,
@@ -25,7 +25,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.progress import Progress as RichProgress
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 from compare_q.backends.common.messages import bytes_in_words, printable
@@ -49,17 +49,6 @@ class Counter(ProgressColumn):
             total = "" if task.total is None else f"/{bytes_in_words(task.total)}"
             return Text(f"{bytes_in_words(task.completed)}{total}")
         return Text(f"{task.completed:.0f}{total} {unit}" if unit else "")
-
-
-class Bars(RichProgress):
-    """The bars of all phases, and ``below`` them a table."""
-
-    below: RenderableType | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table(self.tasks)
-        if self.below is not None:
-            yield self.below
 
 
 class Phase:
@@ -109,7 +98,6 @@ class Progress:
 
     Attributes:
         send: sends the progress to another process, which shows it; None: it is shown here.
-        below: what a terminal shows below the bars.
         models: number of models of the run.
     """
 
@@ -117,7 +105,6 @@ class Progress:
         self.send = send
         self.lock = threading.Lock()
         self.bars: Bars | None = None
-        self.below: RenderableType | None = None
         self.models = 1
         if send is None:
             file = files.text_stream(os.dup(2))
@@ -177,7 +164,6 @@ class Progress:
             *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False,
             disable=not self.console.is_terminal,
         )  # fmt: skip
-        bars.below = self.below
         bars.start()
         return bars
 

@@ -1,4 +1,4 @@
-"""The tables of a run as text: in a terminal, also during the run, as Markdown and as CSV."""
+"""The tables of a run as text: in a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.table.columns import BY_NAME, Filled, label_of, number_cell
-from compare_q.eval.table.tables import Table, tables_of, timing_columns, without
+from compare_q.eval.results import RunResult
+from compare_q.eval.table.columns import BY_NAME, Filled
+from compare_q.eval.table.tables import Table, tables_of, without
 from compare_q.eval.table.verdict import verdict
 
 WORDS_WIDTH = 26
@@ -60,11 +60,6 @@ def show(
         console.print()
     for line in meanings if notes else [NOTES] * bool(meanings):
         say(console, line)
-
-
-def show_timing(run: RunResult, console: Console) -> None:
-    """Print how many seconds each part of every row took."""
-    print_columns(console, "", timing_columns(run), console.width)
 
 
 def conclude(run: RunResult, console: Console) -> None:
@@ -153,52 +148,10 @@ def least_width(columns: Sequence[Filled]) -> int:
     return MARGIN + len(shown) - 1 + sum(each.width for each in shown) - words + min(words, WORDS_WIDTH)
 
 
-class LiveTable:
-    """The table during a run: the rows of every text in their order, as far as they are known."""
-
-    COLUMNS = ("bpw_layer", "ppl", "kld", "same_top")
-    OTHER_LINES = 12
-    """Lines of a terminal for the bars, the head of the table, and messages before them."""
-
-    def __init__(self, labels: Sequence[str], texts: Sequence[str]) -> None:
-        self.several = len(texts) > 1
-        self.rows: dict[tuple[str, str], ModelResult | None] = {
-            (text if self.several else "", label): None for label in labels for text in texts
-        }
-
-    def add(self, text: str, row: ModelResult) -> None:
-        """Add a finished row, from any thread; ``text``: the name of its text, or "" in a run of one text."""
-        self.rows[text, row.label] = row
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-        for title in ("label", "text")[: 1 + self.several]:
-            table.add_column(title, overflow="fold")
-        for name in self.COLUMNS:
-            table.add_column(BY_NAME[name].title, justify="right", no_wrap=True)
-        room = max(console.height - self.OTHER_LINES, 3)
-        known = sum(row is not None for row in self.rows.values())
-        # If not all have room: the first waiting rows, and before them those that were finished last.
-        first = min(max(known - room + 1, 0), max(len(self.rows) - room, 0))
-        for (text, label), row in list(self.rows.items())[first : first + room]:
-            words = [printable(label if row is None else label_of(row)), printable(text)][: 1 + self.several]
-            cells = [Text(""), Text("waits", "dim") if row is None else Text("failed", "red"), Text(""), Text("")]
-            if row is not None and row.estimates is not None:
-                found = [number_cell(BY_NAME[name], row) for name in self.COLUMNS]
-                cells = [Text(f"{cell.value}±{cell.error}" if cell.error else cell.value) for cell in found]
-            table.add_row(*map(Text, words), *cells)
-        yield table
-        if len(self.rows) > room:
-            yield Text(f"and {len(self.rows) - room} more rows, {known} of {len(self.rows)} are finished", "dim")
-
-
-def markdown_text(
-    run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False, timing: bool = False
-) -> str:
+def markdown_text(run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False) -> str:
     """Return title, table, closing sentences and footnotes as Markdown that GitHub and Reddit render alike.
 
-    ``names``: of columns; ``by_text``: a table for each of several texts, below its name; ``timing``: also the seconds
-    of each part of every row.
+    ``names``: of columns; ``by_text``: a table for each of several texts, below its name.
     """
     lines: list[str] = []
     tables = tables_of(run, names, by_text=by_text)
@@ -210,7 +163,6 @@ def markdown_text(
         lines += [f"**{escaped(table.title)}**", "", *markdown_lines(table.columns), ""]
         lines += [escaped(verdict(run)), ""] if len(tables) == 1 else []
         lines += [*(f"- {escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]), ""]
-    lines += [*markdown_lines(timing_columns(run)), ""] if timing else []
     return "\n".join(lines if len(tables) == 1 else [*lines, escaped(verdict(run)), ""])
 
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from compare_q.eval.results import PARTS, ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.table import notes
 from compare_q.eval.table.columns import (
     BY_NAME,
-    EARLIER,
     OF_ANSWERS,
     OF_TEXT,
     Cell,
-    Column,
     Filled,
     filled,
-    label_of,
     mean_of,
     spare_columns,
     usual_columns,
@@ -148,25 +145,3 @@ def short_names(names: Sequence[str]) -> list[str]:
     """Return the names for headers: long ones are cut, unless two would be the same."""
     cut = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
     return cut if len(set(cut)) == len(cut) else list(names)
-
-
-def timing_columns(run: RunResult) -> list[Filled]:
-    """Return the seconds of each part of a worker's life: a row for each model, or for each model and text.
-
-    The mark ``EARLIER`` is at rows of an earlier run.  A model's loading belongs to the first text that it scored.
-    """
-    several = len(run.texts) > 1
-    heads = [Column(name, name, "", wraps=True) for name in ("label", "text")][: 1 + several]
-    heads += [Column(part, f"{part.replace('_', ' ')} s", "", digits=1) for part in PARTS]
-    rows = []
-    for label in run.labels:
-        for text in run.scored:
-            model = next(model for model in text.models if model.label == label)
-            if model.timing is None:
-                continue
-            cells = [number_text(model.timing.seconds[part], 1) for part in PARTS]
-            if several and model.timing.started == model.timing.loaded:  # loaded for an earlier text
-                cells[0] = ""
-            name = label_of(model) + (EARLIER if model.from_cache else "")
-            rows.append([name, *([text.name] if several else []), *cells])
-    return [Filled(head, tuple(Cell(row[i]) for row in rows)) for i, head in enumerate(heads)]

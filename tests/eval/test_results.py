@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from compare_q import __version__
 from compare_q.backends.base import Storage
@@ -20,7 +19,6 @@ from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult, Tim
 from compare_q.eval.run.token_scores import timing_of
 from compare_q.eval.stats.estimates import Estimates, summarize
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
-from compare_q.eval.table import render
 from compare_q.eval.table.render import csv_text
 from tests.support.made import (
     BASE,
@@ -315,22 +313,3 @@ def test_a_second_text_waits_for_no_load() -> None:
     """Of replicas, one of which was ready earlier than the other one."""
     found = [{**vars(TIMED), "started": at, "loaded": at} for at in (112.0, 115.0)]
     assert timing_of(found) == replace(TIMED, started=115.0)
-
-
-def test_tables() -> None:
-    run = results_of(
-        run_of(
-            replace(BASE, timing=TIMED), replace(QUANT, timing=replace(TIMED, started=100.0), from_cache=True), FAILED
-        )
-    )
-    console = Console(width=100, file=io.StringIO(), record=True)
-    render.show_timing(run, console)
-    lines = [line.split() for line in console.export_text().splitlines()]
-    assert ["base", "5.0", "1.5", "10.0", "1.5"] in lines
-    assert ["W4A16*", "15.0", "1.5", "10.0", "1.5"] in lines
-    assert render.markdown_text(run, timing=True).splitlines()[-4:] == [
-        "| label | load s | first step s | scoring s | close s |",
-        "| :-- | --: | --: | --: | --: |",
-        "| base | 5.0 | 1.5 | 10.0 | 1.5 |",
-        "| W4A16\\* | 15.0 | 1.5 | 10.0 | 1.5 |",
-    ]

@@ -63,11 +63,10 @@ def show(run: RunResult, folder: Path) -> None:
     stream = io.StringIO()
     render.show(table, Console(file=stream, width=120))
     render.show(table, Console(file=stream, width=80), tuple(BY_NAME))
-    render.show_timing(table, Console(file=stream, width=80))
     lines = stream.getvalue().split("\n")
     for text in table.scored:
         lines += pairs.pair_lines(pairs.neighbours(text), text)
-    lines += render.markdown_text(table, tuple(BY_NAME), timing=True).split("\n")
+    lines += render.markdown_text(table, tuple(BY_NAME)).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
     (folder / "out.csv").write_text(render.csv_text(table))
     whole = run.with_origin(["x"])

@@ -58,7 +58,7 @@ def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], 
     out = tmp_path / "out"
     out.mkdir()
     flags = ["-o", out / "r.json", "--csv", out / "r.csv", "--markdown", out / "r.md", "--html", out / "r.html",
-             "--tokens-out", out / "tokens", "--pairs", "--timing",
+             "--tokens-out", out / "tokens", "--pairs",
              "--by-text", "--sort", "kld:code", "-t", "Texts"]  # fmt: skip
     ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], *flags)
     assert ran.status == 0, ran.err

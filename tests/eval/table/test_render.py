@@ -11,12 +11,11 @@ from rich.console import Console
 
 from compare_q.backends.base import Storage
 from compare_q.backends.common.messages import CONTROL
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.results import RunResult, TextResult, Timing
+from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import render
 from compare_q.eval.table.pairs import pair_lines
-from compare_q.eval.table.render import LiveTable, csv_text, markdown_text
+from compare_q.eval.table.render import csv_text, markdown_text
 from tests.support.made import (
     FAILED,
     QUANT,
@@ -175,49 +174,3 @@ class TestCsv:
         assert [row["text"] for row in rows].count("c4") == 1
         assert [row["error"] for row in rows if row["text"] == "c4"] == ["no such file"]
         assert len(rows) == 1 + 2 * len(run.labels)
-
-
-class TestLive:
-    def lines(self, live: LiveTable, height: int = 40) -> list[list[str]]:
-        """The words of each line below the heads."""
-        stream = io.StringIO()
-        Console(file=stream, width=100, height=height).print(live)
-        return [line.split() for line in stream.getvalue().splitlines()[3:] if line.strip()]
-
-    def test_rows_wait_and_then_have_numbers_or_failed(self) -> None:
-        live = LiveTable(["bf16", "W4A16", "broken"], ["[/text]"])
-        for row in (REF, FAILED):
-            live.add("", row)
-        assert self.lines(live) == [
-            ["bf16", "4.50", "7.5000±0.85", "ref", "ref"], ["W4A16", "waits"], ["broken", "failed"],
-        ]  # fmt: skip
-        several = LiveTable(["W4A16"], ["[/prose]", "code"])
-        several.add("code", QUANT)
-        assert [line[:3] for line in self.lines(several)] == [["W4A16", "[/prose]", "waits"], ["W4A16", "code", "4.50"]]
-
-    def test_a_low_terminal_shows_what_was_finished_last(self) -> None:
-        live = LiveTable([f"m{i}" for i in range(9)], ["text"])
-        for i in range(5):
-            live.add("", replace(QUANT, label=f"m{i}"))
-        *rows, last = self.lines(live, LiveTable.OTHER_LINES + 3)
-        assert [row[0] for row in rows] == ["m3", "m4", "m5"]
-        assert {"6", "5", "9"} <= set(last)
-
-    def test_only_a_terminal_shows_it(self) -> None:
-        for is_terminal in (True, False):
-            screen, progress = io.StringIO(), Progress()
-            progress.console = Console(file=screen, force_terminal=is_terminal, width=100)
-            progress.below = LiveTable(["bf16"], ["text"])
-            with progress.phase("loading bf16"):
-                pass
-            assert ("waits" in screen.getvalue()) is is_terminal
-            assert "loading bf16" in screen.getvalue()
-
-
-def test_timing_has_the_load_once() -> None:
-    first, second = Timing(0.0, 5.0, 5.0, 6.0, 8.0, 8.5), Timing(8.5, 8.5, 9.0, 9.5, 10.0, 12.0)
-    texts = [replace(run_of(replace(QUANT, timing=t)), name=name) for name, t in (("a", first), ("b", second))]
-    stream = io.StringIO()
-    render.show_timing(results_of(*texts), Console(file=stream, width=80))
-    rows = [line.split() for line in stream.getvalue().splitlines() if "W4A16" in line]
-    assert rows == [["W4A16", "a", "5.0", "1.0", "2.0", "0.5"], ["W4A16", "b", "0.5", "0.5", "2.0"]]
