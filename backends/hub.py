@@ -1,23 +1,21 @@
 """The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache or downloaded.
 
-``huggingface_hub`` does the work.  One request with a deadline comes first, for the files of a repository and their
-sizes.  If the hub does not answer, the files in the local cache are used.  Without the deadline the client retries: it
-takes 24 s where connections are refused, and more than 130 s where nothing answers.
+``huggingface_hub`` downloads.  This file knows which files of a repository are needed, and says in one line what went
+wrong.  A request with a deadline comes first: without it the client retries for 24 s where connections are refused, and
+for more than 130 s where nothing answers.  If the hub does not answer, the files in the local cache are used.
 """
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import logging
 import math
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -32,26 +30,23 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "tokenizer*"]
 """Patterns of all files that AutoTokenizer may read; code runs only if a spec trusts it."""
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
-"""Patterns of the files of a model that are fetched."""
+"""Patterns of the files of a model that are fetched; never pickled weights."""
 AWAY: dict[str, tuple[float, str]] = {}
 """Endpoint that did not answer -> when (seconds of the monotonic clock), and why."""
 RepoType = Literal["model", "dataset"]
 
 
 class Watch(Protocol):
-    """Receives the progress of one download; calls may come from several threads, one call at a time."""
+    """Receives the progress of one download; calls may come from several threads."""
 
     def expect(self, total: int) -> None:
         """``total`` bytes will come."""
-        return
 
     def advance(self, amount: int = 1) -> None:
         """``amount`` more bytes have come; negative where some have to come again."""
-        return
 
     def say(self, text: str) -> None:
         """One line for the user."""
-        return
 
 
 class Silent(Watch):
@@ -75,26 +70,23 @@ def resolve(
 ) -> Path:
     """Folder of a local path or hub id.  Without ``download`` a hub id is looked for in the local cache only.
 
-    Raises InputError with the reason in one line.  Never fetches pickled weights.
+    Raises InputError with the reason in one line.
     """
     if not is_hub_id(name):
         return local_folder(name)
     patterns = TOKENIZER_FILES if tokenizer_only else MODEL_FILES
-    if not download:
-        return cached("model", name, revision, patterns)
-    return fetch("model", name, revision, patterns, watch)
+    return fetch("model", name, revision, patterns, watch) if download else cached("model", name, revision, patterns)
 
 
 def local_folder(name: str) -> Path:
     """Folder of a local path; InputError if there is none."""
     folder = expanded(name)
-    if not is_folder(folder):
-        if is_file(folder):
-            hint = "; a GGUF file runs in llamacpp" if folder.suffix == ".gguf" else ""
-            raise InputError(f"{name}: is a file, no folder{hint}")
-        hint = "" if "/" in name else "; a model on the hub is named owner/name"
-        raise InputError(f"{name}: no such folder{hint}")
-    return folder
+    if is_folder(folder):
+        return folder
+    if is_file(folder):
+        hint = "; a GGUF file runs in llamacpp" if folder.suffix == ".gguf" else ""
+        raise InputError(f"{name}: is a file, no folder{hint}")
+    raise InputError(f"{name}: no such folder{'' if '/' in name else '; a model on the hub is named owner/name'}")
 
 
 def would_fetch(
@@ -102,14 +94,9 @@ def would_fetch(
 ) -> str:
     """``16.1 GB to download`` or ``in the local cache``: what ``fetch`` would do.  Nothing is downloaded.
 
-    Raises InputError with the reason in one line if the files are not available, HubAwayError if the hub does not
-    answer and the files are not in the local cache.
+    Raises InputError with the reason in one line if the files are not available.
     """
-    try:
-        missing = missing_bytes(look_up(repo_type, name, revision), repo_type, name, patterns)
-    except HubAwayError as error:
-        cached(repo_type, name, revision, patterns, error)
-        missing = 0
+    missing = missing_bytes(repo_type, name, revision, patterns, SILENT)
     return f"{bytes_in_words(missing)} to download" if missing else "in the local cache"
 
 
@@ -118,35 +105,69 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
 
     Raises InputError with the reason in one line.
     """
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
+
+    missing = missing_bytes(repo_type, name, revision, patterns, watch)
+    if missing is None:
+        return cached(repo_type, name, revision, patterns)
+    watch.expect(missing)
+    if missing:
+        watch.say(f"{name}: {bytes_in_words(missing)} to download")
+    try:
+        with warnings_to(watch, name):
+            return Path(snapshot_download(
+                name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), tqdm_class=bar_for(watch)
+            ))  # fmt: skip
+    except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
+        raise InputError(f"{name}: {failure_reason(error, repo_type, name, revision)}") from None
+
+
+def missing_bytes(
+    repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch
+) -> int | None:
+    """Bytes of the files that match ``patterns`` and are not in the local cache; InputError if the hub lacks a file.
+
+    None if the hub does not answer, and the local cache has all.  ``watch`` is told a repository's new name.
+    """
+    from huggingface_hub import try_to_load_from_cache
 
     try:
         found = look_up(repo_type, name, revision)
     except HubAwayError as error:
-        return cached(repo_type, name, revision, patterns, error)
-    missing = missing_bytes(found, repo_type, name, patterns)
+        cached(repo_type, name, revision, patterns, f", and {str(error).removeprefix(f'{name}: ')}")
+        return None
     if found.id != name:
         watch.say(f"{name}: is {found.id} on the hub now")
-    watch.expect(missing)
-    if missing:
-        watch.say(f"{name}: {bytes_in_words(missing)} to download")
-        cache = Path(constants.HF_HUB_CACHE)
-        free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
-        if free < missing:
-            raise InputError(
-                f"{name}: {bytes_in_words(missing)} to download, but {cache} has room for {bytes_in_words(free)}; "
-                "HF_HOME names another place for the hub's cache"
-            )
-    watched = watch is not SILENT  # otherwise a user sees the client's own progress bars
+    sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
+    matching = {pattern: fnmatch.filter(sizes, pattern) for pattern in patterns}
+    wanted = {file for files in matching.values() for file in files}
+    if not matching.get("*.safetensors", True):
+        file = next((file for file in sizes if file.lower().endswith(".gguf")), "")
+        hint = f'; with "load_fn": "llamacpp" {name}/{file} can be measured' if file else ""
+        raise InputError(f"{name}: no .safetensors files; compare_q loads no pickled weights{hint}")
+    for pattern in patterns:
+        if not wanted or ("*" not in pattern and not matching[pattern]):
+            raise InputError(f"{name}: no file {pattern} on the hub{nearest(pattern, sizes)}")
+    here = {file: try_to_load_from_cache(name, file, None, found.sha, repo_type) for file in wanted}
+    return sum(sizes[file] for file, path in here.items() if not isinstance(path, str))
+
+
+def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], why: str = "") -> Path:
+    """Folder of a repository in the local cache; InputError, which ends with ``why``, if a wanted file is not there."""
+    from huggingface_hub import snapshot_download
+
+    how_much = "only partly"
     try:
-        with warnings_to(watch, name) if watched else nullcontext():
-            folder = snapshot_download(
-                name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns),
-                tqdm_class=bar_for(watch) if watched else None,
-            )  # fmt: skip
-    except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
-        raise InputError(f"{name}: {failure_reason(error, repository_page(repo_type, name), revision)}") from None
-    return Path(folder)
+        folder = Path(snapshot_download(
+            name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), local_files_only=True
+        ))  # fmt: skip
+        lacking = [pattern for pattern in patterns if not any(folder.glob(pattern))]
+        needed = [pattern for pattern in lacking if "*" not in pattern or pattern == "*.safetensors"]
+        if not needed and len(lacking) < len(patterns):
+            return folder
+    except Exception as error:  # of a name that the client refuses, too
+        how_much = "only partly" if "incomplete" in str(error) else "not"
+    raise InputError(f"{name}: {how_much} in the local cache{why}")
 
 
 def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Any:
@@ -159,16 +180,14 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError
 
-    if constants.HF_HUB_OFFLINE:
-        raise HubAwayError(f"{name}: HF_HUB_OFFLINE is set")
-    when, why = AWAY.get(constants.ENDPOINT, (-math.inf, ""))
-    if time.monotonic() - when < REMEMBERED_S:
-        raise HubAwayError(f"{name}: {why}")
+    began, (when, why) = time.monotonic(), AWAY.get(constants.ENDPOINT, (-math.inf, ""))
+    if constants.HF_HUB_OFFLINE or began - when < REMEMBERED_S:
+        raise HubAwayError(f"{name}: {'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else why}")
     deadline = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
-    began, answers = time.monotonic(), list[Any]()
-    asked: dict[str, Any] = {"files_metadata": True} if files else {"expand": ["sha", "gated"]}
+    answers: list[Any] = [TimeoutError()]
 
     def ask() -> None:
+        asked: dict[str, Any] = {"files_metadata": True} if files else {"expand": ["sha", "gated"]}
         try:
             found: Any = HfApi().repo_info(name, repo_type=repo_type, revision=revision, timeout=deadline, **asked)
             if found.gated:  # anybody may ask what a gated repository has
@@ -180,10 +199,10 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(4 * deadline)  # a long list of files may take longer than its beginning
-    answer = answers[0] if answers else TimeoutError()
+    answer = answers[-1]
     if not isinstance(answer, Exception):
         return answer
-    reason = failure_reason(answer, repository_page(repo_type, name), revision)
+    reason = failure_reason(answer, repo_type, name, revision)
     status = getattr(getattr(answer, "response", None), "status_code", None)
     if isinstance(answer, HFValidationError) or (status is not None and status not in (408, 429) and status < 500):
         raise InputError(f"{name}: {reason}")
@@ -194,65 +213,6 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
         if late:
             AWAY[constants.ENDPOINT] = time.monotonic(), reason
     raise HubAwayError(f"{name}: {reason}")
-
-
-def missing_bytes(found: Any, repo_type: RepoType, name: str, patterns: Sequence[str]) -> int:
-    """Bytes of the files that match ``patterns`` and are not in the local cache; InputError if the hub lacks a file.
-
-    ``found``: the repository as ``look_up`` describes it.
-    """
-    from huggingface_hub import try_to_load_from_cache
-
-    sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
-    matching = {pattern: [file for file in sizes if fnmatch.fnmatchcase(file, pattern)] for pattern in patterns}
-    if not matching.get("*.safetensors", True):
-        file = next((file for file in sizes if file.lower().endswith(".gguf")), "")
-        hint = f'; with "load_fn": "llamacpp" {name}/{file} can be measured' if file else ""
-        raise InputError(f"{name}: no .safetensors files; compare_q loads no pickled weights{hint}")
-    for pattern in patterns:
-        if "*" not in pattern and not matching[pattern]:
-            raise InputError(f"{name}: no file {pattern} on the hub{nearest(pattern, sizes)}")
-    wanted = {file for files in matching.values() for file in files}
-    if not wanted:
-        raise InputError(f"{name}: no file {' or '.join(patterns)} on the hub")
-    here = {file: try_to_load_from_cache(name, file, None, found.sha, repo_type) for file in wanted}
-    return sum(sizes[file] for file, path in here.items() if not isinstance(path, str))
-
-
-def cached(
-    repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], away: HubAwayError | None = None
-) -> Path:
-    """Folder of a repository in the local cache; InputError if a wanted file is not there.
-
-    ``away``: why the hub was not asked; then a HubAwayError is raised instead.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    how_much = "only partly"
-    try:
-        folder = Path(
-            snapshot_download(
-                name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), local_files_only=True
-            )
-        )
-        lacking = [pattern for pattern in patterns if not any(folder.glob(pattern))]
-        needed = [pattern for pattern in lacking if "*" not in pattern or pattern == "*.safetensors"]
-        if not needed and len(lacking) < len(patterns):
-            return folder
-    except LocalEntryNotFoundError as error:
-        how_much = "only partly" if "incomplete" in str(error) else "not"
-    except Exception as error:
-        raise InputError(f"{name}: {one_line(error)}") from None
-    why = "" if away is None else f", and {str(away).removeprefix(f'{name}: ')}"
-    raise (InputError if away is None else HubAwayError)(f"{name}: {how_much} in the local cache{why}")
-
-
-def repository_page(repo_type: RepoType, name: str) -> str:
-    """Address of a repository's web page."""
-    from huggingface_hub import constants
-
-    return f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{name}"
 
 
 @contextmanager
@@ -277,13 +237,13 @@ def warnings_to(watch: Watch, name: str) -> Iterator[None]:
     """In the block, the client draws no bars, and its warnings (retries, waits) go to ``watch``."""
     from huggingface_hub import utils
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            watch.say(f"{name}: {' '.join(record.getMessage().split())}")
+    def said(record: logging.LogRecord) -> None:
+        watch.say(f"{name}: {' '.join(record.getMessage().split())}")
 
     utils.disable_progress_bars()  # type: ignore[attr-defined]
-    logger, ours = logging.getLogger("huggingface_hub"), Handler(logging.WARNING)
-    before, logger.handlers = logger.handlers, [ours]
+    logger, handler = logging.getLogger("huggingface_hub"), logging.Handler(logging.WARNING)
+    handler.emit = said  # type: ignore[method-assign]
+    before, logger.handlers = logger.handlers, [handler]
     try:
         yield
     finally:
@@ -293,55 +253,39 @@ def warnings_to(watch: Watch, name: str) -> Iterator[None]:
 def bar_for(watch: Watch) -> type[Any]:
     """A class of progress bars for the client that draw nothing, and pass the number of bytes to ``watch``.
 
-    The client counts bytes twice, as received and as written; ``watch`` gets the larger count.
+    Of its bars in bytes, the client makes the one for bytes that are written last.
     """
     from huggingface_hub.utils.tqdm import tqdm
 
-    lock, counts = threading.Lock(), {0: 0.0}
-
     class Bar(tqdm):
+        written: Any = None
+
         def __init__(self, *_: object, total: float | None = None, unit: str = "", **__: object) -> None:
             super().__init__(total=total, disable=True)  # type: ignore[no-untyped-call]
-            self.counts_bytes = unit == "B"
+            Bar.written = self if unit == "B" else Bar.written
 
         def update(self, n: float | None = 1) -> None:
-            self.n += n or 0
-            if self.counts_bytes:
-                with lock:
-                    before = max(counts.values())
-                    counts[id(self)] = self.n
-                    watch.advance(int(max(before, self.n)) - int(before))
+            if self is Bar.written:
+                watch.advance(int(n or 0))
 
     return Bar
 
 
-def failure_reason(error: BaseException, page: str, revision: str | None) -> str:
-    """The reason of a failure and what to do, in one line; ``page`` is the repository's address."""
-    from huggingface_hub import errors
+def failure_reason(error: BaseException, repo_type: RepoType, name: str, revision: str | None) -> str:
+    """The reason of a failure with a repository, and what to do, in one line."""
+    from huggingface_hub import constants, errors
 
+    page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{name}"
     chain = [error]
     while len(chain) < 9 and (below := chain[-1].__cause__ or chain[-1].__context__):
         chain.append(below)
     for each in chain:
-        response: Any = getattr(each, "response", None)
-        status = getattr(response, "status_code", None)
         if isinstance(each, errors.GatedRepoError):
-            signed_in = f"your account has no access yet; ask for it at {page}"
-            not_signed_in = f"accept its licence at {page}, then sign in ({SIGN_IN})"
-            return f"gated on the hub: {signed_in if status == 403 else not_signed_in}"
+            return f"gated on the hub: accept its licence at {page}, then sign in ({SIGN_IN})"
         if isinstance(each, errors.RevisionNotFoundError):
             return f"no revision {revision!r} of it on the hub; see {page}"
         if isinstance(each, errors.RepositoryNotFoundError):
             return f"not on the hub, or private; check the name, or sign in ({SIGN_IN})"
-        if status == 401:
-            return f"the hub does not know your token; sign in again ({SIGN_IN})"
-        if status == 429:
-            headers = response.headers
-            seconds = headers.get("Retry-After") or headers.get("ratelimit", "").rpartition("t=")[2]
-            later = f"in {seconds} s" if str(seconds).isdigit() else "later"
-            return f"the hub limits how often you may ask; try again {later}, or sign in for a higher limit ({SIGN_IN})"
-        if isinstance(each, OSError) and each.errno == errno.ENOSPC:
-            return "no space left for it; HF_HOME names another place for the hub's cache"
         if isinstance(each, errors.HfHubHTTPError) and not isinstance(each, errors.EntryNotFoundError):
-            return f"{page} answers {status}: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
+            return f"{page} answers {each.response.status_code}: {one_line(each)}"
     return one_line(error)

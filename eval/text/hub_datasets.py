@@ -201,8 +201,9 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
         if isinstance(error, InputError) and str(error).startswith("dataset "):
             raise
-        page = hub.repository_page("dataset", source.path)
-        why = str(error) if isinstance(error, InputError) else hub.failure_reason(error, page, source.revision)
+        why = str(error)
+        if not isinstance(error, InputError):
+            why = hub.failure_reason(error, "dataset", source.path, source.revision)
         hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
         bare = why.removeprefix(f"{source.path}: ")
         raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
