@@ -31,6 +31,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to end.  The driver decides what to do if one reaches all processes of a run."""
 LEAVE = signal.SIGUSR1
 """Sent by the driver, or by the system at the driver's end: ends an import; later the end of the socket does that."""
+Workers = dict[int, Connection]
+"""Process id (also of the group) of each running worker -> its channel to the driver."""
 
 
 def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "") -> NoReturn:
@@ -55,8 +57,28 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
     signal.signal(LEAVE, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # collections while vLLM loads would scan the imported heap (1.9 s)
-    ForkServer(control, before, refusal, alone).serve()
-    os._exit(0)  # without the seconds that libraries take to clean up
+    me, code, workers, forked = os.getpid(), 1, Workers(), None
+    try:
+        forked = serve_forks(control, refusal, workers)
+    finally:
+        if forked is None:
+            for group in workers:
+                end_group(group)
+    if forked is None:
+        os._exit(0)  # without the seconds that libraries take to clean up
+    try:  # this is a fork
+        channel, log, requested = forked
+        become_worker(me, log, before, [control, *workers.values()])
+        from compare_q.backends.worker import worker
+
+        worker.serve(channel, requested, alone)
+        atexit._run_exitfuncs()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # do not unwind the stack, and do not join threads that the engine left running
 
 
 def missing_package() -> str:
@@ -83,97 +105,75 @@ def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
         backends.engine_class(engine).import_engine(verbose=verbose)
 
 
-class ForkServer:
-    """Forks workers for the driver at the other end of ``control``.
+def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple[Connection, int, float] | None:
+    """Fork workers as the driver requests, and reap them; None when the driver has ended.
 
-    ``before``: actions of the ``ENDING`` signals before this process ignored them; ``refusal``: why no worker can run
-    in this Python, else empty; ``alone``: see ``main``.  ``workers``: process id (also of the group) of each running
-    worker, with its channel to the driver.
+    In each fork, return its channel, its log, and when it was requested.  ``refusal``: why no worker can run in this
+    Python, else empty.
     """
-
-    def __init__(self, control: socket.socket, before: Mapping[int, Any], refusal: str, alone: str) -> None:
-        self.control, self.before, self.refusal, self.alone = control, before, refusal, alone
-        self.workers: dict[int, Connection] = {}
-        self.woken, self.waking = os.pipe()
-        os.set_blocking(self.waking, False)
-
-    def serve(self) -> None:
-        """Fork and reap workers until the driver ends, then kill every group."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self.waking)
-        try:
-            while True:
-                ready = select.select([self.control.fileno(), self.woken], [], [])[0]
-                if self.woken in ready:
-                    os.read(self.woken, 1 << 12)
-                    self.reap()
-                if self.control.fileno() in ready and not self.fork():
-                    return
-        finally:
-            for worker in self.workers:
-                end_group(worker)
-
-    def fork(self) -> bool:
-        """Fork a worker, as the driver requests; False if the driver has ended."""
-        requested, descriptors, _, _ = socket.recv_fds(self.control, 1 << 10, 2)
+    woken, waking = os.pipe()
+    os.set_blocking(waking, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waking)
+    while True:
+        ready = select.select([control.fileno(), woken], [], [])[0]
+        if woken in ready:
+            os.read(woken, 1 << 12)
+            reap(workers)
+        if control.fileno() not in ready:
+            continue
+        requested, descriptors, _, _ = socket.recv_fds(control, 1 << 10, 2)
         if not requested:
-            return False
+            return None
         for each in descriptors:
             os.set_inheritable(each, False)  # programs that an engine starts must not hold a channel open
         channel, log = Connection(descriptors[0]), descriptors[1]
         sys.stdout.flush()
-        parent, refusal, worker = os.getpid(), self.refusal, -1
+        reason, worker = refusal, -1
         try:
             worker = -1 if refusal else os.fork()
         except OSError as error:  # too many processes: only this worker fails
-            refusal = f"its worker cannot be forked: {error.strerror}"
+            reason = f"its worker cannot be forked: {error.strerror}"
         if worker == 0:
-            self.run_worker(parent, channel, log, float(requested))
+            signal.set_wakeup_fd(-1)
+            os.close(woken)
+            os.close(waking)
+            return channel, log, float(requested)
         os.close(log)
-        if refusal:
-            send_failed(channel, reason=refusal)
+        if reason:
+            send_failed(channel, reason=reason)
         else:
             with suppress(OSError):  # the worker does the same, and may have started another program by now
                 os.setpgid(worker, worker)
-            self.workers[worker] = channel
-        return True
+            workers[worker] = channel
 
-    def run_worker(self, parent: int, channel: Connection, log: int, requested: float) -> NoReturn:
-        """Perform the driver's commands in this forked process, and end it."""
-        code = 1
-        try:
-            os.setpgid(0, 0)
-            die_with_parent(parent)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(LEAVE, signal.SIG_DFL)
-            for number, action in self.before.items():  # Ctrl-C ends a worker like other programs
-                signal.signal(number, signal.SIG_IGN if action == signal.SIG_IGN else signal.SIG_DFL)
-            for output in (1, 2):
-                os.dup2(log, output)
-            for each in (self.control.fileno(), self.woken, self.waking, log):
-                os.close(each)
-            for other in self.workers.values():
-                other.close()
-            os.environ[WORKER] = "1"
-            from compare_q.backends.worker import worker
 
-            worker.serve(channel, requested, self.alone)
-            atexit._run_exitfuncs()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # do not unwind the stack, and do not join threads that the engine left running
+def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list[Any]) -> None:
+    """Make a worker of this fork: a process group and a log of its own, usual signals, and no descriptors of others.
 
-    def reap(self) -> None:
-        """Kill the rest of the groups of workers that have ended, and send the driver each worker's exit status."""
-        for worker in list(self.workers):
-            ended, status = os.waitpid(worker, os.WNOHANG)
-            if ended:
-                end_group(worker)
-                send_failed(self.workers.pop(worker), status=os.waitstatus_to_exitcode(status))
+    ``before``: actions of the ``ENDING`` signals before the engine process ignored them.
+    """
+    os.setpgid(0, 0)
+    die_with_parent(parent)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(LEAVE, signal.SIG_DFL)
+    for number, action in before.items():  # Ctrl-C ends a worker like other programs
+        signal.signal(number, signal.SIG_IGN if action == signal.SIG_IGN else signal.SIG_DFL)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
+    for each in others:
+        each.close()
+    os.environ[WORKER] = "1"
+
+
+def reap(workers: Workers) -> None:
+    """Kill the rest of the groups of workers that have ended, and send the driver each worker's exit status."""
+    for worker in list(workers):
+        ended, status = os.waitpid(worker, os.WNOHANG)
+        if ended:
+            end_group(worker)
+            send_failed(workers.pop(worker), status=os.waitstatus_to_exitcode(status))
 
 
 def send_failed(channel: Connection, **fields: Any) -> None:

@@ -29,21 +29,8 @@ from compare_q.backends.common.options import named_files, strings_in
 from compare_q.backends.common.process import ending, in_worker
 from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.messages import (
-    CallCommand,
-    Command,
-    Done,
-    Failed,
-    InspectEngine,
-    LoadCommand,
-    Log,
-    Message,
-    Progress,
-    ScoreCommand,
-    encoded,
-    parse_command,
-    read_windows,
-)
+from compare_q.backends.worker import messages
+from compare_q.backends.worker.messages import Command, LoadCommand, Message, ScoreCommand
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
@@ -66,14 +53,14 @@ def serve(channel: Connection, requested: float, alone: str = "") -> None:
 
     def send(message: Message) -> None:
         with lock:  # downloads report progress from their own threads
-            channel.send_bytes(encoded(message))
+            channel.send_bytes(messages.encoded(message))
 
     os.register_at_fork(after_in_child=channel.close)  # an engine's forks would keep it open after this worker's end
     worker = Worker(requested, alone)
-    send(Done({"pid": os.getpid(), "code": machine.code()}))
+    send(messages.Done({"pid": os.getpid(), "code": machine.code()}))
     with suppress(EOFError, ConnectionError):
         while data := channel.recv_bytes():
-            worker.perform(parse_command(data), send)
+            worker.perform(messages.parse_command(data), send)
     worker.close()
 
 
@@ -121,29 +108,32 @@ class Worker:
     def perform(self, command: Command, send: Send) -> None:
         """Perform one command; the last message is ``Done`` or ``Failed``."""
         self.model = getattr(command, "model", self.model)
+        value: Any = None
         try:
-            last: Message = Done(self.result_of(command, send))
+            if isinstance(command, LoadCommand):
+                self.load(command, send)
+            elif isinstance(command, ScoreCommand):
+                self.score(command, send)
+            elif isinstance(command, messages.InspectEngine):
+                value = inspect(command.model).model_dump()
+            else:
+                module, _, name = command.function.partition(":")
+                value = getattr(importlib.import_module(module), name)(send, **command.arguments)
         except Exception as error:
+            reason = str(error)
             if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
                 os.write(2, traceback.format_exc().encode())
-            last = Failed(out_of_memory(self.model, error, self.shared) or reason_of(error))
-        send(last)
-
-    def result_of(self, command: Command, send: Send) -> Any:
-        """Return a command's result; may raise any error of an engine or a called function."""
-        if isinstance(command, InspectEngine):
-            return inspect(command.model).model_dump()
-        if isinstance(command, CallCommand):
-            module, _, name = command.function.partition(":")
-            return getattr(importlib.import_module(module), name)(send, **command.arguments)
-        return self.load(command, send) if isinstance(command, LoadCommand) else self.score(command, send)
+                reason = f"{type(error).__name__}: {one_line(error)}"
+            send(messages.Failed(out_of_memory(self.model, error, self.shared) or reason))
+        else:
+            send(messages.Done(value))
 
     def load(self, command: LoadCommand, send: Send) -> None:
         """Load a model on its GPUs, after the last one is closed."""
         self.close()
         model = command.model
         if self.alone:
-            send(Log(f"{model.label}: {self.alone}"))
+            send(messages.Log(f"{model.label}: {self.alone}"))
         if command.devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(command.devices)
             self.shared = machine.gpu_users(command.devices)
@@ -165,7 +155,7 @@ class Worker:
         ``close`` adds when the engine was closed.
         """
         assert self.engine is not None, "no model is loaded"
-        moments, windows = dict(self.moments), read_windows(command.windows)
+        moments, windows = dict(self.moments), messages.read_windows(command.windows)
         committer = Committer(command, self.engine, windows)
         moments["score_began"] = time.time()
         try:
@@ -174,18 +164,18 @@ class Worker:
                     moments["last_window"] = time.time()
                     moments.setdefault("first_window", moments["last_window"])
                     committer.add(scores)
-                    send(Progress(1))
+                    send(messages.Progress(1))
         except BaseException:
             if committer.waiting and committer.windows:  # the last windows need the record first
                 committer.commit()
             raise
         moments["closed"] = time.time()
         self.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
-        record = {
-            "provenance": what_ran(self.engine), "load_seconds": self.load_seconds, "moments": moments,
-            **command.facts,
-        }  # fmt: skip
-        if shared := self.shared or newcomers():
+        ran = {"provenance": what_ran(self.engine), "load_seconds": self.load_seconds, "moments": moments}
+        record = {**ran, **command.facts}
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        came_later = machine.gpu_users(gpus, ours=1) if in_worker() and len(gpus) == 1 and gpus[0] else ""
+        if shared := self.shared or came_later:
             record["shared_gpu"] = shared
         segments.write_record(command.scores, command.session, record)
         committer.commit()
@@ -208,16 +198,9 @@ class Worker:
 def what_ran(engine: Engine) -> dict[str, Any]:
     """Return the provenance and layers of a finished run; a note if the engine fails to report them."""
     try:
-        found = {**engine.provenance(), "layers": groups_to_json(engine.layers())}
+        return {"notes": [], **engine.provenance(), "layers": groups_to_json(engine.layers())}
     except Exception as error:
-        found = {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
-    return {**found, "notes": list(found.get("notes", ()))}
-
-
-def newcomers() -> str:
-    """Return the processes that use this process's only GPU with it; empty if there are none, or if that is unknown."""
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return machine.gpu_users(devices, ours=1) if in_worker() and len(devices) == 1 and devices[0] else ""
+        return {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
 
 
 def keep_to_share(number: int, count: int) -> None:
@@ -226,11 +209,10 @@ def keep_to_share(number: int, count: int) -> None:
         return
     cores = sorted(os.sched_getaffinity(0))
     each = max(len(cores) // count, 1)
-    mine = cores[number * each : (number + 1) * each] or cores[-1:]
-    os.sched_setaffinity(0, mine)
+    os.sched_setaffinity(0, cores[number * each : (number + 1) * each] or cores[-1:])
     os.environ["OMP_NUM_THREADS"] = str(each)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(each)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(each)
 
 
 def inspect(model: PlannedModel) -> EngineInfo:
@@ -268,12 +250,7 @@ def check_pinned(model: PlannedModel) -> None:
             )
 
 
-def reason_of(error: Exception) -> str:
-    """Return an error as a line for the user, with its type if it is a bug."""
-    return str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
-
-
-def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str = "") -> str:
+def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str) -> str:
     """Return a line on an error that was caused by too little memory, with sizes; empty for other errors.
 
     ``shared``: the processes that used its GPUs before it loaded.
@@ -307,7 +284,7 @@ def watched_children(send: Send) -> Iterator[None]:
         while not over.wait(POLL_S):
             for child in children:
                 if child.exitcode:
-                    send(Failed(f"{child.name}, a process of its engine, {ending(child.exitcode)}"))
+                    send(messages.Failed(f"{child.name}, a process of its engine, {ending(child.exitcode)}"))
                     if in_worker():
                         os._exit(1)
                     return
