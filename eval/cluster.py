@@ -5,8 +5,9 @@ scores, and a reference that no common disk has; and Ray says when a node is los
 scores belong to a kind of hardware, so that all that is part of their key is asked on the nodes, and a model runs on
 nodes of one kind, those that its ``resources`` leave, else the kind of which the cluster has most.
 
-On a node the worker is an ordinary ``WorkerProcess`` with its engine process and log: when the process of Ray
-ends, in whatever way, the engine process ends the worker.
+Each node has an agent, an actor that keeps engine processes and forks its workers from them, as the driver does on its
+own machine.  What a model takes of the node is held by another actor.  When the agent ends, in whatever way, its engine
+processes end the workers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from compare_q.backends.reference.store import MANIFEST, read_manifest
 from compare_q.backends.worker import worker
 from compare_q.backends.worker.messages import LoadCommand, Log, Message, ScoreCommand
 from compare_q.eval.common.cache import Cache, default_root
-from compare_q.eval.common.processes import WorkerProcess, outcome
+from compare_q.eval.common.processes import PROCESSES, WorkerProcess, outcome
 from compare_q.eval.common.progress import Show
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.gpus import GpuPool
@@ -44,6 +45,8 @@ INSTALL = "pip install 'ray>=2.49'"
 """The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""
 ROOT = Path(__file__).resolve().parents[1]
 REMEDY = f"install it in the Python that runs ray on this node, or put this checkout at {ROOT} there"
+AT_ONCE = 64
+"""Calls that the agent of a node performs at the same time: a few for each of its workers."""
 READY_S, CLOSE_S, POLL_S = 120.0, 60.0, 1.0
 """Seconds that a node may take to start a process of ours (two local nodes took 2), and to close a worker, which itself
 gives an engine 30."""
@@ -82,89 +85,52 @@ def code() -> tuple[Any, ...]:
     return __version__, machine.commit(), machine.code()[1][:12]
 
 
-def undo_changes_of_ray(*, holds_gpus: bool) -> None:
-    """Set what Ray changes in the environment to what this process was started with: one thread, and no GPUs.
-
-    ``holds_gpus``: Ray has given this process GPUs, which are those that its worker sees.
-    """
+def undo_changes_of_ray() -> None:
+    """Set what Ray changes in the environment to what this process was started with: one thread, and no GPUs."""
     lines = ENVIRON.read_bytes().split(b"\0") if ENVIRON.exists() else []
     before = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
-    for name in ("OMP_NUM_THREADS",) if holds_gpus else ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         os.environ.pop(name, None)
         if name in before:
             os.environ[name] = before[name]
 
 
-class Node:
-    """What Ray runs on a node, and a worker there, whose files lie in ``folder``, in the node's cache, until it ends.
+class Reservation:
+    """An actor that holds what a model takes of a node; the model itself runs in a worker of the node's agent."""
 
-    ``directory``: where relative paths of the specs start, as they do for the driver.
-    """
-
-    def __init__(self, directory: str, *, holds_gpus: bool) -> None:
-        undo_changes_of_ray(holds_gpus=holds_gpus)
-        with suppress(OSError):
-            os.chdir(directory)
-        self.cache = Cache(default_root())
-        self.folder = self.cache.root / "nodes" / storage.temporary_name()
-
-    def facts(self) -> dict[str, Any]:
-        """What this node is: its compare_q, the hardware, and what of the environment changes arithmetic."""
-        here = {"processor": machine.processor(), "gpus": machine.gpus(), "settings": machine.settings()}
-        return {"code": code(), **here}
-
-    def inspect(self, model: PlannedModel) -> tuple[EngineInfo, str]:
-        """(what this node has of an engine, the content of the model as it lies here, empty if it does not).
-
-        InputError if the node's Python cannot run workers.
-        """
-        info = worker.inspect(model) if model.python is None else Workers().ask(model)
-        with suppress(CompareQError, OSError):
-            return info, backends.files_of(model).content()
-        return info, ""
-
-    def sees(self, file: Path, content: bytes) -> bool:
-        """Whether this node has a file of the driver's, with this content, at the same path."""
-        return os.access(file, os.R_OK) and file.read_bytes() == content
-
-    def lacks(self, key: str, sizes: Mapping[str, int]) -> tuple[Path, list[str]]:
-        """(the folder in this node's cache for the reference store of a key, those of its files that are not there)."""
-        self.cache.check_writable()
-        folder = self.cache.path("references", key, "")
-        folder.mkdir(exist_ok=True)
-        return folder, [name for name, size in sizes.items() if storage.size_of(folder / name) != size]
-
-    def add(self, file: Path, content: bytes) -> None:
-        """Write a file into that folder."""
-        storage.write_whole(file, content)
-
-    def start(self, python: str | None, engine: str, log_file: Path | None) -> str:
-        """Start a worker in this Python, None for this one, whose log is in a file of the driver's; the node's id.
-
-        The folders of workers that are gone are deleted.
-        """
+    def place(self) -> tuple[str, tuple[str, ...] | None]:
+        """Return (the id of the node, the names of the GPUs that Ray gives; None if it gives none)."""
         import ray
 
-        self.cache.check_writable()
+        context = ray.get_runtime_context()
+        return str(context.get_node_id()), tuple(context.get_accelerator_ids()["GPU"]) or None
+
+
+class NodeWorker:
+    """A worker on a node, whose files lie in a folder of their own below ``folder`` until it ends.
+
+    ``gpus``: the names of the GPUs of the node; ``devices``: those of the model, whose ``log_file`` is the driver's.
+    """
+
+    def __init__(
+        self, folder: Path, model: PlannedModel, gpus: tuple[str, ...] | None, devices: tuple[str, ...] | None
+    ) -> None:
+        self.folder, self.devices, self.log_of_driver = folder / storage.temporary_name(), devices, model.log_file
         self.folder.mkdir(parents=True)
-        self.hold = storage.hold(self.folder)
-        for other in self.folder.parent.iterdir():
-            if storage.is_abandoned(other) and not other.is_symlink():
-                shutil.rmtree(other, ignore_errors=True)
-        self.log_file, self.log_of_driver, self.log_read = self.folder / "log", log_file, 0
+        self.held = storage.hold(self.folder)
+        self.log_file, self.log_read = self.folder / "log", 0
         self.folders: dict[Path, Path] = {}
         self.sent: dict[Path, int] = {}
-        verbose = log_file is None
-        log_here = None if verbose else self.log_file
-        self.worker = WorkerProcess(python or sys.executable, engine, log_file=log_here, verbose=verbose)
-        return str(ray.get_runtime_context().get_node_id())
+        verbose = model.log_file is None
+        log = None if verbose else self.log_file
+        self.worker = WorkerProcess(model.python, model.engine, gpus, log_file=log, verbose=verbose)
 
     def perform(
         self, job: LoadCommand | ScoreCommand, silence_s: float, windows: bytes, *, sends: bool
     ) -> Iterator[tuple[Any, list[tuple[Path, bytes]], bytes]]:
-        """What ``progress`` says of each message of the worker, which does a job of the driver's; the error of its end.
+        """Perform a command of the driver's; yield what ``progress`` returns for each message, then raise its error.
 
-        ``windows``: the content of the job's file; ``sends``: the driver does not see what the job records.
+        ``windows``: the content of the command's file; ``sends``: the driver does not see what is recorded here.
         """
         if isinstance(job, ScoreCommand):
             folder, record = self.folder / job.session, job.request.record
@@ -177,9 +143,9 @@ class Node:
             (folder / "windows").write_bytes(windows)
             request = job.request.model_copy(update={"record": record})
             job = replace(job, request=request, windows=folder / "windows", scores=folder / "scores")
-        else:  # Ray has chosen the GPUs, and the model's copy here has dates of its own
+        else:  # the model's copy here has dates of its own
             stamp = backends.files_of(job.model).stamp()
-            job = LoadCommand(job.model.updated(stamp=stamp, log_file=self.worker.log_file))
+            job = LoadCommand(job.model.updated(stamp=stamp, log_file=self.worker.log_file), self.devices)
         try:
             for message in self.worker.messages(job, silence_s):
                 yield self.progress(message)
@@ -188,9 +154,9 @@ class Node:
             raise type(error)(str(error).replace(str(self.log_file), str(self.log_of_driver))) from None
 
     def progress(self, message: Any) -> tuple[Any, list[tuple[Path, bytes]], bytes]:
-        """(a message, None after the last one; files, by the driver's paths; what the log has grown by).
+        """Return (a message, None after the last one; files, by the driver's paths; what was added to the log).
 
-        The files are new, or have another size than when they were sent: what a message tells of has come by then.
+        The files are new, or have another size than when they were sent: whatever a message is about comes with it.
         """
         files, log = [], b""
         for folder, of_driver in self.folders.items():
@@ -209,6 +175,82 @@ class Node:
         """Let the worker end, and delete its folder."""
         self.worker.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self.held)
+
+
+class Node:
+    """The agent on a node: an actor that holds no resources, and lives as long as the driver.
+
+    It keeps the engine processes of its workers, as the driver does on its own machine, so that only the first worker
+    of an engine waits for the import.  ``directory``: where relative paths of the specs start, as for the driver.
+    """
+
+    def __init__(self, directory: str) -> None:
+        undo_changes_of_ray()
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the driver: part of the keys of scores on a CPU
+        with suppress(OSError):
+            os.chdir(directory)
+        self.cache = Cache(default_root())
+        self.gpus = GpuPool(machine.gpus()).names
+        self.workers: dict[str, NodeWorker] = {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what this node is: its compare_q, the hardware, and what of the environment changes arithmetic."""
+        here = {"processor": machine.processor(), "gpus": machine.gpus(), "settings": machine.settings()}
+        return {"code": code(), **here}
+
+    def inspect(self, model: PlannedModel) -> tuple[EngineInfo, str]:
+        """Return (what this node has of an engine, the content of the model as it lies here, empty if it does not).
+
+        InputError if the node's Python cannot run workers.
+        """
+        info = worker.inspect(model) if model.python is None else Workers().ask(model)
+        with suppress(CompareQError, OSError):
+            return info, backends.files_of(model).content()
+        return info, ""
+
+    def sees(self, file: Path, content: bytes) -> bool:
+        """Return whether this node has a file of the driver's, with this content, at the same path."""
+        return os.access(file, os.R_OK) and file.read_bytes() == content
+
+    def lacks(self, key: str, sizes: Mapping[str, int]) -> tuple[Path, list[str]]:
+        """Return (the folder of a reference store in this node's cache, those of its files that are not there)."""
+        self.cache.check_writable()
+        folder = self.cache.path("references", key, "")
+        folder.mkdir(exist_ok=True)
+        return folder, [name for name, size in sizes.items() if storage.size_of(folder / name) != size]
+
+    def add(self, file: Path, content: bytes) -> None:
+        """Write a file into that folder."""
+        storage.write_whole(file, content)
+
+    def import_ahead(self, python: str | None, engine: str, *, verbose: bool) -> None:
+        """Start to import an engine."""
+        with suppress(InputError):  # starting the worker reports it
+            PROCESSES.get(python or sys.executable, engine, self.gpus, verbose=verbose)
+
+    def start(self, model: PlannedModel, devices: tuple[str, ...] | None) -> str:
+        """Start a worker and return its name.  The folders of workers that are gone are deleted."""
+        self.cache.check_writable()
+        made = NodeWorker(self.cache.root / "nodes", model, self.gpus, devices)
+        for other in made.folder.parent.iterdir():
+            if storage.is_abandoned(other) and not other.is_symlink():
+                shutil.rmtree(other, ignore_errors=True)
+        self.workers[made.folder.name] = made
+        return made.folder.name
+
+    def perform(self, name: str, *job: Any, **more: Any) -> Iterator[Any]:
+        """Perform a command: see ``NodeWorker.perform``."""
+        yield from self.workers[name].perform(*job, **more)
+
+    def kill(self, name: str) -> None:
+        """End a worker at once, if it runs; ``close`` follows."""
+        if name in self.workers:
+            self.workers[name].worker.kill()
+
+    def close(self, name: str) -> None:
+        """Let a worker end, and delete its folder."""
+        self.workers.pop(name).close()
 
 
 @dataclass
@@ -229,10 +271,10 @@ class Cluster:
         """Node -> what Ray says that it has, of the nodes that are there now."""
         return {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
 
-    def actor(self, nodes: Sequence[str], gpus: int = 0, **options: Any) -> Any:
-        """An actor on one of these nodes, once one has room for it."""
-        options = {"num_cpus": 0, "label_selector": {"ray.io/node-id": f"in({','.join(nodes)})"}, **options}
-        return self.ray.remote(Node).options(**options, num_gpus=gpus).remote(os.getcwd(), holds_gpus=gpus > 0)
+    def actor(self, of: type, nodes: Sequence[str], *arguments: Any, **options: Any) -> Any:
+        """Return an actor of this class on one of these nodes, which Ray starts once one has room for it."""
+        where = {"label_selector": {"ray.io/node-id": f"in({','.join(nodes)})"}}
+        return self.ray.remote(of).options(**{"num_cpus": 0, **where, **options}).remote(*arguments)
 
     def result(self, asked: Any, seconds: float | None = None) -> Any:
         """What a call has returned; the error of ours that it raised, LostWorkerError if its node does not answer."""
@@ -253,7 +295,7 @@ class Cluster:
     def look(self) -> None:
         """Find out what the nodes are; InputError if none can run a worker."""
         there = self.resources()
-        self.agents = {node: self.actor([node]) for node in there}
+        self.agents = {node: self.actor(Node, [node], os.getcwd(), max_concurrency=AT_ONCE) for node in there}
         asked = {node: agent.facts.remote() for node, agent in self.agents.items()}
         self.hosts = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
                       for node in self.ray.nodes()}  # fmt: skip
@@ -353,17 +395,18 @@ class RayWorker:
     def __init__(self, cluster: Cluster, model: PlannedModel, nodes: HardwareClass) -> None:
         self.cluster, self.model, self.nodes, self.log_file = cluster, model, nodes, model.log_file
         self.killed = threading.Event()
-        self.actor: Any = None
-        self.node = ""
+        self.reservation: Any = None
+        self.agent: Any = None
+        self.node = self.name = ""
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
         return outcome(self.messages(job, silence_s), show)
 
     def messages(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Message]:
-        """The messages of a job."""
+        """Yield the messages of a command."""
         try:
             if not self.node:
-                self.node = self.place()
+                self.place()
             yield from self.fetched(job, silence_s)
         except LostWorkerError as error:
             if self.killed.is_set():
@@ -374,18 +417,22 @@ class RayWorker:
         except ModelError as error:
             raise ModelError(f"on node {self.node}: {error}" if self.node else str(error)) from None
 
-    def place(self) -> str:
-        """The name of the first node that has room, on which a worker is started; waits for it."""
-        found, cluster, gpus, model = self.nodes, self.cluster, self.model.n_gpus, self.model
-        cpus = 0 if gpus else found.cpus
-        self.actor = cluster.actor(found.nodes, gpus, num_cpus=cpus, resources=dict(model.resources))
-        started = self.actor.start.remote(model.python, model.engine, self.log_file)
-        while not cluster.ray.wait([started], timeout=POLL_S)[0]:
+    def place(self) -> None:
+        """Wait until a node has room, and start a worker on it."""
+        nodes, cluster, model = self.nodes, self.cluster, self.model
+        takes = {"num_gpus": model.n_gpus, "num_cpus": 0 if model.n_gpus else nodes.cpus}
+        self.reservation = cluster.actor(Reservation, nodes.nodes, resources=dict(model.resources), **takes)
+        placed = self.reservation.place.remote()
+        while not cluster.ray.wait([placed], timeout=POLL_S)[0]:
             if self.killed.is_set():
                 raise StoppedError("interrupted")
-            if not set(found.nodes) & cluster.resources().keys():
-                raise ModelError(f"no node with {found.name} is left in the cluster")
-        return cluster.hosts[cluster.result(started)]
+            if not set(nodes.nodes) & cluster.resources().keys():
+                raise ModelError(f"no node with {nodes.name} is left in the cluster")
+        node, devices = cluster.result(placed)
+        self.node, self.agent = cluster.hosts[node], cluster.agents[node]
+        self.name = cluster.result(self.agent.start.remote(model, devices))
+        if self.killed.is_set():
+            self.kill()
 
     def fetched(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Message]:
         """The messages of a job, while what its worker writes is brought here."""
@@ -397,7 +444,8 @@ class RayWorker:
                 reference = yield from self.brought(job.request.reference)
                 job = replace(job, request=job.request.model_copy(update={"reference": reference}))
             job = replace(job, facts={**job.facts, "known": {**job.facts.get("known", {}), "node": self.node}})
-        asked = self.actor.perform.options(num_returns="streaming").remote(job, silence_s, windows, sends=sends)
+        streaming = self.agent.perform.options(num_returns="streaming")
+        asked = streaming.remote(self.name, job, silence_s, windows, sends=sends)
         for reference_of_item in asked:
             message, files, added_to_log = self.cluster.result(reference_of_item)
             self.keep(files, added_to_log)
@@ -421,39 +469,41 @@ class RayWorker:
         """Whether the node sees a folder of the driver's: it is asked for a file that was made just now."""
         with storage.beside(folder / "seen") as token:
             token.write_text(token.name, encoding="utf-8")
-            return bool(self.cluster.result(self.actor.sees.remote(token, token.name.encode())))
+            return bool(self.cluster.result(self.agent.sees.remote(token, token.name.encode())))
 
     def brought(self, store: Path) -> Generator[Log, None, Path]:
         """Where the node finds a reference store (the generator's result): where it is, or in a copy in its cache."""
-        result, actor = self.cluster.result, self.actor
+        result, agent = self.cluster.result, self.agent
         try:
             whole = (store / MANIFEST).read_bytes()
         except OSError:
             raise ModelError(f"{store}: has no checksums, so that --ray cannot send it; run without --ray") from None
-        if result(actor.sees.remote(store / MANIFEST, whole)):
+        if result(agent.sees.remote(store / MANIFEST, whole)):
             return store
         manifest = read_manifest(store)
         key = Cache.key("copied reference", {"identity": manifest.identity})
         with self.cluster.copying[self.node, key]:
-            copy, lacking = result(actor.lacks.remote(key, manifest.files))
+            copy, lacking = result(agent.lacks.remote(key, manifest.files))
             for name in (*lacking, MANIFEST):
-                result(actor.add.remote(copy / name, (store / name).read_bytes()))
+                result(agent.add.remote(copy / name, (store / name).read_bytes()))
         if lacking:
             size = bytes_in_words(sum(manifest.files[name] for name in lacking))
             yield Log(f"{self.model.label}: copied {size} of the reference to node {self.node}")
         return Path(copy)
 
     def kill(self) -> None:
-        """Ray ends the actor, whose engine process ends the worker, and whoever waits for the actor is told."""
+        """End the worker, and give back what it holds of its node."""
         self.killed.set()
-        if self.actor is not None:
-            with suppress(Exception):  # the node may be gone
-                self.cluster.ray.kill(self.actor)
+        with suppress(Exception):  # the node may be gone
+            if self.name:
+                self.agent.kill.remote(self.name)
+            if self.reservation is not None:
+                self.cluster.ray.kill(self.reservation)
 
     def close(self) -> None:
-        if self.node and not self.killed.is_set():
+        if self.name:
             with suppress(CompareQError):
-                self.cluster.result(self.actor.close.remote(), CLOSE_S)
+                self.cluster.result(self.agent.close.remote(self.name), CLOSE_S)
         self.kill()
 
 
@@ -476,7 +526,9 @@ class RayWorkers(Workers):
         return RayWorker(self.cluster, model, self.placed[model.label])
 
     def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
-        """Do nothing: the node on which the model will run is not known yet."""
+        """Start to import a model's engine on each node that may get it."""
+        for node in self.placed[model.label].nodes:
+            self.cluster.agents[node].import_ahead.remote(model.python, model.engine, verbose=verbose)
 
 
 def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> RunConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from compare_q.backends.worker.messages import LoadCommand, Message, ScoreComman
 from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, Node, RayWorker, class_of_nodes, problem_of, restricted
 from compare_q.eval.common.cache import ENVIRONMENT
+from compare_q.eval.common.processes import PROCESSES
 from compare_q.eval.run.plan import hardware_of
 from tests.support.planned import planned
 from tests.support.scores import random_windows
@@ -64,14 +64,13 @@ def request(**options: Any) -> PlannedModel:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
-    context = SimpleNamespace(get_node_id=lambda: "n")
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "node"))
-    made = Node(os.getcwd(), holds_gpus=True)
+    made = Node(os.getcwd())
     yield made
-    if hasattr(made, "worker"):
-        made.close()
+    for name in list(made.workers):
+        made.close(name)
+    PROCESSES.close()
 
 
 def ray_worker(cluster: Cluster | None = None, log_file: Path | None = None) -> RayWorker:
@@ -87,7 +86,7 @@ def shown(message: Message) -> None:
 def started(node: Node, log: Path) -> RayWorker:
     """A worker that has got its place on this node."""
     worker = ray_worker(log_file=log)
-    worker.actor, worker.node = Direct(node), node.start(None, "fake", log)
+    worker.agent, worker.node, worker.name = Direct(node), "n", node.start(worker.model, None)
     return worker
 
 
@@ -105,12 +104,16 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
         worker.perform(task, 60.0, shown)
         assert segments.records(here)[f"{text}-0"]["known"]["node"] == "n"
         assert len(segments.load(here, segments.ALONE, WINDOWS).scores) == 4
-        there = node.folder / f"{text}-0" / "scores"
+        there = node.workers[worker.name].folder / f"{text}-0" / "scores"
         assert {file.name: file.read_bytes() for file in there.iterdir()} == {
             file.name: file.read_bytes() for file in here.iterdir()
         }
-    worker.close()
-    assert not node.folder.exists()
+    second = started(node, tmp_path / "log")
+    second.perform(LoadCommand(request()), 60.0, shown)
+    assert len(PROCESSES.running) == 1, "both are forks of one engine process"
+    for each in (worker, second):
+        each.close()
+    assert list((tmp_path / "node" / "nodes").iterdir()) == []
 
 
 @pytest.mark.engine
@@ -129,11 +132,12 @@ def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: 
 def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node, tmp_path: Path) -> None:
     there, store, worker = tmp_path / "there", tmp_path / "store", ray_worker()
     begin(store, IDENTITY)
-    node.folders, node.sent, node.log_file, node.log_read = {there: store}, {}, tmp_path / "log", 0
+    made = node.workers[node.start(request(), None)]
+    made.folders = {there: store}
     for first in (0, 2):  # the second share has the head
         record(there, range(first, first + 2), closed=first == 2)
-        worker.keep(*node.progress(None)[1:])
-        assert node.progress(None)[1] == [], "what has come does not come again"
+        worker.keep(*made.progress(None)[1:])
+        assert made.progress(None)[1] == [], "what has come does not come again"
     seal(store, IDENTITY, 4)
     assert Reader(store).manifest.files == state_store(tmp_path / "whole", windows=4).manifest.files
     Reader(store).verify()
@@ -153,10 +157,10 @@ def brought(worker: RayWorker, store: Path) -> tuple[list[Any], Path]:
 def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not(node: Node, tmp_path: Path) -> None:
     store = state_store(tmp_path / "store")
     worker = ray_worker()
-    worker.actor = Direct(node)
+    worker.agent = Direct(node)
     assert brought(worker, store.path) == ([], store.path)
     assert worker.is_seen(tmp_path)
-    worker.actor = Direct(SimpleNamespace(lacks=node.lacks, add=node.add, sees=lambda file, content: False))
+    worker.agent = Direct(SimpleNamespace(lacks=node.lacks, add=node.add, sees=lambda file, content: False))
     assert not worker.is_seen(tmp_path)
     said, copy = brought(worker, store.path)
     assert copy.is_relative_to(tmp_path / "node")
@@ -176,11 +180,11 @@ def test_a_worker_is_lost_with_its_node() -> None:
     made = cluster_of()
     made.ray.get = gone
     worker = ray_worker(made)
-    worker.actor, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
+    worker.agent, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
     with pytest.raises(LostWorkerError, match=r"^node n was lost "):
         worker.perform(LoadCommand(request()), 60.0, shown)
     worker.node = ""
-    waiting = {"remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(start=lambda *_: 0)))}
+    waiting = {"remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(place=lambda *_: 0)))}
     vars(made.ray).update(waiting, wait=lambda asked, timeout: ([], asked), nodes=list)
     with pytest.raises(StoppedError):
         worker.place()
@@ -200,10 +204,8 @@ def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.Mo
     """Ray gives an actor one thread and no GPU, which this process was not started with."""
     monkeypatch.setenv("OMP_NUM_THREADS", "17")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "17")
-    cluster.undo_changes_of_ray(holds_gpus=True)
+    cluster.undo_changes_of_ray()
     assert os.environ.get("OMP_NUM_THREADS") != "17"
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "17", "the GPUs that Ray gave"
-    cluster.undo_changes_of_ray(holds_gpus=False)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "17"
 
 
