@@ -1,8 +1,8 @@
 """A reference store next to a model that is being scored: the reference's logits on the device of the model's own.
 
 ``ReferenceWindows`` reads windows ahead of their use.  ``Blocks`` holds some rows of each window on the device, for
-decode steps that need one row of hundreds of windows: one gather instead of 256 copies of 8 KB.  ``Comparison`` turns
-stored rows into the reference's logits, for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
+decode steps that need one row of hundreds of windows.  ``Comparison`` turns stored rows into the reference's logits,
+for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
 """
 
 from __future__ import annotations
@@ -49,19 +49,17 @@ class StoredRows(NamedTuple):
     begin: int
     end: int
 
+    @property
+    def n_rows(self) -> int:
+        """Number of these positions."""
+        return self.end - self.begin
+
 
 class Piece(NamedTuple):
     """One piece of a window, by its number in the window."""
 
     window: int
     number: int
-
-
-class Read(NamedTuple):
-    """The rows of a piece, and the number of rows of its whole window in the store."""
-
-    tensor: torch.Tensor
-    n_rows: int
 
 
 class ReferenceWindows:
@@ -71,29 +69,28 @@ class ReferenceWindows:
     """
 
     def __init__(self, store: Reader, *, pin: bool) -> None:
-        self.store = store
-        self.pin = pin
-        self.pool = ThreadPoolExecutor(1)
+        self.store, self.pin, self.pool = store, pin, ThreadPoolExecutor(1)
         piece = max(store.stored_bytes // max(store.n_windows * self.n_pieces(0), 1), 1)
         self.ahead = min(max(AHEAD_BYTES // piece, 1), 64)
-        self.futures: dict[Piece, Future[Read]] = {}
+        self.futures: dict[Piece, Future[tuple[torch.Tensor, int]]] = {}
         self.asked: set[Piece] = set()  # also those that were forgotten, which are not read ahead again
 
     def n_pieces(self, window: int) -> int:
         """Number of pieces in which a window is read."""
         return max(-(-self.store.window_bytes(window) // PIECE_BYTES), 1)
 
-    def pieces(self, window: int, number: int) -> Iterator[Piece]:
-        """Yield this piece and all later ones, in order."""
-        for later in range(window, self.store.n_windows):
-            for each in range(number if later == window else 0, self.n_pieces(later)):
-                yield Piece(later, each)
+    def later(self, piece: Piece) -> Iterator[Piece]:
+        """Yield all pieces after this one, in order."""
+        for window in range(piece.window, self.store.n_windows):
+            for number in range(piece.number + 1 if window == piece.window else 0, self.n_pieces(window)):
+                yield Piece(window, number)
 
-    def _read(self, piece: Piece) -> Read:
+    def read(self, piece: Piece) -> tuple[torch.Tensor, int]:
+        """Return a piece's rows, and the number of rows of its window."""
         n_rows = self.store.n_rows(piece.window)
         size = -(-n_rows // self.n_pieces(piece.window))
         tensor = self.store.window(piece.window, piece.number * size, (piece.number + 1) * size)
-        return Read(tensor.pin_memory() if self.pin else tensor, n_rows)
+        return tensor.pin_memory() if self.pin else tensor, n_rows
 
     def get(self, rows: StoredRows) -> torch.Tensor:
         """Return states [n, H] or logits [n, V] of rows of a window, on the CPU; forget the pieces before them.
@@ -106,19 +103,20 @@ class ReferenceWindows:
         size = -(-rows.n_scored // self.n_pieces(rows.window))
         first, last = rows.begin // size, (rows.end - 1) // size
         self.forget(rows.window, first)
-        found = [self._piece(Piece(rows.window, number)) for number in range(first, last + 1)]
-        if (stored := found[0].n_rows) != rows.n_scored:
+        found = [self.piece(Piece(rows.window, number)) for number in range(first, last + 1)]
+        if (stored := found[0][1]) != rows.n_scored:
             raise ModelError(f"window {rows.window}: the reference has {stored} positions, the window {rows.n_scored}")
-        tensor = found[0].tensor if first == last else torch.cat([each.tensor for each in found])
+        tensor = found[0][0] if first == last else torch.cat([each for each, _ in found])
         return tensor[rows.begin - first * size : rows.end - first * size]
 
-    def _piece(self, piece: Piece) -> Read:
+    def piece(self, piece: Piece) -> tuple[torch.Tensor, int]:
+        """Return what ``read`` returns, and have the next pieces read."""
         if piece not in self.asked or piece not in self.futures:  # a preempted window starts again
             self.asked.add(piece)
-            ahead = islice(self.pieces(*piece), 1, 1 + self.ahead)
-            for wanted in (piece, *(each for each in ahead if each not in self.asked)):
+            ahead = [each for each in islice(self.later(piece), self.ahead) if each not in self.asked]
+            for wanted in (piece, *ahead):
                 if wanted not in self.futures:
-                    self.futures[wanted] = self.pool.submit(self._read, wanted)
+                    self.futures[wanted] = self.pool.submit(self.read, wanted)
         return self.futures[piece].result()
 
     def forget(self, window: int, before: int) -> None:
@@ -135,102 +133,44 @@ class ReferenceWindows:
         """Stop reading."""
         self.pool.shutdown(cancel_futures=True)
         self.futures.clear()
-        self.asked.clear()
-
-
-class Block(NamedTuple):
-    """Rows ``begin`` to ``end`` of a window, stored from row ``place`` on."""
-
-    place: int
-    begin: int
-    end: int
 
 
 class Blocks:
-    """Holds blocks of ``size`` rows of each window on a device; ``read`` returns stored rows on the host.
+    """Holds some rows of each window on a device; ``read`` returns stored rows on the host.
 
-    All device work is in the current stream, which must be the same each time.
+    A window's rows are a part of what was copied for several windows at once, and stay in memory as long as one of
+    these is held.  All device work is in the current stream, which must be the same each time.
     """
 
     def __init__(self, read: Callable[[StoredRows], torch.Tensor], device: torch.device) -> None:
         self.read, self.device = read, device
-        self.rows: torch.Tensor | None = None
-        self.size = 0
-        self.held: dict[int, Block] = {}
-        self.used: dict[int, int] = {}
-        self.free: list[int] = []
+        self.held: dict[int, tuple[int, torch.Tensor]] = {}  # window -> (its first row that is held, rows)
 
-    def get(self, parts: Sequence[StoredRows], out: torch.Tensor) -> bool:
-        """Write the rows of ``parts`` into ``out`` [n, H], in order; False if blocks do not fit."""
-        import torch
-
-        windows = {part.window for part in parts}
-        most = max(part.end - part.begin for part in parts)
-        if len(windows) < len(parts) or most > MOST:
-            return False
-        if missing := [part for part in parts if not self.has(part)]:
-            waiting = {window for window, block in self.held.items() if self.used[window] < block.end} - windows
-            if ROWS // (len(parts) + len(waiting)) < 2:
-                waiting = set()
-            count = len(parts) + len(waiting)  # waiting: windows of other chunks of this step
-            if ROWS // count < 2:
-                return False
-            if self.rows is None or count * self.size > len(self.rows):
-                self.plan(count, out)
-                missing = list(parts)
-            if most > self.size:
-                return False
-            self.load(missing, windows | waiting)
-        assert self.rows is not None
-        index: list[int] = []
-        for part in parts:
-            block = self.held[part.window]
-            begin = block.place + part.begin - block.begin
-            self.used[part.window] = part.end
-            index.extend(range(begin, begin + part.end - part.begin))
-        torch.index_select(self.rows, 0, sent(np.array(index, np.int64), self.device), out=out)
-        return True
-
-    def plan(self, count: int, like: torch.Tensor) -> None:
-        """Allocate blocks for ``count`` windows, with rows like [n, H]; rows held so far are read again."""
-        import torch
-
-        self.size, self.held = min(ROWS // count, MOST), {}
-        self.free = [place * self.size for place in range(count)]
-        self.rows = torch.empty(self.size * count, like.shape[1], dtype=like.dtype, device=self.device)
+    def get(self, parts: Sequence[StoredRows]) -> list[torch.Tensor]:
+        """Return the rows of each part; empty if they are too many, or several parts of one window."""
+        size = min(ROWS // len(parts), MOST)
+        if size < 2 or max(part.n_rows for part in parts) > size or len({part.window for part in parts}) < len(parts):
+            return []
+        missing = [part._replace(end=min(part.begin + size, part.n_scored)) for part in parts if not self.has(part)]
+        if missing:
+            rows = joined([self.read(part) for part in missing], pin=self.device.type == "cuda")
+            there = rows.to(self.device, non_blocking=True).split([part.n_rows for part in missing])
+            self.held |= {part.window: (part.begin, held) for part, held in zip(missing, there, strict=True)}
+        found = [(part, *self.held[part.window]) for part in parts]
+        return [held[part.begin - first : part.end - first] for part, first, held in found]
 
     def has(self, part: StoredRows) -> bool:
         """Return True if a part's rows are on the device."""
-        block = self.held.get(part.window)
-        return block is not None and block.begin <= part.begin and part.end <= block.end
-
-    def load(self, parts: Sequence[StoredRows], wanted: set[int]) -> None:
-        """Read a block for each part, from its first row on, instead of windows that are not ``wanted``."""
-        import torch
-
-        assert self.rows is not None
-        for window in [window for window in self.held if window not in wanted]:
-            self.free.append(self.held.pop(window).place)
-        stored, places = [], []
-        for part in parts:
-            end = min(part.begin + self.size, part.n_scored)
-            place = self.held[part.window].place if part.window in self.held else self.free.pop()
-            self.held[part.window] = Block(place, part.begin, end)
-            stored.append(self.read(part._replace(end=end)))
-            places.append(np.arange(place, place + end - part.begin))
-        host = torch.cat(stored, out=torch.empty(
-            sum(map(len, stored)), self.rows.shape[1], dtype=stored[0].dtype, pin_memory=self.device.type == "cuda"
-        ))  # fmt: skip
-        rows = host.to(self.device, non_blocking=True).to(self.rows.dtype)
-        self.rows.index_copy_(0, sent(np.concatenate(places), self.device), rows)
+        first, rows = self.held.get(part.window, (0, ()))
+        return first <= part.begin and part.end <= first + len(rows)
 
 
-def sent(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """Copy an array to a device, through pinned memory, because a pageable copy would wait for the GPU."""
+def joined(parts: Sequence[torch.Tensor], *, pin: bool) -> torch.Tensor:
+    """Join rows on the host, with ``pin`` in pinned memory, from which a GPU copies without waiting."""
     import torch
 
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    shape = sum(map(len, parts)), parts[0].shape[1]
+    return torch.cat(list(parts), out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=pin))
 
 
 @dataclass(frozen=True)
@@ -300,35 +240,27 @@ class Comparison:
         part = self.windows.get(rows)
         return part if self.head is not None else part[:, slice(*self.shard)]
 
-    def on_device(self, parts: Sequence[StoredRows], out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return stored rows of several windows, one after the other, on the device, in ``out`` if given.
-
-        Nothing waits for the copy.
-        """
+    def on_device(self, parts: Sequence[StoredRows]) -> torch.Tensor:
+        """Return stored rows of different windows, one after the other, on the device.  Nothing waits for the copy."""
         import torch
 
-        is_gpu, n = self.device.type == "cuda", sum(part.end - part.begin for part in parts)
-        if is_gpu and out is not None and len(parts) > 1 and self.blocks.get(parts, out[:n]):
-            return out[:n]
+        is_gpu = self.device.type == "cuda"
+        if is_gpu and len(parts) > 1 and self.head is not None and (held := self.blocks.get(parts)):
+            return torch.cat(held)
         stored = [self.on_host(part) for part in parts]
-        if len(stored) == 1 and out is None:
+        n_rows = sum(map(len, stored))
+        if is_gpu and len(stored) > 1 and n_rows < FEW_ROWS * len(stored):
+            stored = [joined(stored, pin=True)]
+        if len(stored) == 1:
             return stored[0].to(self.device, non_blocking=True)
-        if out is None:
-            out = torch.empty(n, stored[0].shape[1], dtype=stored[0].dtype, device=self.device)
-        if is_gpu and n < FEW_ROWS * len(stored):
-            stored = [torch.cat(stored, out=torch.empty_like(out[:n], device="cpu", pin_memory=True))]
-        begin = 0
-        for part in stored:
-            out[begin : begin + len(part)].copy_(part, non_blocking=True)
-            begin += len(part)
-        return out[:n]
+        out = torch.empty(n_rows, stored[0].shape[1], dtype=stored[0].dtype, device=self.device)
+        for part, place in zip(stored, out.split(list(map(len, stored))), strict=True):
+            place.copy_(part, non_blocking=True)
+        return out
 
-    def logits(self, parts: Sequence[StoredRows], stored: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the reference's logits [n, last - first] of the rows of ``parts``, one after the other.
-
-        ``stored``: the result of ``on_device`` for them, if it exists already.
-        """
-        stored = self.on_device(parts) if stored is None else stored
+    def logits(self, parts: Sequence[StoredRows]) -> torch.Tensor:
+        """Return the reference's logits [n, last - first] of the rows of ``parts``, one after the other."""
+        stored = self.on_device(parts)
         if self.head is None:
             return stored
         return head_logits(self.store.head, stored, self.head.weight, self.head.bias)
@@ -356,61 +288,8 @@ class Comparison:
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""
         self.windows.drop(window)
+        self.blocks.held.pop(window, None)
 
     def close(self) -> None:
         """Stop reading."""
         self.windows.close()
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """States that are being copied into buffer ``slot``; ``ready``: the event at the end of the copy."""
-
-    parts: Sequence[StoredRows]
-    states: torch.Tensor
-    ready: Any
-    slot: int
-
-
-class StatesAhead:
-    """Copies states of at most ``rows`` rows to the device, in its own stream, while the chunk before is used."""
-
-    def __init__(self, comparison: Comparison, rows: int, width: int, dtype: torch.dtype) -> None:
-        import torch
-
-        self.comparison = comparison
-        self.stream: Any = torch.cuda.Stream(comparison.device)  # type: ignore[no-untyped-call]
-        self.buffers = [torch.empty(rows, width, dtype=dtype, device=comparison.device) for _ in range(2)]
-        self.stream.wait_stream(torch.cuda.current_stream())
-        self.free: list[Any] = [None, None]
-        self.fetched: Fetched | None = None
-        self.slot = 1
-
-    def fetch(self, parts: Sequence[StoredRows]) -> None:
-        """Start to copy the rows of ``parts`` once the buffer is free; returns at once."""
-        import torch
-
-        self.slot = 1 - self.slot
-        if self.free[self.slot] is not None:
-            self.stream.wait_event(self.free[self.slot])
-        with torch.cuda.stream(self.stream):
-            states = self.comparison.on_device(parts, self.buffers[self.slot])
-            ready = self.stream.record_event()
-        self.fetched = Fetched(list(parts), states, ready, self.slot)
-
-    def take(self, parts: Sequence[StoredRows]) -> Fetched:
-        """Return the states [n, H] of ``parts``, for the current stream, until ``give_back``."""
-        import torch
-
-        if self.fetched is None or self.fetched.parts != list(parts):
-            self.fetch(parts)
-        taken, self.fetched = self.fetched, None
-        assert taken is not None
-        torch.cuda.current_stream().wait_event(taken.ready)
-        return taken
-
-    def give_back(self, taken: Fetched) -> None:
-        """Let the buffer be written again after the current stream's work so far."""
-        import torch
-
-        self.free[taken.slot] = torch.cuda.current_stream().record_event()

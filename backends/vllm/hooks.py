@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.reference.comparison import StoredRows, sent
+from compare_q.backends.reference.comparison import StoredRows
 from compare_q.backends.vllm.compat import NEWEST, OLDEST
 
 if TYPE_CHECKING:
@@ -278,6 +278,14 @@ class StepRows:
             part, begin = self.parts[number], int(self.ends[number]) - self.parts[number].n_rows
             cut.append(part.cut(max(a - begin, 0), min(b - begin, part.n_rows)))
         return cut
+
+
+def sent(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Copy an array to a device, through pinned memory, because a pageable copy would wait for the GPU."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
-from compare_q.backends.reference.comparison import Comparison, StatesAhead, StoredRows, head_key, load_head
+from compare_q.backends.reference.comparison import Comparison, StoredRows, head_key, load_head
 from compare_q.backends.reference.head import Contents
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
@@ -76,12 +76,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a step: their ``targets`` [n], their results ``out`` [n, F], and the parts of the next chunk."""
+    """Some rows of a step: their ``targets`` [n], and their results ``out`` [n, F]."""
 
     parts: Sequence[ScoredRows]
     targets: torch.Tensor
     out: torch.Tensor
-    following: Sequence[ScoredRows] = ()
 
 
 @dataclass
@@ -197,7 +196,6 @@ class Scorer:
     reports: bool = True
     most_rows: int = 1 << 30
     buffers: Buffers = field(default_factory=Buffers)
-    ahead: StatesAhead | None = None
     of_all_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None]
     exchanged: bool = False
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(3))
@@ -239,7 +237,7 @@ class Scorer:
         """Return the number of rows of a chunk of states [N, H] with ``itemsize`` bytes per number.
 
         A chunk holds its logits and its gathered states.  A reference adds its logits and states or, where one product
-        gives both logits, two buffers of its states and the states of both models side by side.  Sizes assume the worst
+        gives both logits, copies of its states and the states of both models side by side.  Sizes assume the worst
         case, since ranks that exchange rows must cut the same chunks.
         """
         columns = self.vocab_size if self.gathers else -(-self.vocab_size // self.tp_size)
@@ -280,15 +278,13 @@ class Scorer:
         targets = tokens([(part.prompt, part.token, part.token + part.n_rows) for part in rows.parts])
         out = torch.empty(len(rows), self.width, device=targets.device)
         a, size = 0, self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
-        following = rows.between(a, size)
         while a < len(rows) and (self.together or not self.error):
             b = min(a + size, len(rows))
-            parts, following = following, rows.between(b, b + size)
-            if self.try_score(states_of(hidden_states, parts), Chunk(parts, targets[a:b], out[a:b], following)):
+            parts = rows.between(a, b)
+            if self.try_score(states_of(hidden_states, parts), Chunk(parts, targets[a:b], out[a:b])):
                 a = b
             else:
                 size = self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
-                following = rows.between(a, a + size)
         if self.reports and not self.error:
             self.buffers.send(out, rows.parts)
 
@@ -351,15 +347,8 @@ class Scorer:
         """Return (the model's logits [n, V'], the reference's [n, V'] or None) of a chunk's states."""
         if self.comparison is None or self.error or not self.has_head_beside:
             return self.logits(hidden), None
-        if self.ahead is None:
-            rows = self.chunk_rows(hidden.shape[1], hidden.element_size())
-            self.ahead = StatesAhead(self.comparison, rows, hidden.shape[1], hidden.dtype)
-        taken = self.ahead.take([part.rows for part in chunk.parts])
-        if chunk.following:
-            self.ahead.fetch([part.rows for part in chunk.following])
-        logits, reference = self.source.local_beside(hidden, taken.states)
-        self.ahead.give_back(taken)
-        return logits, reference
+        states = self.comparison.on_device([part.rows for part in chunk.parts])
+        return self.source.local_beside(hidden, states.to(hidden.dtype))
 
     @property
     def has_head_beside(self) -> bool:

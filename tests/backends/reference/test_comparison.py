@@ -142,10 +142,8 @@ def stored(parts: Sequence[StoredRows]) -> torch.Tensor:
 
 
 def check(held: Blocks, parts: Sequence[StoredRows]) -> None:
-    """The blocks have room for some rows, and give what is stored."""
-    out = torch.full((sum(part.end - part.begin for part in parts), WIDTH), torch.nan)
-    assert held.get(parts, out)
-    assert torch.equal(out, stored(parts))
+    """The blocks give what is stored."""
+    assert torch.equal(torch.cat(held.get(parts)), stored(parts))
 
 
 def test_one_token_a_step_reads_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,23 +152,28 @@ def test_one_token_a_step_reads_every_row_once(monkeypatch: pytest.MonkeyPatch) 
     reads = Reads()
     held = Blocks(reads, CPU)
     for begin in range(LENGTH):
-        parts = [rows(window, begin) for window in range(8)]
-        check(held, parts)
+        check(held, [rows(window, begin) for window in range(8)])
     assert reads.pieces == [rows(window, begin, 10) for begin in range(0, LENGTH, 10) for window in range(8)]
-    assert held.rows.shape == (80, WIDTH)
 
 
 def test_windows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of any windows and rows, in any order, also back to earlier rows, as after a preemption."""
     monkeypatch.setattr(comparison, "ROWS", 60)
-    chance, held, sizes = random.Random(0), Blocks(Reads(), CPU), set()
+    chance, held = random.Random(0), Blocks(Reads(), CPU)
     for _ in range(500):
         windows = chance.sample(range(N_WINDOWS), chance.randint(2, 20))
         parts = [rows(window, begin, chance.randint(1, min(2, LENGTH - begin)))
                  for window in windows for begin in [chance.randrange(LENGTH)]]  # fmt: skip
         check(held, parts)
-        sizes.add(held.size)
-    assert max(sizes) > min(sizes) == 2  # as small as a block can be
+        held.held.pop(chance.choice(windows))
+
+
+def test_what_blocks_have_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one row, a part of more rows than a block has, and two parts of one window."""
+    monkeypatch.setattr(comparison, "ROWS", 6)
+    held = Blocks(Reads(), CPU)
+    for parts in ([rows(window, 0) for window in range(4)], [rows(0, 0, 4), rows(1, 0)], [rows(0, 0), rows(0, 2)]):
+        assert held.get(parts) == []
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
