@@ -39,15 +39,11 @@ ROWS = 64
 
 def relative_error(given: str) -> float:
     """Return 0.02 for ``kld:2%``."""
-    kind, colon, percent = given.partition(":")
-    try:
-        relative = float(percent.removesuffix("%")) / 100
-    except ValueError:
-        relative = 0.0
-    if kind != "kld" or not colon or not percent.endswith("%") or not 0 < relative < 1:
+    found = re.fullmatch(r"kld:(?=.*[1-9])(\d?\d(\.\d+)?|\.\d+)%", given)
+    if not found:
         near = nearest(given, {re.sub(r"\D*([\d.]+).*", r"kld:\1%", given)} - {given})
         raise argparse.ArgumentTypeError(f"{given!r}: expected kld:PERCENT%, such as kld:2%{near}")
-    return relative
+    return float(found[1]) / 100
 
 
 def settled(
@@ -59,20 +55,21 @@ def settled(
     or if a text's windows are not a sample of the text.
     """
     spread = {name for name, spec in texts.items() if spec.sample == "spread" and (asked or spec.max_rows is None)}
-    if asked is None and not reference:
-        return None, {name: sized_to(spec, ROWS) if name in spread else spec for name, spec in texts.items()}
+    rows = None if reference else ROWS
+    sized = {name: sized_to(spec, rows) if name in spread else spec for name, spec in texts.items()}
+    if asked is None:
+        return DEFAULT if reference and spread else None, sized
     if not reference:
         raise InputError("--until: needs a reference for KL divergence; mark one, or give -r instead")
-    documents = {name for name, spec in texts.items() if spec.is_chat or spec.is_answers}
-    if asked and (first := texts.keys() - spread - documents):
+    first = [name for name, spec in texts.items() if name not in spread and not (spec.is_chat or spec.is_answers)]
+    if first:
         raise InputError(
             f"--until: {', '.join(sorted(first))}: a run takes the first windows, which say little of the whole text; "
             'add "sample": "spread" to the data spec, or give -r instead of --until'
         )
-    if asked and not spread:
+    if not spread:
         raise InputError("--until: is for texts that are cut into windows; give -r for conversations and questions")
-    sized = {name: sized_to(spec, None) if name in spread else spec for name, spec in texts.items()}
-    return (asked or DEFAULT) if spread else None, sized
+    return asked, sized
 
 
 def run(config: RunConfig, wanted: float, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> RunOutcome:
@@ -86,11 +83,9 @@ def run(config: RunConfig, wanted: float, texts: Mapping[str, DataSpec], models:
     for is_last in (False, True):
         sized = {name: sized_to(spec, counts[name]) if name in counts else spec for name, spec in texts.items()}
         done = runner.run(replace(config, clear=config.clear and not is_last), sized, models)
-        if done.signal:
-            break
         more = {}
         for text, data in zip(done.results.texts, done.data, strict=True):
-            if data is None or text.error or text.name not in counts:
+            if data is None or text.error or text.name not in counts or done.signal:
                 continue
             scored = len(data.windows)
             needed, words = windows_needed(text, wanted, scored, data.available)
@@ -113,24 +108,19 @@ def sized_to(spec: DataSpec, windows: int | None) -> DataSpec:
 
 
 def windows_needed(text: TextResult, wanted: float, done: int, available: int) -> tuple[int, str]:
-    """Return (the number of windows that the answer needs in all, how well the KLDs are known, in words)."""
-    worst = ranking.worst_kld(text)
-    if worst is None or done == available:
-        return done, "no row has a KLD" if worst is None else "the whole text was scored"
-    takes = windows_for(worst.error, wanted, done, available)
-    needed = done if takes <= done else math.ceil(min(takes * SPARE, available))
-    if math.isinf(worst.error):
-        return needed, f"{worst.label} has no error of its KLD"
-    rows = ranking.kind_of_rows(text)
-    return needed, f"the whole text's KLD of every {rows} is known to {100 * worst.error:.2g} % or better"
-
-
-def windows_for(error: float, wanted: float, done: int, available: int) -> float:
-    """Return the number of windows with a standard error of ``wanted``, if ``done`` windows have ``error``.
+    """Return (the number of windows that the answer needs in all, how well the KLDs are known, in words).
 
     The square of the error of n windows of N is proportional to 1 / n - 1 / N.
     """
-    if error <= wanted:
-        return min(done, available)
-    ratio = (wanted / error) ** 2
-    return 1 / (ratio / done + (1 - ratio) / available)
+    worst = ranking.worst_kld(text)
+    if worst is None or done == available:
+        return done, "no row has a KLD" if worst is None else "the whole text was scored"
+    known = (
+        f"the whole text's KLD of every {ranking.kind_of_rows(text)} is known to {100 * worst.error:.2g} % or better"
+    )
+    if worst.error <= wanted:
+        return done, known
+    ratio = (wanted / worst.error) ** 2
+    takes = 1 / (ratio / done + (1 - ratio) / available)
+    needed = math.ceil(min(takes * SPARE, available))
+    return needed, f"{worst.label} has no error of its KLD" if math.isinf(worst.error) else known

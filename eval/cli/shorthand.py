@@ -12,9 +12,8 @@ import os
 import re
 import shlex
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from compare_q import backends
@@ -53,20 +52,16 @@ COMMAND_LINE = Path("command line")
 """The file of these specs in error messages; relative paths start in the working directory."""
 
 
-@dataclass(frozen=True)
-class Named:
-    """A model of the command line.
+class Named(NamedTuple):
+    """A model of the command line, and the reason for its engine.
 
-    Attributes:
-        spec: its spec.
-        why: the reason for its engine.
-        has_tokenizer: it is a folder or hub id in Transformers' format.
-        context: the tokens that it can take, None if not known yet.
+    ``config``: its config.json, None without a folder in Transformers' format; ``context``: the tokens that it can
+    take, None if unknown.
     """
 
     spec: ModelSpec
     why: str
-    has_tokenizer: bool
+    config: CheckpointConfig | None
     context: int | None
 
 
@@ -86,25 +81,29 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
     if problems:
         raise InputError("\n".join(problems))
     specs = reading.with_own_labels([each.spec for each in named], progress.say)
-    return [replace(each, spec=spec) for spec, each in zip(specs, named, strict=True)]
+    return [each._replace(spec=spec) for spec, each in zip(specs, named, strict=True)]
 
 
 def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
     """Return one model, from ``[label=]MODEL[@engine]``."""
-    label, name = "", word
+    label, name, asked = "", word, ""
     if not exists(expanded(name)) and (found := LABELLED.fullmatch(name)):
         label, name = found[1], found[2]
-    asked = ""
     if not exists(expanded(name)) and (found := ENGINE.fullmatch(name)):
         name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
     config = config_of(name, progress)
     if is_file(expanded(name)) and not backends.reader_of(name):
         raise InputError(NO_MODEL)
     load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, config, elsewhere)
-    backends.resolve(load_fn, None)
-    raw: dict[str, Any] = {"load_fn": load_fn, "label": unicode(label or short_name(name)), "model_dir": name}
-    spec = reading.parse_model_spec({**raw, **({"reference": True} if reference else {})}, COMMAND_LINE)
-    return Named(spec, why, config is not None, context_of(spec, config))
+    engine, engine_class = backends.resolve(load_fn, None)
+    keys: dict[str, Any] = {"load_fn": load_fn, "label": unicode(label or short_name(name)), "model_dir": name}
+    spec = reading.parse_model_spec({**keys, **({"reference": True} if reference else {})}, COMMAND_LINE)
+    context = None if config is None else config.context
+    if config is None and engine_class.capabilities.here:
+        planned = PlannedModel(engine=engine, max_tokens=LENGTH, **{**keys, "model_dir": spec.located})
+        files = engine_class.files(planned)
+        context = None if files.is_remote else files.facts().context
+    return Named(spec, why, config, context)
 
 
 def short_name(name: str) -> str:
@@ -133,29 +132,24 @@ def names_beside(path: Path) -> list[str]:
     return sorted(os.listdir(path.parent)) if is_folder(path.parent) else []
 
 
-def context_of(spec: ModelSpec, config: CheckpointConfig | None) -> int | None:
-    """Return the number of tokens that a model can take, if its files are on this machine."""
-    if config is not None:
-        return config.context
-    name, engine = backends.resolve(spec.load_fn, None)
-    model = PlannedModel(
-        label=spec.name, engine=name, load_fn=spec.load_fn, model_dir=spec.located, max_tokens=LENGTH
-    )  # fmt: skip
-    files = engine.files(model)
-    return files.facts().context if engine.capabilities.here and not files.is_remote else None
-
-
 def texts(
     words: Sequence[str], named: Sequence[Named], tokenizer: str | None = None
 ) -> tuple[list[DataSpec], list[str]]:
     """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without a word).
 
-    A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text.
-    ``tokenizer``: a folder or hub id, for models without a tokenizer.
+    A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text; without
+    one, WikiText-2 if the hub or its cache has it, else the shipped text.  ``tokenizer``: a folder or hub id, for
+    models without a tokenizer.
     """
     said: list[str] = []
     if not words:
-        words, said = default_text()
+        words = [DEFAULT_TEXT]
+        try:
+            known = {**text(DEFAULT_TEXT), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
+            hub_datasets.would_fetch(reading.parse_data_spec(known, COMMAND_LINE))
+        except InputError as error:
+            words = [str(SHIPPED)]
+            said = [f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"]
     specs: list[DataSpec] = []
     for word in words:
         if word.endswith(".json"):
@@ -173,11 +167,10 @@ def text(word: str) -> dict[str, Any]:
         return CHAT
     if word.startswith(TASK):
         return {"dataset": "lm_eval", "task": word.removeprefix(TASK)}
-    windows = {"sample": "spread"}
     if word.lower() in hub_datasets.SOURCES:
-        return {"dataset": word, **windows}
+        return {"dataset": word, "sample": "spread"}
     if exists(expanded(word)):
-        return {"dataset": "text", "path": word, **windows}
+        return {"dataset": "text", "path": word, "sample": "spread"}
     known = [*hub_datasets.SOURCES, "chat"]
     near = nearest(Path(word).name, [*names_beside(Path(word)), *known])
     raise InputError(
@@ -188,7 +181,7 @@ def text(word: str) -> dict[str, Any]:
 
 def common(named: Sequence[Named], word: str, tokenizer: str | None) -> dict[str, Any]:
     """Return the keys that follow from the models: the tokenizer, and windows that fit all contexts."""
-    tokenizer = tokenizer or next((each.spec.located for each in named if each.has_tokenizer), None)
+    tokenizer = tokenizer or next((each.spec.located for each in named if each.config is not None), None)
     if tokenizer is None:
         raise InputError(
             f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give --tokenizer the "
@@ -200,34 +193,26 @@ def common(named: Sequence[Named], word: str, tokenizer: str | None) -> dict[str
     return {"tokenizer_dir": tokenizer, "eval_len": length, **strides}
 
 
-def default_text() -> tuple[list[str], list[str]]:
-    """Return (WikiText-2 if the hub or its cache has it, else the shipped text; a line about the latter)."""
-    try:
-        known = {**text(DEFAULT_TEXT), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
-        hub_datasets.would_fetch(reading.parse_data_spec(known, COMMAND_LINE))
-    except InputError as error:
-        return [str(SHIPPED)], [f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"]
-    return [DEFAULT_TEXT], []
-
-
 def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], done: RunOutcome) -> str:
     """Write ``data.json`` and ``models.json``, which repeat a run, and return the command that runs them.
 
     The command sets environment variables that scores depend on, which have no place in specs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts_json = [
+    texts = [
         {**keys_of(spec, "tokenizer_dir", "path", "dataset_path"), "max_rows": found.max_rows if found else 0}
         for spec, found in zip(data, done.data, strict=True)
     ]
-    models_json = [keys_of(spec, "model_dir") for spec in specs]
-    for name, content in (("data.json", texts_json), ("models.json", models_json)):
+    words = []
+    for flag, name, content in (
+        ("-d", "data.json", texts), ("-m", "models.json", [keys_of(spec, "model_dir") for spec in specs]),
+    ):  # fmt: skip
         (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
+        words += [flag, shlex.quote(printable(folder / name))]
     ran = {name: value for text in done.results.texts for m in text.models for name, value in m.provenance.items()}
     kept = [name for name in sorted(ran.keys() & os.environ) if str(ran[name]).startswith(os.environ[name])]
-    variables = [f"{name}={shlex.quote(printable(os.environ[name]))} " for name in kept]
-    data_file, models_file = (shlex.quote(printable(folder / name)) for name in ("data.json", "models.json"))
-    return f"{''.join(variables)}compare-q -d {data_file} -m {models_file}"
+    variables = [f"{name}={shlex.quote(printable(os.environ[name]))}" for name in kept]
+    return " ".join([*variables, "compare-q", *words])
 
 
 def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:

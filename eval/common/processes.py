@@ -115,18 +115,13 @@ class EngineProcess:
             theirs.close()
 
     def end(self) -> None:
-        """End it and all its workers."""
+        """End it and all its workers, which may still read its log."""
         self.socket.close()
         self.process.send_signal(LEAVE)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
         self.process.kill()
         self.process.wait()
-
-    def close(self) -> None:
-        """End it and all its workers, and delete its log."""
-        self.end()
-        self.log.close()
 
 
 class EngineProcesses:
@@ -146,37 +141,40 @@ class EngineProcesses:
         with self.lock:
             found = self.running.get(key)
             if found is not None and found.process.poll() is not None:
-                found.end()  # its workers may still read its log
+                found.end()
                 found = None
             if found is None:
                 found = self.running[key] = EngineProcess(python, engine, visible, verbose=verbose)
             return found
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them, and delete their logs."""
         with self.lock:
             while self.running:
-                self.running.popitem()[1].close()
+                process = self.running.popitem()[1]
+                process.end()
+                process.log.close()
 
 
 PROCESSES = EngineProcesses()
 
 
 class WorkerProcess:
-    """A worker of this machine, forked by an engine process (``eval/run/workers.py`` has its protocol).
+    """A worker of this machine, forked by an engine process once its engine is imported.
 
-    ``group``: its process group, 0 until its first message; ``status``: its exit status, None until it is known.
+    ``eval/run/workers.py`` has its protocol.  ``log_file``: file for the engine's output; None: the terminal if
+    ``verbose``, else a temporary file, for the message if the worker dies.  The others: see ``EngineProcess``.
+
+    Attributes:
+        group: its process group, 0 until its first message.
+        status: its exit status, None until it is known.
     """
 
     def __init__(
         self, python: str | None = None, engine: str = "", visible: Sequence[str] | None = None, *,
         log_file: Path | None = None, verbose: bool = False,
     ) -> None:  # fmt: skip
-        """Request it; it is forked once its engine is imported.  InputError if its Python cannot be started.
-
-        ``log_file``: file for the engine's output; None: the terminal if ``verbose``, else a temporary file, for the
-        message if the worker dies.  The others: see ``EngineProcess``.
-        """
+        """Request it; InputError if its Python cannot be started."""
         self.python, self.log_file = python or sys.executable, log_file
         self.group, self.killed = 0, threading.Event()
         self.status: int | None = None
@@ -208,22 +206,31 @@ class WorkerProcess:
         message: Message | None = None
         while not isinstance(message, Done | Failed):
             try:
-                received = self.next_message(time.monotonic() + silence_s)
+                message = self.next_message(time.monotonic() + silence_s)
             except TimeoutError:
                 self.kill()
                 what = "finished no window" if isinstance(command, ScoreCommand) else "did not load"
                 text = f"{what} for {silence_s:.0f} s, and was ended (--deadline){self.log_hint()}"
                 raise ModelError(text) from None
-            if received is None or self.status is not None:
+            if message is None or self.status is not None:
                 raise self.death()
-            if not self.group and isinstance(received, Done):  # its first message
-                self.group = received.value["pid"]
-                if self.killed.is_set():
-                    self.kill()
-                self.check_code(*received.value["code"])
-            else:
-                message = received
+            if self.group or not isinstance(message, Done):
                 yield message
+            else:  # its first message
+                self.begin(message.value)
+                message = None
+
+    def begin(self, value: Mapping[str, Any]) -> None:
+        """Take note of the worker's process group; InputError unless it runs the code with which the run began."""
+        self.group = value["pid"]
+        if self.killed.is_set():
+            self.kill()
+        (folder, digest), (ours, expected) = value["code"], machine.code()
+        if digest != expected:
+            raise InputError(
+                f"python: {self.python}: runs another compare_q, {folder}, than {ours} was as this run began; start it "
+                "again if that was changed since; else uninstall the other one there, or run that"
+            )
 
     def next_message(self, until: float) -> Message | None:
         """Return the next message; None after the last one, TimeoutError if none comes ``until`` then."""
@@ -239,15 +246,6 @@ class WorkerProcess:
         if isinstance(message, Failed):
             self.status = message.status
         return message
-
-    def check_code(self, folder: str, digest: str) -> None:
-        """InputError unless the worker runs the same code as the driver did when its run began."""
-        ours, expected = machine.code()
-        if digest != expected:
-            raise InputError(
-                f"python: {self.python}: runs another compare_q, {folder}, than {ours} was as this run began; start it "
-                "again if that was changed since; else uninstall the other one there, or run that"
-            )
 
     def death(self) -> CompareQError:
         """Return why it ended during a command; StoppedError if ``kill`` ended it."""
@@ -273,23 +271,17 @@ class WorkerProcess:
             end_group(self.group)
 
     def close(self) -> None:
-        """Let the worker end, and end it if it does not."""
-        if self.group:
-            with suppress(OSError):
-                self.channel.send_bytes(b"")
-            for seconds in (0.0 if self.killed.is_set() else CLOSE_S, CLOSE_S):
-                if not self.has_ended(seconds):
-                    self.kill()
+        """Let the worker end, and end it if the engine process does not report its end in time."""
+        with suppress(OSError):
+            self.channel.send_bytes(b"")
+        for seconds in (0.0 if self.killed.is_set() else CLOSE_S, CLOSE_S) if self.group else ():
+            with suppress(TimeoutError, ModelError):
+                while self.status is None and self.next_message(time.monotonic() + seconds) is not None:
+                    pass
+            if self.status is None:
+                self.kill()
         self.channel.close()  # a worker that is forked later finds no command
         self.log.close()
-
-    def has_ended(self, seconds: float) -> bool:
-        """Return True if the engine process reports within ``seconds`` that the worker has ended."""
-        until = time.monotonic() + seconds
-        with suppress(TimeoutError, ModelError):
-            while self.status is None and self.next_message(until) is not None:
-                pass
-        return self.status is not None
 
 
 def outcome(messages: Iterator[Message], show: Show, failure: type[CompareQError] = ModelError) -> Any:

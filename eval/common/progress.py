@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +19,6 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -39,29 +37,25 @@ Show = Callable[[Message], None]
 """Shows a ``Progress`` or ``Log`` of another process, or sends it to the process that shows it."""
 
 
+def counted(unit: str, done: float, total: float | None = None) -> str:
+    """``3 windows``, or ``3/16 windows``; bytes as ``1.2 MB/16.1 GB``; empty without a unit."""
+    numbers = [bytes_in_words(each) if unit == "bytes" else f"{each:.0f}" for each in (done, total) if each is not None]
+    return "/".join(numbers) + ("" if unit == "bytes" else f" {unit}") if unit else ""
+
+
 class Counter(ProgressColumn):
-    """``3/16 windows``, or ``3 windows`` if the total is unknown."""
+    """The finished units of a phase, and their total if it is known."""
 
     def render(self, task: Task) -> Text:
-        total = "" if task.total is None else f"/{task.total:.0f}"
-        unit = task.fields["unit"]
-        if unit == "bytes":
-            total = "" if task.total is None else f"/{bytes_in_words(task.total)}"
-            return Text(f"{bytes_in_words(task.completed)}{total}")
-        return Text(f"{task.completed:.0f}{total} {unit}" if unit else "")
+        return Text(counted(task.fields["unit"], task.completed, task.total))
 
 
 class Phase:
-    """One running phase.
-
-    ``say`` prints a line above the bar.  ``seconds`` is set when the phase ends.  Threads may call ``advance`` and
-    ``show``.
-    """
+    """One running phase, which several threads may advance; ``say`` prints a line above its bar."""
 
     def __init__(self, say: Callable[[str], None], send: Show) -> None:
         self.say, self.send = say, send
-        self.done, self.seconds, self.started = 0, 0.0, time.perf_counter()
-        self.waiting, self.last, self.lock = 0, 0.0, threading.Lock()
+        self.done, self.waiting, self.last, self.lock = 0, 0, 0.0, threading.Lock()
 
     def advance(self, amount: int = 1) -> None:
         """Add ``amount`` finished units, which are shown at most every ``EVERY_S`` seconds."""
@@ -94,26 +88,17 @@ class Phase:
 class Progress:
     """Shows phases: one line for each that runs; models that run at the same time have phases in their threads.
 
-    A process makes one Progress, before anything captures the output.
-
-    Attributes:
-        send: sends the progress to another process, which shows it; None: it is shown here.
-        models: number of models of the run.
+    A process makes one Progress, before anything captures the output.  ``send``: sends the progress to another
+    process, which shows it; None: it is shown here.
     """
 
     def __init__(self, *, quiet: bool = False, send: Show | None = None) -> None:
-        self.send = send
-        self.lock = threading.Lock()
+        self.send, self.lock = send, threading.Lock()
         self.bars: Bars | None = None
-        self.models = 1
         if send is None:
             file = files.text_stream(os.dup(2))
             weakref.finalize(self, file.close)
             self.console = Console(file=file, quiet=quiet)
-
-    def numbered(self, title: str, place: int) -> str:
-        """Return the title of a phase of a model, whose ``place`` in the run is counted from 0."""
-        return f"{title} (model {place + 1} of {self.models})" if self.models > 1 else title
 
     def say(self, line: str) -> None:
         """Print one line of plain text."""
@@ -132,14 +117,41 @@ class Progress:
             phase.flush()
             self.send(messages.Progress(phase=""))
             return
-        with self.lock:  # a console has one live display, with a line for every phase
-            self.bars = bars = self.bars or self._begun()
-            task = bars.add_task(title, total=total, unit=unit)
-        phase = Phase(self.say, partial(draw, bars, task))
+        began = time.perf_counter()
+        with self.bar(title, unit, total) as show:
+            phase = Phase(self.say, show)
+            try:
+                yield phase
+            finally:
+                phase.flush()
+        amount = counted(unit, phase.done)
+        if phase.done or unit != "bytes":  # something was fetched
+            self.say(f"{title}: {amount}{' in ' if amount else ''}{time.perf_counter() - began:.1f} s")
+
+    @contextmanager
+    def bar(self, title: str, unit: str, total: int | None) -> Iterator[Show]:
+        """Yield a function that draws the messages of a phase; nothing is drawn if there is no terminal.
+
+        A console has one live display, with a line for every phase.  If rich redirected sys.stdout and sys.stderr,
+        engines would print above the bar instead of into their logs.
+        """
+        with self.lock:
+            if self.bars is None:
+                self.bars = Bars(
+                    SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), Counter(),
+                    TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True,
+                    redirect_stdout=False, redirect_stderr=False, disable=not self.console.is_terminal,
+                )  # fmt: skip
+                self.bars.start()
+            bars, task = self.bars, self.bars.add_task(title, total=total, unit=unit)
+
+        def draw(message: Message) -> None:
+            if isinstance(message, messages.Progress):
+                bars.update(task, advance=message.done, total=message.total)
+
         try:
-            yield phase
+            yield draw
         finally:
-            phase.flush()
             with self.lock:
                 bars.refresh()  # a short phase is seen too
                 bars.remove_task(task)
@@ -147,50 +159,26 @@ class Progress:
                     self.bars = None
                     if not bars.disable:  # rich 13 would print an empty line
                         bars.stop()
-        phase.seconds = time.perf_counter() - phase.started
-        amount = bytes_in_words(phase.done) if unit == "bytes" else f"{phase.done} {unit}"
-        amount = f"{amount} in " if unit else ""
-        if phase.done or unit != "bytes":  # something was fetched
-            self.say(f"{title}: {amount}{phase.seconds:.1f} s")
-
-    def _begun(self) -> Bars:
-        """Return a new live display; it shows nothing if there is no terminal."""
-        columns = (
-            SpinnerColumn(), TextColumn("{task.description}", markup=False),
-            BarColumn(), Counter(), TimeElapsedColumn(), TimeRemainingColumn(),
-        )  # fmt: skip
-        # If rich redirected sys.stdout and sys.stderr, engines would print above the bar instead of into their logs.
-        bars = Bars(
-            *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False,
-            disable=not self.console.is_terminal,
-        )  # fmt: skip
-        bars.start()
-        return bars
-
-
-def draw(bars: Bars, task: TaskID, message: Message) -> None:
-    """Update the bar of a phase."""
-    if isinstance(message, messages.Progress):
-        bars.update(task, advance=message.done, total=message.total)
 
 
 @contextmanager
 def shown(progress: Progress | None) -> Iterator[Show]:
     """Yield a function that shows the messages of another process's ``Progress``; None: they are not shown."""
     with ExitStack() as phases:
-        running: list[Phase] = []
+        running: Phase | None = None
 
         def show(message: Message) -> None:
+            nonlocal running
             if progress is None:
                 return
-            if isinstance(message, messages.Log):
-                progress.say(message.text)
-            elif isinstance(message, messages.Progress) and message.phase:
+            if isinstance(message, messages.Progress) and message.phase:
                 phase = progress.phase(message.phase, unit=message.unit, total=message.total)
-                running[:] = [phases.enter_context(phase)]
+                running = phases.enter_context(phase)
             elif isinstance(message, messages.Progress) and message.phase is not None:
                 phases.close()
-            elif running:
-                running[0].show(message)
+            elif isinstance(message, messages.Log):
+                progress.say(message.text)
+            elif running is not None:
+                running.show(message)
 
         yield show
