@@ -49,13 +49,9 @@ class RunConfig:
 
 
 def local_config(
-    cache: Cache | None = None,
-    progress: Progress | None = None,
-    *,
-    gpus: Sequence[str] | None = None,
-    pythons: Mapping[str, str] | None = None,
-    **keys: Any,
-) -> RunConfig:
+    cache: Cache | None = None, progress: Progress | None = None, *, gpus: Sequence[str] | None = None,
+    pythons: Mapping[str, str] | None = None, **keys: Any,
+) -> RunConfig:  # fmt: skip
     """Return the configuration of a run on this machine.
 
     ``gpus``: names in CUDA_VISIBLE_DEVICES; None: all of the first GPU's type.  ``pythons``: engine or load_fn ->

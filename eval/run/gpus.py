@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.machine import Gpu
@@ -15,65 +13,46 @@ POLL_S = 0.5
 """Seconds between two checks of whether the run was stopped."""
 
 
-@dataclass(frozen=True)
-class GpuLease:
-    """GPUs that one model has.
-
-    ``names``: their names in CUDA_VISIBLE_DEVICES; None on a machine without GPUs, and where Ray hands them out.
-    """
-
-    places: tuple[int, ...]
-    names: tuple[str, ...] | None
-
-    def share(self, replica: int, n_gpus: int) -> tuple[str, ...] | None:
-        """Return the names of the GPUs of one replica, which has ``n_gpus`` of them."""
-        return None if self.names is None else self.names[replica * n_gpus : (replica + 1) * n_gpus]
-
-
 class GpuPool:
-    """GPUs of one type, given to the models that wait for them in the order of these models in the run.
+    """GPUs of one type, given to the models that wait for them, first come, first served.
 
     ``slots``: number of models on one GPU each that can run at the same time.  A machine without GPUs has one slot.  A
-    Ray cluster has as many as GPUs, and ``gpus`` is empty: they are only counted here.
+    Ray cluster has as many as GPUs, and ``gpus`` is empty: they are only counted here.  ``names``: of all GPUs in
+    CUDA_VISIBLE_DEVICES; None without any.
     """
 
     def __init__(self, gpus: Sequence[Gpu] = (), slots: int | None = None) -> None:
         self.gpus = tuple(gpus)
+        self.names = tuple(gpu.device for gpu in gpus) or None
         self.slots = slots or max(len(self.gpus), 1)
         self.free = set(range(self.slots))
-        self.queue: list[tuple[int, int]] = []
-        self.numbers = itertools.count()
+        self.queue: list[object] = []
         self.changed = threading.Condition()
 
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """The names of all GPUs in CUDA_VISIBLE_DEVICES; None without any."""
-        return tuple(gpu.device for gpu in self.gpus) or None
-
     @contextmanager
-    def take(self, count: int, check: Callable[[], None], place: int = 0) -> Iterator[GpuLease]:
-        """Wait for ``count`` GPUs, at most all, and hold them.
+    def take(self, count: int, check: Callable[[], None]) -> Iterator[tuple[str, ...] | None]:
+        """Wait for ``count`` GPUs, at most all, and hold them; yield their names in CUDA_VISIBLE_DEVICES.
 
-        ``check`` is called every ``POLL_S`` seconds, and raises StoppedError if the run was stopped.  Of those that
-        wait the one with the lowest ``place`` is served first, and is not overtaken by others that want fewer GPUs.
+        None on a machine without GPUs, and where Ray hands them out.  ``check`` is called every ``POLL_S`` seconds, and
+        raises StoppedError if the run was stopped.  Who waits is not overtaken by others that want fewer GPUs.
         """
-        count, ticket = max(1, min(count, self.slots)), (place, next(self.numbers))
+        count, ticket = max(1, min(count, self.slots)), object()
         with self.changed:
             self.queue.append(ticket)
             try:
-                while min(self.queue) is not ticket or len(self.free) < count:
+                while self.queue[0] is not ticket or len(self.free) < count:
                     check()
                     self.changed.wait(POLL_S)
-                taken = tuple(sorted(self.free)[:count])
-                self.free -= set(taken)
+                taken = sorted(self.free)[:count]
+                self.free.difference_update(taken)
             finally:
                 self.queue.remove(ticket)
                 self.changed.notify_all()
         try:
-            yield GpuLease(taken, tuple(self.gpus[place].device for place in taken) if self.gpus else None)
+            yield tuple(self.gpus[index].device for index in taken) if self.gpus else None
         finally:
             with self.changed:
-                self.free |= set(taken)
+                self.free.update(taken)
                 self.changed.notify_all()
 
 

@@ -31,13 +31,9 @@ DECODE_BATCH = 32
 SCORES_VERSION = 7
 """Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
 
-1: log-probabilities of the real tokens, in vLLM.
-2: every engine is compared with one reference store, on the same positions.
-3: the run's provenance lists every group of layers with its kernel, which older records lack.
-4: segments in a folder, whatever the number of windows and the reference; GPUs by their kind.
-5: vLLM runs eagerly unless the spec says otherwise.
-6: vLLM leaves out no states (DeepSeek-V4.1's were zero); the provenance says whether prefill reads the KV cache.
-7: Transformers makes the logits of windows of more than 2^28 of them in pieces, whose products may round otherwise.
+Since 4 segments are in a folder, whatever the number of windows and the reference, and GPUs are named by their kind;
+since 5 vLLM runs eagerly unless the spec says otherwise; since 6 vLLM leaves out no states; since 7 Transformers makes
+the logits of windows of more than 2^28 of them in pieces, whose products may round otherwise.
 """
 
 
@@ -63,10 +59,15 @@ def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) 
     return models
 
 
+def raise_all(problems: Sequence[str]) -> None:
+    """InputError with one line per problem, if there are any."""
+    if problems:
+        raise InputError("\n".join(dict.fromkeys(problems)))
+
+
 def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedModel:
     """Return a model as its spec says, not checked yet."""
     engine, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
-    folder = spec.out_logits and spec.locate(spec.out_logits)
     python = None if spec.python is None else spec.locate(spec.python)
     model = PlannedModel(
         label=spec.name, engine=engine, load_fn=spec.load_fn, model_dir=spec.located, max_tokens=max_tokens,
@@ -74,7 +75,7 @@ def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedMo
         decode=decode_of(spec, engine_class.capabilities), spec=spec.model_dump(mode="json", exclude_unset=True),
         spec_sha256=spec.digest(), python=config.workers.python(python, engine, spec.load_fn),
         replicas=spec.replicas, resources=dict(spec.resources), is_reference=spec.is_reference,
-        out_logits=Path(folder) if folder else None,
+        out_logits=Path(spec.locate(spec.out_logits)) if spec.out_logits else None,
     )  # fmt: skip
     check_unicode("model_dir", model.model_dir, *model.override_tensors)
     check_unicode("python", model.python)
@@ -187,36 +188,24 @@ def fitted(
     have an empty name.
     """
     found, problems = [], []
-    longest = max(text.length for text in texts.values())
+    lengths = [text.length for text in texts.values()]
     for spec, model in zip(specs, models, strict=True):
-        fits = model.updated(max_tokens=longest)
+        fits = model.updated(max_tokens=max(lengths))
         try:
-            fits = checked(config, fits) if longest > model.max_tokens else fits
+            fits = checked(config, fits) if max(lengths) > model.max_tokens else fits
         except InputError as error:
             problems.append(spec.blamed(error))
-        else:
-            problems += [*vocabulary_problems(fits, texts), *rope_problems(fits, texts)]
+            continue
         found.append(fits)
+        problems += vocabulary_problems(fits, texts)
+        edge = None if backends.files_of(fits).is_remote else facts_of(fits).rope_changes_above
+        if edge is not None and min(lengths) <= edge < max(lengths):
+            problems.append(
+                f"{model.label}: eval_len: the model has other rotary factors in contexts above {edge:,} tokens, and "
+                "the longest text decides for all; score texts of longer windows in a run of their own"
+            )
     raise_all(problems)
     return found
-
-
-def raise_all(problems: Sequence[str]) -> None:
-    """InputError with one line per problem, if there are any."""
-    if problems:
-        raise InputError("\n".join(dict.fromkeys(problems)))
-
-
-def rope_problems(model: PlannedModel, texts: Mapping[str, EvalData]) -> list[str]:
-    """Return a line if the longest text would change what the model computes for a shorter one."""
-    edge = None if backends.files_of(model).is_remote else facts_of(model).rope_changes_above
-    lengths = [text.length for text in texts.values()]
-    if edge is None or not min(lengths) <= edge < max(lengths):
-        return []
-    return [
-        f"{model.label}: eval_len: the model has other rotary factors in contexts above {edge:,} tokens, and "
-        "the longest text decides for all; score texts of longer windows in a run of their own"
-    ]
 
 
 def vocabulary_problems(model: PlannedModel, texts: Mapping[str, EvalData]) -> list[str]:
@@ -225,20 +214,17 @@ def vocabulary_problems(model: PlannedModel, texts: Mapping[str, EvalData]) -> l
         return []
     facts, problems = facts_of(model), []
     for name, text in texts.items():
-        problem = None
+        where = f"{model.label}: {name and f'{name}: '}tokenizer_dir:"
         if facts.vocab_size is not None and text.top_id >= facts.vocab_size:
-            problem = (
-                f"its vocabulary reaches id {text.top_id}, the model has {facts.vocab_size} tokens; "
-                "give the model's own tokenizer"
-            )
+            problems.append(f"{where} its vocabulary reaches id {text.top_id}, the model has {facts.vocab_size} tokens;"
+                            " give the model's own tokenizer")  # fmt: skip
         elif facts.tokenizer is not None:
             other = vocabulary.disagreement(
                 facts.tokenizer, text.tokenizer, trusted=bool(model.options.get("trust_remote_code")),
                 data_trusted=text.spec.trust_remote_code, seen=text.seen,
             )  # fmt: skip
-            problem = other and f"is not this model's tokenizer: {other}"
-        if problem:
-            problems.append(f"{model.label}: {name and f'{name}: '}tokenizer_dir: {problem}")
+            if other:
+                problems.append(f"{where} is not this model's tokenizer: {other}")
     return problems
 
 
@@ -257,31 +243,25 @@ def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | 
     return f"{', '.join(labels)}: {said}{cure}" if labels else None
 
 
-def download(config: RunConfig, model: PlannedModel) -> PlannedModel:
-    """Return the model with its files on this machine; InputError or ModelError if they cannot be had."""
+def fetched(config: RunConfig, model: PlannedModel, texts: Mapping[str, EvalData]) -> PlannedModel:
+    """Return a model that is on this machine, with the fingerprint of its files; InputError if these do not fit.
+
+    They are downloaded if need be.  A server is asked now what its model is; ModelError if it does not answer.
+    """
     config.workers.check()
     files = backends.files_of(model)
-    if not files.is_remote:
-        return model
-    with config.progress.phase(f"fetching {model.model_dir}", unit="bytes") as phase:
-        return files.fetch(config.workers.stoppable(phase))
-
-
-def is_settled(model: PlannedModel) -> bool:
-    """Return whether all is known of a model before its turn: it need not be downloaded, or asked what it is."""
-    return backends.engine_class(model.engine).capabilities.here and not backends.files_of(model).is_remote
-
-
-def stamped(config: RunConfig, model: PlannedModel, fetched: PlannedModel) -> PlannedModel:
-    """Return a downloaded model with the fingerprint of its files; InputError if these are damaged or do not fit.
-
-    A server is asked now what its model is; ModelError if it does not answer.
-    """
-    if not is_settled(model):
-        fetched = checked(config, fetched)
-        if fetched.info.silence:
-            raise ModelError(fetched.info.silence)
-    return fetched.updated(stamp=stamp_of(fetched))
+    if files.is_remote:
+        with config.progress.phase(f"fetching {model.model_dir}", unit="bytes") as phase:
+            model = files.fetch(config.workers.stoppable(phase))
+    if files.is_remote or not backends.engine_class(model.engine).capabilities.here:  # what was not known before
+        model = checked(config, model)
+        if model.info.silence:
+            raise ModelError(model.info.silence)
+        raise_all(vocabulary_problems(model, texts))
+    model = model.updated(stamp=stamp_of(model))
+    if config.gpus.gpus:  # its engine is imported while others have the GPUs
+        config.workers.import_ahead(model, verbose=config.verbose)
+    return model
 
 
 def stamp_of(model: PlannedModel) -> str:

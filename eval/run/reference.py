@@ -27,10 +27,7 @@ from compare_q.eval.text.windows import EvalData
 RECORDING_VERSION = 4
 """Version of the recording; a change that moves numbers, or that older code cannot read, raises it.
 
-1: hidden states and one head, or logits in float16 where the head cannot be recomputed.
-2: float32 logits less their row's maximum, since float16 has steps of 1/32 at llama.cpp's logits of 38.
-3: logits bit for bit in the dtype that the engine gave.
-4: files that carry their checksum; stores of the layout before, which are not read, keep their place in the cache.
+Since 3 logits are kept bit for bit in the dtype that the engine gave; since 4 files carry their checksum.
 """
 MEANING = {
     "vocabulary": "was made with another tokenizer",
@@ -95,22 +92,20 @@ def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Referenc
     key, given = Cache.key("reference", identity), config.logits_file
     in_cache = config.cache.path("references", key, "")
     path = given or (model.out_logits / key if model.out_logits else in_cache)
-    reference = Reference(key, path, model.label, identity, backends.files_of(model).content(), config.divergences)
+    found = Reference(key, path, model.label, identity, backends.files_of(model).content(), config.divergences)
     option = "out_logits" if given is None else "--logits_file"
-    if reference.exists:
-        if given is not None or not config.clear:
-            check(open_reference(path), {"decode": None, **identity})
-    elif path != in_cache and not is_free(path):
+    if found.exists and (given is not None or not config.clear):
+        check(open_reference(path), {"decode": None, **identity})
+    elif not found.exists and path != in_cache and not is_free(path):
         upstream = "logits that ExLlamaV3's compare_q kept"
         what = upstream if holds_upstreams_logits(path) else "no store of this compare_q"
         raise InputError(f"{option}: {path}: holds {what}; name another path")
-    if path == in_cache or (reference.has(len(text.windows)) and not config.clear):
-        return reference
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{option}: {path.parent}: cannot be written")
-    return reference
+    if path != in_cache and (config.clear or not found.has(len(text.windows))):
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise InputError(f"{option}: {path.parent}: cannot be written")
+    return found
 
 
 def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
@@ -160,12 +155,11 @@ def as_json(reference: Reference, n_tokens: int) -> dict[str, Any]:
     known: dict[str, Any] = {"label": reference.label, "key": reference.key, **reference.identity}
     if reference.content is not None:
         known["content"] = reference.content
-    try:
+    with suppress(InputError):  # the scores came from the cache, and the store has been deleted since
         opened = open_reference(reference.path)
-    except InputError:  # the scores came from the cache, and the store has been deleted since
-        return known
-    return {
-        **known, "contents": opened.contents, "contents_reason": opened.reason, "vocab_size": opened.head.vocab_size,
-        "head_dtype": opened.head.dtype, "bytes": opened.stored_bytes,
-        "bytes_a_token": round(opened.stored_bytes / n_tokens, 1),
-    }  # fmt: skip
+        known |= {
+            "contents": opened.contents, "contents_reason": opened.reason, "vocab_size": opened.head.vocab_size,
+            "head_dtype": opened.head.dtype, "bytes": opened.stored_bytes,
+            "bytes_a_token": round(opened.stored_bytes / n_tokens, 1),
+        }  # fmt: skip
+    return known

@@ -2,192 +2,253 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
+import traceback
 import uuid
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from compare_q import backends
-from compare_q.backends.base import PlannedModel, ScoreRequest, Window
+from compare_q.backends.base import PlannedModel, ScoreRequest
 from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
+from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store
 from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
-from compare_q.eval.run import plan, reference
+from compare_q.eval.results import ModelResult, TextResult
+from compare_q.eval.run import plan, reference, token_scores
 from compare_q.eval.run.config import RunConfig
-from compare_q.eval.run.gpus import GpuLease
 from compare_q.eval.run.reference import Reference
-from compare_q.eval.run.rows import Rows, Work, tag_of
+from compare_q.eval.run.token_scores import Work, of_scores, row_of
 from compare_q.eval.run.workers import Worker
+from compare_q.eval.text import windows
 from compare_q.eval.text.windows import EvalData
 
+TAG_DIGITS = 16
 MOST_LOST = 3
 """Workers of one model that may be lost with their machines.  A fourth loss is more likely caused by the model."""
+
+
+class Rows:
+    """The rows of a run and the references of its texts, by the texts' names; threads add them.
+
+    ``marked``: the reference, if there is one; ``scored``: works whose rows the main thread makes; ``numbers``: which
+    of the models a label is, for titles.
+    """
+
+    def __init__(self, config: RunConfig, models: Sequence[PlannedModel], texts: Mapping[str, EvalData]) -> None:
+        self.config, self.models, self.texts = config, models, texts
+        self.marked = [model for model in models if model.is_reference]
+        self.others = [model for model in models if not model.is_reference]
+        of = f" of {len(models)})" if len(models) > 1 else ""
+        self.numbers = {each.label: of and f" (model {n}{of}" for n, each in enumerate(self.marked + self.others, 1)}
+        self.by_text: dict[str, dict[str, ModelResult]] = {name: {} for name in texts}
+        self.references: dict[str, Reference | None] = dict.fromkeys(texts)
+        self.scored: list[Work] = []
+        self.cleared: set[str] = set()
+
+    def add(self, work: Work, *, locked: bool = False, cached: bool = True) -> bool:
+        """Add the row of a work whose scores are complete; return True if it has one, which may say why it failed.
+
+        ``locked``: the work's locks are held; damaged files are deleted, and reported.  ``cached``: an earlier run has
+        made the scores.
+        """
+        cache, progress = self.config.cache, self.config.progress if locked else None
+        if work.model.label in self.by_text[work.name]:
+            return True
+        if work.lacks_windows:
+            return False
+        try:
+            stored = token_scores.load(cache, work.key, work.tag, work.text.windows, progress)
+            if stored is None and cached:
+                return False
+            if stored is None:
+                raise ModelError(f"{cache.path('scores', work.key, '')}: vanished while the run went on")
+            row = of_scores(work, stored, has_reference=bool(self.marked), from_cache=cached)
+        except Exception as error:
+            self.fail(work.model, [work.name], error)
+            return True
+        if work.store is not None:
+            self.references[work.name] = work.store
+        self.by_text[work.name][row.label] = row
+        self.config.on_row(work.name, row)
+        return True
+
+    def fail(self, model: PlannedModel, names: Iterable[str], error: Exception) -> None:
+        """Add a row with the error for each of these texts, so that one failure does not affect the other rows."""
+        reason = str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
+        if self.config.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
+            traceback.print_exception(error)
+        for name in names:
+            self.config.progress.say(f"{model.label}{name and f' on {name}'}: failed")
+            row = self.by_text[name][model.label] = row_of(model, error=reason)
+            self.config.on_row(name, row)
+
+    @contextmanager
+    def failing(self, model: PlannedModel, name: str, then: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Turn an error of the block into the model's row of this text, after a call of ``then``."""
+        try:
+            yield
+        except Exception as error:
+            then()
+            self.fail(model, [name], error)
+
+    def forget(self, work: Work) -> None:
+        """Delete what the cache has of a work, whose locks are held; once, as two works may share a key.
+
+        A store that another run reads is kept.
+        """
+        if work.key not in self.cleared:
+            self.cleared.add(work.key)
+            self.config.cache.clear("scores", work.key)
+        if work.store is not None and work.store.key in self.config.cache.used_by_runs(others=True):
+            self.config.progress.say(f"{work.store.path}: kept, because another run uses this reference")
+        elif work.store is not None:
+            store.discard(work.store.path)
+
+    def result(self, name: str, key: str) -> TextResult:
+        """Return the results of the text with this key, in the order of the models."""
+        text, found, against = self.texts[key], self.by_text[key], self.references[key]
+        unfinished = str(StoppedError())
+        return TextResult(
+            name=name, data=windows.data_json(text), subtitle=windows.subtitle(text),
+            models=tuple(found.get(model.label) or row_of(model, error=unfinished) for model in self.models),
+            reference=None if against is None else reference.as_json(against, text.n_scored),
+        )  # fmt: skip
 
 
 class Downloads:
     """Downloads and fingerprints the models of a run in their order, one model ahead of those that score."""
 
-    def __init__(self, config: RunConfig, models: Sequence[PlannedModel], loader: Executor) -> None:
-        self.config, self.loader, self.lock = config, loader, threading.Lock()
-        self.models, self.begun = iter(models), dict[str, Future[PlannedModel]]()
+    def __init__(self, rows: Rows, loader: Executor) -> None:
+        self.rows, self.loader, self.lock = rows, loader, threading.Lock()
+        self.models, self.begun = iter(rows.marked + rows.others), dict[str, Future[PlannedModel]]()
 
     def result(self, model: PlannedModel) -> PlannedModel:
         """Return a model that is on this machine, and start with the next one; InputError or ModelError."""
         with self.lock:
             for ahead in self.models:
                 is_ahead = model.label in self.begun
-                self.begun[ahead.label] = self.loader.submit(self.fetch, ahead)
+                self.begun[ahead.label] = self.loader.submit(plan.fetched, self.rows.config, ahead, self.rows.texts)
                 if is_ahead:
                     break
         return self.begun[model.label].result()
 
-    def fetch(self, model: PlannedModel) -> PlannedModel:
-        """Return a model that is on this machine; its engine is imported while others have the GPUs."""
-        found = plan.stamped(self.config, model, plan.download(self.config, model))
-        if self.config.gpus.gpus:
-            self.config.workers.import_ahead(found, verbose=self.config.verbose)
-        return found
 
-
-def score_model(
-    config: RunConfig, model: PlannedModel, downloads: Downloads, texts: Mapping[str, EvalData], rows: Rows,
-    others: Sequence[PlannedModel],
-) -> None:  # fmt: skip
-    """Add the rows of one model, but for the last, which is left in ``rows.scored``; ``others``: all but the reference.
+def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, rows: Rows) -> None:
+    """Add the rows of one model, but for the last, which is left in ``rows.scored``.
 
     Everything is acquired in one order: this thread, the locks of all texts, GPUs.  Whoever has GPUs waits for nothing
     but its engine, so that no run waits for another for ever.  InputError, which ends the run before any model loads,
     if the store of a reference is another reference's, or damaged.
     """
-    settled = plan.is_settled(model)
+    cache, progress, check = config.cache, config.progress, config.workers.check
+    works: list[Work] = []
     try:
         model = downloads.result(model)
     except Exception as error:
-        return rows.fail(model, list(texts), error)
-    todo = works_of(config, model, texts, rows, others, checked=settled)
-    todo = [work for work in todo if config.clear or work.reads_store or not rows.from_cache(work)]
-    if not todo:  # complete rows need no lock, which another run may hold for as long as it scores
-        return None
-    files = {config.cache.path("scores", work.key, ".lock") for work in todo}
-    files |= {work.reference.lock_file for work in todo if work.reference is not None and model.is_reference}
+        return rows.fail(model, rows.texts, error)
+    for name, text in rows.texts.items():
+        with rows.failing(model, name):
+            key, against = plan.score_key(config, model, text), rows.references[name]
+            cache.use("scores", key)
+            works.append(Work(model, name, text, key, tag_of(model, against), against))
+    for work in works if model.is_reference else ():
+        work.store = found = reference.of_model(config, model, work.text)
+        cache.use("references", found.key)
+        wanted = (config.logits_file is not None or model.out_logits is not None) and not found.exists
+        work.records = wanted or not all_cached(config, rows.others, work.text, found)
+        work.reads_store = work.records or not all_cached(config, rows.marked, work.text, found)
+    # Complete rows need no lock, which another run may hold for as long as it scores.
+    todo = [work for work in works if config.clear or work.reads_store or not rows.add(work)]
+    files = {cache.path("scores", work.key, ".lock") for work in todo}
+    files |= {work.store.lock_file for work in todo if work.store is not None}
     waits = f"{model.label}: another run is scoring it; this one waits for that"
-    with config.cache.locked(files, config.workers.check, lambda: config.progress.say(waits)):
+    with cache.locked(files, check, lambda: progress.say(waits)):
         for work in todo:
             if config.clear:
                 rows.forget(work)
-            if work.reads_store and work.reference is not None and work.reference.exists:
-                reference.verify(config, work.reference)
+            if work.reads_store and work.store is not None and work.store.exists:
+                reference.verify(config, work.store)
             if work.lacks_windows:
-                config.cache.check_writable()
-        todo = [work for work in todo if not rows.from_cache(work, config.progress)]  # another run may have made them
+                cache.check_writable()
+        todo = [work for work in todo if not rows.add(work, locked=True)]  # another run may have made them
         if not todo:
             return None
-        count, place = max(model.n_gpus, 1) * model.replicas, rows.places[model.label]
-        with (
-            config.gpus.take(count, config.workers.check, place) as lease,
-            Replicas(config, model, lease, rows, todo[0].key) as replicas,
-        ):
+        count = max(model.n_gpus, 1) * model.replicas
+        with config.gpus.take(count, check) as gpus, closing(Replicas(config, model, gpus, rows)) as replicas:
             for work in todo:
                 with rows.failing(model, work.name, replicas.end):  # the next text gets new workers
-                    if not rows.from_cache(work):  # another text may have the same windows
-                        replicas.score(work)
+                    if rows.add(work):  # another text may have the same windows
+                        continue
+                    replicas.score(work)
+                    if work is todo[-1]:
                         rows.scored.append(work)
-                if work is not todo[-1]:
-                    rows.add_scored()
+                    else:
+                        rows.add(work, locked=True, cached=False)
     return None
 
 
-def works_of(
-    config: RunConfig, model: PlannedModel, texts: Mapping[str, EvalData], rows: Rows, others: Sequence[PlannedModel],
-    *, checked: bool,
-) -> list[Work]:  # fmt: skip
-    """Return the works of a model on this machine.  A text that it cannot score gets a row with the reason.
+def tag_of(model: PlannedModel, against: Reference | None) -> str:
+    """Return the tag of a model's scores: the reference's key, or ``ALONE`` for scores that depend on no reference.
 
-    ``checked``: its vocabulary was checked before it was downloaded.
+    These are the reference's own, and those of an engine that cannot be compared.
     """
-    works = []
-    for name, text in texts.items():
-        try:
-            if not checked:
-                plan.raise_all(plan.vocabulary_problems(model, {name: text}))
-            key = plan.score_key(config, model, text)
-        except Exception as error:
-            rows.fail(model, [name], error)
-            continue
-        config.cache.use("scores", key)
-        works.append(Work(model, name, text, key, rows.references[name]))
-        if model.is_reference:
-            works[-1] = as_reference(config, works[-1], others)
-    return works
+    if against is None or model.is_reference or not backends.engine_class(model.engine).capabilities.compares:
+        return segments.ALONE
+    return against.key[:TAG_DIGITS] + (segments.DIVERGENCES_SUFFIX if against.divergences else "")
 
 
-def as_reference(config: RunConfig, work: Work, others: Sequence[PlannedModel]) -> Work:
-    """Return a work of the reference model with its reference, and whether the others need the store of that."""
-    found = reference.of_model(config, work.model, work.text)
-    config.cache.use("references", found.key)
-    wanted = config.logits_file is not None or work.model.out_logits is not None
-    records = not all_cached(config, others, work.text, found) or (wanted and not found.exists)
-    reads = records or not is_cached(config, work.model, work.text, segments.ALONE)
-    return replace(work, reference=found, records=records, reads_store=reads)
-
-
-def given_store(config: RunConfig, path: Path, text: EvalData, others: Sequence[PlannedModel]) -> Reference:
-    """Return the reference of a store without a model; every byte is checked if any of the others needs it."""
-    found = reference.of_store(config, path, text)
-    config.cache.use("references", found.path.name)
-    if not all_cached(config, others, text, found):
-        with config.cache.locked([found.lock_file], config.workers.check):
-            reference.verify(config, found)
-    return found
-
-
-def is_cached(config: RunConfig, model: PlannedModel, text: EvalData, tag: str) -> bool:
-    """Return whether a model's scores of all windows can be taken from the cache; False if it must be downloaded."""
-    local = backends.files_of(model).cached()
-    if config.clear or local is None:
-        return False
-    there = segments.committed(config.cache.path("scores", plan.score_key(config, local, text), ""), tag)
-    return {window.index for window in text.windows} <= there
+def use_given_store(config: RunConfig, path: Path, rows: Rows) -> None:
+    """Make a store the reference of all texts; every byte is checked if a model needs it."""
+    for name, text in rows.texts.items():
+        rows.references[name] = found = reference.of_store(config, path, text)
+        config.cache.use("references", found.path.name)
+        if not all_cached(config, rows.others, text, found):
+            with config.cache.locked([found.lock_file], config.workers.check):
+                reference.verify(config, found)
 
 
 def all_cached(config: RunConfig, models: Sequence[PlannedModel], text: EvalData, against: Reference) -> bool:
-    """Return whether the scores of all these models are in the cache; False also if that is not known yet."""
-    try:
-        return all(is_cached(config, model, text, tag_of(model, against)) for model in models)
-    except CompareQError:  # the model's own row reports it
-        return False
+    """Return whether the scores of all windows of all these models are in the cache; False if that is not known yet."""
+    needed = {window.index for window in text.windows}
+    for model in models:
+        try:
+            here = backends.files_of(model).cached()
+            if config.clear or here is None:
+                return False
+            folder = config.cache.path("scores", plan.score_key(config, here, text), "")
+        except CompareQError:  # the model's own row reports it
+            return False
+        if not needed <= segments.committed(folder, tag_of(model, against)):
+            return False
+    return True
 
 
 class Replicas:
-    """The workers of one model on the GPUs of a lease.  They start, and load the model, before the first scoring."""
+    """The workers of one model on its GPUs.  They start, and load the model, before the first scoring."""
 
-    def __init__(self, config: RunConfig, model: PlannedModel, lease: GpuLease, rows: Rows, key: str) -> None:
-        self.config, self.model, self.lease, self.rows, self.key = config, model, lease, rows, key
+    def __init__(self, config: RunConfig, model: PlannedModel, gpus: Sequence[str] | None, rows: Rows) -> None:
+        self.config, self.model, self.gpus, self.number = config, model, gpus, rows.numbers[model.label]
         self.workers: list[Worker] = []
         self.failure: CompareQError | None = None
         self.n_lost = 0
         self.held = ExitStack()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.held.__exit__(*error)
-        self.workers = []
-
-    def end(self) -> None:
-        """End all workers at once.  New ones start before the next scoring."""
-        for worker in self.workers:
-            worker.kill()
+    def close(self) -> None:
+        """Let all workers end.  New ones start before the next scoring."""
         self.workers = []
         self.held.close()
+
+    def end(self) -> None:
+        """End all workers at once."""
+        for worker in self.workers:
+            worker.kill()
+        self.close()
 
     def score(self, work: Work) -> None:
         """Score the windows of a text that have no scores yet.
@@ -206,81 +267,79 @@ class Replicas:
 
     def score_missing(self, work: Work) -> None:
         """Split the windows without scores among the workers.  The reference records its store if that is needed."""
-        cache, windows, against = self.config.cache, work.text.windows, work.reference
+        cache, windows, against, own = self.config.cache, work.text.windows, work.reference, work.store
+        if own is not None and own.has(len(windows)):
+            own = None  # nothing has to be recorded
         cache.check_writable()
-        folder, request, recorded = cache.path("scores", work.key, ""), ScoreRequest(), None
+        folder, request = cache.path("scores", work.key, ""), ScoreRequest()
         have = segments.committed(folder, work.tag)
         facts: dict[str, Any] = {"label": self.model.label, "known": self.model.known, "reference": None}
-        if against is not None and work.tag != segments.ALONE:
-            entries = open_reference(against.path).head.vocab_size
-            request = ScoreRequest(reference=against.path, vocab_size=entries, divergences=against.divergences)
-            facts["reference"] = {"label": against.label, "key": against.key, "vocab_size": entries,
-                                  "model_vocab_size": plan.facts_of(self.model).vocab_size}  # fmt: skip
         with ExitStack() as held:
-            if against is not None and self.model.is_reference and not against.has(len(windows)):
-                recorded = against.path
-                store.begin(recorded, against.identity)
-                held.callback(store.tidy, recorded)
-                request, have = ScoreRequest(record=recorded), have & store.recorded(recorded)
+            if against is not None and work.tag != segments.ALONE:
+                entries = open_reference(against.path).head.vocab_size
+                request = ScoreRequest(reference=against.path, vocab_size=entries, divergences=against.divergences)
+                facts["reference"] = {"label": against.label, "key": against.key, "vocab_size": entries,
+                                      "model_vocab_size": plan.facts_of(self.model).vocab_size}  # fmt: skip
+            if own is not None:
+                store.begin(own.path, own.identity)
+                held.callback(store.tidy, own.path)
+                request, have = ScoreRequest(record=own.path), have & store.recorded(own.path)
             missing = [window for window in windows if window.index not in have]
             if not segments.records(folder):  # a worker was killed before it could write what ran
                 missing = missing or [windows[-1]]
-            commands, session = [], uuid.uuid4().hex
-            for number, share in enumerate(shares(missing, self.model.replicas)):
+            session, count = uuid.uuid4().hex, min(self.model.replicas, len(missing))
+            commands = []
+            for number in range(count):  # shares differ by one window at most
+                begin, end = (len(missing) * part // count for part in (number, number + 1))
                 file = held.enter_context(cache.scratch())
-                write_windows(file, share)
+                write_windows(file, missing[begin:end])
                 commands.append(ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts))
             if missing:
-                self.load_once()
-                title = self.rows.numbered(f"scoring {work.title}", self.model)
-                self.each(commands, self.config.window_timeout_s, title, len(missing))
-            if against is not None and recorded is not None:
-                reference.seal(self.config, against, len(windows))
+                self.load(work.key)
+                title, timeout = f"scoring {work.title}{self.number}", self.config.window_timeout_s
+                self.each(commands, timeout, title, "windows", len(missing))
+            if own is not None:
+                reference.seal(self.config, own, len(windows))
 
-    def load_once(self) -> None:
-        """Start the workers and have them load the model, unless they have; a load that failed is not tried again."""
+    def load(self, key: str) -> None:
+        """Start the workers and have them load the model, unless they have; a load that failed is not tried again.
+
+        ``key``: of the scores; the name of the log has it.
+        """
         if self.failure is not None:
             raise self.failure
         if self.workers:
             return
-        workers, n_gpus, count = self.config.workers, self.model.n_gpus, self.model.replicas
+        config, model, n_gpus, count, commands = self.config, self.model, self.model.n_gpus, self.model.replicas, []
         try:
-            log = None if self.config.verbose else self.config.cache.log_file(self.model.label, self.key)
-            model = self.model.updated(log_file=log)
-            commands = []
+            log = None if config.verbose else config.cache.log_file(model.label, key)
+            model = model.updated(log_file=log)
             for number in range(count):
-                self.workers.append(self.held.enter_context(workers.started(lambda: workers.create(model))))
-                share = None if n_gpus else (number, count)
-                commands.append(LoadCommand(model, self.lease.share(number, n_gpus), share))
-            title = self.rows.numbered(f"loading {model.label}", model)
-            self.each(commands, self.config.load_timeout_s, title, None)
+                create = config.workers.started(lambda: config.workers.create(model))
+                self.workers.append(self.held.enter_context(create))
+                gpus = None if self.gpus is None else tuple(self.gpus[number * n_gpus : (number + 1) * n_gpus])
+                commands.append(LoadCommand(model, gpus, None if n_gpus else (number, count)))
+            self.each(commands, config.load_timeout_s, f"loading {model.label}{self.number}")
         except (StoppedError, LostWorkerError):
             raise
         except CompareQError as error:
             self.failure = error
             raise
 
-    def each(self, commands: Sequence[Any], silence_s: float, title: str, n_windows: int | None) -> None:
+    def each(
+        self, commands: Sequence[Any], silence_s: float, title: str, unit: str = "", total: int | None = None
+    ) -> None:
         """Give each worker a command, and show their progress; the first failure ends all workers."""
-        unit = "" if n_windows is None else "windows"
-        with self.config.progress.phase(title, unit=unit, total=n_windows) as phase:
-            if len(commands) == 1:
-                self.workers[0].perform(commands[0], silence_s, phase.show)
-                return
-            with ThreadPoolExecutor(len(commands)) as pool:
-                pairs = zip(self.workers, commands, strict=False)
-                ends = [pool.submit(worker.perform, command, silence_s, phase.show) for worker, command in pairs]
-                try:
-                    for end in as_completed(ends):
-                        end.result()
-                except BaseException:
-                    for worker in self.workers:
-                        worker.kill()
-                    raise
-
-
-def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
-    """Split windows into ``count`` shares that differ by one window at most; fewer if there are fewer windows."""
-    count = max(min(count, len(windows)), 1)
-    ends = [len(windows) * part // count for part in range(count + 1)]
-    return [windows[begin:end] for begin, end in itertools.pairwise(ends)]
+        with (
+            self.config.progress.phase(title, unit=unit, total=total) as phase,
+            self.config.workers.pool(len(commands)) as pool,
+        ):
+            pairs = zip(self.workers, commands, strict=False)
+            ends = [pool.submit(worker.perform, command, silence_s, phase.show) for worker, command in pairs]
+            try:
+                for end in as_completed(ends):
+                    end.result()
+            except BaseException:
+                for worker in self.workers:
+                    worker.kill()
+                raise

@@ -1,23 +1,24 @@
-"""Token scores of one model from the segments in the cache, and as parquet: a row for each scored token.
+"""Token scores of one model: from the segments in the cache, into a row of the results, and into parquet.
 
-Columns of the parquet file: ``window``, ``position`` (of the scored token in its window), ``token_id``, ``logprob``,
-and every other field of ``TokenScores``, under its name, that the engine and the reference gave.  A column that they
-did not give is absent; one that is there has no nulls, and nan is nan.  Any statistic can be made from them later
-without running a model.
+Columns of the parquet file, which has a row for each scored token: ``window``, ``position`` (of the scored token in its
+window), ``token_id``, ``logprob``, and every other field of ``TokenScores``, under its name, that the engine and the
+reference gave.  A column that they did not give is absent; one that is there has no nulls, and nan is nan.  Any
+statistic can be made from them later without running a model.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.base import TokenScores, Window
+from compare_q import backends
+from compare_q.backends.base import PlannedModel, TokenScores, Window
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import one_line
@@ -25,27 +26,63 @@ from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import replacing
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.results import Timing
+from compare_q.eval.results import ModelResult, Timing
+from compare_q.eval.run.reference import Reference
+from compare_q.eval.stats import answers, estimates
+from compare_q.eval.text.windows import EvalData
 
 INDEX = ("window", "position", "token_id")
 SCORES = tuple(segments.COLUMNS)
 """The fields of ``TokenScores``: float32 in nats, or bool."""
-
 FIRST = ("started", "score_began", "first_window")
 LAST = ("loaded", "last_window")
 """Moments that every run has: with replicas, the first one's or the last one's."""
+
+
+@dataclass
+class Work:
+    """One model and one text that it scores.
+
+    Attributes:
+        name: the text's name; empty for the only text.
+        key, tag: of the scores (``backends/scoring/segments.py``).
+        reference: what the model is compared with; None without one.
+        store: the reference that the model is; None if it is not the reference.
+        records, reads_store: the store is needed; it is read or extended if it exists.
+    """
+
+    model: PlannedModel
+    name: str
+    text: EvalData
+    key: str
+    tag: str
+    reference: Reference | None
+    store: Reference | None = None
+    records: bool = False
+    reads_store: bool = False
+
+    @property
+    def title(self) -> str:
+        """The model's label, with the text's name if there are several."""
+        return f"{self.model.label} on {self.name}" if self.name else self.model.label
+
+    @property
+    def lacks_windows(self) -> bool:
+        """True if the reference must run although its scores may be complete, because its store lacks windows."""
+        return self.records and self.store is not None and not self.store.has(len(self.text.windows))
 
 
 @dataclass(frozen=True)
 class StoredScores:
     """A model's scores over all windows, and the record of the run that made them.
 
-    ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and every other score of ``SCORES`` that was stored.
-    ``window``, ``position`` and ``token_id``, int32 [N]: the window of a scored token, and its place in the window.
-    ``run_record`` (JSON types): provenance, load_seconds, score_seconds, reference (None without one), and shared_gpu
-    where other processes used the same GPU.
-    ``sessions``: how many runs of the model the windows came from; ``replicas``: how many workers shared the windows of
-    the last of them; ``timing``: of that one.
+    Attributes:
+        columns: name -> [N], float32 (nats) or bool: ``logprob``, and every other score of ``SCORES`` that was stored.
+        window, position, token_id: int32 [N]: the window of a scored token, and its place in the window.
+        run_record: JSON types: provenance, load_seconds, score_seconds, reference (None without one), and shared_gpu if
+            other processes used the same GPU.
+        sessions: how many runs of the model the windows came from.
+        replicas, timing: of the last of these runs: how many workers shared the windows, and when what happened.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -61,58 +98,52 @@ class StoredScores:
 def load(
     cache: Cache, key: str, tag: str, windows: Sequence[Window], progress: Progress | None = None
 ) -> StoredScores | None:
-    """The scores of these windows; None if one is missing, as a window is whose file is damaged.
+    """Return the scores of these windows; None if one is missing, as a window is whose file is damaged.
 
-    With ``progress``, which whoever has the lock gives, damaged files are removed, which is said.  ModelError if some
+    With ``progress``, which whoever has the lock gives, damaged files are deleted and reported.  ModelError if some
     windows have a score that others do not have.
     """
-    folder = cache.path("scores", key, "")
-    loaded = segments.load(folder, tag, windows)
-    records, sessions = loaded.records, loaded.sessions
+    loaded = segments.load(cache.path("scores", key, ""), tag, windows)
+    records, seconds = loaded.records, dict[str, float]()
     if progress is not None:
         for file in loaded.damaged:
             progress.say(f"{file}: damaged; what it held is made again")
         storage.delete(loaded.damaged)
     if not records or len(loaded.scores) < len(windows):
         return None
-    scores = [loaded.scores[window.index] for window in windows]
-    positions = [each.positions for each in windows]
-    known = [session for session in reversed(sessions) if session in records] or sorted(records)
-    record = records[known[0]]
-    runs: dict[str, list[str]] = {}  # the replicas of a run have a session each, named by the run, a dash and a number
-    for session in sessions:
-        runs.setdefault(session.partition("-")[0], []).append(session)
-    last = [records[session] for session in known if session.partition("-")[0] == known[0].partition("-")[0]]
+    for session, taken in loaded.sessions.items():  # the replicas of a run have a session each: the run's, "-", number
+        run = session.partition("-")[0]
+        seconds[run] = max(seconds.get(run, 0.0), taken)
+    known = [session for session in reversed(loaded.sessions) if session in records] or sorted(records)
+    record, run = records[known[0]], known[0].partition("-")[0]
+    last = [records[session] for session in known if session.partition("-")[0] == run]
     # What a reader must know of some windows, who scored the others does not say.
     notes = dict.fromkeys(note for each in known for note in records[each]["provenance"].get("notes", ()))
     run_record = {
         "provenance": {**record["known"], **record["provenance"], **({"notes": [*notes]} if notes else {})},
         "load_seconds": record["load_seconds"],
-        "score_seconds": sum(max(sessions[session] for session in together) for together in runs.values()),
+        "score_seconds": sum(seconds.values()),
         "reference": None if tag == segments.ALONE else record["reference"],
     }
     if shared := [found for each in known if (found := records[each].get("shared_gpu"))]:
         run_record["shared_gpu"] = shared[0]
     return StoredScores(
-        joined(scores, windows),
-        np.concatenate([np.full_like(each, window.index) for each, window in zip(positions, windows, strict=True)]),
-        np.concatenate(positions),
-        np.concatenate([window.targets for window in windows]),
-        run_record,
-        len(runs),
-        len(last),
-        timing_of([each.get("moments", {}) for each in last]),
-    )
+        joined([loaded.scores[window.index] for window in windows], windows),
+        np.repeat(np.array([each.index for each in windows], np.int32), [each.n_scored for each in windows]),
+        np.concatenate([each.positions for each in windows]),
+        np.concatenate([each.targets for each in windows]),
+        run_record, len(seconds), len(last), timing_of([each.get("moments", {}) for each in last]),
+    )  # fmt: skip
 
 
 def of_row(cache: Cache, scores_key: str, windows: Sequence[Window]) -> StoredScores | None:
-    """The scores that a row of the table was made from, by the row's ``scores_key``; None without any."""
+    """Return the scores that a row of the table was made from, by the row's ``scores_key``; None without any."""
     key, _, tag = scores_key.partition("/")
     return load(cache, key, tag, windows) if tag else None
 
 
 def joined(scores: Sequence[TokenScores], windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
-    """Every score that all windows have, one window after the other."""
+    """Return every score that all windows have, one window after the other."""
     columns = {}
     for name in SCORES:
         parts = [getattr(each, name) for each in scores]
@@ -124,8 +155,26 @@ def joined(scores: Sequence[TokenScores], windows: Sequence[Window]) -> dict[str
     return columns
 
 
+def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:
+    """Return the timing of a run from the moments in the records of its replicas; None if a record lacks some.
+
+    A run begins with the first of its replicas, and ends with the last one.  No moment is before an earlier one, even
+    if replicas overlap or the clock was set back.
+    """
+    if not found or any(not each.keys() >= {*FIRST, *LAST} for each in found):
+        return None
+    moments = {name: min(float(each[name]) for each in found) for name in FIRST}
+    moments |= {name: max(float(each[name]) for each in found) for name in LAST}
+    if all(each["started"] == each["loaded"] for each in found):  # loaded for a text before this one
+        moments["started"] = moments["loaded"]
+    if all(each.get("closed") is not None for each in found):
+        moments["closed"] = max(float(each["closed"]) for each in found)
+    names = [each.name for each in fields(Timing) if each.name in moments]
+    return Timing(**dict(zip(names, itertools.accumulate((moments[name] for name in names), max), strict=True)))
+
+
 def write_parquet(stored: StoredScores, target: Path) -> None:
-    """The scores as a parquet file, whole or not at all; InputError in one line if that fails."""
+    """Write the scores as a parquet file, whole or not at all; InputError in one line if that fails."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -137,23 +186,71 @@ def write_parquet(stored: StoredScores, target: Path) -> None:
         raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None
 
 
-def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:
-    """The timing of a run from the moments in the records of its replicas; None if a record lacks some.
+def row_of(model: PlannedModel, **fields: Any) -> ModelResult:
+    """Return the row of a model with what its spec says, and these fields."""
+    return ModelResult.of(
+        model.label, model.engine, spec=model.spec, spec_sha256=model.spec_sha256, reference=model.is_reference,
+        **fields,
+    )  # fmt: skip
 
-    A run begins with the first of its replicas, and ends with the last one.  No moment is before an earlier one, even
-    if replicas overlap or the clock was set back.
-    """
-    if not found or any(name not in moments for moments in found for name in (*FIRST, *LAST)):
+
+def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cache: bool) -> ModelResult:
+    """Return the row of a model on a text; ModelError if none of its scores is finite."""
+    model, text, record = work.model, work.text, stored.run_record
+    index, size = text.text_index(stored.window, stored.position), text.text_size
+    found = estimates.summarize(
+        stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words),
+        text.begins(stored.window),
+    )  # fmt: skip
+    if not found.ppl.tokens:
+        raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite")
+    if text.is_spread:
+        sampled = estimates.sampled(stored.columns, stored.window, text.starts, text.available)
+        found = replace(found, sampled=sampled)
+    elif text.answers is not None:
+        found = replace(found, answers=answers.summarize(stored.columns, stored.window, text.answers.requests))
+    overrides = {name: model.spec.get(f"override_{name}") for name in ("bpw_layer", "bpw_head", "vram_bits")}
+    given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+    size_on_disk = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **given)
+    notes = (*notes_of(work, stored, has_reference=has_reference), *record["provenance"].get("notes", ()))
+    speed: dict[str, Any] = {"tokens_per_second": None} if record.get("shared_gpu") else {}
+    return row_of(
+        model, storage=size_on_disk, estimates=found, windows=len(text.windows), timing=stored.timing,
+        load_seconds=record["load_seconds"], score_seconds=record["score_seconds"], provenance=record["provenance"],
+        notes=notes, scores_key=f"{work.key}/{work.tag}", from_cache=from_cache, **speed,
+    )  # fmt: skip
+
+
+def file_bytes(model: PlannedModel) -> int | None:
+    """Return the size of the weight files on disk in bytes; None if they are not here (a server, or deleted since)."""
+    try:
+        return sum(file.stat().st_size for file in backends.files_of(model).weight_files()) or None
+    except OSError:
         return None
-    first, last = (
-        {name: pick(float(moments[name]) for moments in found) for name in names}
-        for pick, names in ((min, FIRST), (max, LAST))
-    )
-    if all(moments["started"] == moments["loaded"] for moments in found):  # loaded for a text before this one
-        first["started"] = last["loaded"]
-    moments = {**first, **last}
-    closed = [float(each["closed"]) for each in found if each.get("closed") is not None]
-    if len(closed) == len(found):
-        moments["closed"] = max(closed)
-    names = [each.name for each in fields(Timing) if each.name in moments]
-    return Timing(**dict(zip(names, itertools.accumulate((moments[name] for name in names), max), strict=True)))
+
+
+def notes_of(work: Work, stored: StoredScores, *, has_reference: bool) -> Iterator[str]:
+    """Yield notes on replicas, on runs whose batches and so whose rounding differ, and on why there is no KLD."""
+    model, decode = work.model, work.model.decode
+    asked, count = model.spec.get("replicas", 1), stored.replicas
+    if max(asked, count) > 1:
+        fewer = f", not by {asked}: there were no more GPUs, or no more windows"
+        yield f"scored by {count} replicas{fewer if count < asked else ''}"
+    batches = decode.batch > 1 if decode else backends.engine_class(model.engine).capabilities.batches
+    if stored.sessions > 1 and batches:
+        yield f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run"
+    if shared := stored.run_record.get("shared_gpu"):
+        yield f"tok/s n/a: while it was scored the GPU was also used by {shared}"
+    if model.is_reference:
+        return
+    if work.reference is None:
+        if has_reference:
+            yield "no KLD: the reference failed"
+    elif "kld" not in stored.columns:
+        more = ", nor what --divergences asks for" if work.reference.divergences else ""
+        yield f"no KLD{more}: this engine gives no more than the real tokens' log-probabilities"
+    else:
+        found = stored.run_record["reference"]
+        entries, size = found["vocab_size"], found["model_vocab_size"]
+        if size not in (None, entries):
+            yield f"of {size} and {entries} logits, only those that both have count"

@@ -38,11 +38,10 @@ AGAIN_S = 1.0
 
 
 class Worker(Protocol):
-    """One worker of one model.  ``close`` is called last, whatever happened, also after ``kill``.
+    """One worker of one model: it performs the commands of ``backends/worker/messages.py`` one after the other.
 
-    It performs the commands of ``backends/worker/messages.py`` one after the other: ``LoadCommand``, then
-    ``ScoreCommand`` for each text.  Paths in commands are paths of the driver's machine: a worker elsewhere copies the
-    windows and the reference store from there, and its segments and its recorded reference back.
+    Paths in commands are paths of the driver's machine: a worker elsewhere copies the windows and the reference store
+    from there, and its segments and its recorded reference back.
     """
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
@@ -56,7 +55,7 @@ class Worker(Protocol):
         """End it at once, with all processes of its engine; may be called from any thread, and twice."""
 
     def close(self) -> None:
-        """Let it end, and wait until nothing of it is left."""
+        """Let it end, and wait until nothing of it is left; called last, whatever happened, also after ``kill``."""
 
 
 class InProcessWorker:
@@ -76,7 +75,7 @@ class InProcessWorker:
         return outcome(iter(messages), show)
 
     def kill(self) -> None:
-        pass
+        """Nothing can be ended here."""
 
     def close(self) -> None:
         with captured(self.log_file):
@@ -118,11 +117,10 @@ class Workers:
 
     ``pythons``: engine or load_fn -> the Python that runs it; ``inspect_s``: seconds in which it must answer what it
     has of an engine, and a server what its model is; ``in_process``: engines run in this process.  A subclass for
-    another place overrides ``create``, ``inspect`` and ``import_ahead``.
+    another place overrides ``create``, ``inspect`` and ``import_ahead``, and is not ``is_local``.
     """
 
     is_local = True
-    """Whether models run on this machine."""
 
     def __init__(
         self, pythons: Mapping[str, str] | None = None, gpus: GpuPool | None = None, inspect_s: float = 600.0
@@ -161,8 +159,7 @@ class Workers:
     def ask(self, model: PlannedModel) -> EngineInfo:
         """Return what a worker in the model's Python finds out of its engine; ModelError if it cannot."""
         with self.started(lambda: WorkerProcess(model.python)) as worker:  # it imports no engine
-            told = worker.perform(InspectEngine(model), self.inspect_s, lambda message: None)
-        return EngineInfo.model_validate(told)
+            return EngineInfo.model_validate(worker.perform(InspectEngine(model), self.inspect_s, lambda message: None))
 
     def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
         """Start to import a model's engine, so that its worker need not wait for that.
@@ -175,7 +172,7 @@ class Workers:
                 PROCESSES.get(model.python or sys.executable, model.engine, self.gpus.names, verbose=verbose)
 
     def pool(self, threads: int) -> Executor:
-        """Return an executor for models that run at the same time; in this process, they run one after the other."""
+        """Return an executor for work that is done at the same time; in this process, one after the other."""
         return Immediately() if self.in_process else ThreadPoolExecutor(threads)
 
     @contextmanager

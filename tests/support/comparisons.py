@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -14,25 +15,43 @@ import pyarrow.parquet as parquet
 import torch
 
 from compare_q.backends.reference.store import MANIFEST
+from tests.support.definitions import definitions
 from tests.support.stub_engine import stub_logits
-from tests.support.toy import Ran, log_softmax
+from tests.support.toy import Ran
 
 Models = Sequence[dict[str, Any]]
-N_WINDOWS, LENGTH = 3, 100  # of these tests, and their tokens
+N_WINDOWS, LENGTH = 3, 100  # of runs of one text, and their tokens
 KLD = 0.078622  # of uniform logits against a boost of 3 for the real token, over 500 tokens: see tests/eval/cli
+LENGTHS = {"prose": 100, "code": 60, "logs": 100}
+"""Three texts of 1,000 letters each, and the tokens of their windows, of which there are 9, 15 and 9."""
 
 
 @dataclass(frozen=True)
 class Measured(Ran):
-    """What a command line did, the one text of its results.json, and the folder of its token scores."""
+    """What a command line did, its results.json, and the folder of its token scores."""
 
-    results: dict[str, Any]
+    whole: dict[str, Any]
     folder: Path
 
     @property
+    def texts(self) -> dict[str, dict[str, Any]]:
+        """Name -> text; of one text under an empty name too."""
+        texts = {text["name"]: text for text in self.whole.get("texts", [])}
+        return {**texts, "": next(iter(texts.values()))} if len(texts) == 1 else texts
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The only text."""
+        return self.texts[""]
+
+    @property
     def models(self) -> dict[str, dict[str, Any]]:
-        """Label -> model, in the order of the file."""
+        """Label -> model of the only text, in the order of the file."""
         return {model["label"]: model for model in self.results["models"]}
+
+    def model(self, label: str, text: str = "") -> dict[str, Any]:
+        """A model's result for a text."""
+        return next(model for model in self.texts[text]["models"] if model["label"] == label)
 
     @property
     def loaded(self) -> list[str]:
@@ -55,6 +74,14 @@ def fake(label: str, *, vocab_size: int = 500, **keys: Any) -> dict[str, Any]:
     return {"load_fn": "fake", "model_dir": "none", "label": label, "engine": engine, **marks}
 
 
+def three(**keys: Any) -> list[dict[str, Any]]:
+    """A reference and two models, the second one with these options."""
+    return [fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0, **keys)]
+
+
+UNIFORM: Models = (fake("ref", boost=3.0, reference=True), fake("uniform"))
+
+
 def stub(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> dict[str, Any]:
     """A model of the stub engine."""
     return {"load_fn": "stub", "model_dir": str(folder), "label": label, "engine": {"dtype": dtype}, **keys}
@@ -64,6 +91,24 @@ def toy(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> dic
     """A model in Transformers, on the CPU also where there is a GPU: the gold values are computed there."""
     engine = {"dtype": dtype, "device_map": "cpu"}
     return {"load_fn": "transformers", "model_dir": str(folder), "label": label, "engine": engine, **keys}
+
+
+def write_texts(folder: Path, tokenizer: Path) -> dict[str, Path]:
+    """Name -> data spec of a text of 1,000 random letters."""
+    generator, files = np.random.default_rng(5), {}
+    for name, length in LENGTHS.items():
+        (folder / f"{name}.txt").write_text("".join(generator.choice(list("abcdefgh \n"), 1000)))
+        spec = {"tokenizer_dir": str(tokenizer), "dataset": "text", "path": f"{name}.txt", "eval_len": length,
+                "eval_stride": length}  # fmt: skip
+        files[name] = folder / f"{name}.json"
+        files[name].write_text(json.dumps(spec))
+    return files
+
+
+def result_of(ran: Ran, file: Path, folder: Path) -> Measured:
+    """What a command line did, with what it wrote."""
+    whole = json.loads(file.read_text()) if file.exists() else {}
+    return Measured(ran.status, ran.out, ran.err, whole, folder)
 
 
 def store_of(root: Path) -> Path:
@@ -94,50 +139,30 @@ def whole_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "f
     return [stub_logits(folder, window, dtype) for window in windows]
 
 
-def transformers_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32") -> list[torch.Tensor]:
-    """A model's logits [L, V] of every window, by Transformers itself."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    with torch.inference_mode():
-        return [model(torch.tensor([window]), use_cache=False).logits[0] for window in windows]
-
-
-def divergence(p: Sequence[float], q: Sequence[float]) -> float:
-    """KL(p || q) of two log-softmaxes."""
-    return math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
-
-
 def compared(
     reference: Sequence[torch.Tensor], model: Sequence[torch.Tensor], windows: Sequence[Sequence[int]],
     score_from: int = 1,
 ) -> dict[str, list[Any]]:  # fmt: skip
     """The columns that the token scores of a comparison must have."""
-    columns = ("window", "position", "token_id", "logprob", "ref_logprob", "ref_top1_logprob", "kld", "same_top")
-    gold: dict[str, list[Any]] = {name: [] for name in columns}
+    gold: dict[str, list[Any]] = {name: [] for name in ("window", "position", "token_id")}
     for number, window in enumerate(windows):
-        for position in range(score_from, len(window)):
-            p = log_softmax(reference[number][position - 1].double().tolist())
-            q = log_softmax(model[number][position - 1].double().tolist())
-            token = window[position]
-            same = p.index(max(p)) == q.index(max(q))
-            scores = (number, position, token, q[token], p[token], max(p), divergence(p, q), same)
-            for name, value in zip(columns, scores, strict=True):
-                gold[name].append(value)
+        scored = slice(score_from - 1, len(window) - 1)
+        gold["window"] += [number] * (len(window) - score_from)
+        gold["position"] += range(score_from, len(window))
+        gold["token_id"] += window[score_from:]
+        found = definitions(model[number][scored], window[score_from:], reference[number][scored])
+        for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld", "same_top"):
+            gold.setdefault(name, []).extend(found[name])
     return gold
 
 
 def assert_tokens(found: dict[str, list[Any]], gold: dict[str, list[Any]]) -> None:
     """Every column within 1e-5 (the largest difference seen is 3e-6), at exactly the gold's positions."""
-    for name in ("window", "position", "token_id", "same_top"):
-        assert found[name] == gold[name], name
-    for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld"):
-        np.testing.assert_allclose(found[name], gold[name], rtol=0, atol=1e-5, err_msg=name)
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean in float64."""
-    return math.fsum(values) / len(values)
+    for name, values in gold.items():
+        if name in ("window", "position", "token_id", "same_top"):
+            assert found[name] == values, name
+        else:
+            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-5, err_msg=name)
 
 
 def cut_divergence(boost: float, entries: int) -> float:

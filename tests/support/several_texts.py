@@ -36,11 +36,8 @@ def model_of(label: str, kld: float | None, *, error: str = "", reference: bool 
     spec = {"noise_floor": True} if label == "noise" else {}
     ppl = Perplexity(20 * (1 + (kld or 0.0)), -80.0, 50, 0, 2.0)
     alone = replace(made.ALONE, ppl=ppl, blocks=BLOCKS)
-    shared: dict[str, Any] = {
-        "storage": Storage(SIZES.get(label)),
-        "spec": spec,
-        "provenance": {"layers": [made.LAYERS]},
-    }
+    shared: dict[str, Any] = {"storage": Storage(SIZES.get(label)), "spec": spec,
+                              "provenance": {"layers": [made.LAYERS]}}  # fmt: skip
     if kld is None or not reference:
         return ModelResult.of(label, "fake", estimates=alone, reference=reference and kld is None, **shared)
     mean = Mean(kld, 50 * kld, 50, 0, kld / 10)
@@ -74,20 +71,18 @@ def with_answers(text: TextResult, **right: str) -> TextResult:
 
     Underscores stand for spaces of the label.  "?": no answer of that question has a finite log-probability.
     """
-    models = {model.label.replace(" ", "_"): model for model in text.models}
-    reference = next((name for name, model in models.items() if model.reference), "")
+    reference = next((model.label for model in text.models if model.reference), None)
     found = []
-    for name, model in models.items():
-        if model.estimates is None:
-            found.append(model)
-            continue
-        columns = {"logprob": sums_of(right[name])}
-        if reference and name != reference:
-            columns["ref_logprob"] = sums_of(right[reference])
-        count = len(right[name])
-        asked = requests(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
-        answers = summarize(columns, np.arange(2 * count), asked)
-        found.append(replace(model, estimates=replace(model.estimates, answers=answers)))
+    for model in text.models:
+        if model.estimates is not None:
+            digits = right[model.label.replace(" ", "_")]
+            count, columns = len(digits), {"logprob": sums_of(digits)}
+            if reference not in (None, model.label):
+                columns["ref_logprob"] = sums_of(right[str(reference).replace(" ", "_")])
+            asked = requests(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
+            answers = summarize(columns, np.arange(2 * count), asked)
+            model = replace(model, estimates=replace(model.estimates, answers=answers))
+        found.append(model)
     data = {**text.data, "method": "answers", "answers": {"num_fewshot": 0}}
     return replace(text, models=tuple(found), data=data)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,9 @@ from compare_q.eval.common.processes import outcome
 from compare_q.eval.common.progress import Show
 from compare_q.eval.run import workers
 from compare_q.eval.run.workers import Workers
+from tests.support.processes import wait_until
 
+H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
 LOADING = threading.Lock()
 Step = tuple[str, str]
 """(label of a model, type of a job), or (label, type + " done") once a worker is about to say that it has done it."""
@@ -49,22 +51,9 @@ class Told:
         """Whether one step came before another one."""
         return self.steps.index(one) < self.steps.index(other)
 
-    def await_step(self, step: Step) -> None:
-        """Wait until the workers have come so far."""
-        self.await_that(lambda: step in self.steps)
-
-    def await_that(self, reached: Callable[[], object]) -> None:
-        """Wait until something is so."""
-        until = time.monotonic() + 600
-        while not reached():
-            assert time.monotonic() < until, self.steps
-            time.sleep(0.002)
-
-    def note(self, step: Step) -> None:
-        """A step, which is noted only once what must come before it has come."""
-        if step in self.first:
-            self.await_step(self.first[step])
-        self.steps.append(step)
+    def await_first(self, step: Step) -> None:
+        """Wait for what must come before a step."""
+        wait_until(lambda: step not in self.first or self.first[step] in self.steps, 600)
 
 
 class ThreadedWorker:
@@ -74,13 +63,12 @@ class ThreadedWorker:
         self.label, self.told, self.server = model.label, told, worker.Worker(time.time())
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
-        step = (self.label, job.type)
+        step, done = (self.label, job.type), (self.label, f"{job.type} done")
         self.told.steps.append(step)
         self.told.jobs.append(job)
-        if step in self.told.first:
-            self.told.await_step(self.told.first[step])
+        self.told.await_first(step)
         if job.type == "score":
-            self.told.await_that(self.told.may_score)
+            wait_until(self.told.may_score, 600)
         match self.told.fails.pop(step, "").partition(" ")[::2]:
             case "dies", _:
                 raise ModelError("its worker was ended by a test")
@@ -91,9 +79,9 @@ class ThreadedWorker:
         # Transformers sets torch's default dtype while it loads, for the whole process.
         with LOADING if job.type == "load" else nullcontext():
             self.server.perform(job, messages.append)
-
         returned = outcome(iter(messages), show)
-        self.told.note((self.label, f"{job.type} done"))
+        self.told.await_first(done)
+        self.told.steps.append(done)
         return returned
 
     def kill(self) -> None:
@@ -103,10 +91,10 @@ class ThreadedWorker:
         self.server.close()
 
 
-def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: Sequence[Gpu] = ()) -> Told:
-    """Runs have such workers from now on, on a machine with these GPUs; returns what they will be told."""
+def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0) -> Told:
+    """Runs have such workers from now on, on a machine with so many GPUs; returns what they will be told."""
     told = Told()
-    monkeypatch.setattr(machine, "gpus", lambda: tuple(gpus))
+    monkeypatch.setattr(machine, "gpus", lambda: tuple(H200[:gpus]))
     monkeypatch.setattr(workers, "in_process", lambda: False)
     monkeypatch.setattr(Workers, "create", lambda self, model: ThreadedWorker(model, told))
     monkeypatch.setattr(Workers, "import_ahead", lambda self, model, verbose: None)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.command_line import Run
-from tests.support.comparisons import fake
-from tests.support.text_runs import write_texts
+from tests.support.comparisons import fake, write_texts
 
 MODELS = [fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0)]
 

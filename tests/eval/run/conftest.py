@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from compare_q import backends
 from tests.support import stub_engine
-from tests.support.comparisons import N_WINDOWS, Measured, Models, stub
+from tests.support.comparisons import N_WINDOWS, Measured, Models, result_of, stub
 from tests.support.toy import Ran
 
 
@@ -30,8 +29,7 @@ def measured(
         file.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         ran = compare_q("-d", files[0], "-m", files[1], "-o", file, "--tokens-out", folder, *flags)
-        (results,) = json.loads(file.read_text())["texts"] if file.exists() else ({},)
-        return Measured(ran.status, ran.out, ran.err, results, folder)
+        return result_of(ran, file, folder)
 
     return run
 

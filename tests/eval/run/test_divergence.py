@@ -1,13 +1,19 @@
-"""KL divergence of every token against float64, on the positions of PPL."""
+"""Divergences of every token against float64, on the positions of PPL; what a reference keeps of a model for them."""
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from compare_q.backends.reference import comparison
 from compare_q.backends.reference.store import Reader
@@ -15,81 +21,74 @@ from tests.support.comparisons import (
     KLD,
     LENGTH,
     N_WINDOWS,
+    UNIFORM,
     Compare,
-    Measured,
     Models,
     assert_tokens,
     compared,
     cut_divergence,
     fake,
-    mean,
     store_of,
     stub,
     text_windows,
     toy,
     whole_logits,
 )
-from tests.support.stub_engine import rounding_of_rows, save_stub_model
-from tests.support.toy import TOY_VOCAB
+from tests.support.definitions import divergence_definitions
+from tests.support.stub_engine import StubEngine, rounding_of_rows, save_stub_model
+from tests.support.toy import TOY_VOCAB, save_toy_tokenizer
 
 PREFIX = "system:\nuser:Say something.\na:"  # of the toy tokenizer's chat template, a token a letter
+MORE = ("reverse_kld", "js", "tv", "top5")
 
 
-def assert_exactly_zero(ran: Measured, dtype: str) -> None:
-    """The model "same" has every score of the reference "ref", whose states were kept."""
-    assert ran.status == 0, ran.err
-    assert ran.loaded == ["ref", "same"]
-    found = ran.tokens("same")
+@pytest.mark.parametrize(
+    ("make", "dtype"), [(stub, "float32"), (stub, "bfloat16"), pytest.param(toy, "bfloat16", marks=pytest.mark.engine)]
+)
+def test_a_model_against_itself_is_exactly_zero(
+    measured: Compare, stub_model: Path, toy_model: Path, make: Callable[..., dict[str, Any]], dtype: str
+) -> None:
+    """Also though the reference's product is of fewer rows than the model's own: the warm-up is not kept."""
+    folder = stub_model if make is stub else toy_model
+    ran = measured([make(folder, "ref", dtype=dtype, reference=True), make(folder, "same", dtype=dtype)],
+                   warmup_tokens=5)  # fmt: skip
+    assert (ran.status, ran.loaded) == (0, ["ref", "same"]), ran.err
+    found, model = ran.tokens("same"), ran.models["same"]
     rounding = rounding_of_rows() if dtype == "float32" else 0.0
     assert max(map(abs, found["kld"])) <= rounding
     assert set(found["same_top"]) == {True}
     assert found["ref_logprob"] == pytest.approx(found["logprob"], abs=1e4 * rounding, rel=0)
-    model = ran.models["same"]
     assert abs(model["kld"]) <= rounding
     assert abs(model["kld_sum"]) <= rounding * len(found["kld"])
-    assert model["same_top"] == 1.0
-    assert model["ppl"] == ran.models["ref"]["ppl"]
-    assert ran.results["reference"]["contents"] == "states"
-    assert ran.results["reference"]["head_dtype"] == dtype
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_against_itself_is_exactly_zero(measured: Compare, stub_model: Path, dtype: str) -> None:
-    """Also though the reference's product is of fewer rows than the model's own: the warm-up is not kept."""
-    models = [stub(stub_model, "ref", dtype=dtype, reference=True), stub(stub_model, "same", dtype=dtype)]
-    assert_exactly_zero(measured(models, warmup_tokens=5), dtype)
-
-
-@pytest.mark.engine
-def test_a_model_in_transformers_against_itself_is_exactly_zero(measured: Compare, toy_model: Path) -> None:
-    models = [toy(toy_model, "ref", dtype="bfloat16", reference=True), toy(toy_model, "same", dtype="bfloat16")]
-    assert_exactly_zero(measured(models, warmup_tokens=5), "bfloat16")
+    assert (model["same_top"], model["ppl"]) == (1.0, ran.models["ref"]["ppl"])
+    assert (ran.results["reference"]["contents"], ran.results["reference"]["head_dtype"]) == ("states", dtype)
 
 
 @pytest.mark.parametrize(
-    ("data", "prefix", "score_from"),
+    ("data", "prefix", "score_from", "dtype"),
     [
-        ({}, "", 1),
-        ({"warmup_tokens": 30}, "", 31),
-        ({"chat_template": True}, PREFIX, len(PREFIX) + 1),
-        ({"chat_template": True, "warmup_tokens": 30, "eval_stride": 50}, PREFIX, len(PREFIX) + 31),
+        ({}, "", 1, "float32"),
+        ({}, "", 1, "bfloat16"),  # the stored states give the logits that the model had, rounded as the model did
+        ({"warmup_tokens": 30}, "", 31, "float32"),
+        ({"chat_template": True}, PREFIX, len(PREFIX) + 1, "float32"),
+        ({"chat_template": True, "warmup_tokens": 30, "eval_stride": 50}, PREFIX, len(PREFIX) + 31, "float32"),
     ],
 )
 def test_divergence_of_every_token_against_float64(
-    measured: Compare, stub_model: Path, noisy_stub: Path, pair: Models, toy_text: Path,
-    data: dict[str, Any], prefix: str, score_from: int,
+    measured: Compare, stub_model: Path, noisy_stub: Path, toy_text: Path,
+    data: dict[str, Any], prefix: str, score_from: int, dtype: str,
 ) -> None:  # fmt: skip
     """On exactly the positions of PPL: neither the warm-up nor the chat prefix counts."""
-    ran = measured(pair, **data)
+    ran = measured([stub(stub_model, "ref", dtype=dtype, reference=True), stub(noisy_stub, "noisy", dtype=dtype)],
+                   **data)  # fmt: skip
     assert ran.status == 0, ran.err
     windows = text_windows(toy_text, stride=data.get("eval_stride", 100), prefix=prefix)
-    logits = [whole_logits(folder, windows) for folder in (stub_model, noisy_stub)]
-    gold = compared(*logits, windows, score_from)
+    logits = [whole_logits(folder, windows, dtype) for folder in (stub_model, noisy_stub)]
+    gold, model = compared(*logits, windows, score_from), ran.models["noisy"]
     assert_tokens(ran.tokens("noisy"), gold)
-    model = ran.models["noisy"]
-    assert model["kld"] == pytest.approx(mean(gold["kld"]), abs=1e-5)
+    assert model["kld"] == pytest.approx(np.mean(gold["kld"]), abs=1e-5)
     assert model["kld"] > 0.01  # the noise is no rounding
-    assert model["same_top"] == pytest.approx(mean(gold["same_top"]), abs=1e-12)
+    assert model["same_top"] == pytest.approx(np.mean(gold["same_top"]), abs=1e-12)
     assert model["same_top"] < 1.0
     assert model["kld_tokens"] == model["tokens"] == N_WINDOWS * (len(prefix) + LENGTH - score_from) == len(gold["kld"])
     reference = ran.tokens("ref")
@@ -97,20 +96,8 @@ def test_divergence_of_every_token_against_float64(
     assert [reference[name] for name in ("window", "position")] == [gold["window"], gold["position"]]
 
 
-def test_divergence_of_bf16_models_against_float64(
-    measured: Compare, stub_model: Path, noisy_stub: Path, toy_text: Path
-) -> None:
-    """The stored states give the bf16 logits that the model had, each rounded as the model rounded it."""
-    models = [stub(stub_model, "ref", dtype="bfloat16", reference=True), stub(noisy_stub, "noisy", dtype="bfloat16")]
-    ran = measured(models)
-    assert ran.status == 0, ran.err
-    windows = text_windows(toy_text)
-    gold = compared(*(whole_logits(folder, windows, "bfloat16") for folder in (stub_model, noisy_stub)), windows)
-    assert_tokens(ran.tokens("noisy"), gold)
-
-
 def test_a_long_vocabulary_is_compared_in_pieces(
-    measured: Compare, pair: Models, stub_model: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Compare, pair: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = measured(pair).tokens("noisy")
     monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 7 * TOY_VOCAB)
@@ -119,17 +106,16 @@ def test_a_long_vocabulary_is_compared_in_pieces(
     assert pieces["window"] == whole["window"]
 
 
-def test_the_closed_form() -> None:
-    assert cut_divergence(3.0, 500) == pytest.approx(KLD, abs=1e-6)
-
-
 @pytest.mark.parametrize("vocab_size", [400, 500, 600])
-def test_vocabularies_are_cut_to_what_both_have(measured: Compare, vocab_size: int) -> None:
-    """Uniform logits over 400, 500 or 600 tokens against 500; what only one model has is in no softmax."""
-    ran = measured([fake("ref", boost=3.0, reference=True), fake("uniform", vocab_size=vocab_size)])
+def test_vocabularies_are_cut_to_what_both_have(measured: Compare, own_cache: Path, vocab_size: int) -> None:
+    """Uniform logits over 400, 500 or 600 tokens against 500, which the engine gives without a head; what only one
+    model has is in no softmax."""
+    assert cut_divergence(3.0, 500) == pytest.approx(KLD, abs=1e-6)
+    ran = measured([UNIFORM[0], fake("uniform", vocab_size=vocab_size)])
     assert ran.status == 0, ran.out
-    entries = min(vocab_size, 500)
-    model = ran.models["uniform"]
+    assert "ref: float32 logits are kept, not states: this engine does not show its head" in ran.err
+    assert Reader(store_of(own_cache)).window(0).dtype == torch.float32
+    entries, model = min(vocab_size, 500), ran.models["uniform"]
     assert model["kld"] == pytest.approx(cut_divergence(3.0, entries), abs=1e-5)
     assert model["ppl"] == pytest.approx(entries, rel=1e-5)
     assert model["kld_tokens"] == model["tokens"] == N_WINDOWS * (LENGTH - 1)
@@ -149,35 +135,177 @@ def test_a_padded_head_is_cut_and_the_table_says_so(
     assert f"resized: of {entries} and {TOY_VOCAB} logits, only those that both have count" in ran.out
 
 
-def test_a_fake_model_against_a_real_one(measured: Compare, stub_model: Path, toy_text: Path) -> None:
-    ran = measured([stub(stub_model, "ref", reference=True), fake("uniform", vocab_size=TOY_VOCAB)])
-    assert ran.status == 0, ran.out
-    windows = text_windows(toy_text)
-    uniform = [torch.zeros(LENGTH, TOY_VOCAB)] * N_WINDOWS
-    gold = compared(whole_logits(stub_model, windows), uniform, windows)
-    found = ran.tokens("uniform")
-    np.testing.assert_allclose(found["kld"], gold["kld"], rtol=1e-5, atol=1e-5)
-    assert found["same_top"] == gold["same_top"]
-
-
-def test_an_engine_without_a_head_leaves_its_logits(measured: Compare, own_cache: Path) -> None:
-    ran = measured([fake("ref", boost=3.0, reference=True), fake("uniform")])
-    assert ran.status == 0, ran.err
-    assert "ref: float32 logits are kept, not states: this engine does not show its head" in ran.err
-    assert ran.results["reference"]["contents"] == "logits"
-    assert Reader(store_of(own_cache)).window(0).dtype == torch.float32
-    assert ran.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
-
-
 def test_positions_without_a_number_are_counted_and_not_lost(measured: Compare) -> None:
     """A NaN in the reference and one in the model: two positions have no divergence, the others theirs."""
-    ran = measured(
-        [fake("ref", boost=3.0, nan_windows=[0], reference=True), fake("holes", nan_windows=[2]), fake("whole")]
-    )
+    ref = fake("ref", boost=3.0, nan_windows=[0], reference=True)
+    ran = measured([ref, fake("holes", nan_windows=[2]), fake("whole")], "--divergences")
     assert ran.status == 0, ran.out
     positions = N_WINDOWS * (LENGTH - 1)
     for label, holes in (("holes", 2), ("whole", 1)):
-        model = ran.models[label]
+        model, against = ran.models[label], ran.models[label]["estimates"]["against"]
         assert (model["kld_non_finite"], model["kld_tokens"]) == (holes, positions - holes)
         assert model["kld"] == pytest.approx(KLD, abs=1e-6)
+        assert [(against[name]["non_finite"], against[name]["tokens"]) for name in MORE] == [
+            (holes, positions - holes)
+        ] * 4
     assert ran.models["ref"]["non_finite"] == 1
+
+
+def test_divergences_of_every_token_and_their_means(
+    measured: Compare, pair: Models, stub_model: Path, noisy_stub: Path, toy_text: Path
+) -> None:
+    """``--divergences``: against float64; the reference's own row has none."""
+    ran = measured(pair, "--divergences")
+    assert ran.status == 0, ran.err
+    windows = text_windows(toy_text)
+    before, after = (
+        torch.cat([logits[:-1] for logits in whole_logits(folder, windows)]) for folder in (stub_model, noisy_stub)
+    )
+    gold, found, model = divergence_definitions(after, before), ran.tokens("noisy"), ran.models["noisy"]
+    against = model["estimates"]["against"]
+    for name in MORE:
+        np.testing.assert_allclose(found[name], gold[name], rtol=0, atol=1e-5, err_msg=name)
+        assert model[name] == pytest.approx(np.mean(gold[name]), abs=1e-5)
+        assert model[f"{name}_stderr"] == against[name]["stderr"] > 0
+        assert against["divergence_percentiles"][name]["50"] == pytest.approx(np.median(gold[name]), abs=1e-5)
+        assert ran.models["ref"][name] is None
+    assert 0 < model["js"] <= math.log(2)
+    assert 0 < model["tv"] <= 1
+
+
+def test_what_the_cache_has_of_divergences(measured: Compare, compare_q: Any, tmp_path: Path) -> None:
+    """Scores without them are measured again when they are asked for; scores with them serve every run.
+
+    Results of a run that did not ask for them have none, also when they are shown again.
+    """
+
+    def tokens(*flags: str, loaded: Sequence[str] = ()) -> dict[str, list[Any]]:
+        ran, copy = measured(UNIFORM, *flags), tmp_path / "copy.json"
+        assert ran.loaded == list(loaded)
+        assert compare_q("show", tmp_path / "results.json", "-o", copy).status == 0
+        model, shown = ran.models["uniform"], json.loads(copy.read_text())["texts"][0]["models"][1]
+        assert shown["estimates"] == model["estimates"]
+        for name in MORE:
+            assert (name in ran.tokens("uniform")) == (model[name] is not None) == (shown[name] is not None)
+        return ran.tokens("uniform")
+
+    plain = tokens(loaded=["ref", "uniform"])
+    assert not set(MORE) & plain.keys()
+    asked = tokens("--divergences", loaded=["uniform"])
+    assert set(MORE) <= asked.keys()
+    assert tokens("--divergences") == asked
+    assert tokens() == plain
+    assert tokens("--divergences", "-cc", loaded=["ref", "uniform"]) == asked
+    assert tokens() == plain
+
+
+def test_divergences_need_a_reference(measured: Compare) -> None:
+    ran = measured([fake("uniform")], "--divergences")
+    assert ran.status == 2
+    assert "--divergences: there is no reference; mark a model" in ran.err
+
+
+def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:
+    """A copy of a model with noise on all of its matrices, of ``scale`` times their standard deviation."""
+    shutil.copytree(folder, target)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in {id(weight): weight for weight in model.parameters() if weight.ndim == 2}.values():
+            weight += scale * weight.std() * torch.randn(weight.shape, generator=generator)
+    model.bfloat16().save_pretrained(target)
+    return target
+
+
+def small_model(folder: Path, name: str, **keys: Any) -> Path:
+    """A random model of one of Transformers' classes, hidden size 64, and the toy tokenizer; a head's bias is drawn."""
+    base = {
+        "vocab_size": TOY_VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3,
+        "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 256,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**base, **keys})
+    model = getattr(transformers, f"{name}ForCausalLM")(config).bfloat16()
+    if model.lm_head.bias is not None:
+        torch.nn.init.normal_(model.lm_head.bias)
+    model.save_pretrained(folder)
+    save_toy_tokenizer(folder)
+    return folder
+
+
+def transformers_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32") -> list[torch.Tensor]:
+    """A model's logits [L, V] of every window, by Transformers itself."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    with torch.inference_mode():
+        return [model(torch.tensor([window]), use_cache=False).logits[0] for window in windows]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "keys", "soft_cap", "scale"),
+    [
+        ("Llama", {"tie_word_embeddings": True}, None, 1.0),
+        ("Gemma2", {"head_dim": 32, "final_logit_softcapping": 3.0}, 3.0, 1.0),
+        ("Cohere", {"logit_scale": 0.3}, None, 0.3),
+        ("Granite", {"logits_scaling": 3.0}, None, 1 / 3),
+        ("Phi", {}, None, 1.0),  # its head has a bias
+    ],
+)
+def test_heads_that_are_recomputed(
+    measured: Compare, own_cache: Path, toy_text: Path, tmp_path: Path,
+    name: str, keys: dict[str, Any], soft_cap: float | None, scale: float, dtype: str,
+) -> None:  # fmt: skip
+    folder = small_model(tmp_path / name, name, **keys)
+    other = noisy(folder, tmp_path / "noisy")
+    ran = measured([toy(folder, "ref", dtype=dtype, reference=True), toy(other, "noisy", dtype=dtype)])
+    assert ran.status == 0, ran.out
+    store = Reader(store_of(own_cache))
+    assert (store.contents, store.head.soft_cap, store.head.scale) == ("states", soft_cap, pytest.approx(scale))
+    weight, bias = store.weight(0, TOY_VOCAB, "cpu")
+    assert (weight.shape, bias is not None) == ((TOY_VOCAB, 64), name == "Phi")
+    windows = text_windows(toy_text)
+    gold = compared(*(transformers_logits(model, windows, dtype) for model in (folder, other)), windows)
+    assert_tokens(ran.tokens("noisy"), gold)
+    assert ran.models["noisy"]["kld"] > 1e-3
+
+
+HEAD = StubEngine.head
+
+
+def wrong_scale(self: StubEngine) -> Any:
+    weight, bias, facts = HEAD(self)
+    return weight, bias, replace(facts, scale=1.1)
+
+
+def short_head(self: StubEngine) -> Any:
+    weight, bias, facts = HEAD(self)
+    return weight[:-1], bias, replace(facts, vocab_size=TOY_VOCAB - 1)
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (lambda self: "its head is a Strange", "its head is a Strange"),
+        (wrong_scale, "its head's product differs from its logits by "),
+        (short_head, "its head has 319 entries for 320 logits"),
+    ],
+)
+def test_a_head_that_cannot_be_recomputed(
+    measured: Compare, own_cache: Path, stub_model: Path, noisy_stub: Path, pair: Models, toy_text: Path,
+    monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any], reason: str,
+) -> None:  # fmt: skip
+    """Its logits instead, bit for bit, and said."""
+    monkeypatch.setattr(StubEngine, "head", head)
+    ran = measured(pair)
+    assert ran.status == 0, ran.out
+    assert f"ref: float32 logits are kept, not states: {reason}" in ran.err
+    assert "of logits, in " in ran.err
+    reference = ran.results["reference"]
+    assert reference["contents"] == "logits"
+    assert reference["contents_reason"].startswith(reason)
+    windows = text_windows(toy_text)
+    exact, model = (whole_logits(folder, windows) for folder in (stub_model, noisy_stub))
+    assert_tokens(ran.tokens("noisy"), compared(exact, model, windows))
+    assert not list(store_of(own_cache).glob("head.*"))

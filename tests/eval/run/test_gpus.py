@@ -10,8 +10,8 @@ import pytest
 from compare_q.backends.common.errors import InputError, StoppedError
 from compare_q.backends.common.machine import Gpu
 from compare_q.eval.run.gpus import GpuPool, select_gpus
+from tests.support.threaded import H200
 
-H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
 H100 = Gpu("4", "NVIDIA H100", "580.1", 81559.0)
 
 
@@ -20,21 +20,19 @@ def go_on() -> None:
 
 
 def test_no_gpu_is_given_twice() -> None:
-    pool, lock = GpuPool(H200), threading.Lock()
-    held: list[str] = []
-    most: list[list[str]] = []
+    pool, lock, held, most = GpuPool(H200), threading.Lock(), list[str](), list[list[str]]()
 
     def work(count: int) -> None:
         for _ in range(50):
-            with pool.take(count, go_on) as lease:
-                assert lease.names is not None
-                assert len(lease.names) == count
+            with pool.take(count, go_on) as names:
+                assert names is not None
+                assert len(names) == count
                 with lock:
-                    held.extend(lease.names)
+                    held.extend(names)
                     most.append(sorted(held))
                 time.sleep(0)
                 with lock:
-                    for name in lease.names:
+                    for name in names:
                         held.remove(name)
 
     threads = [threading.Thread(target=work, args=(count,)) for count in (1, 1, 2, 2, 3, 4)]
@@ -47,17 +45,16 @@ def test_no_gpu_is_given_twice() -> None:
     assert (pool.free, pool.queue) == ({0, 1, 2, 3}, [])
 
 
-def test_the_order_of_the_run_decides() -> None:
-    """A model on two GPUs is not overtaken by later models on one, also where these ask first."""
+def test_who_waits_for_two_gpus_is_not_overtaken_by_others_that_want_one() -> None:
     pool, order, asked = GpuPool(H200[:2]), list[str](), list[threading.Thread]()
 
-    def work(name: str, count: int, place: int) -> None:
-        with pool.take(count, go_on, place):
+    def work(name: str, count: int) -> None:
+        with pool.take(count, go_on):
             order.append(name)
 
-    with pool.take(1, go_on), pool.take(1, go_on):
-        for name, count, place in (("last", 1, 3), ("two GPUs", 2, 1), ("one", 1, 2)):
-            asked.append(threading.Thread(target=work, args=(name, count, place)))
+    with pool.take(1, go_on):
+        for name, count in (("two GPUs", 2), ("one", 1), ("last", 1)):
+            asked.append(threading.Thread(target=work, args=(name, count)))
             asked[-1].start()
             while len(pool.queue) < len(asked):
                 time.sleep(0.001)
@@ -74,39 +71,34 @@ def test_a_stopped_run_waits_for_no_gpu() -> None:
     def stopped() -> None:
         raise StoppedError
 
-    with pool.take(1, go_on) as lease, pytest.raises(StoppedError), pool.take(1, stopped):
+    with pool.take(1, go_on) as names, pytest.raises(StoppedError), pool.take(1, stopped):
         pass
-    assert (lease.names, pool.free, pool.queue) == (None, {0}, [])
+    assert (names, pool.free, pool.queue) == (None, {0}, [])
 
 
-def test_shares_of_replicas() -> None:
-    with GpuPool(H200).take(4, go_on) as lease:
-        assert [lease.share(replica, 2) for replica in range(2)] == [("0", "1"), ("2", "3")]
-    with GpuPool(slots=3).take(7, go_on) as lease:  # of a cluster, whose GPUs are only counted
-        assert (lease.places, lease.share(0, 1)) == ((0, 1, 2), None)
+def test_gpus_of_a_cluster_are_only_counted() -> None:
+    pool = GpuPool(slots=3)
+    with pool.take(7, go_on) as names:
+        assert (names, pool.free) == (None, set())
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "gold"),
+    ("found", "wanted", "gold", "others"),
     [
-        ([], None, []),
-        (H200, None, H200),
-        (H200, ["2", "0"], [H200[2], H200[0]]),
-        (H200, ["1", "1"], [H200[1]]),
-        ([*H200, H100], ["4"], [H100]),
-        (H200, [], []),
+        ([], None, [], ""),
+        (H200, None, H200, ""),
+        (H200, ["2", "0"], [H200[2], H200[0]], ""),
+        (H200, ["1", "1"], [H200[1]], ""),
+        ([*H200, H100], ["4"], [H100], ""),
+        (H200, [], [], ""),
+        ([*H200, H100, H100], None, H200, "4, 4"),  # or the type that scores depend on would be chance
+        ([*H200, H100], ["4", "0"], [H100], "0"),
     ],
 )
-def test_gpus_of_a_run(found: list[Gpu], wanted: list[str] | None, gold: list[Gpu]) -> None:
-    assert select_gpus(found, wanted) == (tuple(gold), "")
-
-
-def test_of_several_types_the_first_is_used() -> None:
-    """Otherwise the type that scores depend on would be chance."""
-    used, said = select_gpus([*H200, H100, H100], None)
-    assert used == tuple(H200)
-    assert "GPUs 4, 4" in said
-    assert select_gpus([*H200, H100], ["4", "0"])[0] == (H100,)
+def test_gpus_of_a_run(found: list[Gpu], wanted: list[str] | None, gold: list[Gpu], others: str) -> None:
+    used, said = select_gpus(found, wanted)
+    assert used == tuple(gold)
+    assert said == (f"not used, since they are no {gold[0].name}: GPUs {others}" if others else "")
 
 
 @pytest.mark.parametrize(("found", "there"), [(H200, "0, 1, 2, 3"), ([], "none")])

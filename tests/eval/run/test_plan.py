@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +20,17 @@ from compare_q.backends.base import Decode, Engine, ModelFacts, ModelFiles, Plan
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.layers import noise
+from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.gpus import GpuPool
-from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models
+from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models, score_key
 from compare_q.eval.run.workers import Workers
 from compare_q.eval.specs.reading import parse_model_spec
 from tests.support.fake_engine import FakeEngine
 from tests.support.planned import planned
-from tests.support.toy import refusal
+from tests.support.toy import needs_accelerate, refusal
 
 MIB = 1024**2
 GPU_MIB, ROOM_MIB = 1000.0, 700
@@ -95,9 +99,8 @@ def test_the_spec_and_then_the_engine_say_how_many(
     model = model_of(config_of(4), **keys)
     assert (model.n_gpus, model.hardware["gpus"]) == (gold, ["NVIDIA H200"] * gold)
     assert model_of(config_of(0), **keys).n_gpus == 0
-    if "gpus" in keys and keys["gpus"] > 2:
-        spec = parse_model_spec({"load_fn": "fake", "model_dir": "none", "label": "m", **keys}, Path("m.json"))
-        assert refusal(plan_models, config_of(2), [spec], 100) == "m: gpus: the model needs 3 GPUs, the run has 2"
+    if keys.get("gpus", 0) > 2:
+        assert refusal(model_of, config_of(2), **keys) == "m: gpus: the model needs 3 GPUs, the run has 2"
 
 
 @pytest.mark.parametrize(("n_gpus", "gold"), [(1, 3), (2, 2), (4, 1)])
@@ -131,20 +134,24 @@ def test_what_engines_need(load_fn: str, options: dict[str, Any], gold: int | No
     assert engine_class.gpus(planned("m", load_fn, "none", 100, options)) == gold
 
 
-def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path: Path) -> None:
-    """A byte that changes without the file's time, and that no sample need hold, is seen; a file is hashed once."""
-    folder = tmp_path / "model"
-    shutil.copytree(toy_model, folder)
-    file, config = folder / "model.safetensors", config_of(verify_weights=True)
-    model = planned("m", "transformers", str(folder), 100)
-    before, stat, data = identity(config, model, TEXT)["weights"], file.stat(), bytearray(file.read_bytes())
-    assert before == [hashlib.sha256(data).hexdigest()]
+def flip_last_bit(file: Path) -> None:
+    """Another byte at the end, in place."""
+    data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
+
+
+def test_every_byte_counts_where_weights_are_verified(model: Path) -> None:
+    """A byte that changes without the file's time, and that no sample need hold, is seen; a file is hashed once."""
+    file, config = model / "model.safetensors", config_of(verify_weights=True)
+    planned_model = planned("m", "transformers", str(model), 100)
+    before, stat = identity(config, planned_model, TEXT)["weights"], file.stat()
+    assert before == [hashlib.sha256(file.read_bytes()).hexdigest()]
+    flip_last_bit(file)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert identity(config, model, TEXT)["weights"] == before  # the same run does not hash the file again
+    assert identity(config, planned_model, TEXT)["weights"] == before  # the same run does not hash the file again
     again = config_of(verify_weights=True)
-    assert identity(again, model, TEXT)["weights"] == [hashlib.sha256(data).hexdigest()]
+    assert identity(again, planned_model, TEXT)["weights"] == [hashlib.sha256(file.read_bytes()).hexdigest()]
 
 
 def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
@@ -226,6 +233,84 @@ def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
     ],
 )
 def test_an_engine_that_cannot_decode_so(load_fn: str, keys: dict[str, Any], reason: str) -> None:
-    given = {"load_fn": load_fn, "label": "m", "model_dir": "none", "phase": "decode", **keys}
-    specs = [parse_model_spec(given, Path("m.json"))]
-    assert refusal(plan_models, config_of(), specs, 100).startswith(f"m: {reason}")
+    said = refusal(model_of, config_of(), load_fn=load_fn, phase="decode", **keys)
+    assert said.startswith(f"m: {reason}")
+
+
+def key_of(folder: Path, **options: Any) -> str:
+    """The key of a model's scores in Transformers on the CPU; what the engine refuses is an error."""
+    config = config_of()
+    return score_key(config, model_of(config, load_fn="transformers", model_dir=str(folder), engine=options), TEXT)
+
+
+@pytest.fixture
+def model(toy_model: Path, tmp_path: Path) -> Path:
+    """A copy of the toy that a test may change."""
+    return Path(shutil.copytree(toy_model, tmp_path / "model"))
+
+
+def replaced(file: Path, old: bytes, new: bytes) -> None:
+    """Another content of a file, in place."""
+    assert old in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(old, new))
+
+
+def install(folder: Path, package: str, patch: pytest.MonkeyPatch) -> None:
+    """A package of this name, beside the model."""
+    patch.setattr(sys, "path", [str(folder.parent), *sys.path])
+    metadata = folder.parent / f"{package}-99.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 99\n")
+
+
+def other_processor(patch: pytest.MonkeyPatch, part: str, value: Any) -> None:
+    """This machine's processor, but for one part."""
+    processor = {**machine.processor(), part: value}
+    patch.setattr(machine, "processor", lambda: processor)
+
+
+VARIABLES = {
+    "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2", "NVIDIA_TF32_OVERRIDE": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+}  # fmt: skip
+CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "config.json": lambda f, _: replaced(f / "config.json", b'"rms_norm_eps": 1e-06', b'"rms_norm_eps": 1e-05'),
+    "generation": lambda f, _: replaced(f / "generation_config.json", b"{", b'{"suppress_tokens": [1],'),
+    "one bit of a weight": lambda f, _: flip_last_bit(f / "model.safetensors"),
+    "code": lambda f, _: (f / "modeling_toy.py").write_text("1"),
+    "weights that another engine may open": lambda f, _: (f / "other.safetensors").write_bytes(bytes(8)),
+    **{package: partial(lambda name, f, patch: install(f, name, patch), package)
+       for package in ("peft", "kernels", "bitsandbytes", "flash_attn", "deep_gemm")},
+    **{name: partial(lambda name, _, patch: patch.setenv(name, VARIABLES[name]), name) for name in VARIABLES},
+    "instructions": lambda _, patch: other_processor(patch, "instructions", "avx2"),
+    "cores": lambda _, patch: other_processor(patch, "cores", 99),
+    "another processor": lambda _, patch: other_processor(patch, "cpu", "another"),
+}  # fmt: skip
+"""What a score depends on; what real engines compute then: ``benchmarks/stale_hits.py``."""
+
+
+@needs_accelerate
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_score_depends_on_is_in_its_key(model: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    monkeypatch.delenv(change, raising=False)
+    before = key_of(model)
+    (model / "README.md").write_text("1")
+    (model / "tokenizer_config.json").write_text("{}")
+    monkeypatch.setenv("COMPARE_Q_NOTHING", "1")
+    assert key_of(model) == before
+    CHANGES[change](model, monkeypatch)
+    assert key_of(model) != before
+
+
+@needs_accelerate
+def test_options_and_the_files_that_they_name(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "some.json"
+    seen = {key_of(model), key_of(model, dtype="float32"), key_of(model, attn_implementation=str(file))}
+    for content in "ab":
+        file.write_text(content)
+        seen.add(key_of(model, attn_implementation=str(file)))
+    assert len(seen) == 5
+    request = planned("toy", "transformers", str(model), 100, {"attn_implementation": "owner/kernels"})
+    said = worker.inspect(request).problem
+    assert said.startswith("engine.attn_implementation: owner/kernels is no path here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,28 +12,41 @@ import pytest
 from compare_q import backends
 from compare_q.backends.base import ModelFacts, ModelFiles
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.machine import Gpu
 from compare_q.backends.reference.store import MANIFEST
 from tests.support import stub_engine
-from tests.support.comparisons import fake, toy
+from tests.support.comparisons import LENGTHS, Measured, fake, result_of, three, toy, write_texts
 from tests.support.fake_engine import FakeEngine
-from tests.support.text_runs import LENGTHS, RunTexts, measured, runs_of, write_texts
 from tests.support.threaded import threaded
 from tests.support.toy import assert_refused, needs_accelerate
 
-Start = Callable[..., RunTexts]
+Start = Callable[[list[dict[str, Any]]], Callable[..., Measured]]
+RUN = ("score_seconds", "load_seconds", "tokens_per_second", "seconds", "timing", "from_cache", "provenance", "notes")
+"""What of a model in results.json is another run's in another run."""
 
 
 @pytest.fixture
 def start(compare_q: Any, tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Runs of these models on the three texts."""
+    """Runs of these models on the texts of some names, all if none is named, with flags."""
     monkeypatch.setitem(backends.ENGINES, "stub", stub_engine.LOCATION)
-    files = write_texts(tmp_path, toy_model)
-    return lambda models: runs_of(compare_q, tmp_path, files, models)
+    files, output = write_texts(tmp_path, toy_model), tmp_path / "results.json"
+
+    def started(models: list[dict[str, Any]]) -> Callable[..., Measured]:
+        (tmp_path / "models.json").write_text(json.dumps(models))
+
+        def run(*names: str, flags: Any = ()) -> Measured:
+            output.unlink(missing_ok=True)
+            data = [files[name] for name in names or files]
+            ran = compare_q("-d", *data, "-m", tmp_path / "models.json", "-o", output, *flags)
+            return result_of(ran, output, tmp_path)
+
+        return run
+
+    return started
 
 
-def three(**keys: Any) -> list[dict[str, Any]]:
-    return [fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0, **keys)]
+def of_texts(many: Measured, label: str, name: str) -> list[Any]:
+    """This value of a model for each text."""
+    return [many.model(label, text)[name] for text in LENGTHS]
 
 
 def test_each_model_loads_once_and_has_the_numbers_of_three_runs(
@@ -46,11 +60,13 @@ def test_each_model_loads_once_and_has_the_numbers_of_three_runs(
         alone = run(name, flags=("--cache-dir", tmp_path / f"cache-{name}"))
         assert alone.loaded == ["ref", "noisy"]
         for label in ("ref", "noisy"):
-            assert measured(many.model(label, name)) == measured(alone.model(label))
-        assert alone.texts[""]["data"] == many.texts[name]["data"]
-        assert alone.texts[""]["subtitle"] == many.texts[name]["subtitle"]
-        assert alone.texts[""]["reference"]["key"] == many.texts[name]["reference"]["key"]
-    assert len({many.model("noisy", name)["kld"] for name in LENGTHS}) == 3
+            one, other = ({key: value for key, value in model.items() if key not in RUN}
+                          for model in (many.model(label, name), alone.model(label)))  # fmt: skip
+            assert one == other
+        for key in ("data", "subtitle"):
+            assert alone.results[key] == many.texts[name][key]
+        assert alone.results["reference"]["key"] == many.texts[name]["reference"]["key"]
+    assert len(set(of_texts(many, "noisy", "kld"))) == 3
 
 
 @needs_accelerate
@@ -63,24 +79,19 @@ def test_noise_begins_anew_with_each_text(start: Start, toy_model: Path, tmp_pat
     assert many.model("floor", "code")["estimates"] == alone.model("floor")["estimates"]
 
 
-def test_scores_are_shared_with_runs_of_one_text(start: Start) -> None:
+def test_scores_are_shared_with_runs_of_one_text_and_the_second_text_waits_for_no_load(start: Start) -> None:
     run = start(three())
     assert run("code").loaded == ["ref", "a", "b"]
-    assert (many := run()).loaded == ["ref", "a", "b"]
-    assert [many.model("a", name)["from_cache"] for name in LENGTHS] == [False, True, False]
+    many = run()
+    assert many.loaded == ["ref", "a", "b"]
+    assert of_texts(many, "a", "from_cache") == [False, True, False]
     assert "scoring a on code" not in many.err
-    for names in (("prose",), ("logs", "code"), ()):
-        again = run(*names)
-        assert (again.status, again.loaded) == (0, [])
-
-
-def test_the_second_text_waits_for_no_load(start: Start) -> None:
-    many = start(three())()
+    again = run("logs", "code")
+    assert (again.status, again.loaded) == (0, [])
     for label in ("ref", "a", "b"):
-        first, *others = (many.model(label, name)["timing"] for name in LENGTHS)
+        first, last = many.model(label, "prose")["timing"], many.model(label, "logs")["timing"]
         assert first["loaded"] > first["started"]
-        for before, after in zip([first, *others], others, strict=False):
-            assert after["loaded"] == after["started"] == before["closed"]
+        assert last["loaded"] == last["started"] == first["closed"]
 
 
 def test_a_model_that_cannot_be_loaded_is_tried_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,29 +103,26 @@ def test_a_model_that_cannot_be_loaded_is_tried_once(start: Start, monkeypatch: 
             raise ModelError("no kernel for it")
 
     monkeypatch.setattr(FakeEngine, "load", load)
-    run = start(three())
-    many = run()
+    many = start(three())()
     assert (many.status, tries) == (1, ["ref", "a", "b"])
-    assert [many.model("b", name)["error"] for name in LENGTHS] == ["no kernel for it"] * 3
-    assert all(many.model("a", name)["kld"] for name in LENGTHS)
+    assert of_texts(many, "b", "error") == ["no kernel for it"] * 3
+    assert all(of_texts(many, "a", "kld"))
 
 
 def test_a_model_that_fails_on_one_text_goes_on_with_the_next(start: Start) -> None:
     """Of 9, 15 and 9 windows the fake fails after 12 of one load: in the second text; a fresh one scores the third."""
     many = start(three(fail=12))()
-    assert many.status == 1
-    assert many.loaded == ["ref", "a", "b", "b"]
-    found = [many.model("b", name) for name in LENGTHS]
-    assert [model["error"] for model in found] == [None, "told to fail after 12 windows", None]
-    assert [model["kld"] is None for model in found] == [False, True, False]
-    assert [each["mean_kld"] is None for each in many.results["means"]] == [False, False, True]
+    assert (many.status, many.loaded) == (1, ["ref", "a", "b", "b"])
+    assert of_texts(many, "b", "error") == [None, "told to fail after 12 windows", None]
+    assert [kld is None for kld in of_texts(many, "b", "kld")] == [False, True, False]
+    assert [each["mean_kld"] is None for each in many.whole["means"]] == [False, False, True]
     assert "code: b: failed: told to fail after 12 windows" in many.out
 
 
 def test_a_reference_that_fails_on_one_text_leaves_that_without_kld(start: Start) -> None:
     many = start([fake("ref", boost=3.0, reference=True, fail=12), fake("a")])()
     assert many.status == 1
-    assert [many.model("a", name)["kld"] is None for name in LENGTHS] == [False, True, False]
+    assert [kld is None for kld in of_texts(many, "a", "kld")] == [False, True, False]
     assert many.model("a", "code")["ppl"]
     assert "code: a: no KLD: the reference failed" in many.out
 
@@ -123,13 +131,12 @@ def test_a_text_that_cannot_be_made_is_a_column_with_its_reason(start: Start, tm
     run = start(three())
     (tmp_path / "code.txt").write_text("short")
     many = run()
-    assert many.status == 1
+    assert (many.status, many.loaded) == (1, ["ref", "a", "b"])
     assert many.texts["code"]["error"] == "eval_len: the text has 5 tokens, one window takes 61; shorten eval_len"
     assert many.texts["code"]["models"] == []
     assert f"code: failed: {many.texts['code']['error']}" in many.out
-    assert many.loaded == ["ref", "a", "b"]
-    assert all(many.model("a", name)["kld"] for name in ("prose", "logs"))
     for name in ("prose", "logs"):
+        assert many.model("a", name)["kld"]
         (tmp_path / f"{name}.txt").write_text("short")
     ran = run()
     assert (ran.status, ran.out) == (2, "")
@@ -139,66 +146,51 @@ def test_a_text_that_cannot_be_made_is_a_column_with_its_reason(start: Start, tm
 
 def test_a_damaged_reference_of_one_text_is_found_before_anything_loads(start: Start, own_cache: Path) -> None:
     run = start([fake("ref", boost=3.0, reference=True), fake("a")])
-    many = run()
+    many = run("prose", "code")
     store = own_cache / "references" / many.texts["code"]["reference"]["key"]
     (store / MANIFEST).write_text("{}")
-    for folder in (own_cache / "scores").iterdir():
-        if folder.name in many.model("a", "code")["scores_key"]:
-            for file in folder.glob("*.safetensors"):
-                file.unlink()
-    assert_refused(run(), f"{store / MANIFEST}: not a reference store")
+    for file in (own_cache / "scores" / many.model("a", "code")["scores_key"].split("/")[0]).glob("*.safetensors"):
+        file.unlink()
+    assert_refused(run("prose", "code"), f"{store / MANIFEST}: not a reference store")
 
 
 def test_models_run_side_by_side_on_several_gpus(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = start(three())()
-    told = threaded(monkeypatch, gpus=[Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(2)])
-    run = start([{**spec, "replicas": 2} for spec in three()])
-    many = run(flags=("-cc",))
+    told = threaded(monkeypatch, gpus=2)
+    many = start([{**spec, "replicas": 2} for spec in three()])(flags=("-cc",))
     assert many.status == 0, many.err
     for label in ("ref", "a", "b"):
         assert told.of(label) == ["load", "load", *["score"] * 6]
-        for name in LENGTHS:
-            assert many.model(label, name)["kld"] == alone.model(label, name)["kld"]
+        assert of_texts(many, label, "kld") == of_texts(alone, label, "kld")
 
 
-def test_a_worker_that_dies_between_texts_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = threaded(monkeypatch)
-    told.fails = {("a", "score"): "dies"}
+@pytest.mark.parametrize("dies", ["ref", "a"])
+def test_a_worker_that_dies_between_texts_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
+    """The others have no KLD of a text whose reference failed."""
+    told = threaded(monkeypatch, gpus=1)
+    told.fails = {(dies, "score"): "dies"}
     run = start(three())
     many = run()
     assert many.status == 1
-    assert many.model("a", "prose")["error"] == "its worker was ended by a test"
-    assert told.of("a") == ["load", "score", "load", "score", "score"]
-    again = run()
-    assert again.status == 0
-    assert [label for label, step in told.steps if step == "load"][-1:] == ["a"]
-
-
-def test_a_reference_that_dies_gets_its_gpu_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another model has it by then, with its worker, and waits for the reference of the next text."""
-    told = threaded(monkeypatch, gpus=[Gpu("0", "NVIDIA H200", "580.1", 143771.0)])
-    told.fails = {("ref", "score"): "dies"}
-    many = start(three())()
-    assert many.status == 1
-    assert [many.model("ref", name)["error"] is None for name in LENGTHS] == [False, True, True]
-    for label in ("a", "b"):
-        assert [many.model(label, name)["kld"] is None for name in LENGTHS] == [True, False, False]
+    assert of_texts(many, dies, "error") == ["its worker was ended by a test", None, None]
+    assert told.of(dies) == ["load", "score", "load", "score", "score"]
+    assert [kld is None for kld in of_texts(many, "b", "kld")] == [dies == "ref", False, False]
+    told.steps.clear()
+    assert run().status == 0
+    assert dies in [label for label, step in told.steps if step == "load"]
 
 
 def test_texts_on_both_sides_of_a_change_of_rope_are_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's context, and so its rotary factors, would be those of the longest text."""
-    edge = 0
+    edge = 61
 
     def facts(files: ModelFiles) -> ModelFacts:
         return ModelFacts(rope_changes_above=edge if files.planned.label == "a" else None)
 
     monkeypatch.setattr(ModelFiles, "facts", facts)
     run = start(three())
-    lengths = sorted(text["data"]["window_length"] for text in run().texts.values())
-    edge = lengths[0]
-    assert lengths[0] < lengths[-1]
     assert_refused(run(), f"a: eval_len: the model has other rotary factors in contexts above {edge} tokens, and the ")
-    edge = lengths[-1]
+    edge = 101
     assert run().status == 0
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.common.machine import Gpu
 from compare_q.backends.reference.store import Reader
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
@@ -24,12 +23,10 @@ from compare_q.eval.run.workers import Workers
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import windows
-from tests.support.comparisons import KLD, fake
+from tests.support.comparisons import KLD, UNIFORM, Models, fake, write_texts
 from tests.support.processes import wait_until
-from tests.support.text_runs import write_texts
-from tests.support.threaded import Told, threaded
+from tests.support.threaded import H200, Told, threaded
 
-GPUS = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(2)]
 TOGETHER_S = 120.0
 
 
@@ -54,7 +51,7 @@ class Run(threading.Thread):
 
     def of(self, label: str) -> list[ModelResult]:
         """A model's rows, one per text; none of the run's has failed."""
-        assert self.outcome is not None
+        assert self.outcome is not None, "it waits for ever"
         rows = [row for text in self.outcome.results.scored for row in text.models]
         assert [row.error for row in rows if row.error] == []
         return [row for row in rows if row.label == label]
@@ -64,16 +61,19 @@ class Run(threading.Thread):
         return [row.scores_key.partition("/")[0] for label in labels for row in self.of(label)]
 
 
+Make = Callable[..., Run]
+
+
 @pytest.fixture
-def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterator[Callable[..., Run]]:
+def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterator[Make]:
     """Makes a run on texts in this order."""
     files, runs = write_texts(tmp_path, toy_model), list[Run]()
 
-    def made(names: Sequence[str], *models: dict[str, Any], gpus: int = 1, cache: Path = own_cache, **keys: Any) -> Run:
-        texts = {name: reading.load_data_specs([files[name]])[0] for name in names}
+    def made(models: Models = UNIFORM, *names: str, gpus: int = 1, cache: Path = own_cache, **keys: Any) -> Run:
+        texts = {name: reading.load_data_specs([files[name]])[0] for name in names or ("prose",)}
         for spec in texts.values():
             windows.build(spec, None, Cache(cache), Progress(quiet=True))
-        pool = GpuPool(GPUS[:gpus])
+        pool = GpuPool(H200[:gpus])
         config = RunConfig(Cache(cache), Progress(quiet=True), Workers(gpus=pool), pool, **keys)
         runs.append(Run(config, texts, models))
         return runs[-1]
@@ -89,7 +89,6 @@ def together(*runs: Run) -> None:
         run.start()
     for run in runs:
         run.join(TOGETHER_S)
-    assert not [run for run in runs if run.is_alive()], "they wait for each other"
 
 
 def held(cache: Cache, keys: Sequence[str]) -> Any:
@@ -97,87 +96,86 @@ def held(cache: Cache, keys: Sequence[str]) -> Any:
     return cache.locked([cache.path("scores", key, ".lock") for key in keys], lambda: None)
 
 
-def test_models_and_texts_in_another_order(make: Callable[..., Run], told: Told) -> None:
+def test_models_and_texts_in_another_order(make: Make, told: Told) -> None:
     """Each model scores each text once, in whichever run."""
-    runs = (make(["prose", "code"], fake("a"), fake("b", boost=1.0)),
-            make(["code", "prose"], fake("b too", boost=1.0), fake("a too")))  # fmt: skip
+    runs = (make([fake("a"), fake("b", boost=1.0)], "prose", "code"),
+            make([fake("b", boost=1.0), fake("a")], "code", "prose"))  # fmt: skip
     told.may_score = lambda: all(run.ident for run in runs)
     together(*runs)
     for run in runs:
-        assert [row.ppl for label in ("a", "a too") for row in run.of(label)] == pytest.approx([500.0] * 2)
+        assert [row.ppl for row in run.of("a")] == pytest.approx([500.0] * 2)
     assert len([step for _, step in told.steps if step == "score done"]) == 4
 
 
-def test_a_model_that_waits_for_a_lock_has_no_gpu(make: Callable[..., Run], told: Told, own_cache: Path) -> None:
+def test_a_model_that_waits_for_a_lock_has_no_gpu(make: Make, told: Told, own_cache: Path) -> None:
     """Others of its run score meanwhile, unless it is their reference.  That it waits is said once."""
-    before = make(["prose"], fake("ref", boost=3.0, reference=True), fake("a"))
+    before, cache = make(), Cache(own_cache)
     together(before)
-    cache = Cache(own_cache)
-    for key in before.keys("ref", "a"):
+    for key in before.keys("ref", "uniform"):
         cache.clear("scores", key)
     told.steps.clear()
-    run = make(["prose"], fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0), gpus=2)
+    run = make([*UNIFORM, fake("b", boost=1.0)], gpus=2)
 
     def waiting() -> list[str]:
-        return [line for line in run.said if "another run" in line]
+        return [line.partition(":")[0] for line in run.said if "another run" in line]
 
-    with held(cache, before.keys("a")):
+    with held(cache, before.keys("uniform")):
         with held(cache, before.keys("ref")):
             run.start()
             wait_until(waiting, TOGETHER_S)
             assert (told.steps, len(run.config.gpus.free)) == ([], 2)
         wait_until(lambda: ("b", "score done") in told.steps and len(waiting()) == 2, TOGETHER_S)
-        assert told.of("a") == []
+        assert told.of("uniform") == []
     run.join(TOGETHER_S)
-    assert [line.partition(":")[0] for line in waiting()] == ["ref", "a"]
-    assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]
+    assert waiting() == ["ref", "uniform"]
+    assert [row.kld for row in run.of("uniform")] == [row.kld for row in before.of("uniform")]
 
 
-def test_complete_rows_wait_for_no_lock(make: Callable[..., Run], told: Told, own_cache: Path) -> None:
+def test_complete_rows_wait_for_no_lock(make: Make, told: Told, own_cache: Path) -> None:
     """Another run may hold them for long, to compare the same models with another reference."""
-    models = (fake("ref", boost=3.0, reference=True), fake("a"))
-    before = make(["prose"], *models)
+    before, run = make(), make()
     together(before)
-    cache, told.steps[:] = Cache(own_cache), []
-    run = make(["prose"], *models)
-    with held(cache, before.keys("ref", "a")):
+    told.steps.clear()
+    with held(Cache(own_cache), before.keys("ref", "uniform")):
         together(run)
-    assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]
-    assert [row.from_cache for row in (*run.of("ref"), *run.of("a"))] == [True, True]
+    assert [row.kld for row in run.of("uniform")] == [row.kld for row in before.of("uniform")]
+    assert [row.from_cache for row in (*run.of("ref"), *run.of("uniform"))] == [True, True]
     assert told.steps == []
 
 
-def test_two_caches_and_one_place_of_the_reference(make: Callable[..., Run], told: Told, tmp_path: Path) -> None:
+def assert_right(*runs: Run) -> None:
+    """These runs end, and their models have the KLD of a closed form."""
+    for run in runs:
+        run.join(TOGETHER_S)
+        assert [row.kld for row in run.of("uniform") if row.kld] == pytest.approx([KLD], rel=1e-5)
+
+
+def test_two_caches_and_one_place_of_the_reference(make: Make, told: Told, tmp_path: Path) -> None:
     """The second one records there only when the first one is through, whose end removes what is half-made."""
     models = [fake(label, boost=3.0, out_logits=str(tmp_path / "refs")) for label in ("first", "second")]
-    one, other = (make(["prose"], model, fake("a"), cache=tmp_path / model["label"]) for model in models)
+    one, other = (make([model, fake("uniform")], cache=tmp_path / model["label"]) for model in models)
     told.may_score = lambda: other.said != []  # it waits for the lock
     one.start()
     wait_until(lambda: ("first", "score") in told.steps, TOGETHER_S)
     other.start()
-    for run in (one, other):
-        run.join(TOGETHER_S)
-        assert [row.kld for row in run.of("a") if row.kld] == pytest.approx([KLD], rel=1e-5)
+    assert_right(one, other)
     assert told.before(("first", "score done"), ("second", "load"))
 
 
-def test_clearing_keeps_a_store_that_another_run_reads(make: Callable[..., Run], told: Told, own_cache: Path) -> None:
+def test_clearing_keeps_a_store_that_another_run_reads(make: Make, told: Told, own_cache: Path) -> None:
     """And deletes it once that run is over."""
-    models = (fake("ref", boost=3.0, reference=True), fake("a"))
-    reader, clearing = make(["prose"], *models), make(["prose"], *models, clear=True)
-    told.first[("a", "score")] = ("ref", "again")
+    reader, clearing = make(), make(clear=True)
+    told.first[("uniform", "score")] = ("ref", "again")
     reader.start()
-    wait_until(lambda: ("a", "score") in told.steps, TOGETHER_S)
+    wait_until(lambda: ("uniform", "score") in told.steps, TOGETHER_S)
     (store,) = (folder for folder in (own_cache / "references").iterdir() if folder.is_dir())
     before = {file.name: file.stat().st_mtime_ns for file in store.iterdir()}
     clearing.start()
     wait_until(lambda: told.of("ref").count("score") == 2, TOGETHER_S)
     assert {file.name: file.stat().st_mtime_ns for file in store.iterdir()} == before
     assert any(line.startswith(f"{store}: kept") for line in clearing.said)
-    told.note(("ref", "again"))
-    for run in (reader, clearing):
-        run.join(TOGETHER_S)
-        assert [row.kld for row in run.of("a") if row.kld] == pytest.approx([KLD], rel=1e-5)
+    told.steps.append(("ref", "again"))
+    assert_right(reader, clearing)
     Reader(store).verify()
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compare_q.backends.common import machine
-from compare_q.backends.common.machine import Gpu
+from compare_q.backends.worker.engine_process import ENDING
 from compare_q.backends.worker.messages import LoadCommand
-from compare_q.eval.run.workers import Workers
+from compare_q.eval.run import workers
+from compare_q.eval.run.workers import InterruptedRun, Workers, signals_interrupt
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
 from tests.support.threaded import threaded
 
-H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(2)]
 
-
-def three(**keys: Any) -> list[dict[str, Any]]:
-    return [fake(label, boost=boost, **keys) for label, boost in (("a", 0.5), ("b", 1.0), ("c", 1.5))]
+def models_of(labels: str = "abc", **keys: Any) -> list[dict[str, Any]]:
+    return [fake(label, boost="_abc".index(label) / 2, **keys) for label in labels]
 
 
 def numbers(ran: Any) -> dict[str, tuple[float, float]]:
@@ -27,17 +29,15 @@ def numbers(ran: Any) -> dict[str, tuple[float, float]]:
 
 
 def test_without_gpus_one_model_follows_the_other(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = measured(three())
+    alone = measured(models_of())
     told = threaded(monkeypatch)
-    ran = measured(three(), "-cc")
+    ran = measured(models_of(), "-cc")
     assert ran.status == 0, ran.err
     assert numbers(ran) == numbers(alone)
-    steps = ["load", "load done", "score", "score done"]
-    assert told.steps == [(label, step) for label in "abc" for step in steps]
+    assert told.steps == [(label, step) for label in "abc" for step in ("load", "load done", "score", "score done")]
     seconds = {label: model["seconds"] for label, model in ran.models.items()}
-    for model in ran.models.values():
-        assert set(model["seconds"]) == {"load", "first_step", "scoring", "close"}
-    again = measured(three())
+    assert all(set(each) == {"load", "first_step", "scoring", "close"} for each in seconds.values())
+    again = measured(models_of())
     assert {label: model["seconds"] for label, model in again.models.items()} == seconds  # of the run that scored
     assert "an earlier run measured their speed (*)" in again.out
 
@@ -48,23 +48,21 @@ def test_a_worker_that_is_lost_with_its_machine_is_replaced_three_times(
 ) -> None:
     told = threaded(monkeypatch)
     told.fails = {("a", "score"): "lost " * lost}
-    ran = measured(three()[:1])
+    ran = measured(models_of("a"))
     assert ran.status == status
     assert told.of("a") == ["load", "score"] * 4
     assert ran.err.count("a: its machine was lost; what is not kept of it is scored again") == 3
-    if status:
-        assert "its machine was lost, as 3 workers of this model before" in ran.err
+    assert ("its machine was lost, as 3 workers of this model before" in ran.err) == bool(status)
 
 
 def test_no_model_loads_before_the_reference_is_there(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [fake("a", boost=3.0, reference=True), fake("b", boost=1.0)]
     alone = measured(models)
-    told = threaded(monkeypatch, gpus=H200)
+    told = threaded(monkeypatch, gpus=2)
     ran = measured(models, "-cc")
     assert ran.status == 0, ran.err
     assert numbers(ran) == numbers(alone)
     assert told.before(("a", "score done"), ("b", "load"))
-    told.steps.clear()
     told.fails = {("a", "score"): "dies"}
     lost = measured(models, "-cc")
     assert (lost.models["b"]["ppl"], lost.models["b"]["kld"]) == (alone.models["b"]["ppl"], None)
@@ -72,9 +70,9 @@ def test_no_model_loads_before_the_reference_is_there(measured: Compare, monkeyp
 
 
 def test_two_gpus_score_two_models_at_the_same_time(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = threaded(monkeypatch, gpus=H200)
+    told = threaded(monkeypatch, gpus=2)
     told.first = {("a", "score"): ("b", "load done"), ("b", "score"): ("a", "load done")}
-    ran = measured(three())
+    ran = measured(models_of())
     assert ran.status == 0, ran.err
     loads = {job.model.label: job.devices for job in told.jobs if isinstance(job, LoadCommand)}
     assert {loads["a"], loads["b"]} == {("0",), ("1",)}
@@ -104,21 +102,24 @@ def test_replicas_give_the_numbers_of_one_worker(
     """Also where replicas record the reference: every share of its windows, and one head."""
     models = pair if engine == "stub" else [toy(toy_model, "ref", reference=True),
                                             toy(toy_model, "noisy", dtype="bfloat16")]  # fmt: skip
+
+    def files() -> Any:
+        return json.loads(next(store_of(own_cache).glob("*.json")).read_text())["files"]
+
     alone = measured(models)
-    manifest = json.loads(next(store_of(own_cache).glob("*.json")).read_text())
+    gold = files()
     told = threaded(monkeypatch)
     ran = measured([{**model, "replicas": 2} for model in models], "-cc")
     assert ran.status == 0, ran.err
-    assert ran.tokens("ref") == alone.tokens("ref")
-    assert ran.tokens("noisy") == alone.tokens("noisy")
-    assert json.loads(next(store_of(own_cache).glob("*.json")).read_text())["files"] == manifest["files"]
-    assert sorted(told.of("noisy")[-2:]) == ["score", "score"]
+    assert [ran.tokens(label) for label in ("ref", "noisy")] == [alone.tokens(label) for label in ("ref", "noisy")]
+    assert files() == gold
+    assert told.of("noisy")[-2:] == ["score", "score"]
     assert [model["notes"][0] for model in ran.models.values()] == ["scored by 2 replicas"] * 2
     assert "scored in" not in ran.out
 
 
 def test_replicas_share_the_gpus_and_cores(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = threaded(monkeypatch, gpus=H200)
+    told = threaded(monkeypatch, gpus=2)
     ran = measured([{**fake("a"), "replicas": 3}, {**fake("b", boost=1.0), "replicas": 2, "gpus": 2}])
     assert ran.status == 0, ran.err
     assert sorted(job.devices for job in told.jobs if isinstance(job, LoadCommand)) == [("0",), ("0", "1"), ("1",)]
@@ -128,13 +129,65 @@ def test_replicas_share_the_gpus_and_cores(measured: Compare, monkeypatch: pytes
 
 def test_no_speed_where_another_process_uses_the_gpu(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a row from the cache."""
-    threaded(monkeypatch, gpus=H200[:1])
+    threaded(monkeypatch, gpus=1)
     others = {"a": "other (process 7, 61.0 GB)", "b": ""}
     monkeypatch.setattr(machine, "gpu_users", lambda devices: next(iter(others.values())))
-    first = measured(three()[:1])
+    first = measured(models_of("a"))
     others.pop("a")
-    for ran in (first, measured(three()[:2])):
+    for ran in (first, measured(models_of("ab"))):
         assert ran.models["a"]["tokens_per_second"] is None
-        assert ran.models["a"]["kld"] is None
         assert "a: tok/s n/a: while it was scored the GPU was also used by other (process 7, 61.0 GB)" in ran.out
     assert ran.models["b"]["tokens_per_second"] > 0
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Python's own handlers, whatever this process was started to ignore; its handlers are there again afterwards."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number in ENDING:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("first", ENDING)
+def test_the_first_signal_interrupts_and_no_other_does(first: signal.Signals) -> None:
+    def storm() -> None:
+        with signals_interrupt(Workers()), ExitStack() as unwinding:
+            for number in (*ENDING, first):
+                unwinding.callback(signal.raise_signal, number)
+            signal.raise_signal(first)
+
+    with pytest.raises(InterruptedRun) as raised:
+        storm()
+    assert raised.value.signal == first
+    for number in ENDING:  # while Python ends, too, which takes our handlers away
+        assert signal.getsignal(number) == signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("handlers")
+def test_an_ignored_signal_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signals_interrupt(Workers()):
+        signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(InterruptedRun):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("handlers")
+def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as nothing has stopped the run: Python swallows what is raised while it deletes an object."""
+    running = Workers()
+    with signals_interrupt(running):
+        with pytest.raises(InterruptedRun):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # at once
+        monkeypatch.setattr(workers, "AGAIN_S", -1.0)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(InterruptedRun):
+            signal.raise_signal(signal.SIGINT)
+        running.stop()
+        signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,347 @@
+"""References: which models a run with one loads, where its store lies, what is refused, and references that fail."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from compare_q.backends.reference.store import MANIFEST, Reader
+from compare_q.eval.text import vocabulary
+from tests.support.comparisons import (
+    KLD,
+    N_WINDOWS,
+    UNIFORM,
+    Compare,
+    Measured,
+    Models,
+    cut_divergence,
+    fake,
+    left_behind,
+    store_of,
+    stub,
+    toy,
+)
+from tests.support.fake_engine import FakeEngine
+from tests.support.stores import window_of
+from tests.support.stub_engine import rounding_of_rows
+from tests.support.toy import TOY_VOCAB, assert_refused, needs_accelerate
+
+
+def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compare) -> None:
+    """The first of two that are marked; a mask keeps it."""
+    ref, other = fake("ref", boost=3.0, reference=True), fake("other", boost=2.0, out_logits="none")
+    models = [fake("one", vocab_size=501), fake("two", boost=1.0), ref, other]
+    ran = measured(models)
+    assert ran.status == 0, ran.err
+    assert "ref is the reference, as the first of 2 that are marked; not: other" in ran.err
+    assert ran.loaded == ["ref", "one", "two", "other"]
+    assert list(ran.models) == ["one", "two", "ref", "other"]
+    assert re.findall(r"^ (one|two|ref|other) ", ran.out, re.MULTILINE) == ["one", "two", "ref", "other"]
+    assert [model["reference"] for model in ran.results["models"]] == [False, False, True, False]
+    assert ran.results["reference"]["label"] == "ref"
+    assert all(model["kld"] is not None for model in ran.results["models"])
+    assert list(measured(models, "-mask", "two").models) == ["two", "ref"]
+
+
+def test_a_second_run_does_not_open_the_store(
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All from the cache, the store there or not; a model more, and the reference is measured again for its store."""
+    first, store = measured(UNIFORM), store_of(own_cache)
+    before = (store / MANIFEST).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "verify", lambda *_: pytest.fail("verified"))
+        patch.setattr(Reader, "window", lambda *_: pytest.fail("read"))
+        patch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded"))
+        again = measured(UNIFORM)
+        assert again.status == 0, again.err
+        assert all(model["from_cache"] for model in again.results["models"])
+        shutil.rmtree(store)
+        without = measured(UNIFORM)
+    assert without.status == 0, without.err
+    assert without.models["uniform"]["kld"] == first.models["uniform"]["kld"]
+    assert without.results["reference"]["label"] == "ref"
+    assert "contents" not in without.results["reference"]
+    assert not store.exists()
+    more = measured([*UNIFORM, fake("boosted", boost=1.0)])
+    assert more.status == 0, more.err
+    assert more.loaded == ["ref", "boosted"]
+    assert store_of(own_cache) == store
+    assert (store / MANIFEST).read_bytes() == before
+    assert [model["from_cache"] for model in more.results["models"]] == [False, True, False]
+    assert more.models["boosted"]["kld"] > 0
+
+
+def test_divergences_of_another_reference_are_other_scores(measured: Compare) -> None:
+    first = measured(UNIFORM)
+    second = measured([fake("ref", boost=2.0, reference=True), fake("uniform")])
+    alone = measured([fake("uniform")])
+    assert second.loaded == ["ref", "uniform"]
+    assert second.models["uniform"]["kld"] == pytest.approx(cut_divergence(2.0, 500), abs=1e-5)
+    assert second.models["uniform"]["kld"] != first.models["uniform"]["kld"]
+    assert (alone.models["uniform"]["kld"], alone.results["reference"]) == (None, None)
+    renamed = measured([fake("other name", boost=3.0, reference=True), fake("uniform")])
+    assert renamed.loaded == []
+    assert renamed.models["uniform"]["kld"] == first.models["uniform"]["kld"]
+
+
+def test_out_logits_names_the_folder_of_the_store(measured: Compare, own_cache: Path, tmp_path: Path) -> None:
+    """Stores of two texts lie beside each other there, under their keys."""
+    folder = tmp_path / "deep" / "kept"
+    models = [fake("ref", boost=3.0, out_logits=str(folder)), fake("uniform")]
+    ran = measured(models)
+    assert ran.status == 0, ran.err
+    assert left_behind(own_cache) == []
+    (store,) = folder.iterdir()
+    assert Reader(store).n_windows == N_WINDOWS
+    assert store.name == ran.results["reference"]["key"]
+    assert str(store) in ran.err
+    assert measured(models, eval_len=50).loaded == ["ref", "uniform"]
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_store_at_a_path_is_made_once_and_then_enough(measured: Compare, pair: Models, tmp_path: Path) -> None:
+    """A second run, with another cache, needs neither the reference nor its model, and does not clear it."""
+    path = tmp_path / "deep" / "bf16.reference"
+    first = measured(pair, "-lf", path)
+    assert first.status == 0, first.err
+    assert Reader(path).identity["label"] == "ref"
+    assert [entry.name for entry in path.parent.iterdir()] == ["bf16.reference"]
+    alone = measured(pair[1:], "-lf", path)
+    assert (alone.status, alone.loaded) == (0, [])  # a store made here and the same store given are one reference
+    for flags in (["--cache-dir", tmp_path / "other", "-kld"], ["-cc", "-kld"]):
+        fresh = measured(pair[1:], "-lf", path, *flags)
+        assert (fresh.status, fresh.loaded) == (0, ["noisy"]), fresh.err
+        assert fresh.tokens("noisy") == first.tokens("noisy")
+        assert fresh.results["reference"]["label"] == "ref"
+        assert "the most probable tokens of ref (" in fresh.out
+    marked = measured(pair, "-lf", path, "--cache-dir", tmp_path / "third")
+    assert marked.status == 0, marked.err
+    assert "kept as the reference" not in marked.err
+    assert marked.tokens("noisy") == first.tokens("noisy")
+    assert Reader(path).n_windows == N_WINDOWS
+
+
+def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
+    """A damaged store is made again, even where nobody looked at it."""
+    measured(UNIFORM)
+    store = store_of(own_cache)
+    window = window_of(store, 1)
+    good = window.read_bytes()
+    window.write_bytes(b"damaged")
+    ran = measured(UNIFORM, "-cc")
+    assert (ran.status, ran.loaded) == (0, ["ref", "uniform"]), ran.err
+    assert window.read_bytes() == good
+    assert not any(model["from_cache"] for model in ran.results["models"])
+    (store / MANIFEST).write_text("{")
+    assert_refused(measured(UNIFORM), f"{store / MANIFEST}: not a reference store")
+    ran = measured(UNIFORM, "-cc")
+    assert ran.status == 0, ran.err
+    assert Reader(store).n_windows == N_WINDOWS
+
+
+def assert_no_divergence(ran: Measured, reason: str) -> None:
+    """A failed reference: status 1, the reason at its row, PPL and a note for the model "uniform"."""
+    assert ran.status == 1, ran.out + ran.err
+    assert reason in next(model for model in ran.results["models"] if model["reference"])["error"]
+    model = ran.models["uniform"]
+    assert (model["kld"], model["same_top"], model["error"]) == (None, None, None)
+    assert model["ppl"] == pytest.approx(500.0, rel=1e-5)
+    assert "uniform: no KLD: the reference failed" in ran.out
+    assert ran.results["reference"] is None
+
+
+def test_a_failing_reference_leaves_perplexities(measured: Compare, own_cache: Path) -> None:
+    ran = measured([fake("uniform"), fake("ref", boost=3.0, fail=0, reference=True)])
+    assert_no_divergence(ran, "told to fail after 0 windows")
+    assert left_behind(own_cache) == []
+
+
+@needs_accelerate
+def test_a_reference_with_damaged_weights_leaves_perplexities(
+    measured: Compare, toy_model: Path, tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(toy_model, tmp_path / "broken"))
+    (broken / "model.safetensors").write_bytes(b"no safetensors file at all")
+    ran = measured([toy(broken, "ref", reference=True), fake("uniform")])
+    assert_no_divergence(ran, "model.safetensors: not a readable safetensors file")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(RuntimeError("broken"), "RuntimeError: broken"), (MemoryError(), "out of memory")]
+)
+def test_a_reference_that_fails_the_second_time(
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    """Its scores are in the cache and its store is gone; what needs the store has no divergence, and PPL."""
+    models = [fake("ref", boost=3.0, reference=True), fake("old", boost=1.0)]
+    measured(models)
+    shutil.rmtree(store_of(own_cache))
+
+    def fail(self: FakeEngine) -> None:
+        if self.options.boost == 3.0:
+            raise error
+
+    monkeypatch.setattr(FakeEngine, "load", fail)
+    assert_no_divergence(measured([*models, fake("uniform")]), reason)
+    assert left_behind(own_cache) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_recording_goes_on_in_the_next_run(
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Two windows of logits were recorded, and stay; then the store is whole."""
+    made: list[list[str]] = []
+    asked: list[int] = []
+    pieces = FakeEngine.pieces
+
+    def interrupted(self: FakeEngine, window: Any) -> Iterator[torch.Tensor]:
+        if window.index == 2:
+            (building,) = left_behind(own_cache)
+            made.append(sorted(file.name[:10] for file in (own_cache / "references" / building).glob("row.*")))
+            raise error
+        return pieces(self, window)
+
+    def counted(self: FakeEngine, window: Any) -> Iterator[torch.Tensor]:
+        asked.append(window.index)
+        return pieces(self, window)
+
+    monkeypatch.setattr(FakeEngine, "pieces", interrupted)
+    ran = measured(UNIFORM)
+    assert made[0] == ["row.000000", "row.000001"]
+    assert ran.status == (130 if error is KeyboardInterrupt else 2)
+    assert len(left_behind(own_cache)) == 1
+    assert list((own_cache / "scores").glob("*/record.*.json")) == []
+    monkeypatch.setattr(FakeEngine, "pieces", counted)
+    again = measured(UNIFORM)
+    assert asked == [2, *range(3)]
+    assert again.status == 0, again.err
+    assert again.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
+    assert [name for name in left_behind(own_cache) if name.startswith(".")] == []
+
+
+def test_an_interrupted_recording_at_a_path_is_no_store_and_in_nobodys_way(measured: Compare, tmp_path: Path) -> None:
+    """Another reference (here: of other engine options) takes the place of what is not finished."""
+    path = tmp_path / "kept"
+    assert measured([fake("ref", boost=3.0, fail=2, reference=True), UNIFORM[1]], "-lf", path).status == 1
+    assert len(list(path.glob("row.*"))) == 2
+    assert_refused(measured(UNIFORM[1:], "-lf", path), f"{path}: holds no reference")
+    whole = measured(UNIFORM, "-lf", path)
+    assert whole.status == 0, whole.err
+    assert whole.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
+    assert not (path / "unfinished.json").exists()
+
+
+@pytest.mark.parametrize("where", ["cache", "path"])
+@pytest.mark.parametrize("damage", ["flipped", "deleted"])
+@pytest.mark.parametrize("what", ["row.000001", "head.000000"])
+def test_a_damaged_store_is_found_before_a_model_loads(
+    measured: Compare, own_cache: Path, pair: Models, tmp_path: Path, where: str, damage: str, what: str
+) -> None:
+    """In the cache, or at a path that another run made, where the reference itself would have to be measured, too."""
+    flags = [] if where == "cache" else ["-lf", tmp_path / "kept"]
+    assert measured(pair[:1], *flags).status == 0
+    (file,) = (store_of(own_cache) if where == "cache" else tmp_path / "kept").glob(f"{what}.*")
+    if damage == "flipped":
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 16
+        file.write_bytes(data)
+    else:
+        file.unlink()
+    said = f"{file}: damaged" if damage == "flipped" else f"{file}: missing from the reference"
+    assert_refused(measured(pair, *flags), said)
+    if where == "path":
+        assert_refused(measured(pair, *flags, "--cache-dir", tmp_path / "other"), said)
+        assert_refused(measured(pair[1:], *flags), said)
+
+
+def test_a_store_of_other_windows(measured: Compare, tmp_path: Path) -> None:
+    """Another text, length, stride or warm-up, with the reference's model in the specs or not."""
+    path, other = tmp_path / "kept", tmp_path / "other.txt"
+    assert measured(UNIFORM, "-lf", path).status == 0
+    other.write_text("hgfedcba\n" * 100)
+    changes = ({"path": str(other)}, {"eval_len": 50}, {"eval_stride": 60}, {"warmup_tokens": 1})
+    for change in changes:
+        for specs in (UNIFORM, UNIFORM[1:]):
+            for flags in ([], ["-cc"]):  # what the user named is never deleted unless it is what this run makes
+                ran = measured(specs, "-lf", path, *flags, **change)
+                assert_refused(ran, f"{path}: the reference was made of other windows", "delete it or give another")
+    assert Reader(path).n_windows == N_WINDOWS
+
+
+def swapped(folder: Path, target: Path) -> Path:
+    """A copy of a model whose tokenizer has "a" and "b" the other way round."""
+    shutil.copytree(folder, target)
+    file = target / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    file.write_text(json.dumps(content))
+    return target
+
+
+@pytest.mark.parametrize("letters", ["abcd", "wxyz"])
+def test_a_store_of_another_tokenizer(measured: Compare, stub_model: Path, tmp_path: Path, letters: str) -> None:
+    """Also where the text has none of the tokens that were swapped, so that the windows are the same."""
+    text, path = tmp_path / "text.txt", tmp_path / "kept"
+    text.write_text(letters * 100)
+    assert measured(UNIFORM, "-lf", path, path=str(text)).status == 0
+    other = swapped(stub_model, tmp_path / "swapped")
+    for specs in (UNIFORM, UNIFORM[1:]):
+        ran = measured(specs, "-lf", path, path=str(text), tokenizer_dir=str(other))
+        assert_refused(ran, f"{path}: the reference was made with another tokenizer")
+
+
+def test_a_store_of_another_model(measured: Compare, pair: Models, noisy_stub: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    assert measured(pair, "-lf", path).status == 0
+    for other, how in (
+        (stub(noisy_stub, "ref", reference=True), "by another model"),
+        ({**pair[0], "engine": {**pair[0]["engine"], "dtype": "bfloat16"}}, "with other engine options"),
+        (fake("ref", vocab_size=TOY_VOCAB, reference=True), "by another"),
+    ):
+        assert_refused(measured([other, pair[1]], "-lf", path), f"{path}: the reference was made {how}")
+
+
+def test_a_model_with_another_tokenizer(measured: Compare, stub_model: Path, tmp_path: Path) -> None:
+    """Compared by content: another formatting of the same tokenizer is no other one."""
+    other = swapped(stub_model, tmp_path / "swapped")
+    ran = measured([stub(stub_model, "ref", reference=True), stub(other, "bad")])
+    assert_refused(ran, "bad: tokenizer_dir: is not this model's tokenizer: token 64 is 'b' in ", str(other))
+    same = Path(shutil.copytree(stub_model, tmp_path / "same"))
+    content = json.loads((same / "tokenizer.json").read_text())
+    (same / "tokenizer.json").write_text(json.dumps(content, indent=7))
+    assert (same / "tokenizer.json").read_bytes() != (stub_model / "tokenizer.json").read_bytes()
+    vocabulary.of_folders.cache_clear()
+    ran = measured([stub(stub_model, "ref", reference=True), stub(same, "same")])
+    assert ran.status == 0, ran.err
+    assert abs(ran.models["same"]["kld"]) <= rounding_of_rows()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a file", "a folder", "upstream's logits"])
+def test_a_path_that_holds_something_else(measured: Compare, tmp_path: Path, kind: str) -> None:
+    """It is neither read nor replaced."""
+    path = tmp_path / "something"
+    if kind == "a folder":
+        path.mkdir()
+        (path / "mine").write_text("")
+    elif kind == "a file":
+        path.write_bytes(b"no store")
+    elif kind == "upstream's logits":
+        save_file({"tensor.0": torch.zeros(1, 5, 8)}, path)
+    before = path.is_file() and path.read_bytes()
+    assert_refused(measured(UNIFORM[1:], "-lf", path), f"{path}: holds ")
+    if kind == "nothing":
+        return
+    what = "logits that ExLlamaV3's compare_q kept" if kind.startswith("up") else "no store of this compare_q"
+    assert_refused(measured(UNIFORM, "-lf", path), "--logits_file", f"{path}: holds {what}")
+    assert path.is_dir() if kind == "a folder" else path.read_bytes() == before
