@@ -1,12 +1,11 @@
 """Read a checkpoint's config.json: vocabulary, context, rope, quantization, KV cache, sizes of layers.
 
-Multimodal configs nest the language model's part, and checkpoints keep their quantization in one of three places.
-``CheckpointConfig`` is the only reader, so that all parts of the program find the same values.
+``CheckpointConfig`` is the only reader of nested configs (multimodal models) and of the three places of a quantization.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,6 @@ from compare_q.backends.checkpoint.files import INDEX, SINGLE
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
 from compare_q.backends.common.messages import printable
-from compare_q.backends.layers import schemes
 from compare_q.backends.layers.schemes import objects_in, part
 
 QUANTIZATION = "quantization_config"
@@ -72,19 +70,16 @@ class CheckpointConfig:
                     f"{printable(file)}: {key}: {printable(named)}: not every engine loads the weights from there, or "
                     f"the same ones later; save them into the folder as {SINGLE}, and leave the key out"
                 )
-        legacy = folder / LEGACY_FILE
-        stated = config.quantization
+        stated, legacy = config.quantization, folder / LEGACY_FILE
         mixed = stated.get("quant_algo") == "MIXED_PRECISION" and not stated.get("quantized_layers")
-        if (stated and not mixed) or not exists(legacy):
-            return config
-        return cls(config.raw, {"quant_method": "modelopt", **read_object(legacy, strict=False)})
+        if (mixed or not stated) and exists(legacy):
+            return cls(config.raw, {"quant_method": "modelopt", **read_object(legacy, strict=False)})
+        return config
 
     @cached_property
     def text(self) -> dict[str, Any]:
         """The language model's keys; a nested key replaces an outer key of the same name."""
-        thinker = self.raw.get("thinker_config")
-        parts = [self.raw.get(key) for key in TEXT_KEYS]
-        parts += [thinker.get("text_config")] if isinstance(thinker, dict) else []
+        parts = [*map(self.raw.get, TEXT_KEYS), part(self.raw, "thinker_config").get("text_config")]
         return {**self.raw, **next((part for part in parts if isinstance(part, dict)), {})}
 
     @property
@@ -119,16 +114,14 @@ class CheckpointConfig:
 
         Configs with llama3 or longrope scaling, and Gemma 3's, state the scaled length; configs with yarn either one.
         """
-        length, factor = self.stated_context, self.rope_scaling.get("factor")
-        if length is None or isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1e9:
+        length, factor, kind = self.stated_context, self.rope_scaling.get("factor"), scaling_type(self.rope_scaling)
+        if length is None or type(factor) not in (int, float) or not 0 < factor < 1e9:
             return length
-        if self.rope_type == "yarn":
+        if kind == "yarn":
             original = self.rope_scaling.get("original_max_position_embeddings")
             return extended_by_yarn(length, factor, original if type(original) is int else None)
         states_scaled_length = str(self.text.get("model_type")).startswith("gemma3")
-        if self.rope_type in ("linear", "dynamic") and not states_scaled_length:
-            return int(length * factor)
-        return length
+        return int(length * factor) if kind in ("linear", "dynamic") and not states_scaled_length else length
 
     @property
     def rope_scaling(self) -> dict[str, Any]:
@@ -137,22 +130,14 @@ class CheckpointConfig:
         return rope if isinstance(rope, dict) else {}
 
     @property
-    def rope_type(self) -> str | None:
-        """The name of the rope scaling: "yarn", "llama3", "longrope", ...; None if there is none."""
-        name = self.rope_scaling.get("rope_type", self.rope_scaling.get("type"))
-        return name if isinstance(name, str) else None
-
-    @property
     def foreign_code(self) -> str | None:
         """Code in another repository that the config names, ``owner/name--module.Class``; None if there is none.
 
         Loading fetches its current version, which may change.
         """
-        named = self.raw.get("auto_map")
-        every = itertools.chain.from_iterable(
-            each if isinstance(each, list) else [each] for each in (named.values() if isinstance(named, dict) else [])
-        )
-        return next((str(each) for each in every if "--" in str(each)), None)
+        stated = part(self.raw, "auto_map").values()
+        named = [name for each in stated for name in (each if isinstance(each, list) else [each])]
+        return next((str(name) for name in named if "--" in str(name)), None)
 
     @cached_property
     def quantization(self) -> dict[str, Any]:
@@ -169,21 +154,16 @@ class CheckpointConfig:
         return {}
 
     @property
-    def kv_cache(self) -> str:
-        """The format of the KV cache in the words of ``backends/layers/schemes.py``; "" for the model's dtype."""
-        return schemes.kv_cache(self.quantization)
-
-    @property
     def kv_numbers(self) -> int | None:
         """Numbers in the KV cache for one token, by the usual keys of attention.
 
         None if a key is missing, or if layers have latent attention or a state instead.
         """
-        hidden, attention_heads = self.hidden_size, self._integer("num_attention_heads")
-        if any(map(self.text.get, OTHER_CACHES)) or not (self.hidden_layers and hidden and attention_heads):
+        hidden, heads = self.hidden_size, self._integer("num_attention_heads")
+        if any(map(self.text.get, OTHER_CACHES)) or not (self.hidden_layers and hidden and heads):
             return None
-        heads = self._integer("num_key_value_heads") or attention_heads
-        return 2 * self.hidden_layers * heads * (self._integer("head_dim") or hidden // attention_heads)
+        size = self._integer("head_dim") or hidden // heads
+        return 2 * self.hidden_layers * (self._integer("num_key_value_heads") or heads) * size
 
     @property
     def quant_method(self) -> str:
@@ -193,48 +173,41 @@ class CheckpointConfig:
     @property
     def bits(self) -> int | None:
         """Bits of a GPTQ or AWQ weight; None if layers may differ (GPTQModel, auto-round)."""
-        quantization = self.quantization
-        bits = quantization.get("bits", quantization.get("w_bit"))
-        own = objects_in(quantization.get("extra_config"))
-        differ = quantization.get("dynamic") or any("bits" in changes for changes in own)
-        return bits if isinstance(bits, int) and not differ else None
+        bits = self.quantization.get("bits", self.quantization.get("w_bit"))
+        differ = any("bits" in changes for changes in objects_in(self.quantization.get("extra_config")))
+        return bits if isinstance(bits, int) and not differ and not self.quantization.get("dynamic") else None
 
     @property
     def block(self) -> tuple[int, int] | None:
         """Rows and columns of FP8 blocks that share a scale; None if the config has none, or several sizes."""
-        groups = [part(group, "weights") for group in objects_in(self.quantization.get("config_groups"))]
-        stated = [self.quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
+        groups = objects_in(self.quantization.get("config_groups"))
+        stated = [self.quantization.get("weight_block_size")]
+        stated += [part(group, "weights").get("block_structure") for group in groups]
         pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
         sizes = {(size[0], size[1]) for size in pairs if all(type(length) is int and length > 0 for length in size)}
-        return next(iter(sizes)) if len(sizes) == 1 else None
+        return sizes.pop() if len(sizes) == 1 else None
 
     @cached_property
-    def head_sizes(self) -> frozenset[int]:
-        """Numbers of features that the head can have, for formats that pad them."""
-        return frozenset(size for size in map(self._integer, ("hidden_size", "vocab_size")) if size)
+    def sizes(self) -> dict[str, frozenset[int]]:
+        """Numbers of features that the head ("head") and linear layers ("layer") can have, for formats that pad them.
 
-    @cached_property
-    def layer_sizes(self) -> frozenset[int]:
-        """Numbers of features that linear layers can have, by the keys of attention, MLA, delta nets and experts."""
-        known = {key: value for key, value in self.text.items() if isinstance(value, int)}
-
-        def times(count: str, size: str) -> int:
-            return known.get(count, 0) * known.get(size, 0)
-
-        heads = known.get("num_attention_heads", 0)
-        known = {"num_key_value_heads": heads, "head_dim": known.get("hidden_size", 0) // max(heads, 1), **known}
-        sizes = {
-            value for key, value in known.items() if key.endswith(("hidden_size", "intermediate_size", "lora_rank"))
-        }
-        sizes |= {times(*pair) for pair in FEATURE_PAIRS}
-        sizes |= {2 * times("num_attention_heads", "head_dim")}  # queries with a gate
-        keys = times("linear_num_key_heads", "linear_key_head_dim")
-        values = times("linear_num_value_heads", "linear_value_head_dim")
-        sizes |= {values, 2 * keys + values, 2 * (keys + values)}  # out_proj, in_proj_qkv, in_proj_qkvz
-        if nope := known.get("qk_nope_head_dim", 0):
-            rope, value = known.get("qk_rope_head_dim", 0), known.get("v_head_dim", 0)
-            sizes |= {known.get("kv_lora_rank", 0) + rope, heads * (nope + rope), heads * (nope + value)}
-        return frozenset(sizes - {0})
+        Layers: by the keys of attention, MLA, delta nets and experts.
+        """
+        known = Counter({key: value for key, value in self.text.items() if isinstance(value, int)})  # 0 if not stated
+        heads = known["num_attention_heads"]
+        own_heads = {"num_key_value_heads": heads, "head_dim": known["hidden_size"] // max(heads, 1)}
+        known = Counter({**own_heads, **known})
+        layers = {known[key] for key in known if key.endswith(("hidden_size", "intermediate_size", "lora_rank"))}
+        layers |= {known[count] * known[size] for count, size in FEATURE_PAIRS}
+        keys = known["linear_num_key_heads"] * known["linear_key_head_dim"]
+        values = known["linear_num_value_heads"] * known["linear_value_head_dim"]
+        # Queries with a gate; out_proj, in_proj_qkv, in_proj_qkvz.
+        layers |= {2 * heads * known["head_dim"], values, 2 * keys + values, 2 * (keys + values)}
+        if nope := known["qk_nope_head_dim"]:
+            rope, value = known["qk_rope_head_dim"], known["v_head_dim"]
+            layers |= {known["kv_lora_rank"] + rope, heads * (nope + rope), heads * (nope + value)}
+        head = {size for key in ("hidden_size", "vocab_size") if (size := self._integer(key))}
+        return {"layer": frozenset(layers - {0}), "head": frozenset(head)}
 
     def _integer(self, key: str) -> int | None:
         value = self.text.get(key)
@@ -243,9 +216,9 @@ class CheckpointConfig:
 
 def has_longrope(found: Any) -> bool:
     """True if a part of a config has longrope scaling ("su" in older ones), whose factors depend on the context."""
-    parts = list(found.values() if isinstance(found, dict) else found if isinstance(found, list) else ())
-    stated = [found.get("rope_type"), found.get("type")] if isinstance(found, dict) else []
-    return any(each in BY_CONTEXT for each in stated) or any(map(has_longrope, parts))
+    if isinstance(found, dict):
+        return any(found.get(key) in BY_CONTEXT for key in ("rope_type", "type")) or has_longrope([*found.values()])
+    return isinstance(found, list) and any(map(has_longrope, found))
 
 
 def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
@@ -253,11 +226,12 @@ def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
 
     ``context``: number of tokens by which the engine chooses rotary factors.
     """
-    stated = [each for each in (config.rope_scaling, *objects_in(config.rope_scaling)) if scaling_type(each)]
-    if not stated:  # one for all layers, or one for each kind of layers
+    stated = (config.rope_scaling, *objects_in(config.rope_scaling))  # one for all layers, or one for each kind
+    scaling = next(filter(scaling_type, stated), None)
+    if scaling is None:
         return {}
-    scaling, text = stated[0], config.text
-    original = scaling.get("original_max_position_embeddings", text.get("original_max_position_embeddings"))
+    key = "original_max_position_embeddings"
+    original = scaling.get(key, config.text.get(key))
     if original is None and scaling_type(scaling) in ("yarn", "dynamic"):
         original = config.stated_context
     return scaling_json(scaling_type(scaling), scaling.get("factor"), original, context)

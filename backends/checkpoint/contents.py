@@ -23,12 +23,21 @@ from typing import Any, NamedTuple
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor
 from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.formats import FLOATS, FORMATS, NUMBERS, Parts, is_quantized, main_part, values
+from compare_q.backends.checkpoint.formats import (
+    FLOATS,
+    FORMATS,
+    NOT_BITS,
+    NUMBERS,
+    Parts,
+    is_quantized,
+    main_part,
+    values,
+)
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.layers.names import fused_layers, module_and_part
-from compare_q.backends.layers.schemes import objects_in
+from compare_q.backends.layers.schemes import args_text, objects_in, part
 
 LARGEST = 1 << 16
 """Elements of a small tensor (scales, biases) whose values are read."""
@@ -37,6 +46,7 @@ BESIDE = re.compile(
 )
 """Names of tensors that are not weights: engines read them, or compute them again."""
 PACKED = re.compile(rf"(?<=\.)({'|'.join(FORMATS)})$")
+KNOWN_PARTS = NOT_BITS.union(*(bits.split() for _, bits in FORMATS.values()))
 STORED = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
 """Name of the weights' global scale -> name of the activations', in compressed-tensors and in ModelOpt."""
 TOLERANCE = 1e-5
@@ -53,8 +63,7 @@ class Contents:
 
     ``missing``: names of the model's tensors that no file has; ``left_over``: modules that the model does not have;
     ``biases``: modules whose stored bias the model does not have; ``shapes``: (module, stored shape, wanted shape,
-    dtype); ``unchecked``: the reason if nothing was compared, because Transformers is missing or cannot build the
-    model.
+    dtype); ``unchecked``: what was not compared and why, such as everything without Transformers.
     """
 
     missing: Sequence[str] = ()
@@ -99,22 +108,27 @@ def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, 
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     counted = Counter(renamed.values())
-    missing = [name for name in wanted if name not in counted and name not in tied]
     loaded = {stored[name].module for name, target in renamed.items() if target in wanted}
-    left, biases, shapes = set[str](), [], []
+    left, biases, shapes, unknown = dict[str, str](), [], [], dict[str, str]()
     for name, (module, packed, tensor) in stored.items():
         target = renamed[name]
         if target not in wanted:
             if BESIDE.search(name) or any(pattern.search(name) for pattern in ignored):
                 continue
+            owner, kind = module_and_part(target)
             if not name.endswith("bias") or module not in loaded:
-                left.add(module)
+                left[module] = owner
+                unknown |= {} if kind in KNOWN_PARTS else {owner: name}
             elif tensor.dtype not in NUMBERS or tensor.numel > LARGEST or values(tensor).any():
                 biases.append(module)  # AutoGPTQ stores a bias of zeros for every layer, which changes nothing
         elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
             shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
-    missing += short_of_experts(counted, wanted)
-    return Contents(missing, sorted(left), biases, shapes)
+    absent = {name: module_and_part(name)[0] for name in wanted if name not in counted and name not in tied}
+    unread = {owner: name for owner, name in unknown.items() if owner in absent.values()}
+    missing = [name for name, owner in absent.items() if owner not in unread]
+    left_over = sorted(module for module, owner in left.items() if owner not in unread)
+    reason = f"{next(iter(unread.values()))}: in a format that is not known{and_more([*unread])}" if unread else ""
+    return Contents(missing + short_of_experts(counted, wanted), left_over, biases, shapes, reason)
 
 
 def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -123,21 +137,19 @@ def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, .
     kinds: dict[str, list[str]] = {}
     for name in counts:
         kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
-    return [
-        name for names in kinds.values() for name in names if counts[name] < max(counts[other] for other in names)
-    ]  # fmt: skip
+    return [name for names in kinds.values() for name in names if counts[name] < max(map(counts.__getitem__, names))]
 
 
 def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
     """Name that an unquantized checkpoint would have -> the tensor that is stored for it."""
     weights: dict[str, Stored] = {}
     for name, tensor in checkpoint.tensors.items():
-        module, part = module_and_part(name)
+        module, kind = module_and_part(name)
         parts = checkpoint.modules[module]
-        if part == main_part(parts):
-            packed = part != "weight" or not (tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E"))
+        if kind == main_part(parts):
+            packed = kind != "weight" or not (tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E"))
             weights[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
-        elif part == "bias" or not is_quantized(parts):
+        elif kind == "bias" or not is_quantized(parts):
             weights[name] = Stored(module, False, tensor)
     return weights
 
@@ -183,9 +195,8 @@ def new_names(model: Any, names: list[str]) -> dict[str, str]:
 def nvfp4_layers(folder: Path) -> dict[str, Parts]:
     """Module path -> parts of a checkpoint's NVFP4 layers; InputError.  No header is read if it is not quantized."""
     checkpoint = Checkpoint(folder)
-    if not checkpoint.config.quantization:
-        return {}
-    scaled = {path: parts for path, parts in checkpoint.modules.items() if not parts.keys().isdisjoint(STORED)}
+    modules = checkpoint.modules if checkpoint.config.quantization else {}
+    scaled = {path: parts for path, parts in modules.items() if not parts.keys().isdisjoint(STORED)}
     return {path: parts for path, parts in scaled.items() if (main := main_part(parts)) and parts[main].dtype == "U8"}
 
 
@@ -198,8 +209,8 @@ def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
     """InputError for the first layers whose scales vLLM would misread, with the number of other such layers."""
     missing = [path for path, parts in layers.items() if not has_input_scale(parts)]
     groups = objects_in(CheckpointConfig.read(folder).quantization.get("config_groups")) if missing else []
-    nvfp4 = [group for group in groups if is_nvfp4(group.get("weights"))]
-    if nvfp4 and all(is_nvfp4(group.get("input_activations")) for group in nvfp4):
+    nvfp4 = [group for group in groups if args_text(part(group, "weights")).startswith("nvfp4")]
+    if nvfp4 and all(args_text(part(group, "input_activations")).startswith("nvfp4") for group in nvfp4):
         raise InputError(
             f"model_dir: {missing[0]}: no input_global_scale for its NVFP4 activations{and_more(missing)}, and vLLM "
             "would take uninitialized memory for it; calibrate the checkpoint, or quantize it weight-only"
@@ -221,9 +232,12 @@ def unequal(layers: Mapping[str, Parts]) -> dict[tuple[str, ...], list[float]]:
     Stacked experts are left out: each has its own scale.
     """
     scales = {path: parts[name] for path, parts in layers.items() for name in STORED if name in parts}
-    single = {path: scale for path, scale in scales.items() if scale.numel == 1 and scale.dtype in NUMBERS}
-    numbers = {paths: [float(values(single[path]).reshape(-1)[0]) for path in paths] for paths in fused_layers(single)}
-    return {paths: own for paths, own in numbers.items() if not max(own) - min(own) <= TOLERANCE * max(own)}
+    numbers = {
+        path: float(values(scale).reshape(-1)[0])
+        for path, scale in scales.items() if scale.numel == 1 and scale.dtype in NUMBERS
+    }  # fmt: skip
+    fused = {paths: [numbers[path] for path in paths] for paths in fused_layers(numbers)}
+    return {paths: own for paths, own in fused.items() if not max(own) - min(own) <= TOLERANCE * max(own)}
 
 
 def numbers_text(numbers: Sequence[float]) -> str:
@@ -234,9 +248,3 @@ def numbers_text(numbers: Sequence[float]) -> str:
 def and_more(things: Sequence[Any]) -> str:
     """`` (and 3 more like it)`` for four things; "" for one."""
     return f" (and {len(things) - 1} more like it)" if len(things) > 1 else ""
-
-
-def is_nvfp4(arguments: Any) -> bool:
-    """True if compressed-tensors' ``QuantizationArgs``, as JSON, describe NVFP4."""
-    wanted = {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
-    return isinstance(arguments, dict) and all(arguments.get(key) == value for key, value in wanted.items())

@@ -9,16 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import tokenizers
 from compare_q.backends.checkpoint.contents import LARGEST, Contents, numbers_text, unequal
-from compare_q.backends.checkpoint.files import Tensor, read_headers, strays
+from compare_q.backends.checkpoint.files import INDEX, Tensor, read_headers, strays
+from compare_q.backends.checkpoint.findings import Finding, Severity, one_finding
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
-from compare_q.backends.checkpoint.formats import FLOATS, NUMBERS, Parts, main_part, values
+from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
 from compare_q.backends.checkpoint.gguf import GgufModel, read_model
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
@@ -26,45 +27,19 @@ from compare_q.backends.common.messages import bytes_in_words, printable, shorte
 from compare_q.backends.layers.names import NUMBER
 from compare_q.backends.layers.schemes import declared, kv_cache, objects_in, part
 
-Severity = Literal["wrong", "warning", "note"]
-"""``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
 SHOWN = 8
 """Names of groups of layers in one line."""
 CALIBRATION = ("dataset", "nsamples", "seqlen", "iters", "sym", "desc_act", "damp_percent", "algo")
 """Keys of quantization configs that describe the calibration (GPTQ, AWQ, auto-round)."""
-INPUT_SCALES = frozenset({"input_scale", "input_global_scale", "activation_scale"})
-KV_SCALES = ("k_scale", "v_scale", "output_scale")
 CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
 NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
 OTHER_CONFIG = "give the config.json that belongs to these files"
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
 """Keys of configs that list layers which are not quantized: compressed-tensors, fp8 and bitsandbytes, ModelOpt, ..."""
-INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt"}
 KEPT_IN_FLOAT32 = ("gate", "router", "A_log")
 """Routers and states of Mamba, which are kept in float32 on purpose."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One finding: a file with the first tensor or layer concerned, the fault, the fix, and the number of others."""
-
-    severity: Severity
-    where: str
-    what: str
-    fix: str
-    more: int = 0
-
-    def __str__(self) -> str:
-        others = f" (and {self.more:,} more like it)" if self.more else ""
-        return f"{self.severity}: {self.where}: {self.what}{others}; {self.fix}"
-
-
-def one_finding(severity: Severity, where: Iterable[str], what: str, fix: str) -> list[Finding]:
-    """One finding for all places with the same fault, which names the first place; none if there is no place."""
-    places = list(where)
-    return [Finding(severity, places[0], what, fix, len(places) - 1)] if places else []
 
 
 @dataclass(frozen=True)
@@ -113,7 +88,7 @@ def examine(path: Path, reference: Path | None = None, contents: Contents | None
             unchecked += [f"tensors against the config: {contents.unchecked}"] if contents.unchecked else []
     if reference is not None:
         try:
-            findings += [Finding(*each) for each in tokenizers.differences(tokens_of(path), tokens_of(reference))]
+            findings += tokenizers.differences(tokens_of(path), tokens_of(reference))
         except InputError as error:
             unchecked.append(f"tokens: {error}")
     findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
@@ -125,22 +100,15 @@ def examine(path: Path, reference: Path | None = None, contents: Contents | None
 
 def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """(title, text) of a Hugging Face folder."""
-    quantization = checkpoint.config.quantization
-    yield "files", files_text(checkpoint.files, "safetensors file")
-    yield "size", size_text(storage_of(checkpoint.folder))
+    quantization, matrices = checkpoint.config.quantization, []
     stated = declared(quantization)
-    groups: dict[str, Counter[str]] = {}
-    ends: list[tuple[str, str]] = []
     for module in checkpoint.matrices:
-        role, stored = checkpoint.role(module), checkpoint.described(module)
-        if role in ("head", "embedding"):
-            ends.append(("embedding and head" if checkpoint.is_tied else role, f"{stored}: {module}"))
-            continue
-        scheme = stated.of(module) if module in checkpoint.quantized else None
+        role: str = checkpoint.role(module)
+        scheme = stated.of(module) if module in checkpoint.quantized and role in ("layer", "") else None
         taken = f", activations {scheme.activations}" if scheme and scheme.activations else ""
-        groups.setdefault(stored + taken, Counter())[NUMBER.sub("*", module)] += 1
-    yield from layers_facts(groups)
-    yield from ends
+        role = "embedding and head" if role in ("head", "embedding") and checkpoint.is_tied else role
+        matrices.append((role, checkpoint.described(module) + taken, module))
+    yield from file_facts(checkpoint.files, "safetensors", storage_of(checkpoint.folder), matrices)
     if quantization:
         nested = part(quantization, "quantization")
         form = quantization.get("format") or quantization.get("quant_algo") or nested.get("quant_algo") or ""
@@ -150,56 +118,53 @@ def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     if quantization:
         made = part(quantization, "producer") or part(quantization, "meta")
         known = [f"{key} {made[key]}" for key in ("name", "version", "quantizer") if key in made]
-        known += [
-            f"{key} {quantization[key]}" for key in CALIBRATION if quantization.get(key) not in (None, "", {}, [])
-        ]
+        known += [f"{key} {quantization[key]}" for key in CALIBRATION
+                  if quantization.get(key) not in (None, "", {}, [])]  # fmt: skip
         known += ["recipe.yaml has llm-compressor's recipe"] if exists(checkpoint.folder / "recipe.yaml") else []
         yield "calibration", shortened(printable("; ".join(known)), 160) or "the files do not say"
 
 
 def gguf_facts(model: GgufModel) -> Iterator[tuple[str, str]]:
     """(title, text) of a GGUF model."""
-    yield "files", files_text(model.files, "GGUF file")
-    yield "size", size_text(model.storage())
-    groups: dict[str, Counter[str]] = {}
-    ends: list[tuple[str, str]] = []
-    for tensor in model.tensors:
-        role, name = model.role(tensor), tensor.name.removesuffix(".weight")
-        if role == "layer" and len(tensor.shape) > 1:
-            groups.setdefault(tensor.type_name, Counter())[NUMBER.sub("*", name)] += 1
-        elif role in ("head", "embedding") and tensor.name.endswith(".weight"):
-            ends.append((role, f"{tensor.type_name}: {name}"))
-    yield from layers_facts(groups)
-    yield from ends
+    matrices = [
+        (role, tensor.type_name, tensor.name.removesuffix(".weight"))
+        for tensor in model.tensors if (role := model.role(tensor)) and len(tensor.shape) > 1
+    ]  # fmt: skip
+    yield from file_facts(model.files, "GGUF", model.storage(), matrices)
     matrix = model.fields.get("quantize.imatrix.dataset") or model.fields.get("quantize.imatrix.file")
     yield "calibration", f"importance matrix from {printable(matrix)}" if matrix else "no importance matrix is named"
 
 
-def layers_facts(groups: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str]]:
-    """``210 matrices in int4 g32: model.layers.*.mlp.down_proj, ...mlp.up_proj``, one per stored form.
+def file_facts(
+    files: Sequence[Path], kind: str, storage: Storage, matrices: Iterable[tuple[str, str, str]]
+) -> Iterator[tuple[str, str]]:
+    """Files, size, layers and ends; ``matrices``: (role, stored form, name).
 
-    ``groups``: stored form -> name -> count.  Names after the first leave out the first steps that they share with it.
+    One line per stored form: ``210 matrices in int4 g32: model.layers.*.mlp.down_proj, ...mlp.up_proj``.  Names after
+    the first leave out the first steps that they share with it.
     """
+    size = bytes_in_words(sum(file.stat().st_size for file in files))
+    yield "files", f"{size} in {len(files)} {kind} file{'' if len(files) == 1 else 's'}"
+    bpw = (
+        f"n/a: {storage.note}" if storage.bpw_layer is None else f"layers {storage.bpw_layer:.2f} bpw, "
+        f"head {storage.bpw_head:.2f} bpw, together {storage.vram_gib:.2f} GiB"
+    )  # fmt: skip
+    yield "size", bpw
+    groups: dict[str, Counter[str]] = {}
+    ends = []
+    for role, stored, name in matrices:
+        if role in ("layer", ""):
+            groups.setdefault(stored, Counter())[NUMBER.sub("*", name)] += 1
+        else:
+            ends.append((role, f"{stored}: {name}"))
     for stored, counts in groups.items():
         first, *others = list(counts)[:SHOWN]
         begin = ".".join(first.split(".")[:3]) + "."
         others = [f"...{name.removeprefix(begin)}" if name.startswith(begin) else name for name in others]
         more = f" and {len(counts) - SHOWN} more kinds" if len(counts) > SHOWN else ""
-        matrices = "1 matrix" if (count := sum(counts.values())) == 1 else f"{count:,} matrices"
-        yield "layers", f"{matrices} in {stored}: {', '.join([first, *others])}{more}"
-
-
-def files_text(files: Sequence[Path], what: str) -> str:
-    """``0.12 GB in 2 safetensors files``."""
-    size = sum(file.stat().st_size for file in files)
-    return f"{bytes_in_words(size)} in {len(files)} {what}{'' if len(files) == 1 else 's'}"
-
-
-def size_text(storage: Storage) -> str:
-    """Bits per weight of layers and head, and the GiB of both together."""
-    if storage.bpw_layer is None or storage.vram_gib is None:
-        return f"n/a: {storage.note}"
-    return f"layers {storage.bpw_layer:.2f} bpw, head {storage.bpw_head:.2f} bpw, together {storage.vram_gib:.2f} GiB"
+        count = "1 matrix" if counts.total() == 1 else f"{counts.total():,} matrices"
+        yield "layers", f"{count} in {stored}: {', '.join([first, *others])}{more}"
+    yield from ends
 
 
 # Checks.
@@ -238,13 +203,11 @@ def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Findi
 
 def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers that engines fuse into one matrix with one global scale, and whose global scales differ."""
-    groups = unequal(checkpoint.quantized)
-    places = [
-        f"{checkpoint.where_module(paths[0]).rpartition('.')[0]}: "
-        + ", ".join(path.rpartition(".")[2] for path in paths)
-        for paths in groups
-    ]
-    first = next(map(numbers_text, groups.values()), "")
+    places, first = [], ""
+    for paths, scales in unequal(checkpoint.quantized).items():
+        names = ", ".join(path.rpartition(".")[2] for path in paths)
+        places.append(f"{checkpoint.where_module(paths[0]).rpartition('.')[0]}: {names}")
+        first = first or numbers_text(scales)
     yield from one_finding(
         "wrong", places, f"unequal global scales ({first}) of layers that vLLM fuses into one matrix with one scale",
         "quantize with one scale for the layers that share an input",
@@ -257,26 +220,21 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     In a mixture of schemes, a layer without a scale is wrong if other layers of its kind have one, unless the config
     states for each layer what it takes (ModelOpt's MIXED_PRECISION).
     """
-    scale_names = {
-        module: next((name for name in INPUT_SCALES if name in parts and parts[name].numel <= LARGEST), "")
-        for module, parts in checkpoint.quantized.items()
-    }
-    asked = asks_for_input_scales(checkpoint.config.quantization)
-    stated = declared(checkpoint.config.quantization)
-    schemes = {module: stated.of(module) for module in checkpoint.quantized}
-    weight_only = {module for module, scheme in schemes.items() if scheme is not None and not scheme.activations}
-    kinds = {kind(module, checkpoint.modules[module]) for module, name in scale_names.items() if name}
-    missing = [
-        module
-        for module, name in scale_names.items()
-        if not name and module not in weight_only and (asked or kind(module, checkpoint.modules[module]) in kinds)
-    ]
+    quantization, scales, kinds, without = checkpoint.config.quantization, {}, set(), []
+    asked, stated = asks_for_input_scales(quantization), declared(quantization)
+    for module, parts in checkpoint.quantized.items():
+        own = {f"{module}.{name}": parts[name] for name in INPUT_SCALES & parts.keys() if parts[name].numel <= LARGEST}
+        scales |= own
+        kind = (NUMBER.sub("*", module), *sorted(f"{name} {parts[name].dtype}" for name in parts.keys() - INPUT_SCALES))
+        if own:
+            kinds.add(kind)
+        elif (scheme := stated.of(module)) is None or scheme.activations:
+            without.append((module, kind))
     yield from one_finding(
-        "wrong", map(checkpoint.where_module, missing),
+        "wrong", [checkpoint.where_module(module) for module, kind in without if asked or kind in kinds],
         "no scale of its activations (input_scale), for which engines take uninitialized memory or 1", CALIBRATE,
     )  # fmt: skip
-    named = {f"{module}.{name}": checkpoint.modules[module][name] for module, name in scale_names.items() if name}
-    for fault, places in faulty(named).items():
+    for fault, places in faulty(scales).items():
         yield from one_finding("wrong", places, f"the scale of its activations is {fault}", CALIBRATE)
 
 
@@ -328,7 +286,6 @@ def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Files of weights that no engine loads, or that an engine loads instead of the others."""
-    delete = "delete the file, unless an engine is to load it instead of the others"
     for file in strays(checkpoint.folder):
         try:
             names = set(read_headers([file]))
@@ -338,6 +295,7 @@ def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
             again = len(names & checkpoint.tensors.keys())
             what = f"holds {len(names):,} tensors, {again:,} of them also in the model's files"
             what += ": an engine that reads every file loads other weights" if again else ": no engine loads them"
+        delete = "delete the file, unless an engine is to load it instead of the others"
         yield Finding("warning", file.name, what, delete)
     pickles = [file.name for pattern in PICKLES for file in sorted(checkpoint.folder.glob(pattern))]
     yield from one_finding(
@@ -366,14 +324,12 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
     others: dict[str, list[str]] = {}
     bare: list[str] = []
     for module, parts in checkpoint.matrices.items():
-        main = main_part(parts)
-        assert main is not None
-        dtype = parts[main].dtype
+        dtype, where = parts[main_part(parts) or ""].dtype, checkpoint.where_module(module)
         if dtype in FLOATS:
             if stated not in ("", FLOATS[dtype]) and module.rpartition(".")[2] not in KEPT_IN_FLOAT32:
-                others.setdefault(FLOATS[dtype], []).append(f"{parts[main].file.name}: {module}")
+                others.setdefault(FLOATS[dtype], []).append(where)
         elif len(parts.keys() - {"bias"}) == 1:
-            bare.append(f"{parts[main].file.name}: {module} ({dtype})")
+            bare.append(f"{where} ({dtype})")
     for name, places in others.items():
         what = f"stored in {name}, and the config says {stated}: engines round it, or compute in another dtype"
         fix = "save the model in one dtype, and let its config.json say which"
@@ -386,11 +342,6 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 CHECKS = (fused_scales, input_scales, kv_scales, unexpected_quantization, strays_and_pickles, index, dtypes)
 """The checks of a Hugging Face folder alone."""
-
-
-def kind(module: str, parts: Parts) -> tuple[str, ...]:
-    """A module's path without numbers, and the parts that it stores, except scales of activations."""
-    return (NUMBER.sub("*", module), *sorted(f"{name} {parts[name].dtype}" for name in parts.keys() - INPUT_SCALES))
 
 
 def faulty(scales: Mapping[str, Tensor]) -> dict[str, list[str]]:

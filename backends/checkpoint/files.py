@@ -7,22 +7,14 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import (
-    LARGEST,
-    exists,
-    is_file,
-    open_regular,
-    parsed,
-    read_bytes,
-    read_object,
-    reason,
-)
+from compare_q.backends.common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_object
 from compare_q.backends.common.messages import one_line, printable
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
@@ -33,8 +25,7 @@ STAMPED = (
 """Patterns of all files in a folder that an engine may open, except the tokenizer's."""
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One entry of a safetensors header; ``start`` is the absolute offset of its bytes in ``file``."""
 
     file: Path
@@ -63,19 +54,19 @@ def weight_files(folder: Path) -> list[Path]:
         )
     if exists(index):
         weight_map = read_object(index, strict=False).get("weight_map")
-        inside = weight_map.values() if isinstance(weight_map, dict) else [None]
-        if not all(isinstance(name, str) and ".." not in Path(name).parts and name[:1] != "/" for name in inside):
+        named = weight_map.values() if isinstance(weight_map, dict) else [None]
+        if not all(isinstance(name, str) and ".." not in Path(name).parts and name[:1] != "/" for name in named):
             what = "weight_map must be an object of names of files in the folder"
             raise InputError(f"{printable(index)}: not a safetensors index: {what}")
-        names = sorted(set(inside))
+        names = sorted(set(named))
         if exists(single) and SINGLE not in names:
             raise InputError(
                 f"{printable(single)}: not one of the {len(names)} files that {INDEX} names: there are two sets of "
                 "weights, and engines differ in which one they load; move one of them out of the folder"
             )
-        missing = [printable(name) for name in names if not is_file(folder / name)]
-        if missing:
-            raise InputError(f"{folder / missing[0]}: named in {index.name} but missing; download the model again")
+        for name in names:
+            if not is_file(folder / name):
+                raise InputError(f"{folder / printable(name)}: named in {INDEX} but missing; download the model again")
         return [folder / name for name in names]
     if is_file(single):
         return [single]
@@ -92,8 +83,7 @@ def strays(folder: Path) -> list[Path]:
 
 def sampled(file: Path) -> bytes:
     """SHA-256 of 64 blocks of 4 KiB, spread over a file: replaced weights may have the same size and header."""
-    size, block = file.stat().st_size, 4096
-    digest = hashlib.sha256()
+    size, block, digest = file.stat().st_size, 4096, hashlib.sha256()
     with file.open("rb") as stream:
         for part in range(64):
             stream.seek(max(size - block, 0) * part // 63)
@@ -110,7 +100,7 @@ def header_bytes(file: Path) -> bytes:
                 raise ValueError("its header is longer than the file, or than a header can be")
             return stream.read(length)
     except (OSError, ValueError, struct.error) as error:
-        raise InputError(f"{printable(file)}: not a readable safetensors file: {reason(error)}") from None
+        raise InputError(f"{printable(file)}: not a readable safetensors file: {json_files.reason(error)}") from None
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
@@ -121,14 +111,12 @@ def read_header(file: Path) -> dict[str, Tensor]:
             pass
     except (SafetensorError, OSError) as error:
         raise InputError(f"{where}: {one_line(error)}") from None
-    entries, data = parsed(raw, where), 8 + len(raw)
-    return {
-        name: Tensor(
-            file, entry["dtype"], tuple(entry["shape"]), data + entry["data_offsets"][0],
-            entry["data_offsets"][1] - entry["data_offsets"][0],
-        )
-        for name, entry in entries.items() if name != "__metadata__"
-    }  # fmt: skip
+    found, data = {}, 8 + len(raw)
+    for name, entry in parsed(raw, where).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            found[name] = Tensor(file, entry["dtype"], tuple(entry["shape"]), data + begin, end - begin)
+    return found
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
@@ -148,7 +136,7 @@ def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = 
     found = {file for pattern in STAMPED for file in folder.glob(pattern) if not file.is_dir()} - {*weights}
     read = {file for file in found if file.suffix in (".json", ".py") and not file.name.startswith("tokenizer")}
     for file in sorted(read):
-        digest.update(os.fsencode(file.relative_to(folder)) + b"\0" + read_bytes(file))
+        digest.update(os.fsencode(file.relative_to(folder)) + b"\0" + json_files.read_bytes(file))
     others = sorted(file for file in found if file.suffix not in (".json", ".py"))
     for file in [*weights, *override_tensors, *others]:
         header, stat = b"" if file in others else header_bytes(file), file.stat()

@@ -20,6 +20,7 @@ layer would have 16 bits and one packed in int32 would have 32):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,17 +28,10 @@ from typing import Any
 
 from compare_q.backends import hub
 from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storage
-from compare_q.backends.checkpoint import files
+from compare_q.backends.checkpoint import files, formats
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
-from compare_q.backends.checkpoint.formats import (
-    UNEXPLAINED,
-    Parts,
-    is_quantized,
-    layout_of,
-    main_part,
-    stored_weights,
-)
+from compare_q.backends.checkpoint.formats import Parts, main_part, stored_weights
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
 from compare_q.backends.common.messages import printable
@@ -45,7 +39,7 @@ from compare_q.backends.hub import SILENT, Watch
 from compare_q.backends.layers.names import IN_LAYER, Role, by_module, outside_text_model, role_of
 
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
-Modules = Mapping[str, Parts]
+Modules = dict[str, Parts]
 
 
 @dataclass(frozen=True)
@@ -66,10 +60,9 @@ class Checkpoint:
     @cached_property
     def files(self) -> list[Path]:
         """The safetensors files that engines load."""
-        files = weight_files(self.folder)
-        if not files:
+        if not (found := weight_files(self.folder)):
             raise InputError(f"{self.folder}: no .safetensors files; compare_q loads no pickled weights")
-        return files
+        return found
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -84,16 +77,12 @@ class Checkpoint:
     @cached_property
     def matrices(self) -> dict[str, Parts]:
         """The modules whose weights have two dimensions or more."""
-        return {
-            module: parts
-            for module, parts in self.modules.items()
-            if (main := main_part(parts)) and len(parts[main].shape) > 1
-        }
+        return {module: parts for module, parts in self.modules.items() if main_part(parts)}
 
     @cached_property
     def quantized(self) -> dict[str, Parts]:
         """The modules whose weights are stored in less than 16 bits."""
-        return {module: parts for module, parts in self.matrices.items() if is_quantized(parts)}
+        return {module: parts for module, parts in self.matrices.items() if formats.is_quantized(parts)}
 
     @property
     def is_tied(self) -> bool:
@@ -109,7 +98,7 @@ class Checkpoint:
         """The format of a module with a main part: "int4 g128", or "unknown (why)"."""
         parts = self.modules[module]
         main = main_part(parts) or ""
-        return layout_of(parts, self.config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
+        return formats.layout_of(parts, self.config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
 
     def json(self, name: str) -> dict[str, Any]:
         """One of its JSON files; empty if there is none."""
@@ -129,20 +118,19 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     """Stored size of the checkpoint in ``folder``; unknown formats give ``None`` and a note."""
     checkpoint = Checkpoint(folder, tuple(override_tensors))
     modules, config = checkpoint.modules, checkpoint.config
-    by_role: dict[Role, dict[str, Parts]] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
+    by_role: dict[Role, Modules] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
     for name, parts in modules.items():
         by_role[checkpoint.role(name)][name] = parts
     if name := unexplained(by_role, config):
-        return Storage(note=f"{name}: {UNEXPLAINED}")
+        return Storage(note=f"{name}: {formats.UNEXPLAINED}")
     sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
     for name in outside_text_model(sizes, config.hidden_layers):
         by_role[checkpoint.role(name)].pop(name)
-    totals = {role: total(own, config, role) for role, own in by_role.items() if role}
-    layer, head = totals["layer"], totals["head"]
-    if head == (0, 0):
-        head = totals["embedding"]
-    if isinstance(layer, str) or isinstance(head, str):
-        return Storage(note=layer if isinstance(layer, str) else str(head))
+    layer, head, embedding = (total(by_role[role], config, role) for role in ("layer", "head", "embedding"))
+    head = embedding if head == (0, 0) else head
+    for found in (layer, head):
+        if isinstance(found, str):
+            return Storage(note=found)
     if not layer[1] or not head[1]:
         return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
     return Storage(layer[0] / layer[1], head[0] / head[1], layer[0] + head[0])
@@ -161,14 +149,15 @@ def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, 
 
 def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> str:
     """The first matrix outside all layers that has the size of head or embedding, but not the name."""
-    ends: tuple[Role, ...] = ("head", "embedding")
-    stored = [total({name: parts}, config, role) for role in ends for name, parts in by_role[role].items()]
     rows, columns = config.vocab_size or 0, config.hidden_size or 0
-    sizes = {one[1] for one in stored if not isinstance(one, str)}
-    sizes |= {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
+    sizes = {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
+    for role in ("head", "embedding"):
+        for parts in by_role[role].values():
+            stored = stored_weights(parts, role, config)
+            sizes |= set() if isinstance(stored, str) else {stored[1]}
     for name, parts in by_role["layer"].items():
-        size = "" if IN_LAYER.search(name) else total({name: parts}, config, "head")
-        if not isinstance(size, str) and size[1] in sizes - {0}:
+        stored = "" if IN_LAYER.search(name) else stored_weights(parts, "head", config)
+        if not isinstance(stored, str) and stored[1] in sizes - {0}:
             return name
     return ""
 
@@ -191,16 +180,14 @@ class HuggingFaceFolder(ModelFiles):
         return CheckpointConfig.read(self.folder)
 
     def fetch(self, watch: Watch = SILENT) -> PlannedModel:
-        return self._in(hub.resolve(self.planned.model_dir, self.planned.revision, watch=watch))
+        folder = hub.resolve(self.planned.model_dir, self.planned.revision, watch=watch)
+        return self.planned.updated(model_dir=str(folder), revision=None)
 
     def cached(self) -> PlannedModel | None:
-        try:
-            return self._in(hub.resolve(self.planned.model_dir, self.planned.revision, download=False))
-        except InputError:
-            return None
-
-    def _in(self, folder: Path) -> PlannedModel:
-        return self.planned.updated(model_dir=str(folder), revision=None)
+        with suppress(InputError):
+            folder = hub.resolve(self.planned.model_dir, self.planned.revision, download=False)
+            return self.planned.updated(model_dir=str(folder), revision=None)
+        return None
 
     def would_fetch(self) -> str:
         return hub.would_fetch(self.planned.model_dir, self.planned.revision)

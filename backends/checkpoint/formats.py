@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,6 @@ from compare_q.backends.layers.schemes import sizes_text, with_group_size
 
 Parts = dict[str, Tensor]
 """Part name ("weight", "scales", "weight.absmax", ...) -> tensor, of one module."""
-Floats = NDArray[np.float32]
 
 UNKNOWN = "stored in a format that compare_q cannot size"
 DAMAGED = "what is stored beside it does not fit it"
@@ -42,17 +40,16 @@ NUMBERS = {
 }  # fmt: skip
 """dtype in a header -> numpy's type of the same bytes."""
 TORCH_NAMES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+INPUT_SCALES = {"input_scale", "input_global_scale", "activation_scale"}
+KV_SCALES = {"k_scale", "v_scale", "output_scale"}
 NOT_BITS = {
-    "bias", "weight_shape", "weight_format", "input_scale", "input_scale_ub", "input_zero_point", "input_global_scale",
-    "activation_scale", "output_scale", "k_scale", "v_scale", "q_scale", "A_log", "inv_freq",
-    "act_global_scale", "backward_hadamard_matrix", "workspace", "shape",
-    "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "ape",
+    *INPUT_SCALES, *KV_SCALES, "q_scale", "bias", "weight_shape", "weight_format", "input_scale_ub", "input_zero_point",
+    "A_log", "inv_freq", "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "ape",
 }  # fmt: skip
-"""Parts of modules that are not stored weights.  The last line is DeepSeek-V4's mixing of residual streams."""
+"""Parts of modules that are not stored weights.  The last four are DeepSeek-V4's mixing of residual streams."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The format of one matrix ("int4 g128", "" if unknown), and its number of weights, or why that is unknown."""
 
     words: str
@@ -76,30 +73,19 @@ def stored(tensor: Tensor) -> NDArray[Any]:
     return np.memmap(tensor.file, NUMBERS[tensor.dtype], "r", tensor.start, tensor.shape)
 
 
-def floats(raw: NDArray[Any], dtype: str) -> Floats:
-    """Stored numbers as float32; ``dtype`` as in headers."""
-    result: Floats
-    if dtype == "BF16":
-        result = np.left_shift(raw, 16, dtype=np.uint32).view(np.float32)
-    elif dtype in TORCH_NAMES:
-        import torch  # numpy has no floats of 8 bits
-
-        result = torch.from_numpy(np.array(raw)).view(getattr(torch, TORCH_NAMES[dtype])).float().numpy()
-    else:
-        result = np.asarray(raw, np.float32)
-    return result
-
-
-def values(tensor: Tensor) -> Floats:
+def values(tensor: Tensor) -> NDArray[np.float32]:
     """A whole tensor as float32; ValueError for an unknown dtype."""
-    return floats(stored(tensor), tensor.dtype)
+    raw = stored(tensor)
+    if tensor.dtype == "BF16":
+        return np.left_shift(raw, 16, dtype=np.uint32).view(np.float32)
+    if tensor.dtype in TORCH_NAMES:  # numpy has no floats of 8 bits
+        import torch
 
-
-def described_shape(shape: Tensor) -> tuple[int, ...]:
-    """The shape stored in a tensor of integers; ValueError for another dtype, or one that is too long."""
-    if shape.dtype not in ("I32", "I64") or shape.numel > LONGEST_LIST:
-        raise ValueError("no shape")
-    return tuple(int(size) for size in stored(shape).reshape(-1))
+        found: NDArray[np.float32] = (
+            torch.from_numpy(np.array(raw)).view(getattr(torch, TORCH_NAMES[tensor.dtype])).float().numpy()
+        )
+        return found
+    return np.asarray(raw, np.float32)
 
 
 # Granularity of scales, by their shapes.
@@ -135,11 +121,13 @@ def grouped(name: str, inputs: int, groups: int) -> str:
 
 
 def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """``weight`` has one weight per element, or two of 4 bits per byte, depending on other parts."""
+    """``weight`` has one weight per element, or several of 4 or 6 bits, depending on other parts."""
     weight = parts["weight"]
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
-    if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):
-        return _bitsandbytes(parts[state])
+    if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):  # bitsandbytes, 4 bits
+        described = parsed(stored(parts[state]).tobytes(), "quant_state")
+        kind = "nf4" if described.get("quant_type") == "nf4" else "fp4"
+        return Layout(f"{kind} g{int(described.get('blocksize', 64))}", math.prod(map(int, described["shape"])))
     if weight.dtype in ("U8", "I8", "I32"):
         return _integers(parts, config, scale)
     is_float = weight.dtype in FLOATS
@@ -150,13 +138,6 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
         # exllamav3 also pads 16-bit layers, if their size is in the config.
         return Layout(words, math.prod(unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED)
     return Layout(words, weight.numel)
-
-
-def _bitsandbytes(state: Tensor) -> Layout:
-    """4 bits: type, group size and shape are in a description in JSON."""
-    described = parsed(stored(state).tobytes(), "quant_state")
-    kind = "nf4" if described.get("quant_type") == "nf4" else "fp4"
-    return Layout(f"{kind} g{int(described.get('blocksize', 64))}", math.prod(map(int, described["shape"])))
 
 
 def _eight_bits(weight: Tensor, scale: Tensor, config: CheckpointConfig) -> str:
@@ -172,45 +153,33 @@ def _integers(parts: Parts, config: CheckpointConfig, scale: Tensor | None) -> L
     """``weight`` of integers, whose format follows from dtype and number of its scales.
 
     ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two per 16 bytes, MXFP6
-    per 24.  W4AFP8 has float scales for parts of a row, as int8 with smaller groups would.
+    per 24.
     """
-    weight, inverse = parts["weight"], parts.get("weight_scale_inv")
-    if "SCB" in parts:
+    weight = parts["weight"]
+    if "SCB" in parts:  # bitsandbytes, 8 bits
         return Layout("int8 channel", weight.numel) if weight.dtype == "I8" else NOT_KNOWN
-    if inverse is not None and inverse.dtype in FLOATS:
-        by_row = inverse.shape[:-1] == weight.shape[:-1]
-        known = weight.dtype == "I8" and config.quant_method == "w4afp8" and by_row
-        return (
-            Layout(f"int4 g{tile(weight.shape[-1] * 2, inverse.shape[-1])}", weight.numel * 2) if known else NOT_KNOWN
-        )
     if scale is None:
         return NOT_KNOWN
-    if weight.dtype == "I32":  # Quark's int4, [in, out / 8]
-        known = scale.shape[-1] == weight.shape[-1] * 8
-        return Layout(grouped("int4", weight.shape[0], scale.shape[0]), weight.numel * 8) if known else NOT_KNOWN
+    if weight.dtype == "I32" and scale.shape[-1] == weight.shape[-1] * 8:  # Quark's int4, [in, out / 8]
+        return Layout(grouped("int4", weight.shape[0], scale.shape[0]), weight.numel * 8)
     if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
         return Layout(f"nvfp4 g{2 * weight.shape[-1] // scale.shape[-1]}", weight.numel * 2)
-    if scale.dtype in POWERS and scale.shape[:-1] == weight.shape[:-1]:
+    if weight.dtype != "I32" and scale.dtype in POWERS and scale.shape[:-1] == weight.shape[:-1]:
         group, rest = divmod(weight.shape[-1], scale.shape[-1])
         words = {16: "mxfp4 g32", 24: "mxfp6 g32"}.get(group, "")
         return NOT_KNOWN if rest or not words else Layout(words, weight.numel * 32 // group)
-    known = weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOATS
-    return Layout(_eight_bits(weight, scale, config), weight.numel) if known else NOT_KNOWN
+    if weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOATS:
+        return Layout(_eight_bits(weight, scale, config), weight.numel)
+    return NOT_KNOWN
 
 
 def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """compressed-tensors and gpt-oss: int32 words and ``weight_shape``, or bytes of two 4-bit weights.
-
-    Marlin's 2:4 stores every second weight, and ``meta`` with 2 bits per stored weight.
-    """
-    packed, shape, meta, scale = (parts.get(part) for part in ("weight_packed", "weight_shape", "meta", "weight_scale"))
-    assert packed is not None
-    if meta is not None:
-        kept = meta.nbytes * 8 // 2
-        bits = next((bits for bits in (4, 8) if packed.dtype == "I32" and packed.nbytes * 8 == bits * kept), 0)
-        return Layout(f"int{bits} 2:4", 2 * kept) if bits else NOT_KNOWN
+    """compressed-tensors and gpt-oss: int32 words and ``weight_shape``, or bytes of two 4-bit weights."""
+    packed, shape, scale = parts["weight_packed"], parts.get("weight_shape"), parts.get("weight_scale")
     if shape is not None:
-        lengths = described_shape(shape)
+        if shape.dtype not in ("I32", "I64") or is_long_list(shape):
+            return Layout("", DAMAGED)
+        lengths = [int(size) for size in stored(shape).reshape(-1)]
         *_, rows, columns = lengths
         # Words per row do not distinguish 7 bits from 8, for example.
         bits = next((bits for bits in (4, 8, 2, 3, 5, 6) if -(-columns // (32 // bits)) == packed.shape[-1]), 0)
@@ -231,16 +200,11 @@ def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]
 def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]; the bits follow from the shapes of other parts.
 
-    ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].  FP-Quant has bytes of two
-    weights, and ``scales`` [out, in / 16 or in / 32] of one byte each.
+    ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].
     """
-    packed, scales = parts["qweight"], parts.get("scales")
-    if packed.dtype == "U8" and scales is not None and scales.dtype == "U8" and "weight_global_scale" in parts:
-        words = {8: "nvfp4 g16", 16: "mxfp4 g32"}.get(packed.numel // max(scales.numel, 1), "")
-        return Layout(words, packed.numel * 2) if words and packed.numel % scales.numel == 0 else NOT_KNOWN
-    if packed.dtype != "I32" or scales is None:
+    packed, scales, zeros, indices = (parts.get(name) for name in ("qweight", "scales", "qzeros", "g_idx"))
+    if packed is None or packed.dtype != "I32" or scales is None:
         return NOT_KNOWN
-    zeros, indices = parts.get("qzeros"), parts.get("g_idx")
     told = {zeros.shape[-1] * 32 / scales.shape[-1]} if zeros is not None else set()
     if indices is not None and indices.numel:
         told.add(packed.shape[0] * 32 / indices.numel)
@@ -253,43 +217,17 @@ def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> L
 
 
 def _torchao(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """FP8; int8; or int4, two per byte with float zero points, or in tiles, padded to multiples of 8 and 1,024.
-
-    Zero points of int4 are [in / group, out] in the model's dtype; zero points of int8 are int8.  Tiles are [out / 8,
-    in / 128, 32, 4] words, with scales and zero points in one tensor [in / group, out, 2].
-    """
+    """FP8; int8; or int4, two per byte with scales and float zero points [in / group, out]."""
     data, zeros, scale = parts["_weight_qdata"], parts.get("_weight_zero_point"), parts.get("_weight_scale")
-    if tiled := parts.get("_weight_scale_and_zero"):
-        if data.dtype != "I32" or len(data.shape) != 4 or data.shape[2:] != (32, 4):
-            return NOT_KNOWN
-        rows, columns = data.shape[0] * 8, data.shape[1] * 128
-        weights = unpadded(rows, 8, sizes, rows) * unpadded(columns, 1024, sizes)
-        return Layout(f"int4 g{tile(columns, tiled.shape[0])}", weights or PADDED)
-    if zeros is not None and zeros.dtype in FLOATS and scale is not None:
+    if scale is None:
+        return NOT_KNOWN
+    if zeros is not None and zeros.dtype in FLOATS:
         fits = scale.shape == zeros.shape and scale.shape[-1] == data.shape[-2] and data.dtype in ("I8", "U8")
         columns = data.shape[-1] * 2
         known = fits and not columns % scale.shape[-2]
         return Layout(f"int4 g{columns // scale.shape[-2]}", data.numel * 2) if known else NOT_KNOWN
     whole = data.dtype == "F8_E4M3" or (data.dtype == "I8" and zeros is not None and zeros.dtype == "I8")
-    return Layout("" if scale is None else _eight_bits(data, scale, config), data.numel) if whole else NOT_KNOWN
-
-
-def _bitmask(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """compressed-tensors' sparse weights: the nonzero ones, one bit per weight, and the shape."""
-    kept, mask, shape = parts.get("compressed"), parts["bitmask"], parts.get("shape")
-    name = (FLOATS | EIGHT_BITS).get(kept.dtype) if kept is not None else None
-    if shape is None or name is None:
-        return NOT_KNOWN
-    weights = math.prod(described_shape(shape))
-    return Layout(f"{name}, sparse", weights if 0 <= weights <= mask.nbytes * 8 else DAMAGED)
-
-
-def _marlin(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """AutoGPTQ's Marlin files: ``B`` [in / 16, 2 * out] words of eight 4-bit weights, ``s`` [groups, out]."""
-    packed, scales = parts["B"], parts.get("s")
-    if packed.dtype != "I32" or scales is None or scales.shape[-1] * 2 != packed.shape[-1]:
-        return NOT_KNOWN
-    return Layout(grouped("int4", packed.shape[0] * 16, scales.numel // scales.shape[-1]), packed.numel * 8)
+    return Layout(_eight_bits(data, scale, config), data.numel) if whole else NOT_KNOWN
 
 
 def _exl2(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
@@ -312,16 +250,11 @@ def _exl3(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layo
 FORMATS: dict[str, tuple[Reader, str]] = {
     "trellis": (_exl3, "trellis suh svh su sv mcg mul1"),
     "q_weight": (_exl2, "q_weight q_scale q_scale_max q_groups q_group_map q_invperm q_perm"),
-    "qweight": (_qweight, "qweight qzeros scales g_idx weight_global_scale forward_hadamard_matrix"),
-    "B": (_marlin, "B s"),
-    "bitmask": (_bitmask, "compressed bitmask row_offsets weight_scale weight_zero_point"),
+    "qweight": (_qweight, "qweight qzeros scales g_idx"),
     "weight_packed": (
-        _weight_packed,
-        "weight_packed weight_scale weight_zero_point weight_global_scale weight_g_idx meta scale_packed",
+        _weight_packed, "weight_packed weight_scale weight_zero_point weight_global_scale weight_g_idx",
     ),
-    "_weight_qdata": (
-        _torchao, "_weight_qdata _weight_scale _weight_zero_point _weight_scale_and_zero _weight_act_pre_scale",
-    ),
+    "_weight_qdata": (_torchao, "_weight_qdata _weight_scale _weight_zero_point _weight_act_pre_scale"),
     "weight": (
         _weight,
         "weight weight_scale weight_scale_2 weight_scale_inv weight_zero_point weight_g_idx pre_quant_scale SCB scale "
@@ -330,12 +263,12 @@ FORMATS: dict[str, tuple[Reader, str]] = {
 }  # fmt: skip
 """Name of the part with the weights -> (its reader, names of the parts that are stored bits).
 
-A module has the format of the first name among its parts."""
+A module has the format of the first name among its parts that is a matrix."""
 
 
 def main_part(parts: Parts) -> str | None:
-    """The part of a module that has its weights, or None.  ``B`` without ``s`` is not Marlin's."""
-    return next((part for part in FORMATS if part in parts and (part != "B" or "s" in parts)), None)
+    """The part of a module that has its weights; None if it has no matrix in a known format."""
+    return next((part for part in FORMATS if part in parts and len(parts[part].shape) > 1), None)
 
 
 def is_quantized(parts: Parts) -> bool:
@@ -348,9 +281,8 @@ def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
     """The layout of a module with a main part; ``role`` decides which sizes it can have before padding."""
     main = main_part(parts)
     assert main is not None
-    sizes = {"layer": config.layer_sizes, "head": config.head_sizes}.get(role, frozenset())
     try:
-        return FORMATS[main][0](parts, config, sizes)
+        return FORMATS[main][0](parts, config, config.sizes.get(role, frozenset()))
     except (ArithmeticError, AttributeError, InputError, LookupError, TypeError, ValueError):
         return Layout("", DAMAGED)
 
@@ -360,23 +292,23 @@ def stored_weights(parts: Parts, role: str, config: CheckpointConfig) -> tuple[i
 
     ``role``: "layer", "head" or "embedding".
     """
-    main = next((part for part in FORMATS if part in parts and len(parts[part].shape) > 1), None)
-    if main is None:
-        # A long row of words can also be the weights of a matrix (SpQR).
-        rows = {part for part, tensor in parts.items() if tensor.dtype[0] in "IU" and tensor.numel > LONGEST_LIST}
-        matrices = rows | {part for part, tensor in parts.items() if len(tensor.shape) > 1}
-        strange = sorted(part for part in matrices if not _lies_beside(part))
-        return f".{strange[0]}: {UNKNOWN}" if strange else (0, 0)
-    bits = set(FORMATS[main][1].split())
-    strange = sorted(part for part in parts if part not in bits and not _lies_beside(part) and parts[part].numel)
+    main = main_part(parts)
+    bits = set(FORMATS[main][1].split()) if main else set()
+    strange = sorted(
+        part for part, tensor in parts.items()
+        if part not in bits | NOT_BITS and not part.endswith("_bias") and not part.startswith("weight.quant_state.")
+        and (tensor.numel if main else len(tensor.shape) > 1 or is_long_list(tensor))
+    )  # fmt: skip
     if strange:
         return f".{strange[0]}: {UNKNOWN}"
+    if main is None:
+        return 0, 0
     weights = layout_of(parts, config, role).weights
     if isinstance(weights, str) or weights < 0:
         return f".{main}: {weights if isinstance(weights, str) else DAMAGED}"
     return sum(parts[part].nbytes * 8 for part in bits & parts.keys()), weights
 
 
-def _lies_beside(part: str) -> bool:
-    """True if a part is not bits of the weights, but a description, a bias, or a scale of activations."""
-    return part in NOT_BITS or part.endswith("_bias") or part.startswith("weight.quant_state.")
+def is_long_list(tensor: Tensor) -> bool:
+    """True for a row of integers that can be the weights of a matrix, as in SpQR."""
+    return tensor.dtype[0] in "IU" and tensor.numel > LONGEST_LIST

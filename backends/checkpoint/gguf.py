@@ -7,7 +7,7 @@ Bits per weight follow the convention of ``backends/checkpoint/folder.py``: a la
 blocks.  A tied head has the embedding's.
 
 This file has its own reader of headers: ``gguf.GGUFReader`` makes an array of every string, and takes 2.2 s instead of
-0.06 s for 49,152 tokens and their merges.  Block sizes are from the ``gguf`` package.
+0.06 s for 49,152 tokens and their merges.  The ``gguf`` package is not needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from compare_q.backends import hub
 from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storage
@@ -31,15 +31,14 @@ from compare_q.backends.checkpoint.formats import UNEXPLAINED
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, is_file, open_regular
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable
-from compare_q.backends.common.packages import check_installed, installed_versions
 from compare_q.backends.hub import SILENT, Watch
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's number of a field's type -> ``struct``'s code."""
 STRING, ARRAY = 8, 9
-TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+ALIGNMENT, TOKENS, TOKEN_TYPES = "general.alignment", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 USED = {
-    "general.architecture": str, "general.alignment": int, "tokenizer.ggml.model": str, TOKENS: list,
+    "general.architecture": str, ALIGNMENT: int, "tokenizer.ggml.model": str, TOKENS: list,
     TOKEN_TYPES: tuple, "split.no": int, "split.count": int, "split.tensors.count": int, "{}.context_length": int,
     "{}.vocab_size": int, "{}.rope.scaling.type": str, "{}.rope.scaling.factor": float,
     "{}.rope.scaling.original_context_length": int, "{}.block_count": int, "{}.nextn_predict_layers": int,
@@ -52,66 +51,55 @@ NORMAL, BYTE = 1, 6
 """Token types with the strings of the HF vocabulary; converters change the spaces of user-defined ones."""
 AS_IN_HF = {"gpt2", "llama"}
 """Tokenizers with the token strings of the HF vocabulary (byte-level BPE, SentencePiece; not WordPiece)."""
+TYPES = {
+    0: ("f32", 1, 4), 1: ("f16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20), 6: ("q5_0", 32, 22),
+    7: ("q5_1", 32, 24), 8: ("q8_0", 32, 34), 9: ("q8_1", 32, 40), 10: ("q2_K", 256, 84), 11: ("q3_K", 256, 110),
+    12: ("q4_K", 256, 144), 13: ("q5_K", 256, 176), 14: ("q6_K", 256, 210), 15: ("q8_K", 256, 292),
+    16: ("iq2_xxs", 256, 66), 17: ("iq2_xs", 256, 74), 18: ("iq3_xxs", 256, 98), 19: ("iq1_s", 256, 50),
+    20: ("iq4_nl", 32, 18), 21: ("iq3_s", 256, 110), 22: ("iq2_s", 256, 82), 23: ("iq4_xs", 256, 136), 24: ("i8", 1, 1),
+    25: ("i16", 1, 2), 26: ("i32", 1, 4), 27: ("i64", 1, 8), 28: ("f64", 1, 8), 29: ("iq1_m", 256, 56),
+    30: ("bf16", 1, 2), 34: ("tq1_0", 256, 54), 35: ("tq2_0", 256, 66), 39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36),
+    41: ("q1_0", 128, 18),
+}  # fmt: skip
+"""ggml's number of a type -> its name, and the elements and bytes of a block."""
+LONG_FACTORS = "rope_factors_long"
 TOWERS = ("v.", "a.", "mm.", "resampler.")
 ROUTERS = {"ffn_gate_inp", "ffn_gate_inp_shexp"}
 OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "embed_tokens"}
 
 
-@dataclass(frozen=True)
-class GgufTensor:
-    """One tensor of a header; ``shape`` is in ggml's order (a matrix's inputs first), ``type_number`` is ggml's."""
+class GgufTensor(NamedTuple):
+    """One tensor of a header.
+
+    ``shape``: in ggml's order (a matrix's inputs first); ``type_name``: ggml's ("q4_1", "q6_K"); ``nbytes``: bytes on
+    disk, None if the type is unknown.
+    """
 
     name: str
     shape: tuple[int, ...]
-    type_number: int
+    type_name: str
+    nbytes: int | None
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
-    def nbytes(self) -> int | None:
-        """Bytes on disk; None if the ggml type is unknown."""
-        block = block_sizes().get(self.type_number)
-        return None if block is None else self.numel // block[0] * block[1]
 
-    @property
-    def type_name(self) -> str:
-        """ggml's name of the type: ``q4_1``, ``q6_K``."""
-        if self.type_number not in block_sizes():
-            return f"ggml type {self.type_number}"
-        from gguf import GGMLQuantizationType
+class GgufHeader(NamedTuple):
+    """The header of one file, and the SHA-256 of its bytes.
 
-        name: str = GGMLQuantizationType(self.type_number).name
-        return name.lower().replace("_k", "_K")
+    ``fields``: by name; the tokens are kept as bytes, other arrays of strings are None.
+    """
 
-
-GgufHeader = tuple[dict[str, Any], tuple[GgufTensor, ...], str]
-"""(fields by name, tensors in order, SHA-256 of the header's bytes) of one file.
-
-The tokens are kept as bytes; other arrays of strings are None.
-"""
+    fields: dict[str, Any]
+    tensors: tuple[GgufTensor, ...]
+    digest: str
 
 
 @cache
-def block_sizes() -> dict[int, tuple[int, int]]:
-    """ggml type -> (elements, bytes) of a block; InputError without the gguf package."""
-    check_installed("gguf", "pip install gguf")
-    from gguf import GGML_QUANT_SIZES
-
-    return {int(number): size for number, size in GGML_QUANT_SIZES.items()}
-
-
-def read_header(file: Path) -> GgufHeader:
-    """A file's header, read again only if the file changes; InputError if it is damaged."""
-    stat = file.stat()
-    return _read_header(file, stat.st_size, stat.st_mtime_ns)
-
-
-@cache
-def _read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
-    """The header of ``file``; ``size`` and ``mtime_ns`` are part of the cache's key."""
+def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
+    """The header of ``file``; InputError if it is damaged.  It is read again if size or time change."""
     try:
         with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
@@ -123,23 +111,21 @@ def check_fields(fields: dict[str, Any]) -> None:
     """ValueError if a field in ``USED`` has another type or an impossible value."""
     for template, expected in USED.items():
         name = template.format(fields.get("general.architecture", ""))
-        if name in fields and type(fields[name]) is not expected:
+        value = fields.get(name, expected())
+        if type(value) is not expected:
             raise ValueError(f"{name} is of another type")
-        if expected is float and not abs(fields.get(name, 0)) < 1e9:
-            raise ValueError(f"{name} is {fields[name]}")
-    if fields.get("general.alignment", 32) < 1:
-        raise ValueError(f"general.alignment is {fields['general.alignment']}")
+        if (expected is float and not abs(value) < 1e9) or (name in fields and name == ALIGNMENT and value < 1):
+            raise ValueError(f"{name} is {value}")
     tokens, types = fields.get(TOKENS, ()), fields.get(TOKEN_TYPES)
     if types is not None and len(types) != len(tokens):
         raise ValueError(f"{len(types)} token types for {len(tokens)} tokens")
 
 
 class _Reader:
-    """Reads a header once; struct.error or ValueError if it is damaged."""
+    """Reads a header once; struct.error or ValueError if it is damaged.  ``at``: bytes read so far."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self.data = data
-        self.at = 0
+        self.data, self.at = data, 0
 
     def header(self) -> GgufHeader:
         """The whole header."""
@@ -150,19 +136,21 @@ class _Reader:
         for _ in range(n_fields):
             name = self.string().decode()
             fields[name] = self.value(self.numbers("I")[0], keep=name == TOKENS)
-        placed = [self.tensor() for _ in range(n_tensors)]
+        placed = []
+        for _ in range(n_tensors):
+            name, (dimensions,) = self.string().decode(), self.numbers("I")
+            *shape, type_number, offset = self.numbers(f"{dimensions}QIQ")
+            type_name, elements, size = TYPES.get(type_number, (f"ggml type {type_number}", 1, 0))
+            nbytes = math.prod(shape) // elements * size if size else None
+            placed.append((GgufTensor(name, tuple(shape), type_name, nbytes), offset))
         check_fields(fields)
-        alignment = fields.get("general.alignment", 32)
+        alignment = fields.get(ALIGNMENT, 32)
         start = -(-self.at // alignment) * alignment
         for tensor, offset in placed:
             if start + offset + (tensor.nbytes or 0) > len(self.data):
                 raise ValueError(f"cut off before the end of {tensor.name}")
         digest = hashlib.sha256(self.data[: self.at]).hexdigest()
-        return fields, tuple(tensor for tensor, _ in placed), digest
-
-    def numbers(self, codes: str) -> tuple[Any, ...]:
-        """The next numbers, little-endian and without padding; ``codes`` as in ``struct``."""
-        return struct.unpack_from(f"<{codes}", self.data, self.passed(struct.calcsize(f"<{codes}")))
+        return GgufHeader(fields, tuple(tensor for tensor, _ in placed), digest)
 
     def passed(self, size: int) -> int:
         """The beginning of the next ``size`` bytes, which count as read; ValueError if the header is too long."""
@@ -171,12 +159,16 @@ class _Reader:
             raise ValueError(f"its header is longer than {bytes_in_words(LARGEST)}")
         return self.at - size
 
+    def numbers(self, codes: str) -> tuple[Any, ...]:
+        """The next numbers, little-endian and without padding; ``codes`` as in ``struct``."""
+        return struct.unpack_from(f"<{codes}", self.data, self.passed(struct.calcsize(f"<{codes}")))
+
     def string(self) -> bytes:
         """The next string."""
         begin = self.passed(self.numbers("Q")[0])
         return self.data[begin : self.at]
 
-    def value(self, field_type: int, *, keep: bool = False) -> Any:
+    def value(self, field_type: int, *, keep: bool) -> Any:
         """A field's value; without ``keep`` None for an array of strings (mostly merges)."""
         inner, count = self.numbers("IQ") if field_type == ARRAY else (field_type, 1)
         if inner in NUMBERS:
@@ -193,13 +185,6 @@ class _Reader:
             self.at += 8 + struct.unpack_from("<Q", self.data, self.at)[0]
         return None
 
-    def tensor(self) -> tuple[GgufTensor, int]:
-        """The next tensor, and the offset of its bytes."""
-        name = self.string().decode()
-        (dimensions,) = self.numbers("I")
-        *shape, type_number, offset = self.numbers(f"{dimensions}QIQ")
-        return GgufTensor(name, tuple(shape), type_number), offset
-
 
 @dataclass(frozen=True)
 class GgufModel:
@@ -209,11 +194,6 @@ class GgufModel:
     fields: dict[str, Any]
     tensors: tuple[GgufTensor, ...]
     digest: str
-
-    @property
-    def architecture(self) -> str:
-        """llama.cpp's name of the architecture."""
-        return str(self.fields.get("general.architecture", ""))
 
     @property
     def head(self) -> str:
@@ -237,34 +217,29 @@ class GgufModel:
 
     def field(self, name: str) -> Any:
         """The field ``<architecture>.<name>``; None if the file has none."""
-        return self.fields.get(f"{self.architecture}.{name}")
+        return self.fields.get(f"{self.fields.get('general.architecture', '')}.{name}")
+
+    def has(self, name: str) -> bool:
+        """True if the name of a tensor begins with ``name``."""
+        return any(tensor.name.startswith(name) for tensor in self.tensors)
 
     @cached_property
     def facts(self) -> ModelFacts:
         """Vocabulary and context; of two sets of rope factors llama.cpp uses the long one for long contexts."""
-        tokens = self.fields.get(TOKENS)
-        has_long = any(tensor.name.startswith("rope_factors_long") for tensor in self.tensors)
-        return ModelFacts(
-            len(tokens) if tokens else self.field("vocab_size"), self.context, self.vocabulary() or None,
-            self.field("rope.scaling.original_context_length") if has_long else None,
-        )  # fmt: skip
-
-    @property
-    def context(self) -> int | None:
-        """Tokens of the longest sequence, with yarn's extension, which converters leave out."""
-        length: int | None = self.field("context_length")
-        factor = self.field("rope.scaling.factor")
-        original = self.field("rope.scaling.original_context_length")
-        if length is None or self.field("rope.scaling.type") != "yarn" or not factor:
-            return length
-        return extended_by_yarn(length, factor, original)
+        tokens, context = self.fields.get(TOKENS), self.field("context_length")
+        original, factor = self.field("rope.scaling.original_context_length"), self.field("rope.scaling.factor")
+        if context is not None and factor and self.field("rope.scaling.type") == "yarn":  # left out by converters
+            context = extended_by_yarn(context, factor, original)
+        vocab_size = len(tokens) if tokens else self.field("vocab_size")
+        changes_above = original if self.has(LONG_FACTORS) else None
+        return ModelFacts(vocab_size, context, self.vocabulary() or None, changes_above)
 
     def rope(self, context: int) -> dict[str, Any]:
         """The rope scaling that llama.cpp reads from the file, for a context of ``context`` tokens."""
         original, name = self.field("rope.scaling.original_context_length"), self.field("rope.scaling.type")
-        if any(tensor.name.startswith("rope_factors_long") for tensor in self.tensors):
+        if self.has(LONG_FACTORS):
             return scaling_json("longrope", None, original, context)
-        if any(tensor.name.startswith("rope_freqs") for tensor in self.tensors):  # llama3's factors, made beforehand
+        if self.has("rope_freqs"):  # llama3's factors, made beforehand
             return scaling_json("rope_freqs", None, original, context)
         if name in (None, "none"):
             return {}
@@ -290,8 +265,7 @@ class GgufModel:
             if role == "layer" and tensor.numel in ends and not BLOCK.match(tensor.name):
                 return Storage(note=f"{tensor.name}: {UNEXPLAINED}")
             if tensor.nbytes is None:
-                known = installed_versions(("gguf",)).get("gguf")
-                return Storage(note=f"{tensor.name}: {tensor.type_name} is not known to gguf {known}")
+                return Storage(note=f"{tensor.name}: {tensor.type_name} is not known")
             bits[role] += tensor.nbytes * 8
             numel[role] += 0 if tensor.name.endswith(".scale") else tensor.numel
         if not numel["layer"] or not numel[self.head]:
@@ -315,10 +289,8 @@ class GgufModel:
 def shard_names(name: str) -> list[str]:
     """The names of all shards of a model in order, by the ``name`` of one; only ``name`` if it is not split."""
     match = SHARD.fullmatch(name)
-    count = int(match[3]) if match else 0
-    if not match or not count:
-        return [name]
-    return [f"{match[1]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    shards = range(1, int(match[3]) + 1) if match else ()
+    return [f"{match[1]}-{number:05d}-of-{match[3]}.gguf" for number in shards if match] or [name]
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
@@ -341,15 +313,15 @@ def model_files(path: Path) -> tuple[Path, ...]:
 def read_model(path: Path) -> GgufModel:
     """The headers of the model at ``path`` (see ``model_files``); InputError for missing, damaged or wrong files."""
     files = model_files(path)
-    each_fields, each_tensors, digests = zip(*(read_header(file) for file in files), strict=True)
-    fields: dict[str, Any] = each_fields[0]
-    numbers = [own.get("split.no", 0) for own in each_fields]
+    headers = [read_header(file, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    fields, numbers = headers[0].fields, [header.fields.get("split.no", 0) for header in headers]
     if fields.get("split.count", 0) not in ({0, 1} if len(files) == 1 else {len(files)}):
         raise InputError(f"{files[0]}: one of {fields['split.count']} shards; keep the names that it was split under")
-    tensors = tuple(tensor for own in each_tensors for tensor in own)
+    tensors = tuple(tensor for header in headers for tensor in header.tensors)
     if numbers != list(range(len(files))) or len(tensors) != fields.get("split.tensors.count", len(tensors)):
         raise InputError(f"{files[0]}: its shards are not of one model; download them again")
-    return GgufModel(files, fields, tensors, hashlib.sha256("".join(digests).encode()).hexdigest())
+    digest = hashlib.sha256("".join(header.digest for header in headers).encode()).hexdigest()
+    return GgufModel(files, fields, tensors, digest)
 
 
 class GgufFiles(ModelFiles):

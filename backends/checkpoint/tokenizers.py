@@ -11,13 +11,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from compare_q.backends.checkpoint.findings import Finding
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.gguf import TOKENS, GgufModel
 from compare_q.backends.common.json_files import exists, read_bytes
 from compare_q.backends.common.messages import one_line
-from compare_q.backends.layers.schemes import part
+from compare_q.backends.layers.schemes import at, part
 
 FILE, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
@@ -43,16 +44,6 @@ COPY = "copy the reference's tokenizer files into the model's folder"
 TEMPLATE = "chat_template.jinja"
 
 
-class Difference(NamedTuple):
-    """One difference from the reference; the fields of the doctor's ``Finding``."""
-
-    severity: Literal["wrong", "warning", "note"]
-    where: str
-    what: str
-    fix: str = COPY
-    more: int = 0
-
-
 @dataclass(frozen=True)
 class Tokens:
     """A model's tokens; None or empty if its files do not have them.
@@ -75,31 +66,29 @@ def of_folder(folder: Path) -> Tokens:
     """The tokens of a Hugging Face folder; InputError for a damaged file."""
     checkpoint = Checkpoint(folder)
     tokenizer, config = checkpoint.json(FILE), checkpoint.json(CONFIG)
+    model, added = part(tokenizer, "model"), objects(tokenizer.get("added_tokens"))
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, Mapping):
+        tokens = {number: token for token, number in vocabulary.items() if isinstance(number, int)}
+    else:  # unigram: pairs of token and score
+        pairs = enumerate(objects(vocabulary))
+        tokens = {number: str(pair[0]) for number, pair in pairs if isinstance(pair, list) and pair}
+    tokens |= {token["id"]: str(token.get("content")) for token in added if isinstance(at(token, "id"), int)}
+    # Older files have "a b" instead of ["a", "b"].
+    merges = [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in objects(model.get("merges"))]
+    rules = {name: tokenizer.get(name) for name in RULES} if tokenizer else {}
     stated = {name: config[name] for name in SPECIAL if config.get(name) is not None}
     # A special token may be an object that has its text.
     special = {name: token.get("content") if isinstance(token, Mapping) else token for name, token in stated.items()}
     for name in ("config.json", GENERATION):
         ids = checkpoint.json(name)
         special |= {f"{name}: {key}": ids[key] for key in IDS if ids.get(key) is not None}
-    model = part(tokenizer, "model")
-    # Older files have "a b" instead of ["a", "b"].
-    merges = [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in objects(model.get("merges"))]
-    rules = {name: tokenizer.get(name) for name in RULES} if tokenizer else {}
-    template = template_of(folder, config)
-    return Tokens(FILE, vocabulary_of(tokenizer, model), merges, rules, special, template, folder / FILE)
-
-
-def vocabulary_of(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dict[int, str]:
-    """Id -> token of a tokenizer.json, added tokens included."""
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, Mapping):
-        tokens = {number: token for token, number in vocabulary.items() if isinstance(number, int)}
-    else:  # unigram: pairs of token and score
-        tokens = {
-            number: str(pair[0]) for number, pair in enumerate(objects(vocabulary)) if isinstance(pair, list) and pair
-        }
-    added = [token for token in objects(tokenizer.get("added_tokens")) if isinstance(token, Mapping)]
-    return tokens | {token["id"]: str(token.get("content")) for token in added if isinstance(token.get("id"), int)}
+    template = config.get("chat_template")
+    if exists(folder / TEMPLATE):
+        template = read_bytes(folder / TEMPLATE).decode(errors="replace")
+    elif isinstance(template, list):  # several, by name
+        template = json.dumps(template, sort_keys=True)
+    return Tokens(FILE, tokens, merges, rules, special, stripped(template), folder / FILE)
 
 
 def objects(value: Any) -> list[Any]:
@@ -107,13 +96,8 @@ def objects(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template, in a separate file or in tokenizer_config.json; None if there is none."""
-    if exists(folder / TEMPLATE):
-        return read_bytes(folder / TEMPLATE).decode(errors="replace").strip()
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        return json.dumps(template, sort_keys=True)
+def stripped(template: Any) -> str | None:
+    """A chat template without white space around it; None if it is no text."""
     return template.strip() if isinstance(template, str) else None
 
 
@@ -124,29 +108,21 @@ def of_gguf(model: GgufModel) -> Tokens:
         number = model.fields.get(f"tokenizer.ggml.{key}")
         if isinstance(number, int) and number < len(tokens):
             special[key.removesuffix("_id")] = tokens[number].decode(errors="replace")
-    template = model.fields.get("tokenizer.chat_template")
-    return Tokens(
-        "tokenizer.ggml", model.vocabulary(), special=special,
-        template=template.strip() if isinstance(template, str) else None,
-    )  # fmt: skip
+    template = stripped(model.fields.get("tokenizer.chat_template"))
+    return Tokens("tokenizer.ggml", model.vocabulary(), special=special, template=template)
 
 
-def differences(mine: Tokens, reference: Tokens) -> Iterator[Difference]:
+def differences(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     """Differences of a model's tokens from its reference's.  What only one of them has is not a difference."""
     if reference.vocabulary and not mine.vocabulary and mine.where == FILE:
-        yield Difference("warning", FILE, "missing, and the reference has one")
-    differing = [
-        number
-        for number in sorted(mine.vocabulary.keys() & reference.vocabulary.keys())
-        if mine.vocabulary[number] != reference.vocabulary[number]
-    ]
+        yield Finding("warning", FILE, "missing, and the reference has one", COPY)
+    ours, theirs = mine.vocabulary, reference.vocabulary
+    differing = [number for number in sorted(ours.keys() & theirs.keys()) if ours[number] != theirs[number]]
     if differing:
-        one = differing[0]
-        what = f"token {one} is {mine.vocabulary[one]!r}, and the reference's is {reference.vocabulary[one]!r}"
-        yield Difference("wrong", mine.where, what, more=len(differing) - 1)
-    other_merges = bool(mine.merges and reference.merges and mine.merges != reference.merges)
-    if other_merges:
-        yield Difference("wrong", mine.where, "its merges are not the reference's: text becomes other tokens")
+        what = f"token {differing[0]} is {ours[differing[0]]!r}, and the reference's is {theirs[differing[0]]!r}"
+        yield Finding("wrong", mine.where, what, COPY, len(differing) - 1)
+    if other_merges := bool(mine.merges and reference.merges and mine.merges != reference.merges):
+        yield Finding("wrong", mine.where, "its merges are not the reference's: text becomes other tokens", COPY)
     if not differing and not other_merges:
         yield from differing_rules(mine, reference)
     for name in sorted(mine.special.keys() & reference.special.keys()):
@@ -155,16 +131,16 @@ def differences(mine: Tokens, reference: Tokens) -> Iterator[Difference]:
             both = f"{mine.special[name]!r}, and the reference's {reference.special[name]!r}"
             pads = name in PADDING  # no scored text has padding
             why = "matters to padding and to unknown text only" if pads else "answers begin or end differently"
-            yield Difference("note" if pads else "wrong", where, f"{name.rpartition(': ')[2]} is {both}: {why}")
+            yield Finding("note" if pads else "wrong", where, f"{name.rpartition(': ')[2]} is {both}: {why}", COPY)
     where = "chat template" if mine.where == FILE else f"{mine.where}.chat_template"
     if reference.template is not None and mine.template is None:
-        yield Difference("wrong", where, "no chat template, and the reference has one: chats get another prompt")
+        yield Finding("wrong", where, "no chat template, and the reference has one: chats get another prompt", COPY)
     elif reference.template is not None and mine.template != reference.template:
         what = "not the reference's chat template: chats get another prompt than the reference does"
-        yield Difference("warning", where, what, f"{COPY}, or compare with both under one template")
+        yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
 
 
-def differing_rules(mine: Tokens, reference: Tokens) -> Iterator[Difference]:
+def differing_rules(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     """Rules that cut one of ``SAMPLES`` into other tokens than the reference's, or that cannot be tried."""
     names = [name for name in RULES if mine.rules.get(name) != reference.rules.get(name)]
     if not (names and mine.rules and reference.rules and mine.file and reference.file):
@@ -173,11 +149,11 @@ def differing_rules(mine: Tokens, reference: Tokens) -> Iterator[Difference]:
     try:
         ours, theirs = encoded(mine.file), encoded(reference.file)
     except Exception as error:  # tokenizers raises nothing narrower
-        yield Difference("warning", mine.where, f"{what}, and they cannot be tried: {one_line(error, 160)}")
+        yield Finding("warning", mine.where, f"{what}, and they cannot be tried: {one_line(error, 160)}", COPY)
         return
     for text, one, other in zip(SAMPLES, ours, theirs, strict=True):
         if one != other:
-            yield Difference("wrong", mine.where, f"{what}: text becomes other tokens, such as {text!r}")
+            yield Finding("wrong", mine.where, f"{what}: text becomes other tokens, such as {text!r}", COPY)
             return
 
 

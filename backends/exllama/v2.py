@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compare_q.backends.base import Capabilities, Layer, PlannedModel
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.config import CheckpointConfig, scaling_type
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
@@ -69,7 +69,7 @@ class ExLlamaV2Engine(ExLlamaEngine):
         bits = config.quantization.get("bits", GPTQ_BITS)
         if config.quantization.get("quant_method") == "gptq" and bits != GPTQ_BITS:
             raise InputError(f"model_dir: exllamav2 reads GPTQ models of {GPTQ_BITS} bits; this one has {bits}")
-        scaled = config.rope_type not in (None, "default") and not config.text.get("rope_scaling")
+        scaled = scaling_type(config.rope_scaling) and not config.text.get("rope_scaling")
         if config.text.get("rope_parameters") and ("rope_theta" not in config.text or scaled):
             raise InputError(
                 f"model_dir: {folder / 'config.json'}: exllamav2 does not read its rope_parameters, which "

@@ -61,6 +61,7 @@ PACKAGES = {
 }  # fmt: skip
 """quant_method -> distributions that Transformers needs to load it."""
 OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
+"""Options that are not passed on as they are."""
 
 
 class TransformersOptions(NoiseOptions):
@@ -109,8 +110,7 @@ class TransformersEngine(LogitsEngine):
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
-        self.checkpoint = TransformersFolder(model)
-        self.rotary: list[Any] = []
+        self.checkpoint, self.rotary = TransformersFolder(model), list[Any]()
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
         self.behind: BehindBase | None = None
@@ -122,8 +122,8 @@ class TransformersEngine(LogitsEngine):
         check_installed("accelerate", cls.capabilities.install)
         found = TransformersFolder(model)
         stored = {} if found.is_remote else found.config.quantization
-        for where, config in (("engine.quantization_config", options.quantization_config or {}), ("model_dir", stored)):
-            check_packages(where, config)
+        check_packages("engine.quantization_config", options.quantization_config or {})
+        check_packages("model_dir", stored)
         check_dtype(options.dtype or DTYPES[model.load_fn], stored)
         if options.streaming:
             check_streaming(options, stored)
@@ -157,7 +157,15 @@ class TransformersEngine(LogitsEngine):
             if self.planned.load_fn == "transformers_mm"
             else transformers.AutoModelForCausalLM
         )
-        arguments = self._arguments(torch.cuda.is_available())
+        cuda, auto = torch.cuda.is_available(), self.planned.load_fn in DEVICE_MAP_AUTO
+        device = torch.device("cuda:0" if cuda else "cpu")
+        arguments: dict[str, Any] = {
+            "dtype": DTYPES[self.planned.load_fn], "use_safetensors": True,
+            "device_map": "cpu" if self.options.streaming else "auto" if auto and cuda else str(device),
+            **self.options.model_dump(exclude_none=True, exclude=OURS),
+        }  # fmt: skip
+        if self.options.quantization_config:
+            arguments["quantization_config"] = transformers_config(self.options.quantization_config)
         if stored and not AutoHfQuantizer.supports_quant_method(stored):
             raise ModelError(f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}")
         try:
@@ -172,18 +180,7 @@ class TransformersEngine(LogitsEngine):
         if (seed := seed_of(self.planned.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
         if self.options.streaming:
-            device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
             self.streamer = Streamer(self.model, self._forward, device, self.options.streaming_windows)
-
-    def _arguments(self, cuda: bool) -> dict[str, Any]:
-        options = self.options.model_dump(exclude_none=True, exclude=OURS)
-        one_device = "cuda:0" if cuda else "cpu"
-        device_map = "auto" if self.planned.load_fn in DEVICE_MAP_AUTO and cuda else one_device
-        if self.options.streaming:
-            device_map = "cpu"
-        if self.options.quantization_config:
-            options["quantization_config"] = transformers_config(self.options.quantization_config)
-        return {"dtype": DTYPES[self.planned.load_fn], "device_map": device_map, "use_safetensors": True, **options}
 
     def prepare(self, windows: Sequence[Window]) -> None:
         if self.streamer is not None:
@@ -203,12 +200,23 @@ class TransformersEngine(LogitsEngine):
         if self.noise is not None and (missed := self.noise.missed()):
             raise ModelError(missed)
 
+    def _tokens(self, window: Window) -> torch.Tensor:
+        """Return the tokens [1, L] on the device.
+
+        Dynamic rotary factors, which would otherwise be those of a longer window before, are reset.
+        """
+        import torch
+
+        for module in self.rotary:
+            for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
+                setattr(module, name, 0)
+        return torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
+
     def _forward(self, window: Window) -> Iterator[torch.Tensor]:
         """Run the layers now; the iterator runs the head for each piece."""
         import torch
 
-        self._forget_lengths()
-        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
+        token_ids = self._tokens(window)
         if self.noise is not None:
             self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
         rows = max(PIECE_ELEMENTS // self.model.config.get_text_config().vocab_size, 1)
@@ -223,9 +231,7 @@ class TransformersEngine(LogitsEngine):
         """
         import torch
 
-        self._forget_lengths()
-        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
-        cache: Any = None
+        token_ids, cache = self._tokens(window), None
 
         def forward(begin: int, end: int, **keys: Any) -> torch.Tensor:
             nonlocal cache
@@ -246,12 +252,6 @@ class TransformersEngine(LogitsEngine):
                 forward(at, min(at + PROMPT, end), **({} if self.behind is None else {"logits_to_keep": 1}))
             yield torch.empty(end - begin, 0)
 
-    def _forget_lengths(self) -> None:
-        """Reset dynamic rotary factors, which would otherwise be those of a longer window before."""
-        for module in self.rotary:
-            for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
-                setattr(module, name, 0)
-
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
         """Return the output embedding, with soft cap and scale from the config; ``states`` are kept from now on."""
         import torch
@@ -263,17 +263,15 @@ class TransformersEngine(LogitsEngine):
             return "its head is not resident"
         if self.entered is None:
             self.entered = torch.empty(0)
-            module.register_forward_pre_hook(self._enter)
-        config = self.model.config.get_text_config()
-        scale = config_number(config, "logit_scale", 1.0) / config_number(config, "logits_scaling", 1.0)
+            module.register_forward_pre_hook(lambda _, given: setattr(self, "entered", given[0][0]))
+        stated = self.model.config.get_text_config().to_dict()
+        # MPT's logit_scale may be a word, and zeros do not count.
+        numbers = {key: float(value) for key, value in stated.items() if isinstance(value, int | float) and value}
         head = Head(
-            module.weight.shape[0], dtype_name(module.weight.dtype),
-            config_number(config, "final_logit_softcapping", 0.0) or None, scale,
+            module.weight.shape[0], dtype_name(module.weight.dtype), numbers.get("final_logit_softcapping"),
+            numbers.get("logit_scale", 1.0) / numbers.get("logits_scaling", 1.0),
         )  # fmt: skip
         return module.weight.detach(), None if module.bias is None else module.bias.detach(), head
-
-    def _enter(self, _: Any, given: tuple[Any, ...]) -> None:
-        self.entered = given[0][0]
 
     def layers(self) -> tuple[Layer, ...]:
         from compare_q.backends.hf import layers as transformers_layers
@@ -282,11 +280,10 @@ class TransformersEngine(LogitsEngine):
         return group_layers(transformers_layers.layers(self.model, asked, self.checkpoint.folder))
 
     def provenance(self) -> dict[str, Any]:
-        parameters = next(self.model.parameters())
         return {
             "model_class": type(self.model).__name__,
             "dtype": dtype_name(self.model.dtype),
-            "device": str(parameters.device),
+            "device": str(next(self.model.parameters()).device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
             ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.planned.max_tokens),
@@ -299,8 +296,7 @@ class TransformersEngine(LogitsEngine):
     def close(self) -> None:
         if self.streamer is not None:
             self.streamer.close()
-        self.streamer = None
-        self.model = self.entered = self.noise = self.behind = None
+        self.model = self.entered = self.noise = self.behind = self.streamer = None
         self.rotary = []
 
 
@@ -375,9 +371,3 @@ def transformers_config(given: dict[str, Any]) -> Any:
     prefix = "quantization_config."
     check_names((prefix + name for name in given), (prefix + name for name in known), type(config).__name__)
     return config
-
-
-def config_number(config: Any, name: str, missing: float) -> float:
-    """Return a number of a config; ``missing`` if it is absent or no number, as MPT's logit_scale may be a word."""
-    value = getattr(config, name, None)
-    return float(value) if isinstance(value, int | float) and value else missing

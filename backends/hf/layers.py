@@ -20,15 +20,12 @@ from compare_q.backends.checkpoint.files import read_headers, weight_files
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.layers.groups import deviation
 from compare_q.backends.layers.names import OTHER_TOWERS, outside_text_model
-from compare_q.backends.layers.schemes import UNKNOWN, Scheme, args_text, declared, with_group_size
+from compare_q.backends.layers.schemes import UNKNOWN, Scheme, args_text, declared
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
-PLAIN = Scheme("")
-"""Scheme of unquantized weights."""
 SCALES = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
 """Endings of the names of a quantized module's tensors; gpt-oss has ``experts.gate_up_proj_scales``."""
-QDATA = {"int8": "int8", "float8_e4m3fn": "fp8"}
 
 
 def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[Layer]:
@@ -37,21 +34,20 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
     ``quantization``: the ``quantization_config`` of the loaded model; ``folder``: its checkpoint.
     """
     stored = stored_quantized(folder) if quantization else set()
-    stated = declared(quantization)
-    head, sizes = model.get_output_embeddings(), {}
+    stated, head, sizes = declared(quantization), model.get_output_embeddings(), {}
     for name, module in model.named_modules():
         sizes[name] = sum(each.nbytes for each in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
     outside = outside_text_model(sizes, None)
     for name, module in model.named_modules():
         if module is not head and (name in outside or any(map(OTHER_TOWERS.fullmatch, name.split(".")))):
             continue
-        scheme = stated.of(name)
         if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
             dequantized = name_from_layers(name) in stored
-            yield linear_layer(name, module, scheme, dtype_name(model.dtype), dequantized=dequantized)
-        elif type(module).__name__.endswith("Experts"):
+            yield linear_layer(name, module, stated.of(name), dtype_name(model.dtype), dequantized=dequantized)
+        elif type(module).__name__.endswith("Experts"):  # all of a layer, whose weights are one or two tensors
             dequantized = any(each.startswith(f"{name_from_layers(name)}.") for each in stored)
-            yield expert_layer(name, module, scheme, model.config, dequantized=dequantized)
+            kernel = f"{type(module).__name__} {getattr(model.config, '_experts_implementation', None) or ''}".strip()
+            yield product(name, next(module.parameters(), None), stated.of(name), kernel, dequantized=dequantized)
 
 
 def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequantized: bool) -> Layer:
@@ -63,10 +59,8 @@ def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, d
         ran = measured_activations(module, asked, dtype)
         return Layer(name, args_text(own.weights), ran, DEQUANTIZED, deviation(asked or dtype, ran))
     weight: Any = getattr(module, "weight", None)
-    if kernel in LINEAR and type(weight) is torch.nn.Parameter and weight.dtype.is_floating_point:
-        return float_product(name, weight, scheme if dequantized else PLAIN, "torch linear")
-    if hasattr(weight, "qdata"):  # torchao, whose linear layers hold tensors of its own classes
-        return Layer(name, *torchao_formats(weight, dtype), type(weight).__name__)
+    if kernel in LINEAR and type(weight) is torch.nn.Parameter:
+        return product(name, weight, scheme, "torch linear", dequantized=dequantized)
     if kernel == "Linear4bit":
         return Layer(name, f"{weight.quant_type} g{weight.blocksize}", dtype_name(module.compute_dtype), kernel)
     if kernel == "Linear8bitLt":
@@ -79,46 +73,19 @@ def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, d
         return Layer(name, f"fp8 block {size[0]}x{size[1]}", ran, kernel)
     if isinstance(getattr(module, "bits", None), int):  # gptqmodel, whose kernels are all weight-only
         return Layer(name, scheme.weights if scheme else f"int{module.bits}", dtype, kernel)
-    return unknown_product(name, scheme, kernel)
+    return product(name, None, scheme, kernel, dequantized=dequantized)
 
 
-def expert_layer(name: str, module: Any, scheme: Scheme | None, config: Any, *, dequantized: bool) -> Layer:
-    """Return how all experts of a layer ran; their weights are one or two tensors."""
-    kernel = f"{type(module).__name__} {getattr(config, '_experts_implementation', None) or ''}".strip()
-    weight = next(module.parameters(), None)
-    if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
-        return unknown_product(name, scheme, kernel)
-    return float_product(name, weight, scheme if dequantized else PLAIN, kernel)
-
-
-def float_product(name: str, weight: Any, stored: Scheme | None, kernel: str) -> Layer:
-    """Return a layer with float weights; ``stored``: PLAIN, or the scheme that they were dequantized from."""
-    dtype = dtype_name(weight.dtype)
-    if stored is PLAIN:
-        return Layer(name, dtype, dtype, kernel)
-    stored = stored or Scheme(UNKNOWN)
-    asked = deviation(stored.activations or dtype, dtype)
-    return Layer(name, stored.weights, dtype, f"{kernel} (dequantized)", asked)
-
-
-def unknown_product(name: str, scheme: Scheme | None, kernel: str) -> Layer:
-    """Return a layer of an unknown class, whose activations are unknown."""
+def product(name: str, weight: Any, scheme: Scheme | None, kernel: str, *, dequantized: bool) -> Layer:
+    """Return a layer that multiplies a float ``weight`` in its dtype; of others the activations are unknown."""
     scheme = scheme or Scheme(UNKNOWN)
-    return Layer(name, scheme.weights, UNKNOWN, kernel, deviation(scheme.activations or UNKNOWN, UNKNOWN))
-
-
-def torchao_formats(weight: Any, dtype: str) -> tuple[str, str]:
-    """Return weights and activations of a torchao tensor; "unknown" if it is packed."""
-    name = QDATA.get(dtype_name(weight.qdata.dtype)) if weight.qdata.shape == weight.shape else None
-    blocks = getattr(weight, "block_size", None)
-    if name is None or blocks is None or blocks[0] != 1:
-        return UNKNOWN, UNKNOWN
-    weights = with_group_size(name, 0 if blocks[-1] == weight.shape[-1] else blocks[-1])
-    activations = getattr(weight, "act_quant_kwargs", UNKNOWN)
-    if activations is None:
-        return weights, dtype
-    per_row = type(getattr(activations, "granularity", None)).__name__ == "PerRow"
-    return weights, f"{name} token" if per_row else UNKNOWN
+    if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
+        return Layer(name, scheme.weights, UNKNOWN, kernel, deviation(scheme.activations or UNKNOWN, UNKNOWN))
+    dtype = dtype_name(weight.dtype)
+    if not dequantized:
+        return Layer(name, dtype, dtype, kernel)
+    asked = deviation(scheme.activations or dtype, dtype)
+    return Layer(name, scheme.weights, dtype, f"{kernel} (dequantized)", asked)
 
 
 class ProductInputs(TorchFunctionMode):

@@ -35,7 +35,10 @@ class BehindBase:
         return cls(model) if "logits_to_keep" in takes and model.base_model is not model else None
 
     def pieces(self, token_ids: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
-        """Run the layers for a window [1, L], and return its logits [n, V], ``rows`` positions at a time."""
+        """Run the layers for a window [1, L], and return its logits [n, V], ``rows`` positions at a time.
+
+        ModelError if the last token's logits in a piece differ by more than rounding.
+        """
         outputs: list[Any] = []
         handle = self.base.register_forward_hook(lambda _, __, output: outputs.append(output))
         try:
@@ -47,33 +50,23 @@ class BehindBase:
         return self._pieces(token_ids, outputs[0], rows, last)
 
     def _pieces(self, token_ids: torch.Tensor, output: Any, rows: int, last: torch.Tensor) -> Iterator[torch.Tensor]:
-        length = token_ids.shape[1]
-        for begin in range(0, length, rows):
+        for begin in range(0, token_ids.shape[1], rows):
             part = copy.copy(output)
             part.last_hidden_state = output.last_hidden_state[:, begin : begin + rows]
-            logits = self._rest(token_ids[:, begin : begin + rows], part)
-            if begin + rows >= length:
-                self._check(last, logits[-1:])
+            own = vars(self.base).get("forward")  # set by accelerate's hooks
+            self.base.forward = lambda *_, part=part, **__: part
+            try:
+                logits: torch.Tensor = self.model(token_ids[:, begin : begin + rows], use_cache=False).logits[0]
+            finally:
+                if own is None:
+                    del self.base.forward
+                else:
+                    self.base.forward = own
+            if begin + rows >= token_ids.shape[1]:
+                difference, largest = largest_difference(last, logits[-1:]), largest_finite(last)
+                if head_mismatch(difference, largest, dtype_name(last.dtype)):
+                    raise ModelError(
+                        f"{type(self.model).__name__}: the last token's logits differ by {difference:.3g} where the "
+                        "head runs over a piece of a long window; take shorter windows"
+                    )
             yield logits
-
-    def _rest(self, token_ids: torch.Tensor, output: Any) -> torch.Tensor:
-        """Return logits [n, V] of tokens [1, n] from the base model's output for them."""
-        own = vars(self.base).get("forward")  # set by accelerate's hooks
-        self.base.forward = lambda *_, **__: output
-        try:
-            logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
-        finally:
-            if own is None:
-                del self.base.forward
-            else:
-                self.base.forward = own
-        return logits
-
-    def _check(self, whole: torch.Tensor, piece: torch.Tensor) -> None:
-        """ModelError if the last token's logits [1, V] in a piece differ by more than rounding."""
-        dtype = dtype_name(whole.dtype)
-        if head_mismatch(difference := largest_difference(whole, piece), largest_finite(whole), dtype):
-            raise ModelError(
-                f"{type(self.model).__name__}: the last token's logits differ by {difference:.3g} where the head runs "
-                "over a piece of a long window; take shorter windows"
-            )

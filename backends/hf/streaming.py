@@ -33,10 +33,7 @@ MOST_WINDOWS = 1024
 
 @dataclass
 class WindowForward:
-    """One window's forward pass: ``layer`` is the index of the decoder layer that it waits for.
-
-    ``found``: its logits in pieces; None until it has ended.
-    """
+    """One window's forward pass; ``layer``: the decoder layer that it waits for; ``found``: None until it has ended."""
 
     window: Window
     greenlet: Any
@@ -78,7 +75,7 @@ class Streamer:
         on_cuda = device.type == "cuda"
         self.side_stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
         self.held: int | None = None
-        self.coming: tuple[int, Future[list[torch.Tensor]]] | None = None
+        self.coming: dict[int, Future[list[torch.Tensor]]] = {}
         self.ahead: list[Window] = []
         self.windows_left = 0
         self.forwards: list[WindowForward] = []
@@ -91,11 +88,15 @@ class Streamer:
         """Return logits of one window in pieces; the other windows of its group then wait for the last layer."""
         run = next((each for each in self.forwards if each.window is window), None) or self.start(window)
         while run.found is None:
-            if run.layer == len(self.hosts) - 1:
-                self.hold(run.layer)
+            layer = run.layer
+            self.hold(layer)
+            if layer == len(self.hosts) - 1:
                 run.resume()  # alone: a group's logits together are larger than the model
-            else:
-                self.advance(run.layer)
+                continue
+            for each in [each for each in self.forwards if each.layer == layer]:
+                each.resume()
+                if each.found is not None:
+                    raise ModelError("engine.streaming: this model's last decoder layer is not the one that runs last")
         self.forwards.remove(run)
         return run.found
 
@@ -115,35 +116,25 @@ class Streamer:
             each.resume()
         return self.forwards[0]
 
-    def advance(self, layer: int) -> None:
-        """Run every window that waits for ``layer`` through it."""
-        self.hold(layer)
-        for each in self.forwards:
-            if each.layer == layer:
-                each.resume()
-                if each.found is not None:
-                    raise ModelError("engine.streaming: this model's last decoder layer is not the one that runs last")
-
     def hold(self, layer: int) -> None:
         """Replace the layer on the device by ``layer``, and start to copy the next one."""
         if self.held == layer:
             return
         self.release()
-        if self.coming is None or self.coming[0] != layer:
+        if layer not in self.coming:
             self.fetch(layer)
-        assert self.coming is not None
-        for (weight, _), copy in zip(self.hosts[layer], self.coming[1].result(), strict=True):
+        for (weight, _), copy in zip(self.hosts[layer], self.coming.pop(layer).result(), strict=True):
             weight.data = copy
-        self.held, self.coming = layer, None
-        following = layer + 1 if layer + 1 < len(self.hosts) else 0
+        self.held = layer
+        following = (layer + 1) % len(self.hosts)
         if following or self.windows_left:
             self.fetch(following)
 
     def fetch(self, layer: int) -> None:
         """Start to copy a layer; a copy of another layer is dropped."""
-        if self.coming is not None:
-            self.coming[1].result()
-        self.coming = layer, self.copier.submit(self.copies, layer)
+        for dropped in self.coming.values():
+            dropped.result()
+        self.coming = {layer: self.copier.submit(self.copies, layer)}
 
     def copies(self, layer: int) -> list[torch.Tensor]:
         """Copy a layer's weights to the device; on CUDA in a separate stream, next to the computation."""
@@ -181,7 +172,7 @@ class Streamer:
     def close(self) -> None:
         """Stop copying, and forget windows that were not finished."""
         self.copier.shutdown(cancel_futures=True)
-        self.forwards, self.coming = [], None
+        self.forwards, self.coming = [], {}
         self.release()
 
 

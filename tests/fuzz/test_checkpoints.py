@@ -17,7 +17,7 @@ from compare_q.backends.checkpoint import contents, files
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.checkpoint.gguf import read_model
-from compare_q.backends.layers.schemes import declared
+from compare_q.backends.layers.schemes import declared, kv_cache
 from tests.support.checkpoints import ENDS, LAYER, Q, finish_gguf, safetensors_bytes
 from tests.support.hostile import bounded_answer_of, damaged, damaged_bytes, fuzzed, randoms
 
@@ -54,9 +54,9 @@ def framed(header: bytes, random: Random) -> bytes:
 def look(folder: Path) -> None:
     """Everything that a run asks of a checkpoint's files."""
     config = CheckpointConfig.read(folder)
-    assert [config.vocab_size, config.context, config.kv_numbers, config.rope_type, config.quantization]
+    assert [config.vocab_size, config.context, config.kv_numbers, config.rope_scaling, config.quantization]
     assert declared(config.quantization).of("model.layers.0.mlp.up_proj") is None or config.quantization
-    assert isinstance(config.kv_cache, str)
+    assert isinstance(kv_cache(config.quantization), str)
     storage_of(folder)
     contents.check_scales(folder, contents.nvfp4_layers(folder))
     files.stamp(folder)

@@ -141,11 +141,6 @@ DOWNLOADS = {
         f"{VLLM} `INCConfigParser`", {f"{LAYER}.mlp.up_proj": AWQ},
         "(4,096 × 4 + 16 × 32 + 128 × 16) / 4,096", 18944, 4096, (Scheme("uint4 g32"),),
         {"quant_method": "inc", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round:auto_awq"}),
-    "GPTQ packed for Marlin": Download(
-        "AutoGPTQ's Marlin `QuantLinear`",
-        {f"{LAYER}.mlp.up_proj": {"B": ("I32", 8, 128), "s": ("F16", 1, 64)}},
-        "(8,192 × 4 + 64 × 16) / 8,192", 33792, 8192, (Scheme("int4 g128"),),
-        {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin"}),
     "GPTQ v2, 8 bits in some layers": Download(
         "GPTQModel's `checkpoint_format` and `dynamic`",
         {f"{LAYER}.mlp.up_proj": GPTQ, f"{LAYER}.self_attn.v_proj": {
@@ -154,14 +149,6 @@ DOWNLOADS = {
         20992 + 37888, 2 * 4096, (Scheme("int4 g32"), Scheme("int8 g32")),
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2",
          "dynamic": {r"+:.*v_proj": {"bits": 8}}}),
-    "W4AFP8 packed in int8": Download(
-        "SGLang `W4AFp8Config`",
-        {f"{LAYER}.mlp.experts.0.gate_proj": {
-            "weight": ("I8", 8, 64), "weight_scale_inv": ("BF16", 8, 1), "input_scale": ("BF16", 1)},
-         f"{LAYER}.self_attn.o_proj": {"weight": ("F8_E4M3", 128, 128), "weight_scale_inv": ("F32", 1, 1)}},
-        "(1,024 × 4 + 8 × 16) / 1,024, (16,384 × 8 + 32) / 16,384", 4224 + 131104, 1024 + 16384,
-        (Scheme("int4 g128", "fp8 tensor"), FP8_128),
-        {"quant_method": "w4afp8", "group_size": 128}),
     "torchao int4": Download(
         f"{TORCHAO}, `Int4Tensor`",
         {f"{LAYER}.mlp.up_proj": {
@@ -169,13 +156,6 @@ DOWNLOADS = {
         "(512 × 4 + 2 × 16 × 16) / 512", 2560, 512, (Scheme("int4 g32"),),
         {"quant_method": "torchao", "quant_type": {"default": {
             "_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 32}}}}),
-    "torchao int4 in tiles": Download(
-        f"{TORCHAO}, `Int4TilePackedTo4dTensor`",
-        {f"{LAYER}.mlp.up_proj": {"_weight_qdata": ("I32", 1, 8, 32, 4), "_weight_scale_and_zero": ("BF16", 8, 8, 2)}},
-        "padded to 8 × 1,024: (8,192 × 4 + 128 × 16) / (8 × 1,000)", 34816, 8000, (Scheme("int4 g128"),),
-        {"quant_method": "torchao", "quant_type": {"default": {
-            "_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 128}}}},
-        config={"hidden_size": 1000}),
     "torchao float8": Download(
         f"{TORCHAO}, `Float8Tensor`",
         {f"{LAYER}.mlp.up_proj": {"_weight_qdata": ("F8_E4M3", 8, 32), "_weight_scale": ("F32", 8, 1)}},
@@ -183,39 +163,6 @@ DOWNLOADS = {
         {"quant_method": "torchao", "quant_type": {"default": {
             "_type": "Float8DynamicActivationFloat8WeightConfig", "_version": 2,
             "_data": {"granularity": [{"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}] * 2}}}}),
-    "fp_quant MXFP4": Download(
-        f"{VLLM} `FPQuantLinearMethod`",
-        {f"{LAYER}.mlp.up_proj": {
-            "qweight": ("U8", 256, 128), "scales": ("U8", 256, 8), "weight_global_scale": ("F32", 1),
-            "act_global_scale": ("F32", 1), "forward_hadamard_matrix": ("BF16", 32, 32),
-            "backward_hadamard_matrix": ("BF16", 32, 32), "weight": ("F32", 0)}},
-        "(65,536 × 4 + 2,048 × 8 + 32 + 1,024 × 16) / 65,536", 294944, 65536, (Scheme("mxfp4 g32", "mxfp4 g32"),),
-        {"quant_method": "fp_quant", "forward_dtype": "mxfp4", "forward_method": "abs_max"}),
-    "2:4 sparse, FP8": Download(
-        "compressed-tensors `Sparse24BitMaskCompressor`",
-        {f"{LAYER}.mlp.up_proj": {
-            "compressed": ("F8_E4M3", 8, 32), "bitmask": ("U8", 8, 8), "shape": ("I64", 2, 1),
-            "weight_scale": ("BF16", 8, 1)}},
-        "(256 × 8 + 512 × 1 + 8 × 16) / 512", 2688, 512, (Scheme("fp8 channel 2:4", "fp8 token"),),
-        {"quant_method": "compressed-tensors", "format": "float-quantized",
-         "sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"},
-         "config_groups": {"group_0": {"targets": ["Linear"], "weights": FP8_ARGS, "input_activations": FP8_TOKEN}}},
-        values={f"{LAYER}.mlp.up_proj.shape": PAIR}),
-    "2:4 sparse, not quantized": Download(
-        "compressed-tensors `Sparse24BitMaskCompressor`",
-        {f"{LAYER}.mlp.up_proj": {
-            "compressed": ("BF16", 8, 32), "bitmask": ("U8", 8, 8), "shape": ("I64", 2, 1)}},
-        "(256 × 16 + 512 × 1) / 512", 4608, 512, (Scheme("2:4 sparse"),),
-        {"quant_method": "compressed-tensors", "config_groups": {},
-         "sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}},
-        values={f"{LAYER}.mlp.up_proj.shape": PAIR}),
-    "2:4 sparse, int4 (marlin-24)": Download(
-        "compressed-tensors `Marlin24Compressor`",
-        {f"{LAYER}.mlp.up_proj": {
-            "weight_packed": ("I32", 4, 128), "scale_packed": ("F16", 1, 64), "meta": ("I16", 4, 128)}},
-        "(4,096 × 4 + 4,096 × 2 + 64 × 16) / 8,192", 25600, 8192, (Scheme("int4 g128 2:4"),),
-        {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": {**INT4, "group_size": 128}, "format": "marlin-24"}}}),
     "compressed-tensors, mixed groups": Download(
         "compressed-tensors 0.17 `QuantizationConfig`",
         {f"{LAYER}.mlp.down_proj": {

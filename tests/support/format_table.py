@@ -13,7 +13,7 @@ from pathlib import Path
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import storage_of
-from compare_q.backends.layers.schemes import declared
+from compare_q.backends.layers.schemes import declared, kv_cache
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.downloads import DOWNLOADS, Download
@@ -58,7 +58,8 @@ def row(name: str, download: Download) -> str:
     found = "n/a" if storage.bpw_layer is None else f"{storage.bpw_layer:.4f}"
     schemes = dict.fromkeys(declared(config.quantization).of(layer) for layer in download.layers)
     words = "; ".join("unknown" if each is None else f"{each.weights}, {each.activations or '—'}" for each in schemes)
-    words += f"; KV {config.kv_cache}" if config.kv_cache else ""
+    cached = kv_cache(config.quantization)
+    words += f"; KV {cached}" if cached else ""
     asked = "; ".join("unknown" if each is None else each.activations or "the model's dtype" for each in schemes)
     return f"| {name} | {download.source} | {download.worked} | {bpw:.4f} | {found} | {words} | {asked} |"
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.folder import storage_of
-from compare_q.backends.layers.schemes import declared
+from compare_q.backends.layers.schemes import declared, kv_cache
 from tests.support import DATA
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
 from tests.support.downloads import DOWNLOADS
@@ -22,16 +22,11 @@ from tests.support.format_table import PAGE, TABLE, look, table
 from tests.support.stored_formats import CASES, EXL3, HEADS, SIZES, Case, entries_of
 
 
-def written(folder: Path, case: Case, entries: Entries, module: str) -> Path:
-    """A checkpoint with these tensors and the case's config."""
-    values = {f"{module}.{part}": value for part, value in case.values.items()}
-    config = {**case.config, **({"quantization_config": case.quantization} if case.quantization else {})}
-    return write_checkpoint(folder, entries, config, values)
-
-
 def stored(folder: Path, case: Case, entries: Entries, module: str) -> Storage:
     """The storage of a model with these tensors; its counted tensors take as many bytes on disk as the case says."""
-    found = storage_of(written(folder, case, entries, module))
+    values = {f"{module}.{part}": value for part, value in case.values.items()}
+    config = {**case.config, **({"quantization_config": case.quantization} if case.quantization else {})}
+    found = storage_of(write_checkpoint(folder, entries, config, values))
     raw = (folder / "model.safetensors").read_bytes()
     described = json.loads(raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]])
     spans = [described[f"{module}.{part}"]["data_offsets"] for part in case.counted.split()]
@@ -79,37 +74,16 @@ def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
     ("config", "rows", "columns", "weights"),
     [
         ({"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}, 640, 256, 576 * 192),
-        (
-            {
-                "hidden_size": 2048,
-                "num_attention_heads": 16,
-                "kv_lora_rank": 512,
-                "qk_rope_head_dim": 64,
-                "qk_nope_head_dim": 128,
-                "v_head_dim": 128,
-            },
-            2048,
-            640,
-            2048 * 576,
-        ),
+        ({"hidden_size": 2048, "num_attention_heads": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+          "qk_nope_head_dim": 128, "v_head_dim": 128}, 2048, 640, 2048 * 576),
         ({"hidden_size": 256, "num_attention_heads": 3, "head_dim": 90}, 256, 640, 256 * 540),
-        (
-            {
-                "hidden_size": 256,
-                "linear_num_key_heads": 2,
-                "linear_key_head_dim": 50,
-                "linear_num_value_heads": 2,
-                "linear_value_head_dim": 60,
-            },
-            256,
-            512,
-            256 * 440,
-        ),
+        ({"hidden_size": 256, "linear_num_key_heads": 2, "linear_key_head_dim": 50, "linear_num_value_heads": 2,
+          "linear_value_head_dim": 60}, 256, 512, 256 * 440),
         ({"text_config": {"hidden_size": 200}, "hidden_size": 256}, 256, 256, 200 * 200),
         ({"hidden_size": 600, "intermediate_size": 620}, 640, 640, None),
         ({}, 640, 640, None),
     ],
-)
+)  # fmt: skip
 def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: int, weights: int | None) -> None:
     """A trellis says the padded size only; the true one is that in the config which is padded to it, if one is."""
     layer = {"trellis": ("I16", rows // 16, columns // 16, 16), "suh": ("F16", rows), "svh": ("F16", columns)}
@@ -130,14 +104,20 @@ def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: 
         ({"weight": ("I8", 8, 64), "weight_scale_inv": ("BF16", 8, 1)}, "weight"),
         ({"weight": ("I8", 8, 32), "scale": ("F32", 8, 2)}, "weight"),
         ({"weight_packed": ("I32", 64, 8), "weight_scale": ("BF16", 64, 2)}, "weight_packed"),
-        ({"B": ("I32", 4, 128), "s": ("F16", 2, 32)}, "B"),
+        ({"B": ("I32", 4, 128), "s": ("F16", 1, 64)}, "B"),  # AutoGPTQ's Marlin
+        ({"compressed": ("BF16", 8, 32), "bitmask": ("U8", 8, 8), "shape": ("I64", 2, 1)}, "bitmask"),  # 2:4
+        ({"weight_packed": ("I32", 4, 128), "scale_packed": ("F16", 1, 64), "meta": ("I16", 4, 128)}, "meta"),
+        ({"qweight": ("U8", 256, 128), "scales": ("U8", 256, 8), "weight_global_scale": ("F32", 1)},
+         "weight_global_scale"),  # FP-Quant
+        ({"_weight_qdata": ("I32", 1, 8, 32, 4), "_weight_scale_and_zero": ("BF16", 8, 8, 2)},
+         "_weight_scale_and_zero"),
         ({"qweight": ("I32", 8, 64), "scales": ("F16", 2, 64)}, "qweight"),
         ({"q_weight": ("I32", 7, 224), "q_scale": ("I32", 2, 28)}, "q_weight"),
         ({"codes": ("I16", 8, 4)}, "codes"),
         ({"weight": ("U8", 2, 64), "weight_scale": ("BF16", 1)}, "weight"),
         ({"weight": ("I8", 256, 256), "weight_scale_inv": ("F32", 2, 2)}, "weight"),
     ],
-)
+)  # fmt: skip
 def test_unknown_formats_are_not_guessed(tmp_path: Path, parts: Entries, named: str) -> None:
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
     found = storage_of(write_checkpoint(tmp_path, entries, SIZES))
@@ -152,7 +132,7 @@ def test_sizes_schemes_and_kv_cache(name: str) -> None:
     assert storage == Storage(download.bits / download.weights, 16.0, download.bits + 640)
     stated = declared(config.quantization)
     assert tuple(stated.of(layer) for layer in download.layers) == download.schemes
-    assert config.kv_cache == download.kv
+    assert kv_cache(config.quantization) == download.kv
 
 
 def test_page_has_this_table() -> None:
