@@ -25,7 +25,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,7 +37,7 @@ from compare_q.backends.checkpoint.config import ROPE
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.options import EngineOptions
-from compare_q.backends.common.packages import check_installed, installed_versions, package_folder
+from compare_q.backends.common.packages import installed_versions, package_folder
 from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers, kv_formats
 from compare_q.backends.layers.schemes import UNKNOWN
 from compare_q.backends.logits_engine import LogitsEngine
@@ -61,6 +60,10 @@ ROTATED = re.compile(r"attn_rot_([kv]) = 1")
 FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
 
 DEBUG, WARNING, ERROR = 1, 3, 4
+TILES = re.compile(r"\bAMX_\w+ = 1")
+"""In ``llama_print_system_info`` of a build that multiplies in AMX tiles.  ``_tile_loadconfig`` of GCC 12.2 to 13.2
+declares 8 of the 64 bytes that it reads, so the compiler drops the stores of ggml's tile configuration, and products
+of Q4_0 and Q4_1 crash."""
 ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\w+)")
 LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)")
 FLOATS = ("f32", "f16", "bf16")
@@ -112,15 +115,12 @@ class LlamacppEngine(LogitsEngine):
         self.library: Any = None
         self.context: Any = None
         self.batch: Any = None
-        self.threads = 0
-        self.repacks = True
-        self.said = Log()
-        self.floored = self.excluded = 0
+        self.said, self.repacks, self.system_info = Log(), True, ""
+        self.threads = self.floored = self.excluded = 0
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
         super().check(model)
-        check_installed("gguf", cls.capabilities.install)
         if not (cls.files(model).is_remote or Path(model.model_dir).exists()):
             hub_model = "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
             raise InputError(f"model_dir: {model.model_dir}: no such path; {hub_model}")
@@ -132,7 +132,8 @@ class LlamacppEngine(LogitsEngine):
     @classmethod
     def versions(cls) -> dict[str, str]:
         found = installed_versions((*cls.capabilities.packages, "gguf", "torch", "triton"))
-        return {**found, "llama.cpp build": build(), **environment()}
+        chosen = machine.variables(("GGML_", "LLAMA_"), re.compile("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG"))
+        return {**found, "llama.cpp build": build(), **chosen}
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -145,9 +146,10 @@ class LlamacppEngine(LogitsEngine):
         import torch
 
         self.library = llama_cpp
-        self.said = listening()
+        self.said = Log.begin()
         llama_cpp.llama_backend_init()
-        self.repacks = self._may_repack()
+        chosen, self.system_info = options.use_extra_bufts, llama_cpp.llama_print_system_info().decode().strip(" |")
+        self.repacks = not TILES.search(self.system_info) if chosen is None else chosen
         self.threads = options.n_threads or torch.get_num_threads()
         model = model_parameters(llama_cpp, options, repacks=self.repacks)
         self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), model)
@@ -160,15 +162,6 @@ class LlamacppEngine(LogitsEngine):
         self.batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
         for i in range(options.n_batch):
             self.batch.n_seq_id[i], self.batch.seq_id[i][0], self.batch.logits[i] = 1, 0, 1
-
-    def _may_repack(self) -> bool:
-        """True if ggml may repack the weights: the option, else whether the build has no AMX tile code."""
-        chosen = self.options.use_extra_bufts
-        return not has_tile_code(self._system_info()) if chosen is None else chosen
-
-    def _system_info(self) -> str:
-        """The features of the loaded build: "CPU : SSE3 = 1 | AVX2 = 1 | ..."."""
-        return str(self.library.llama_print_system_info().decode().strip(" |"))
 
     def prepare(self, windows: Sequence[Window]) -> None:
         self.floored = self.excluded = 0
@@ -228,24 +221,30 @@ class LlamacppEngine(LogitsEngine):
 
     def layers(self) -> tuple[Layer, ...]:
         model, devices, found = gguf.read_model(Path(self.planned.model_dir)), self.said.devices, []
+        counted = ("layer", model.head)
         for tensor in model.tensors:
-            if model.role(tensor) in ("layer", model.head) and len(tensor.shape) > 1:
-                number = re.search(r"blk\.(\d+)\.", tensor.name)
+            if model.role(tensor) in counted and len(tensor.shape) > 1:
+                number = gguf.BLOCK.match(tensor.name)
                 device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)
-                backend, stored = device.rstrip("0123456789").lower(), tensor.type_name
-                found.append(Layer(tensor.name, stored, activations(stored, backend), f"ggml {backend}"))
+                kernel = f"ggml {device.rstrip('0123456789').lower()}"
+                found.append(Layer(tensor.name, tensor.type_name, UNKNOWN, kernel))  # ggml logs no activations
         return group_layers(found)
 
     def provenance(self) -> dict[str, Any]:
-        flash, library = FLASH.search(self.said.text), self.library
-        caches = tuple(kv_caches(self.said.text, library.llama_n_ctx(self.context)))
+        flash, library, notes = FLASH.search(self.said.text), self.library, []
+        caches = tuple(kv_caches(self.said.text, n_ctx := library.llama_n_ctx(self.context)))
+        if self.floored > self.excluded:  # without their number: a row may hold windows of other sessions and replicas
+            finite = "KL divergence is finite where it would be infinite"
+            notes.append(f"logits that llama.cpp excludes count as {FLOOR:.0f}: {finite}")
+        if not self.repacks and self.options.use_extra_bufts is None:
+            notes.append(NO_TILES)
         return {
             "llama.cpp": library.llama_version().decode(),
-            "system_info": self._system_info(),
+            "system_info": self.system_info,
             "use_extra_bufts": self.repacks,
             "devices": dict(Counter(self.said.devices.values())),
             "buffers_mib": {name: float(size) for name, size in BUFFER.findall(self.said.text)},
-            "n_ctx": library.llama_n_ctx(self.context),
+            "n_ctx": n_ctx,
             "n_batch": library.llama_n_batch(self.context),
             "n_ubatch": library.llama_n_ubatch(self.context),
             "n_threads": self.threads,
@@ -256,22 +255,12 @@ class LlamacppEngine(LogitsEngine):
             "kv_cache_layers": [asdict(group) for group in caches],
             "kv_cache_rotated": sorted(set(ROTATED.findall(self.said.text))),
             "batch": "one window at a time",
-            ROPE: gguf.read_model(Path(self.planned.model_dir)).rope(library.llama_n_ctx(self.context)),
+            ROPE: gguf.read_model(Path(self.planned.model_dir)).rope(n_ctx),
             "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
-            "notes": self._notes(),
+            "notes": notes,
             "warnings": self.said.warnings,
             "options": self.options.model_dump(exclude_none=True),
         }
-
-    def _notes(self) -> list[str]:
-        """Notes for the table."""
-        notes = []
-        if self.floored > self.excluded:  # without their number: a row may hold windows of other sessions and replicas
-            finite = "KL divergence is finite where it would be infinite"
-            notes.append(f"logits that llama.cpp excludes count as {FLOOR:.0f}: {finite}")
-        if not self.repacks and self.options.use_extra_bufts is None:
-            notes.append(NO_TILES)
-        return notes
 
     def close(self) -> None:
         if self.batch is not None:
@@ -309,13 +298,12 @@ def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -
 
 def context_parameters(library: Any, options: LlamacppOptions, *, max_tokens: int, threads: int) -> Any:
     """``llama_context_params`` of the module ``llama_cpp`` for windows of at most ``max_tokens`` tokens."""
-    from gguf import GGMLQuantizationType as Types  # llama-cpp-python 0.3.36 has no name for bf16
-
+    types = {name: number for number, (name, *_) in gguf.TYPES.items()}  # llama-cpp-python 0.3.36 has none for bf16
     parameters = library.llama_context_default_params()
     parameters.n_ctx = max_tokens
     parameters.n_batch, parameters.n_ubatch = options.n_batch, options.n_ubatch
     parameters.n_threads = parameters.n_threads_batch = threads
-    parameters.type_k, parameters.type_v = (Types[name.upper()].value for name in (options.type_k, options.type_v))
+    parameters.type_k, parameters.type_v = (types[name] for name in (options.type_k, options.type_v))
     if options.flash_attn is not None:
         parameters.flash_attn_type = int(options.flash_attn)
     return parameters
@@ -343,10 +331,8 @@ class Log:
     """llama.cpp's log since a model's load began; all but debug lines are also written to the standard error."""
 
     def __init__(self) -> None:
-        self.text = ""
-        self.devices: dict[int, str] = {}
-        self.warnings: list[str] = []
-        self.errors: list[str] = []
+        self.text, self.devices = "", dict[int, str]()
+        self.warnings, self.errors = list[str](), list[str]()
 
     def hear(self, level: int, text: bytes, _: Any) -> None:
         """llama.cpp's callback."""
@@ -365,25 +351,20 @@ class Log:
         """Its errors in one line."""
         return "; ".join(dict.fromkeys(self.errors)) or "no reason given"
 
+    @classmethod
+    def begin(cls) -> Log:
+        """A new log that llama.cpp fills from now on."""
+        import llama_cpp
 
-@cache
-def callback() -> tuple[Any, list[Log]]:
-    """The callback of this process, kept since llama.cpp may call it at any time, and a list of the log it fills."""
-    import llama_cpp
-
-    current = [Log()]
-    hear = llama_cpp.llama_log_callback(lambda level, text, data: current[0].hear(level, text, data))
-    return hear, current
+        LISTENING["log"] = log = cls()
+        if "callback" not in LISTENING:
+            LISTENING["callback"] = llama_cpp.llama_log_callback(lambda *said: LISTENING["log"].hear(*said))
+        llama_cpp.llama_log_set(LISTENING["callback"], ctypes.c_void_p())
+        return log
 
 
-def listening() -> Log:
-    """A new log that llama.cpp fills from now on."""
-    import llama_cpp
-
-    hear, current = callback()
-    current[0] = Log()
-    llama_cpp.llama_log_set(hear, ctypes.c_void_p())
-    return current[0]
+LISTENING: dict[str, Any] = {}
+"""This process' callback, kept since llama.cpp may call it at any time, and the log that it fills."""
 
 
 def libraries() -> dict[str, str]:
@@ -402,57 +383,6 @@ def libraries() -> dict[str, str]:
 
 def build() -> str:
     """Identity of the installed build, since builds of one version have other scores: "cpu cuda 1f0c..."."""
-    digest = hashlib.sha256(repr(sorted(libraries().items())).encode()).hexdigest()
-    return " ".join([*sorted(installed_backends()), digest[:12]])
-
-
-def installed_backends() -> set[str]:
-    """ggml's backends that are installed: cpu, cuda, blas, ..."""
-    return {match[1] for name in libraries() if (match := LIBRARY.match(name))} - {"base"}
-
-
-def has_tile_code(system_info: str) -> bool:
-    """True if a build multiplies in AMX tiles, by its ``llama_print_system_info``.
-
-    ``_tile_loadconfig`` of GCC 12.2 to 13.2 declares 8 of the 64 bytes that it reads, so the compiler drops the stores
-    of ggml's tile configuration, and products of Q4_0 and Q4_1 crash.
-    """
-    return re.search(r"\bAMX_\w+ = 1", system_info) is not None
-
-
-def environment() -> dict[str, str]:
-    """Environment variables that choose ggml's kernels or llama.cpp's library."""
-    return machine.variables(("GGML_", "LLAMA_"), re.compile("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG"))
-
-
-def activations(weights: str, backend: str) -> str:
-    """The type in which ggml multiplies float32 activations with weights of a type, by the sources of ggml 0.25.
-
-    The CPU backend converts the activations to the type that its dot product takes.  If a second backend is installed,
-    ggml may compute products of 32 tokens and more there without logging it.  CUDA (compute capability 8.0 and more)
-    quantizes activations to q8_1, except for formats that it dequantizes to float16, and for FP4 formats on Blackwell,
-    depending on the build.
-    """
-    if weights.startswith("ggml"):
-        return UNKNOWN
-    if backend == "cpu" and installed_backends() == {"cpu"}:
-        return cpu_activations(weights)
-    if backend != "cuda" or installed_backends() != {"cpu", "cuda"}:
-        return UNKNOWN
-    import torch
-
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-    if capability < (8, 0) or (weights in ("mxfp4", "nvfp4") and capability >= (10, 0)):
-        return UNKNOWN
-    if weights in FLOATS:
-        return weights
-    return "f16" if weights == "iq1_m" or weights.startswith("tq") else "q8_1"
-
-
-def cpu_activations(weights: str) -> str:
-    """``vec_dot_type`` of ggml-cpu's type traits."""
-    if weights in FLOATS:
-        return weights
-    if weights.endswith("_K") or (weights.startswith(("iq", "tq")) and weights != "iq4_nl"):
-        return "q8_K"
-    return "q8_1" if weights.endswith("_1") else "q8_0"
+    found = libraries()
+    backends = {match[1] for name in found if (match := LIBRARY.match(name))} - {"base"}
+    return " ".join([*sorted(backends), hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]])

@@ -1,12 +1,10 @@
-"""The common part of ExLlamaV2 and ExLlamaV3: loading on NVIDIA GPUs, batches in decode, checks of folders."""
+"""The common part of ExLlamaV2 and ExLlamaV3: loading on NVIDIA GPUs, prefill, checks of folders."""
 
 from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
-from itertools import islice, takewhile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,11 +17,11 @@ from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import expanded
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import computing
 from compare_q.backends.hub import local_folder
-from compare_q.backends.layers.groups import WITHOUT_CACHE, KVCache, group_kv_caches, kv_formats
+from compare_q.backends.layers.groups import WITHOUT_CACHE
 from compare_q.backends.logits_engine import LogitsEngine
 
 if TYPE_CHECKING:
@@ -36,44 +34,27 @@ NOT_GPUS = {"max_seq_len", "cache_mode"}
 
 
 class ExLlamaOptions(EngineOptions):
-    """The ``engine`` object: ``max_seq_len`` selects longrope factors; ``cache_mode``: KV format in decode."""
+    """The ``engine`` object; ``max_seq_len`` selects longrope factors."""
 
     max_seq_len: int | None = Field(None, gt=0)
-    cache_mode: str | None = None
 
 
 class ExLlamaEngine(LogitsEngine):
     """One model in the package that has the name of its load_fn.
 
-    ``methods``: quantization methods that it reads; ``settings``: prefix of its environment variables.  In decode,
-    consecutive windows of one length run together, with keys and values in ``cache``: ``ahead`` are the windows to be
-    scored, ``decoded`` has (logits, states) of those that ran with an earlier window, by index.
+    ``methods``: quantization methods that it reads; ``settings``: prefix of its environment variables.
     """
 
     files = HuggingFaceFolder
     methods: ClassVar[tuple[str, ...]]
     settings: ClassVar[str]
     dtype = ""
-    cache: Any = None
-
-    def __init__(self, model: PlannedModel) -> None:
-        super().__init__(model)
-        self.ahead: Sequence[Window] = ()
-        self.decoded: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-
-    @property
-    def batch(self) -> int:
-        """Maximum number of windows that run together."""
-        return 1 if self.planned.decode is None else self.planned.decode.batch
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
-        options = cls(model).options
-        longest = options.max_seq_len
+        longest = cls(model).options.max_seq_len
         if longest is not None and longest < model.max_tokens:
             raise InputError(f"engine.max_seq_len: {longest} is too short for windows of {model.max_tokens} tokens")
-        if options.cache_mode is not None and model.decode is None:
-            raise InputError('engine.cache_mode: only with "phase": "decode"; prefill scores windows without a cache')
         folder = expanded(model.model_dir)
         if folder.is_dir():
             cls.check_folder(folder, CheckpointConfig.read(folder), model)
@@ -111,78 +92,47 @@ class ExLlamaEngine(LogitsEngine):
     def load(self) -> None:
         import torch
 
-        name = self.capabilities.packages[0]
+        name, decode = self.capabilities.packages[0], self.planned.decode
         if not torch.cuda.is_available():
             raise ModelError(f"{name} needs an NVIDIA GPU; torch sees none")
         folder = local_folder(self.planned.model_dir)
         try:
             self.load_folder(folder)
         except Exception as error:  # any error of the compiler, the loader or CUDA fails this model
-            less = '; a smaller "batch" takes less memory' if self.batch > 1 else ""
+            less = '; a smaller "batch" takes less memory' if decode is not None and decode.batch > 1 else ""
             raise ModelError(f"{name} could not load {folder}: {one_line(error)}{less}") from error
 
     @abstractmethod
     def load_folder(self, folder: Path) -> None:
         """Load the model; may raise any error."""
 
-    def prepare(self, windows: Sequence[Window]) -> None:
-        self.ahead, self.decoded = windows, {}
-
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         """Yield a whole window at once, because exllama computes all logits of a forward pass."""
-        if self.planned.decode is None:
-            yield self.forward(token_ids_of([window]))[0]
-            return
-        if window.index not in self.decoded:
-            together = self.together(window)
-            logits = self.decode_windows(token_ids_of(together), self.planned.decode.step)
-            states = [None] * len(together) if self.entered is None else self.entered
-            self.decoded = dict(zip([each.index for each in together], zip(logits, states, strict=True), strict=True))
-        found, self.entered = self.decoded.pop(window.index)
-        yield found.clone()  # a view would keep the whole batch in memory while the next one runs
-
-    def together(self, window: Window) -> list[Window]:
-        """Return a batch: ``window`` and the following ones, as long as their length is the same."""
-        places = (place for place, other in enumerate(self.ahead) if other.index == window.index)
-        following = self.ahead[next(places, len(self.ahead)) + 1 :]
-        length = len(window.token_ids)
-        alike = takewhile(lambda other: len(other.token_ids) == length, following)
-        return [window, *islice(alike, self.batch - 1)]
+        yield self.cut(self.forward(token_ids_of([window])))[0]
 
     @abstractmethod
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Logits [1, L, V] of one window's tokens, int64 [1, L], in prefill."""
+        """Logits [1, L, V or more] of one window's tokens, int64 [1, L], in prefill."""
 
-    @abstractmethod
-    def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """Return logits [B, L, V] of windows of one length, int64 [B, L], ``step`` tokens of each at a time.
-
-        ``entered`` is then their states [B, L, H], if ``head`` returned a head before.
-        """
+    def cut(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, n, V] without padding, and note their dtype."""
+        self.dtype = dtype_name(logits.dtype)
+        return logits[..., : self.model.config.vocab_size]
 
     def provenance(self) -> dict[str, Any]:
-        caches = group_kv_caches(self.kv_caches())
-        kept = {"kv_cache": kv_formats(caches), "kv_cache_layers": [asdict(group) for group in caches]}
+        config = CheckpointConfig.read(local_folder(self.planned.model_dir))
         return {
             "dtype": self.dtype,
-            "batch": "one window at a time" if self.batch == 1 else f"{self.batch} windows at a time",
-            ROPE: rope(
-                CheckpointConfig.read(local_folder(self.planned.model_dir)),
-                self.options.max_seq_len or self.planned.max_tokens,
-            ),
-            **(WITHOUT_CACHE if self.cache is None else kept),
+            "batch": "one window at a time",
+            ROPE: rope(config, self.options.max_seq_len or self.planned.max_tokens),
+            **WITHOUT_CACHE,
             "options": self.options.model_dump(exclude_none=True),
         }
-
-    @abstractmethod
-    def kv_caches(self) -> Iterable[KVCache]:
-        """Return the cache of every attention layer in decode; empty in prefill."""
 
     def close(self) -> None:
         if self.model is not None:
             self.model.unload()
-        self.model = self.cache = None
-        self.decoded = {}
+        self.model = None
 
 
 def token_ids_of(windows: Sequence[Window]) -> torch.Tensor:

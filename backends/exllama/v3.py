@@ -1,9 +1,8 @@
 """ExLlamaV3 (1.6): EXL3 and unquantized models on NVIDIA GPUs, one window at a time in prefill.
 
-It loads and runs as in exllamav3's own compare_q.  The model fills one GPU after the other, unless ``device``,
-``reserve_per_device`` or ``use_per_device`` is set.  A window is one ``Model.forward`` without a KV cache
-(``attn_mode`` "flash_attn_nc").  Despite that name, flash-attn is not needed: exllamav3 runs the first of its Triton
-kernels, xformers and torch that works, and the provenance names it.
+The model fills one GPU after the other, unless ``device``, ``reserve_per_device`` or ``use_per_device`` is set.  A
+window is one ``Model.forward`` without a KV cache (``attn_mode`` "flash_attn_nc").  Despite that name, flash-attn is
+not needed: exllamav3 runs the first of its Triton kernels, xformers and torch that works, and the provenance names it.
 
 Unquantized weights (also bf16 ones), activations and logits are float16.  EXL3 products of more than 144 rows, as in
 most windows, reconstruct the weights in float16 and multiply those.  The head is padded to a multiple of 128 entries,
@@ -17,18 +16,20 @@ each MLP.  The cache is in float16, or in 2 to 8 bits per key and value.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from compare_q.backends.base import Capabilities, Layer, PlannedModel
+from compare_q.backends.base import Capabilities, Decode, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import dtype_name
-from compare_q.backends.exllama.family import NOT_GPUS, OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
-from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers
+from compare_q.backends.exllama.family import NOT_GPUS, OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions, token_ids_of
+from compare_q.backends.layers.groups import DYNAMIC, NO_CACHE, KVCache, group_kv_caches, group_layers, kv_formats
 from compare_q.backends.layers.names import by_module
 from compare_q.backends.reference.head import Head
 
@@ -40,6 +41,7 @@ PAGE = 256
 FP16 = "FP16"
 ATTENTION_NOTES = ("fn", "fn_qc")
 """Keys of a module's ``dispatch_cache`` for the function that computed its attention (second: quantized cache)."""
+SPLITS = {"device", "reserve_per_device", "use_per_device"}
 EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
 
 
@@ -53,15 +55,18 @@ class ExLlamaV3Options(ExLlamaOptions):
 
     @model_validator(mode="after")
     def _one_way_to_split(self) -> ExLlamaV3Options:
-        names = ("device", "reserve_per_device", "use_per_device")
-        given = [name for name in names if getattr(self, name) is not None]
+        given = [name for name in self.model_fields_set & SPLITS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{given[0]} and {given[1]} exclude each other")
+            raise ValueError(f"{' and '.join(sorted(given))} exclude each other")
         return self
 
 
 class ExLlamaV3Engine(ExLlamaEngine):
-    """See the module's docstring."""
+    """See the module's docstring.
+
+    In decode, keys and values are in ``cache``; ``ahead`` are the windows to be scored, ``decoded`` has (logits,
+    states) of those that ran with an earlier window, by index.
+    """
 
     capabilities = Capabilities(
         load_fns=("exllamav3",),
@@ -80,15 +85,22 @@ class ExLlamaV3Engine(ExLlamaEngine):
     methods = ("exl3",)
     """Quantization methods that it runs unchanged; fp8 and mxfp4 become float16, modelopt's NVFP4 garbage."""
     settings = "EXL3_"
-    vocab_size = 0
+    cache: Any = None
+
+    def __init__(self, model: PlannedModel) -> None:
+        super().__init__(model)
+        self.ahead: Sequence[Window] = ()
+        self.decoded: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
         super().check(model)
+        if model.options.get("cache_mode") is not None and model.decode is None:
+            raise InputError('engine.cache_mode: only with "phase": "decode"; prefill scores windows without a cache')
         check_overrides(model)
 
     def load_folder(self, folder: Path) -> None:
-        from exllamav3 import Config, Model
+        from exllamav3 import Cache, CacheLayer_fp16, CacheLayer_quant, Config, Model
 
         config = Config.from_directory(str(folder))
         for file in self.planned.override_tensors:
@@ -97,34 +109,23 @@ class ExLlamaV3Engine(ExLlamaEngine):
                 raise ValueError(f"this version does not take {file} as override tensors; {self.capabilities.install}")
         if self.options.max_seq_len is not None:
             config.override_dynamic_seq_len(self.options.max_seq_len)
-        self.vocab_size = config.vocab_size
         self.model = Model.from_config(config)
         chunk = tokens = self.planned.max_tokens
         kept = OUTPUT_FACTOR * tokens
         if (decode := self.planned.decode) is not None:  # loading allocates the cache's tensors
-            self.cache = self._new_cache(decode.batch)
+            keys, _, values = (self.options.cache_mode or FP16).partition(",")
+            quantized = {} if keys == FP16 else {"k_bits": int(keys), "v_bits": int(values or keys)}
+            self.cache = Cache(  # has states for layers that have a state instead of keys and values
+                self.model, decode.batch * pages(tokens), CacheLayer_quant if quantized else CacheLayer_fp16,
+                max_batch_size=decode.batch, **quantized,
+            )  # fmt: skip
             chunk = pages(decode.batch * decode.step)  # loading runs a chunk of this length through the cache
             kept += decode.batch * tokens
         self.model.load(
             max_chunk_size=chunk, max_output_size=chunk, max_output_factor=math.ceil(kept / chunk),
             **self.options.model_dump(exclude_none=True, exclude=NOT_GPUS),
         )  # fmt: skip
-        self._forget_the_chunk()
-
-    def _new_cache(self, batch: int) -> Any:
-        """Return a cache for ``batch`` windows, and states for layers that have a state instead of keys and values."""
-        from exllamav3 import Cache, CacheLayer_fp16, CacheLayer_quant
-
-        mode = self.options.cache_mode or FP16
-        keys, _, values = mode.partition(",")
-        quantized = {} if mode == FP16 else {"k_bits": int(keys), "v_bits": int(values or keys)}
-        return Cache(
-            self.model, batch * pages(self.planned.max_tokens),
-            CacheLayer_quant if quantized else CacheLayer_fp16, max_batch_size=batch, **quantized,
-        )  # fmt: skip
-
-    def _forget_the_chunk(self) -> None:
-        """Forget which kernels ran while loading, because scoring may run others."""
+        # Scoring may run other kernels than the chunk did.
         for module in self.model:
             for name in ATTENTION_NOTES:
                 getattr(module, "dispatch_cache", {}).pop(name, None)
@@ -132,16 +133,32 @@ class ExLlamaV3Engine(ExLlamaEngine):
                 module.inner._fused_reconstruct = None
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._cut(self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"}))
+        logits: torch.Tensor = self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"})
+        return logits
 
-    def _cut(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, n, V] without padding, and note their dtype."""
-        self.dtype = dtype_name(logits.dtype)
-        return logits[..., : self.vocab_size]
+    def prepare(self, windows: Sequence[Window]) -> None:
+        self.ahead, self.decoded = windows, {}
 
-    def decode_windows(self, token_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """See the base class.  Layers with a state get the state of the step before; its slot is freed at the end."""
-        shape = (len(token_ids), pages(self.planned.max_tokens))
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+        if self.planned.decode is None:
+            yield from super().pieces(window)
+            return
+        if window.index not in self.decoded:
+            self._decode(window, self.planned.decode)
+        found, self.entered = self.decoded.pop(window.index)
+        yield found.clone()  # a view would keep the whole batch in memory while the next one runs
+
+    def _decode(self, window: Window, decode: Decode) -> None:
+        """Run ``window`` and the following ones of its length, up to a batch, ``decode.step`` tokens at a time.
+
+        Layers with a state get the state of the step before; its slot is freed at the end.
+        """
+        places = (place for place, other in enumerate(self.ahead) if other.index == window.index)
+        following = self.ahead[next(places, len(self.ahead)) + 1 :]
+        length = len(window.token_ids)
+        alike = takewhile(lambda other: len(other.token_ids) == length, following)
+        together = [window, *islice(alike, decode.batch - 1)]
+        token_ids, shape = token_ids_of(together), (len(together), pages(self.planned.max_tokens))
         states: Any = None
 
         def forward(begin: int, end: int) -> torch.Tensor:
@@ -150,12 +167,14 @@ class ExLlamaV3Engine(ExLlamaEngine):
             params |= {} if states is None else {"recurrent_states": states}
             logits = self.model.forward(token_ids[:, begin:end].contiguous(), params)
             states = params.get("recurrent_states")
-            return self._cut(logits)
+            return self.cut(logits)
 
-        logits = next(self.in_steps(0, token_ids.shape[1], step, forward, token_ids.shape[1]))
+        logits = next(self.in_steps(0, length, decode.step, forward, length))
         for state in states or ():
             self.cache.release_state(state)
-        return logits
+        entered = [None] * len(together) if self.entered is None else self.entered
+        rows = zip(together, logits, entered, strict=True)
+        self.decoded = {each.index: (own, its_states) for each, own, its_states in rows}
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
         """Return the head if it is not quantized; ``states`` are kept from now on."""
@@ -174,19 +193,25 @@ class ExLlamaV3Engine(ExLlamaEngine):
                 return logits
 
             module.forward = enter
-        weight, bias = module.inner.weight[: module.in_features_unpadded, : self.vocab_size].T, module.inner.bias
-        head = Head(self.vocab_size, dtype_name(weight.dtype), module.softcap or None, module.post_scale)
-        return weight, None if bias is None else bias[: self.vocab_size], head
+        size, bias = self.model.config.vocab_size, module.inner.bias
+        weight = module.inner.weight[: module.in_features_unpadded, :size].T
+        head = Head(size, dtype_name(weight.dtype), module.softcap or None, module.post_scale)
+        return weight, None if bias is None else bias[:size], head
 
     def layers(self) -> tuple[Layer, ...]:
         return group_layers(layer_of(module) for module in self._linears())
 
-    def _linears(self) -> Iterator[Any]:
-        """Yield the model's Linear modules with weights."""
-        return (module for module in self.model if type(module).__name__ == "Linear" and module.inner is not None)
+    def _linears(self) -> list[Any]:
+        """Return the model's Linear modules with weights."""
+        return [module for module in self.model if type(module).__name__ == "Linear" and module.inner is not None]
 
     def provenance(self) -> dict[str, Any]:
-        return super().provenance() | {
+        caches, decode, found = group_kv_caches(self.kv_caches()), self.planned.decode, super().provenance()
+        if decode is not None:
+            del found[NO_CACHE]
+            found |= {"kv_cache": kv_formats(caches), "kv_cache_layers": [asdict(group) for group in caches]}
+            found["batch"] = f"{decode.batch} windows at a time" if decode.batch > 1 else found["batch"]
+        return found | {
             "model_class": type(self.model).__name__,
             "devices": sorted({str(module.device) for module in self._linears()}),
             "attention": sorted({name for module in self.model for name in attention_of(module)}),
@@ -213,7 +238,8 @@ class ExLlamaV3Engine(ExLlamaEngine):
     def close(self) -> None:
         config = None if self.model is None else self.model.config
         super().close()
-        self.entered = None
+        self.entered = self.cache = None
+        self.decoded = {}
         if config is not None:
             config.stc.close()
 

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from compare_q.backends.checkpoint.doctor import gguf_facts
-from compare_q.backends.checkpoint.gguf import model_files, read_model
+from compare_q.backends.checkpoint.gguf import TYPES, model_files, read_model
 from tests.support.checkpoints import finish_gguf
 
 BLOCKS = {Type.F32: (1, 4), Type.F16: (1, 2), Type.Q8_0: (32, 34), Type.Q4_1: (32, 20),
@@ -53,6 +53,12 @@ def write(file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard
         writer.add_tensor(name, stored, raw_dtype=kind)
     finish_gguf(writer)
     return file
+
+
+def test_types_are_those_of_the_gguf_package() -> None:
+    ours = {number: block for number, (_, *block) in TYPES.items()}
+    assert ours == {int(number): list(block) for number, block in gguf.GGML_QUANT_SIZES.items() if number in Type}
+    assert {name.upper() for name, *_ in TYPES.values()} == {kind.name for kind in Type}
 
 
 def test_bits_by_hand(tmp_path: Path) -> None:

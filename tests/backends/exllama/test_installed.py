@@ -5,19 +5,16 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from compare_q.backends.base import Decode, PlannedModel
+from compare_q.backends.base import Decode
 from compare_q.backends.common.packages import installed_versions
-from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.logits_engine import LogitsEngine
+from tests.backends.exllama.test_checks import ENGINE_CLASSES
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
 from tests.support.planned import planned
@@ -27,7 +24,6 @@ SIGNATURES = [
     ("exllamav2", "model.py", v2.ExLlamaV2, set()),
     ("exllamav2", "config.py", v2.ExLlamaV2Config, set()),
     ("exllamav2", "cache.py", v2.ExLlamaV2Cache, set()),
-    ("exllamav2", "cache.py", v2.ExLlamaV2Cache_Q4, set()),
     ("exllamav2", "linear.py", v2.ExLlamaV2Linear, set()),
     ("exllamav3", "model/model.py", v3.Model, set()),
     ("exllamav3", "model/config.py", v3.Config, set()),
@@ -61,12 +57,7 @@ def test_the_stand_in_has_the_signatures_of_the_source(
     for name, method in inspect.getmembers(stand_in, inspect.isfunction):
         if (engine, file, name) in OTHERWISE or (engine, name) == ("exllamav3", "__init__"):
             continue
-        given = methods[name]
-        taken = {
-            argument.arg
-            for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
-            if argument
-        }
+        taken = {node.arg for node in ast.walk(methods[name]) if isinstance(node, ast.arg)}
         assert set(inspect.signature(method).parameters) <= taken, name
     assert attributes <= {node.attr for node in ast.walk(real) if isinstance(node, ast.Attribute)}
 
@@ -75,20 +66,6 @@ def on_a_gpu(engine: str) -> pytest.MarkDecorator:
     """Skips where there is no GPU or the engine is not installed."""
     runs = torch.cuda.is_available() and installed_versions((engine,))
     return pytest.mark.skipif(not runs, reason=f"no CUDA GPU or {engine} not installed")
-
-
-on_both = pytest.mark.parametrize(
-    "backend_class",
-    [
-        pytest.param(ExLlamaV2Engine, marks=on_a_gpu("exllamav2")),
-        pytest.param(ExLlamaV3Engine, marks=on_a_gpu("exllamav3")),
-    ],
-)
-"""For a test of what both engines must do alike, each where it is installed beside a GPU."""
-
-
-def request(folder: Path, tokens: int, engine: str = "exllamav3", **options: Any) -> PlannedModel:
-    return planned("toy", engine, str(folder), tokens, options)
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +80,10 @@ ATOL_LOGIT = 0.1
 
 
 @pytest.mark.engine
-@on_a_gpu("exllamav3")
-@pytest.mark.parametrize("options", [{}, {"device": "cuda:0"}])
-def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=on_a_gpu(name)) for name in ("exllamav2", "exllamav3")])
+def test_logits_of_the_real_engine(engine: str, fitting_toy: Path) -> None:
     peer = TransformersEngine(planned("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
-    backend = ExLlamaV3Engine(request(fitting_toy, 300, **options))
+    backend = ENGINE_CLASSES[engine](planned("toy", engine, str(fitting_toy), 300))
     peer.load()
     backend.load()
     for length in (20, 300):  # fewer rows than 32 take other kernels
@@ -115,7 +91,6 @@ def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -
         logits, expected = backend.logits(window), peer.logits(window)
         assert tuple(logits.shape) == (length, TOY_VOCAB)
         torch.testing.assert_close(logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0)
-    assert {(each.weights, each.kernel) for each in backend.layers()} == {("float16", "LinearFP16")}
     assert sum(each.count for each in backend.layers()) == 2 * 7 + 1
     assert backend.provenance()["attention"]
     peer.close()
@@ -123,17 +98,14 @@ def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -
 
 
 @pytest.mark.engine
-@on_both
-def test_decode_gives_the_logits_of_prefill(
-    backend_class: type[LogitsEngine], toy_model: Path, fitting_toy: Path
-) -> None:
+@on_a_gpu("exllamav3")
+def test_decode_gives_the_logits_of_prefill(fitting_toy: Path) -> None:
     """To the rounding of float16; the third window begins with a cache that the first ones left behind."""
-    engine = backend_class.capabilities.load_fns[0]
-    prefill = request(toy_model if engine == "exllamav2" else fitting_toy, 200, engine)
-    whole = backend_class(prefill)
+    prefill = planned("toy", "exllamav3", str(fitting_toy), 200)
+    whole = ExLlamaV3Engine(prefill)
     whole.load()
-    for decode in (Decode(), Decode(4), Decode(1, min(2, backend_class.capabilities.decodes))):
-        backend = backend_class(replace(prefill, decode=decode))
+    for decode in (Decode(), Decode(4), Decode(1, 2)):
+        backend = ExLlamaV3Engine(prefill.updated(decode=decode))
         backend.load()
         windows = toy_windows(3, 61)
         backend.prepare(windows)

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.base import Decode, PlannedModel
+from compare_q.backends.base import Layer
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
-from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Cache_Q4, ExLlamaV2Config
+from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
 from tests.support.planned import planned
-from tests.support.toy import toy_windows
+from tests.support.toy import TOY_VOCAB, toy_windows
 
 
 @pytest.fixture
 def attn(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """The stand-in in place of exllamav2, and a GPU for it; its module ``attn``, without flash-attn."""
     module, attn = types.ModuleType("exllamav2"), types.ModuleType("exllamav2.attn")
-    for each in (ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Cache_Q4, ExLlamaV2Config):
+    for each in (ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config):
         setattr(module, each.__name__, each)
     module.attn = attn
     attn.has_flash_attn, attn.has_xformers = False, True
@@ -32,12 +32,8 @@ def attn(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return attn
 
 
-def request(folder: Path, tokens: int = 100, **options: Any) -> PlannedModel:
-    return planned("toy", "exllamav2", str(folder), tokens, options)
-
-
 def loaded(folder: Path, tokens: int = 100, **options: Any) -> ExLlamaV2Engine:
-    engine = ExLlamaV2Engine(request(folder, tokens, **options))
+    engine = ExLlamaV2Engine(planned("toy", "exllamav2", str(folder), tokens, options))
     engine.load()
     return engine
 
@@ -55,16 +51,22 @@ def test_sliding_window_without_flash_attention(
     assert loaded(toy_model, 100).provenance()["attention"] == "flash-attn"
 
 
-@pytest.mark.parametrize("options", [{}, {"gpu_split": [10, 20]}])
-def test_decode_feeds_the_cache_in_steps(attn: types.ModuleType, toy_model: Path, options: dict[str, Any]) -> None:
-    """Windows of ten tokens in steps of four; the cache that was split by is the one that is used."""
-    engine = ExLlamaV2Engine(request(toy_model, **options).updated(decode=Decode(4)))
-    engine.load()
-    for window in toy_windows(2, 10):
-        torch.testing.assert_close(engine.logits(window), loaded(toy_model).logits(window))
-    assert ExLlamaV2.last.steps == []
-    assert engine.model.steps == 2 * [(4, 0), (4, 4), (2, 8)]
-    assert engine.cache.told == (1, 100, not options)
-    assert engine.provenance()["kv_cache"] == "float16"
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [({}, ("autosplit", (1, 100, True), 1 << 30)), ({"gpu_split": [10, 20]}, ("load", [10, 20]))],
+)
+def test_windows_go_through_whole(
+    attn: types.ModuleType, toy_model: Path, options: dict[str, Any], how: tuple[Any, ...]
+) -> None:
+    """Without a cache, without SDPA, and without the padding of the head."""
+    engine = loaded(toy_model, **options)
+    (window,) = toy_windows(1, 10)
+    assert torch.equal(engine.logits(window), engine.model.table[window.token_ids.tolist()][:, :TOY_VOCAB])
+    assert (engine.model.how, engine.model.config.no_sdpa, engine.dtype) == (how, True, "float16")
+    words = 8 * 32 * 32 / (64 * 32)
+    assert engine.layers() == (
+        Layer("model.layers.*.mlp.up_proj", f"exl2 {words:.1f} bpw", "float16", "gemm_half_q_half", count=2),
+        Layer("lm_head", "float16", "float16", "torch.matmul"),
+    )
     engine.close()
-    assert engine.cache is None
+    assert ExLlamaV2.last.unloaded

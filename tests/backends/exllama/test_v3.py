@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import Decode, Layer, PlannedModel, ScoreRequest
+from compare_q.backends.base import Decode, Layer, ScoreRequest
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.reference.head import Head, head_logits
 from tests.support import exllamav3_stub
@@ -33,12 +33,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def request(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any) -> PlannedModel:
-    return planned("toy", "exllamav3", str(folder), tokens, options, overrides)
-
-
-def loaded(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any) -> ExLlamaV3Engine:
-    engine = ExLlamaV3Engine(request(folder, tokens, overrides, **options))
+def loaded(folder: Path, decode: Decode | None = None, tokens: int = 100, **options: Any) -> ExLlamaV3Engine:
+    engine = ExLlamaV3Engine(planned("toy", "exllamav3", str(folder), tokens, options, decode=decode))
     engine.load()
     return engine
 
@@ -54,18 +50,12 @@ def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> Non
     assert Model.last.params == {"attn_mode": "flash_attn_nc"}
 
 
-def in_decode(folder: Path, decode: Decode, tokens: int = 300, **options: Any) -> ExLlamaV3Engine:
-    engine = ExLlamaV3Engine(request(folder, tokens, **options).updated(decode=decode))
-    engine.load()
-    return engine
-
-
 def test_decode_feeds_the_cache_in_steps(stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten tokens of two windows in steps of four, then a third of another length alone; states go from step to step.
 
     Of the fourth and fifth only the one is as long as the third; nothing is asked for behind the last.
     """
-    engine = in_decode(toy_model, Decode(4, 2))
+    engine = loaded(toy_model, Decode(4, 2), 300)
     forward, seen = engine.model.forward, []
 
     def stateful(ids: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
@@ -102,7 +92,7 @@ def test_decode_feeds_the_cache_in_steps(stand_in: Any, toy_model: Path, monkeyp
     [("FP16", "float16", "", 256.0), ("4", "q4", "dynamic", 72.0), ("8,3", "q8 (values q3)", "dynamic", 96.0)],
 )
 def test_cache_modes(stand_in: Any, toy_model: Path, mode: str, stored: str, scales: str, token_bytes: float) -> None:
-    engine = in_decode(toy_model, Decode(), cache_mode=mode)
+    engine = loaded(toy_model, Decode(), 300, cache_mode=mode)
     engine.logits(toy_windows(1, 10)[0])
 
     def fn_decode() -> None: ...
@@ -123,7 +113,7 @@ def test_kernels_of_loading_are_not_those_of_scoring(
 ) -> None:
     """The load runs a chunk that is larger than a step: what it leaves behind would be taken for decode's kernels."""
     monkeypatch.setattr(exllamav3_stub, "LinearFP16", LinearEXL3)
-    engine = in_decode(toy_model, Decode())
+    engine = loaded(toy_model, Decode(), 300)
     assert {layer.kernel for layer in engine.layers()} == {"LinearEXL3.exl3_gemm"}
     assert engine.provenance()["attention"] == []
 

@@ -1,9 +1,8 @@
-"""What is known of the installed ggml: which types it multiplies, against its own tables; its builds and its log; and
-what `make` builds of llama.cpp: for any x86-64 CPU with AVX2, AVX-512 where the CPU has it, AMX tiles nowhere."""
+"""Builds of ggml, and what `make` builds of llama.cpp: for any x86-64 CPU with AVX2, AVX-512 where the CPU has it, AMX
+tiles nowhere."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import re
@@ -13,35 +12,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import gguf
 import pytest
 
 from compare_q.backends import llamacpp
 from compare_q.backends.common.packages import package_folder
 from tests.support.llama_cpp import needs_llama_cpp
-
-
-class CpuTraits(ctypes.Structure):
-    """``ggml_type_traits_cpu``."""
-
-    _fields_ = [("from_float", ctypes.c_void_p), ("vec_dot", ctypes.c_void_p), ("vec_dot_type", ctypes.c_int),
-                ("nrows", ctypes.c_int64)]  # fmt: skip
-
-
-@needs_llama_cpp
-def test_cpu_activations_are_those_of_the_librarys_own_table() -> None:
-    import llama_cpp
-
-    (file,) = (Path(llama_cpp.__file__).parent / "lib").glob("libggml-cpu.so")
-    traits = ctypes.CDLL(str(file)).ggml_get_type_traits_cpu
-    traits.restype = ctypes.POINTER(CpuTraits)
-    types = {kind.name.lower().replace("_k", "_K"): traits(int(kind)).contents for kind in gguf.GGMLQuantizationType}
-    multiplied = {
-        name: found.vec_dot_type for name, found in types.items() if found.vec_dot and not name.startswith("q8_1")
-    }
-    assert len(multiplied) > 25
-    for name, kind in multiplied.items():
-        assert llamacpp.cpu_activations(name).lower() == gguf.GGMLQuantizationType(kind).name.lower(), name
 
 
 def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,10 +33,10 @@ def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyP
     os.utime(tmp_path / "lib" / "libllama.so", (0, 0))
     builds.append(llamacpp.build())
     (tmp_path / "lib" / "libggml-cuda.so").touch()
-    assert llamacpp.installed_backends() == {"cpu", "cuda"}
+    assert llamacpp.build().startswith("cpu cuda ")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path / "mine"))
-    assert llamacpp.installed_backends() == {"cpu"}
     builds.append(llamacpp.build())
+    assert re.fullmatch("cpu [0-9a-f]{12}", builds[-1])
     assert len(set(builds)) == 4
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path / "nowhere"))
     assert llamacpp.libraries() == {}
@@ -79,9 +54,7 @@ print(*(line for line in open("/proc/self/maps") if "libggml-cpu" in line))
 """
 
 
-def library_folder() -> Path:
-    package = package_folder("llama_cpp")
-    return package / "lib"
+LIBRARIES = (package_folder("llama_cpp") or Path()) / "lib"
 
 
 @pytest.mark.engine
@@ -89,7 +62,7 @@ def library_folder() -> Path:
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
 def test_no_library_holds_amx_tile_code() -> None:
     """GCC 12.2 miscompiles ggml's; a build for sapphirerapids with it had 373 such instructions."""
-    libraries = {file.resolve() for file in library_folder().rglob("*.so*")}
+    libraries = {file.resolve() for file in LIBRARIES.rglob("*.so*")}
     assert len(libraries) >= 4
     for library in libraries:
         command = ["objdump", "-d", "--no-show-raw-insn", str(library)]
@@ -107,7 +80,7 @@ def ask(**environment: str) -> str:
 @needs_llama_cpp
 def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
     """glibc takes the one with AVX-512 where the CPU has that; told that it has not, the other."""
-    if not (library_folder() / V4).is_file():
+    if not (LIBRARIES / V4).is_file():
         pytest.skip("this llama.cpp was not built by make with AVX2, so there is one library")
     loader = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--help"], capture_output=True, text=True, check=False)
     if SUPPORTED not in loader.stdout:

@@ -225,7 +225,7 @@ def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
     [
         ("vllm_score", {"unscored": "prefill"}, "unscored: "),
         ("exllamav3", {"unscored": "prefill"}, "unscored: "),
-        ("exllamav2", {"unscored": "prefill"}, "unscored: "),
+        ("exllamav2", {}, "phase: "),
         ("vllm_server", {"batch": 1}, "phase: "),
         ("transformers", {"batch": 2}, "batch: 'transformers' decodes one window"),
         ("llamacpp", {"batch": 2}, "batch: 'llamacpp' decodes one window"),
