@@ -76,10 +76,9 @@ def examine(path: Path, reference: Path | None = None, contents: Contents | None
 
     ``reference``: the model whose tokens it should have; ``contents``: of the folder, None if nothing was compared.
     """
-    unchecked = []
+    findings, unchecked = list[Finding](), []
     if is_gguf(path):
-        model = read_model(path)
-        facts, findings = tuple(gguf_facts(model)), list(low_gguf_head(model))
+        facts = tuple(gguf_facts(read_model(path)))
     else:
         checkpoint = Checkpoint(path)
         facts, findings = tuple(folder_facts(checkpoint)), [one for check in CHECKS for one in check(checkpoint)]
@@ -145,11 +144,11 @@ def file_facts(
     """
     size = bytes_in_words(sum(file.stat().st_size for file in files))
     yield "files", f"{size} in {len(files)} {kind} file{'' if len(files) == 1 else 's'}"
-    bpw = (
-        f"n/a: {storage.note}" if storage.bpw_layer is None else f"layers {storage.bpw_layer:.2f} bpw, "
-        f"head {storage.bpw_head:.2f} bpw, together {storage.vram_gib:.2f} GiB"
-    )  # fmt: skip
-    yield "size", bpw
+    if storage.bpw_layer is None:
+        yield "size", f"n/a: {storage.note}"
+    else:
+        head, together = f"head {storage.bpw_head:.2f} bpw", f"together {storage.vram_gib:.2f} GiB"
+        yield "size", f"layers {storage.bpw_layer:.2f} bpw, {head}, {together}"
     groups: dict[str, Counter[str]] = {}
     ends = []
     for role, stored, name in matrices:
@@ -168,16 +167,6 @@ def file_facts(
 
 
 # Checks.
-
-
-def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
-    """A head below 6 bits per weight: llama.cpp's own mixtures keep it at 6 bits or more."""
-    bpw = model.storage().bpw_head
-    if bpw is not None and bpw < 6:
-        tensor = next(tensor for tensor in model.tensors if model.role(tensor) == model.head)
-        what = f"the head is quantized to {bpw:.2f} bits a weight ({tensor.type_name}): it makes every logit"
-        where = f"{model.files[0].name}: {tensor.name}"
-        yield Finding("warning", where, what, "quantize it with a head in q6_K or q8_0")
 
 
 def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Finding]:
@@ -223,7 +212,11 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     quantization, scales, kinds, without = checkpoint.config.quantization, {}, set(), []
     asked, stated = asks_for_input_scales(quantization), declared(quantization)
     for module, parts in checkpoint.quantized.items():
-        own = {f"{module}.{name}": parts[name] for name in INPUT_SCALES & parts.keys() if parts[name].numel <= LARGEST}
+        own = {
+            f"{module}.{name}": parts[name]
+            for name in sorted(INPUT_SCALES & parts.keys())
+            if parts[name].numel <= LARGEST
+        }
         scales |= own
         kind = (NUMBER.sub("*", module), *sorted(f"{name} {parts[name].dtype}" for name in parts.keys() - INPUT_SCALES))
         if own:
