@@ -4,13 +4,14 @@
 
 Runs the command line with the code of CHECKOUT and an empty cache.  ``sys.setprofile`` in the driver, the engine
 process and the worker notes the call stack at the points of ``POINTS``.  Counted are the functions and the files of
-``eval/``, ``backends/`` and ``compare_q/`` that are in any of these stacks, each once.
+``eval/``, ``backends/`` and ``compare_q/`` that are in any of these stacks, each once; comprehensions are not counted.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,24 +22,30 @@ from types import FrameType
 from typing import Any
 
 POINTS = {
-    "the KL divergence is computed": ("backends/scoring/statistics.py", "partial"),
-    "scores are written": ("backends/scoring/segments.py", "commit"),
-    "scores are read": ("backends/scoring/segments.py", "load"),
-    "scores become means": ("eval/stats/estimates.py", "summarize"),
-    "a cell is formatted": ("eval/table/", ""),
+    "a worker is given a command": ("call", "eval/common/processes.py", "WorkerProcess.perform"),
+    "the KL divergence is computed": ("call", "backends/scoring/statistics.py", "partial"),
+    "scores are written": ("call", "backends/scoring/segments.py", "commit"),
+    "scores are read": ("call", "backends/scoring/segments.py", "load"),
+    "scores become means": ("call", "eval/stats/estimates.py", "summarize"),
+    "a cell is formatted": ("return", "eval/table/", ""),
 }
-"""What happens -> the file (or folder) and function in which it happens; the last call counts for an empty name."""
+"""What happens -> the event of ``sys.setprofile``, the file (or folder) and the function in which it happens.
+
+The last such event of a process counts.  A function without a name is any that returns text like a KLD, 0.01234.
+"""
+KLD = re.compile(r"0\.\d{5}\b")
 FOLDER = "COMPARE_Q_FRAMES"
 HOOK = "import runpy; runpy.run_path({file!r})['watch']()"
 
 
 def stack_of(frame: FrameType | None, root: str) -> list[tuple[str, str]]:
-    """(file, function) of every frame below ``frame`` that belongs to the checkout at ``root``, outermost first."""
+    """(file, function) of every frame from ``frame`` outwards that belongs to the checkout at ``root``."""
     found = []
     while frame is not None:
-        file = os.path.realpath(frame.f_code.co_filename)
-        if file.startswith((f"{root}/eval/", f"{root}/backends/", f"{root}/compare_q/")):
-            found.append((os.path.relpath(file, root), frame.f_code.co_qualname))
+        file, name = os.path.realpath(frame.f_code.co_filename), frame.f_code.co_qualname
+        ours = file.startswith((f"{root}/eval/", f"{root}/backends/", f"{root}/compare_q/"))
+        if ours and not name.endswith(("comp>", "<genexpr>", "<lambda>")):
+            found.append((os.path.relpath(file, root), name))
         frame = frame.f_back
     return found[::-1]
 
@@ -46,24 +53,16 @@ def stack_of(frame: FrameType | None, root: str) -> list[tuple[str, str]]:
 def watch() -> None:
     """Note the stacks of this process and of its forks at each point, in the folder of ``COMPARE_Q_FRAMES``."""
     root, folder = os.environ[FOLDER].split(os.pathsep)
-    deepest: dict[tuple[int, str], int] = {}
 
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call":
-            return
-        file, function = frame.f_code.co_filename, frame.f_code.co_name
-        for point, (place, name) in POINTS.items():
-            if place not in file or (name and not function.startswith(name)):
+    def note(frame: FrameType, event: str, value: Any) -> None:
+        for number, (when, place, name) in enumerate(POINTS.values()):
+            if event != when or place not in frame.f_code.co_filename:
                 continue
-            stacks = [stack_of(each, root) for each in [frame, *others()]]
-            depth = len(stacks[0])
-            if stacks[0] and depth > deepest.get((os.getpid(), point), 0):
-                deepest[os.getpid(), point] = depth
-                Path(folder, f"{os.getpid()}.{list(POINTS).index(point)}.json").write_text(json.dumps(stacks))
-
-    def others() -> list[FrameType]:
-        """The frames in which the other threads of this process are: those that wait for this one."""
-        return [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
+            if frame.f_code.co_qualname == name or (not name and isinstance(value, str) and KLD.search(value)):
+                others = [each for thread, each in sys._current_frames().items() if thread != threading.get_ident()]
+                stacks = [stack_of(each, root) for each in [frame, *others]]  # others: the threads that wait for this
+                if stacks[0]:
+                    Path(folder, f"{os.getpid()}.{number}.json").write_text(json.dumps(stacks))
 
     sys.setprofile(note)
     threading.setprofile(note)
