@@ -432,6 +432,11 @@ class Engine(ABC):
         return 1
 
     @classmethod
+    def spread_by(cls, model: PlannedModel) -> str:
+        """Return the option by which the engine itself spreads the model over machines; empty if it does not."""
+        return ""
+
+    @classmethod
     def versions(cls) -> dict[str, str]:
         """Return versions of packages, and settings, that can change a score: part of its key.  Imports nothing."""
         return computing(*cls.capabilities.packages)

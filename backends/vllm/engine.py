@@ -136,7 +136,11 @@ class VllmEngine(Engine):
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int:
-        return ranks(model.options)
+        return 0 if cls.spread_by(model) else ranks(model.options)
+
+    @classmethod
+    def spread_by(cls, model: PlannedModel) -> str:
+        return "distributed_executor_backend" if model.options.get("distributed_executor_backend") == "ray" else ""
 
     @classmethod
     def versions(cls) -> dict[str, str]:

@@ -134,6 +134,8 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
     context = None if files.is_remote else facts_of(model).context
     if context is not None and model.max_tokens > context:
         raise InputError(f"eval_len: windows of {model.max_tokens} tokens exceed the model's context of {context}")
+    if not config.workers.is_local and (option := backends.engine_class(model.engine).spread_by(model)):
+        raise InputError(f"engine.{option}: the engine itself spreads this model over machines; run it without --ray")
     n_gpus = gpus_of(model, hardware.gpus)
     most = 1 if config.workers.in_process else hardware.most_replicas(n_gpus)
     asked = spec.get("replicas", 1)

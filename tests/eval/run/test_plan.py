@@ -103,6 +103,16 @@ def test_the_spec_and_then_the_engine_say_how_many(
         assert refusal(model_of, config_of(2), **keys) == "m: gpus: the model needs 3 GPUs, the run has 2"
 
 
+def test_ray_does_not_place_what_an_engine_spreads_over_machines(needs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine would wait for the GPUs that the run holds for it."""
+    needs(0)
+    monkeypatch.setattr(FakeEngine, "spread_by", classmethod(lambda cls, model: "executor"))
+    config = config_of(4)
+    assert model_of(config).n_gpus == 4
+    monkeypatch.setattr(config.workers, "is_local", False)
+    assert "engine.executor" in refusal(model_of, config)
+
+
 @pytest.mark.parametrize(("n_gpus", "gold"), [(1, 3), (2, 2), (4, 1)])
 def test_no_more_replicas_than_there_are_gpus_for(
     n_gpus: int, gold: int, needs: Any, monkeypatch: pytest.MonkeyPatch
