@@ -119,15 +119,15 @@ def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
         )
     if opened.head.vocab_size <= text.top_id:
         raise InputError(f"{path}: has {opened.head.vocab_size} logits, the tokenizer reaches id {text.top_id}")
-    identity = {name: value for name, value in opened.identity.items() if name != "label"}
-    key, label = Cache.key("reference", identity), opened.identity["label"]
-    return Reference(key, path, label, identity, divergences=config.divergences)
+    identity = store.unlabelled(opened.identity)
+    key = Cache.key("reference", identity)
+    return Reference(key, path, opened.identity["label"], identity, divergences=config.divergences)
 
 
 def check(opened: Reader, expected: Mapping[str, Any]) -> None:
     """InputError that names the first of the ``expected`` entries in which a store's identity differs."""
-    for name in sorted(expected, key=lambda name: list(MEANING).index(name) if name in MEANING else len(MEANING)):
-        if opened.identity.get(name) != expected[name]:
+    for name in (*MEANING, *expected):
+        if name in expected and opened.identity.get(name) != expected[name]:
             meaning = MEANING.get(name, "was made by another version of compare_q")
             raise InputError(f"{opened.path}: the reference {meaning}; delete it or give another path")
 

@@ -1,7 +1,6 @@
 """Workers, which load and score one model each: how they are started, inspected and stopped.
 
-``WorkerProcess`` (``eval/common/processes.py``) is a process of this machine, ``InProcessWorker`` runs in the driver's
-own process, and ``--ray`` has workers on the nodes of a cluster (``eval/cluster.py``).
+``WorkerProcess`` (``eval/common/processes.py``) is a process of this machine; ``eval/cluster.py`` has workers on nodes.
 """
 
 from __future__ import annotations
@@ -252,10 +251,8 @@ def signals_interrupt(workers: Workers) -> Iterator[None]:
             first, at = number, now
             raise InterruptedRun(number)
 
-    before = {number: signal.getsignal(number) for number in ENDING}
-    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-    for number in before:
-        signal.signal(number, interrupt)
+    heeded = [number for number in ENDING if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:

@@ -65,27 +65,21 @@ def needs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("weights", "gold"),
+    ("weights", "gold", "remote", "mib"),
     [
-        (1, 1),
-        (ROOM_MIB * MIB, 1),  # 70 % of the GPU
-        (ROOM_MIB * MIB + 1, 2),
-        (3 * ROOM_MIB * MIB, 3),
-        (100 * ROOM_MIB * MIB, 4),  # more than the run has: it gets all
-        (None, 4),
+        (1, 1, False, GPU_MIB),
+        (ROOM_MIB * MIB, 1, False, GPU_MIB),  # 70 % of the GPU
+        (ROOM_MIB * MIB + 1, 2, False, GPU_MIB),
+        (3 * ROOM_MIB * MIB, 3, False, GPU_MIB),
+        (100 * ROOM_MIB * MIB, 4, False, GPU_MIB),  # more than the run has: it gets all
+        (None, 4, False, GPU_MIB),
+        (MIB, 4, True, GPU_MIB),  # one that must be downloaded
+        (MIB, 4, False, 0.0),  # GPUs that do not say how large they are
     ],
 )
-def test_weights_say_how_many_gpus(weights: float | None, gold: int, needs: Any) -> None:
-    needs(None, weights)
-    assert model_of(config_of(4)).n_gpus == gold
-
-
-def test_a_model_of_unknown_size_gets_all_gpus(needs: Any) -> None:
-    """One that must be downloaded, and GPUs that do not say how large they are."""
-    needs(None, MIB, remote=True)
-    assert model_of(config_of(4)).n_gpus == 4
-    needs(None, MIB)
-    assert model_of(config_of(4, mib=0.0)).n_gpus == 4
+def test_weights_say_how_many_gpus(weights: float | None, gold: int, remote: bool, mib: float, needs: Any) -> None:
+    needs(None, weights, remote=remote)
+    assert model_of(config_of(4, mib)).n_gpus == gold
 
 
 @pytest.mark.parametrize(

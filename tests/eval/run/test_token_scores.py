@@ -43,6 +43,7 @@ FULL: dict[str, list[Any]] = {
     "kld": [0.0, np.inf, np.nan],
     "same_top": [False, True, True],
 }
+ALONE = list(FULL)[:4]
 
 
 @pytest.fixture
@@ -70,13 +71,9 @@ def load(cache: Cache, tag: str = TAG) -> token_scores.StoredScores:
     return stored
 
 
-def test_every_score_of_the_contract_has_a_column() -> None:
-    fields = [field.name for field in dataclasses.fields(TokenScores)]
-    assert ["window", *token_scores.SCORES] == ["window", *segments.COLUMNS] == fields
-
-
-@pytest.mark.parametrize("names", [["logprob"], ["logprob", "entropy", "top1_logprob", "top1"], list(FULL)])
+@pytest.mark.parametrize("names", [["logprob"], ALONE, list(FULL)])
 def test_windows_are_joined(cache: Cache, names: list[str]) -> None:
+    assert ["window", *token_scores.SCORES] == [field.name for field in dataclasses.fields(TokenScores)]
     assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
     keep(cache, names)
     stored = load(cache)
@@ -84,10 +81,8 @@ def test_windows_are_joined(cache: Cache, names: list[str]) -> None:
     for name in names:
         np.testing.assert_array_equal(stored.columns[name], np.array(FULL[name]))
         assert stored.columns[name].dtype == segments.COLUMNS[name]
-    for place, expected in (
-        (stored.window, [0, 0, 3]), (stored.position, [1, 2, 2]), (stored.token_id, [8, 9, 6])
-    ):  # fmt: skip
-        assert (place.tolist(), place.dtype) == (expected, np.int32)
+    for name, expected in (("window", [0, 0, 3]), ("position", [1, 2, 2]), ("token_id", [8, 9, 6])):
+        assert (getattr(stored, name).tolist(), getattr(stored, name).dtype) == (expected, np.int32)
     assert stored.sessions == 1
     assert stored.run_record == {
         "provenance": {"engine": "fake", "python": "4"}, "load_seconds": 1.5, "score_seconds": 2.5,
@@ -96,22 +91,20 @@ def test_windows_are_joined(cache: Cache, names: list[str]) -> None:
 
 
 def test_a_row_finds_its_scores(cache: Cache) -> None:
+    """Those that depend on no reference, too."""
     keep(cache)
-    found = token_scores.of_row(cache, f"{KEY}/{TAG}", WINDOWS)
-    assert found is not None
-    assert found.columns["logprob"].tolist() == FULL["logprob"]
+    for tag, names in ((TAG, list(FULL)), (segments.ALONE, ALONE)):
+        found = token_scores.of_row(cache, f"{KEY}/{tag}", WINDOWS)
+        assert found is not None
+        assert list(found.columns) == names
+        assert found.columns["logprob"].tolist() == FULL["logprob"]
+        assert found.run_record["reference"] == (REFERENCE if tag == TAG else None)
     for key in ("", KEY, f"{KEY}/", f"{KEY}/{'f' * 16}", f"{'1' * 40}/{TAG}"):
         assert token_scores.of_row(cache, key, WINDOWS) is None
 
 
-def test_scores_alone_have_no_reference(cache: Cache) -> None:
-    keep(cache)
-    stored = load(cache, segments.ALONE)
-    assert list(stored.columns) == ["logprob", "entropy", "top1_logprob", "top1"]
-    assert stored.run_record["reference"] is None
-
-
 def test_windows_of_several_sessions(cache: Cache) -> None:
+    """They must have the same columns."""
     keep(cache, windows=[0], session="one")
     assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
     keep(cache, windows=[3], session="two")
@@ -122,9 +115,7 @@ def test_windows_of_several_sessions(cache: Cache) -> None:
     assert sorted(stored.run_record["provenance"]["notes"]) == ["of both", "of one", "of two"]
     assert (stored.sessions, stored.run_record["score_seconds"]) == (2, 5.0)
     assert stored.columns["kld"].tolist()[:2] == FULL["kld"][:2]
-
-
-def test_windows_with_different_columns_are_refused(cache: Cache) -> None:
+    cache.clear("scores", KEY)
     keep(cache, windows=[0], session="one")
     keep(cache, [name for name in FULL if name != "kld"], windows=[3], session="two")
     with pytest.raises(ModelError, match=r"^window 3: has no kld, which other windows have; run with -cc$"):
@@ -133,23 +124,18 @@ def test_windows_with_different_columns_are_refused(cache: Cache) -> None:
 
 def test_the_file_says_which_token_each_line_is_of(cache: Cache, tmp_path: Path) -> None:
     keep(cache, ["logprob", "kld"])
-    file = tmp_path / "out.parquet"
+    file, nowhere = tmp_path / "out.parquet", tmp_path / "no" / "out.parquet"
     file.write_bytes(b"old")
     token_scores.write_parquet(load(cache), file)
     table = parquet.read_table(file)
-    types = [pa.int32(), pa.int32(), pa.int32(), pa.float32(), pa.float32()]
     names = ["window", "position", "token_id", "logprob", "kld"]
-    assert list(zip(table.schema.names, table.schema.types, strict=True)) == list(zip(names, types, strict=True))
+    assert table.schema.names == names
+    assert table.schema.types == [pa.int32()] * 3 + [pa.float32()] * 2
     assert [table[name].to_pylist() for name in names[:4]] == [[0, 0, 3], [1, 2, 2], [8, 9, 6], FULL["logprob"]]
     assert table["kld"].null_count == 0  # nan is nan
-
-
-def test_a_file_that_cannot_be_written(cache: Cache, tmp_path: Path) -> None:
-    keep(cache)
-    file = tmp_path / "no" / "out.parquet"
-    said = refusal(token_scores.write_parquet, load(cache), file)
-    assert said.startswith(f"{file}: the scores could not be written: ")
-    assert not file.parent.exists()
+    said = refusal(token_scores.write_parquet, load(cache), nowhere)
+    assert said.startswith(f"{nowhere}: the scores could not be written: ")
+    assert not nowhere.parent.exists()
 
 
 @pytest.mark.parametrize("what", ["a segment", "the record", "no record"])
@@ -160,10 +146,8 @@ def test_what_is_damaged_is_said_and_scored_again(
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
     first = measured([fake("one", boost=3.0)])
     (folder,) = (own_cache / "scores").iterdir()
-    (record,), of_windows = (
-        folder.glob("record.*"),
-        {segments.segment_in(file): file for file in folder.glob("alone.*")},
-    )
+    (record,) = folder.glob("record.*")
+    of_windows = {segments.segment_in(file): file for file in folder.glob("alone.*")}
     assert len(of_windows) == N_WINDOWS
     (second,) = (file for segment, file in of_windows.items() if segment and segment.indices == {1})
     damaged = second if what == "a segment" else record
@@ -175,9 +159,8 @@ def test_what_is_damaged_is_said_and_scored_again(
         scored.append(window.index)
         return pieces(self, window)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(FakeEngine, "pieces", counted)
-        again = measured([fake("one", boost=3.0)])
+    monkeypatch.setattr(FakeEngine, "pieces", counted)
+    again = measured([fake("one", boost=3.0)])
     assert again.status == 0, again.err
     assert scored == [1 if what == "a segment" else N_WINDOWS - 1]
     said = f"{damaged}: damaged; what it held is made again"
@@ -218,16 +201,12 @@ def test_the_size_of_a_gguf_file_is_that_of_all_its_splits(tmp_path: Path) -> No
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=1)
     for name in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
         writer.add_tensor(name, np.zeros((32, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
     writer.close()
     files = sorted(tmp_path.glob("*.gguf"))
     assert len(files) == 2
     for file in files:
         size = file_bytes(planned("m", "llamacpp", str(file), 100))
         assert size == sum(each.stat().st_size for each in files) > 8192
-
-
-def test_files_that_are_not_here_have_no_size() -> None:
     assert file_bytes(planned("m", "fake", "anything", 100)) is None
