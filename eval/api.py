@@ -1,16 +1,7 @@
 """compare_q from Python: the runs of the command line, as a pandas DataFrame.
 
-from compare_q import compare, load, show
-
-data = {"tokenizer_dir": "/models/bf16", "dataset": "text", "path": "text.txt", "eval_len": 2048, "eval_stride": 2048}
-models = [
-    {"load_fn": "vllm_score", "label": "bf16", "model_dir": "/models/bf16", "reference": True},
-    {"load_fn": "vllm_score", "label": "NVFP4", "model_dir": "/models/nvfp4"},
-]
-result = compare(data, models, rows=16)
-print(result.frame()[["label", "bpw_layer", "ppl", "kld", "kld_stderr"]])
-print(result.pairs())  # how each two models differ, with paired errors
-
+result = compare("data.json", ["bf16.json", {"load_fn": "vllm_score", "label": "NVFP4", "model_dir": "nvfp4"}])
+print(result.frame()[["label", "ppl", "kld", "kld_stderr"]])
 show(load("a/results.json", "b/results.json"))  # the rows of finished runs in one table
 """
 
@@ -32,7 +23,7 @@ from compare_q.backends.common.messages import one_line
 from compare_q.eval import results as run_results
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.ranking import difference_or_reason
+from compare_q.eval.ranking import Difference, difference_or_reason
 from compare_q.eval.report.tokens import with_worst_tokens
 from compare_q.eval.results import NESTED, ModelResult, RunResult
 from compare_q.eval.run import runner, token_scores
@@ -78,8 +69,6 @@ class Comparison:
         are NaN, None or NA.
         InputError for the name of a column that does not exist.
         """
-        import pandas as pd
-
         rows: list[dict[str, Any]] = []
         for text in self.results.texts:
             for model in text.models:
@@ -90,20 +79,19 @@ class Comparison:
         types = {field.alias or name: dtype_of(field.annotation) for name, field in ModelResult.model_fields.items()
                  if name not in NESTED}  # fmt: skip
         chosen = [*types, "notes"] if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
-        frame = pd.DataFrame(rows, columns=["text", *chosen], dtype=object)
+        frame = self.of_texts(rows, ["text", *chosen])
         for name, dtype in types.items():
             if name in frame:
                 frame[name] = (frame[name].fillna(False) if dtype == "bool" else frame[name]).astype(dtype)
-        return frame if len(self.results.texts) > 1 else frame.drop(columns="text")
+        return frame
 
     def means(self) -> pd.DataFrame:
         """A row for each model: ``label``, ``mean_kld`` (nats), ``mean_ppl``, and ``..._stderr``: the macro means over
         the texts, NaN unless every text has a value."""
         import pandas as pd
 
-        return pd.DataFrame(self.results.means).astype(
-            {name: "float64" for name in self.results.means[0] if name != "label"}
-        )
+        means = self.results.means
+        return pd.DataFrame(means).astype({name: "float64" for name in means[0] if name != "label"})
 
     def pairs(self) -> pd.DataFrame:
         """A row for each two models of each text: the ``first`` minus the ``second``, paired token by token.
@@ -111,21 +99,26 @@ class Comparison:
         ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each with ``..._stderr``
         and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN where they are not known.
         """
-        import pandas as pd
-
         rows = []
         for text in self.results.scored:
             for first, second in itertools.combinations(text.models, 2):
                 row: dict[str, Any] = {"text": text.name, "first": first.label, "second": second.label}
                 for name, score in (("ln_ppl_ratio", "nll"), ("kld", "kld")):
                     found = difference_or_reason(first, second, score)
-                    known = None if isinstance(found, str) else found
-                    low, high = (known and known.limits) or (None, None)
-                    row |= {name: known and known.value, f"{name}_stderr": known and known.stderr,
-                            f"{name}_low": low, f"{name}_high": high}  # fmt: skip
+                    values: tuple[float | None, ...] = (None,) * 4
+                    if isinstance(found, Difference):
+                        values = (found.value, found.stderr, *(found.limits or (None, None)))
+                    names = (name, f"{name}_stderr", f"{name}_low", f"{name}_high")
+                    row |= dict(zip(names, values, strict=True))
                 rows.append(row)
-        frame = pd.DataFrame(rows)
-        return frame if len(self.results.texts) > 1 or not rows else frame.drop(columns="text")
+        return self.of_texts(rows)
+
+    def of_texts(self, rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """A frame of these rows, without the column ``text`` if there is one text."""
+        import pandas as pd
+
+        frame = pd.DataFrame(rows, columns=columns, dtype=None if columns is None else object)
+        return frame if len(self.results.texts) > 1 else frame.drop(columns="text", errors="ignore")
 
     def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
         """The plot of ``-p``, which is written to ``file`` if that is given; InputError if there is nothing to draw.
@@ -135,12 +128,10 @@ class Comparison:
         """
         from compare_q.eval.plots import measures, scatter, style
 
-        kind, size = options.pop("measure", None), options.pop("x_axis", None)
+        kind, size = options.pop("measure", None), options.pop("x_axis", None) or "bpw"
         try:
             measure = measures.chosen(self.results, kind, None)
-            drawn = scatter.scatter_figure(
-                *self.results.texts, size=measures.SIZES[size or "bpw"], measure=measure, **options
-            )
+            drawn = scatter.scatter_figure(*self.results.texts, size=measures.SIZES[size], measure=measure, **options)
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:
@@ -155,9 +146,10 @@ class Comparison:
         import pandas as pd
 
         names = [each.name for each in self.results.texts]
-        if (text is None and len(names) > 1) or (text is not None and text not in names):
+        name = names[0] if text is None and len(names) == 1 else text
+        if name not in names:
             raise InputError(f"tokens: name one of the texts: {', '.join(names)}")
-        place = 0 if text is None else names.index(text)
+        place = names.index(name)
         model = next((model for model in self.results.texts[place].models if model.label == label), None)
         if model is None:
             raise InputError(f"tokens: no model is called {label!r}; there are: {', '.join(self.results.labels)}")
@@ -166,9 +158,8 @@ class Comparison:
             raise InputError("tokens: a run that was read back has none; compare the models again (from the cache)")
         stored = None if model.error else token_scores.of_row(self.cache, model.scores_key, data.windows)
         if stored is None:
-            raise InputError(
-                f"tokens: {label} has no scores of single tokens{f': {model.error}' if model.error else ''}"
-            )
+            reason = f": {model.error}" if model.error else ""
+            raise InputError(f"tokens: {label} has no scores of single tokens{reason}")
         return pd.DataFrame({**{name: getattr(stored, name) for name in token_scores.INDEX}, **stored.columns})
 
     def save(self, file: str | Path) -> None:
@@ -186,14 +177,13 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
+        import pandas as pd
+
         table = tables.tables_of(self.results)[0]
-        head = "".join(f"<th>{html.escape(each.column.title)}</th>" for each in table.columns)
-        rows = [
-            "".join(f"<td>{html.escape(cell.shown + cell.marks + cell.plus_minus)}</td>" for cell in cells)
-            for cells in zip(*(each.cells for each in table.columns), strict=True)
-        ]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<p>{html.escape(table.title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        cells = [[cell.shown + cell.marks + cell.plus_minus for cell in each.cells] for each in table.columns]
+        frame = pd.DataFrame(zip(*cells, strict=True), columns=[each.column.title for each in table.columns])
+        with pd.option_context("display.max_colwidth", None):
+            return f"<p>{html.escape(table.title)}</p>{frame.to_html(index=False)}"
 
 
 def dtype_of(annotation: Any) -> str:
@@ -203,24 +193,15 @@ def dtype_of(annotation: Any) -> str:
 
 
 def compare(
-    data: Spec | Sequence[Spec],
-    models: Spec | Sequence[Spec],
-    *,
-    rows: int | None = None,
-    logits_file: str | Path | None = None,
-    cache_dir: str | Path | None = None,
-    clear_cache: bool = False,
-    divergences: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
-) -> Comparison:
+    data: Spec | Sequence[Spec], models: Spec | Sequence[Spec], *, rows: int | None = None,
+    logits_file: str | Path | None = None, cache_dir: str | Path | None = None, clear_cache: bool = False,
+    divergences: bool = False, verbose: bool = False, quiet: bool = False,
+) -> Comparison:  # fmt: skip
     """Score models on a text, or on several; scores that are in the cache are not made again.
 
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
-    With several texts each model loads once.
-    ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``,
-    ``clear_cache``, ``divergences``, ``verbose``: as on the command line; ``quiet``: no progress on
-    standard error.
+    ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``quiet``: no progress on standard error;
+    the others: as on the command line.
 
     InputError (``compare_q.backends.common.errors``): bad input, one line for each problem, before any engine starts.
     A model that fails later is a row with its ``error``.
@@ -228,14 +209,13 @@ def compare(
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
         raise InputError(f"rows: {rows!r}: expected a number of windows; 0 means all")
     config = local_config(
-        Cache(Path(cache_dir) if cache_dir is not None else default_root()), Progress(quiet=quiet), clear=clear_cache,
-        verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None, divergences=divergences,
+        Cache(Path(cache_dir or default_root())), Progress(quiet=quiet), clear=clear_cache, verbose=verbose,
+        logits_file=Path(logits_file) if logits_file is not None else None, divergences=divergences,
     )  # fmt: skip
     named = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
-    chosen, said = spec_files.one_reference(named)
+    chosen, said = spec_files.one_reference(named, stored=logits_file is not None)
     for line in said:
-        if line != spec_files.NO_REFERENCE or config.logits_file is None:
-            config.progress.say(line)
+        config.progress.say(line)
     specs = specs_of(DataSpec, data, "data")
     spec_files.check_labels(specs)
     texts = dict(zip(corpus.names_of(specs), specs, strict=True))
@@ -269,18 +249,13 @@ def specs_of(kind: type[S], given: Spec | Sequence[Spec], name: str) -> list[S]:
     found: list[S] = []
     for number, each in enumerate(listed):
         if isinstance(each, Mapping):
-            place = name if listed == [given] else f"{name}[{number}]"
-            found += spec_files.specs_in(kind, as_json(each), Path(place))
+            try:  # as a file would give it: paths as strings, tuples as lists
+                keys = json.loads(json.dumps(dict(each), default=os.fspath))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"spec: holds what JSON cannot: {one_line(error)}") from None
+            found += spec_files.specs_in(kind, keys, Path(name if listed == [given] else f"{name}[{number}]"))
         else:
             found += spec_files.load(kind, spec_files.expand([str(each)]))
     if not found:
         raise InputError(f"{name}: give a spec file or a dict, at least one")
     return found
-
-
-def as_json(spec: Mapping[str, Any]) -> Any:
-    """A dict as a JSON file would give it: paths as strings, tuples as lists."""
-    try:
-        return json.loads(json.dumps(dict(spec), default=os.fspath))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"spec: holds what JSON cannot: {one_line(error)}") from None

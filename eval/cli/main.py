@@ -106,10 +106,9 @@ def specs_of_files(args: argparse.Namespace) -> tuple[list[DataSpec], list[Model
     """Return the texts and models of the files of ``-d`` and ``-m``; print which model is the reference."""
     data = reading.load_data_specs(reading.expand(map(str, args.dataspec)), NO_DATA_SPEC)
     models = reading.load_model_specs(reading.expand(args.modelspec), NO_MODEL_SPEC, print_note)
-    models, said = reading.one_reference(models)
+    models, said = reading.one_reference(models, stored=args.logits_file is not None)
     chosen = reading.apply_mask(models, args.mask)
-    if not (args.logits_file and said == [reading.NO_REFERENCE]):
-        print_note(*said)
+    print_note(*said)
     return data, chosen
 
 

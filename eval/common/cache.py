@@ -36,7 +36,6 @@ from compare_q.backends.reference import store as reference_store
 from compare_q.backends.scoring import segments
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
-SECTIONS = ("tokens", "scores", "references", "logs")
 NAMES = {
     "tokens": re.compile(r"([0-9a-f]{40})\.npz"),
     "scores": re.compile(r"([0-9a-f]{40})"),
@@ -70,16 +69,24 @@ class Cache:
     def unwritable(self) -> str:
         """Why the cache cannot be written; empty if it can.
 
-        The first access creates the folders and deletes what killed runs left half-written.
+        The first access creates the folders, and deletes what killed runs left half-written and locks that no process
+        holds.
         """
-        for folder in (self.root / section for section in (*SECTIONS, "runs")):
+        folders = [self.root / section for section in (*NAMES, "runs")]
+        for folder in folders:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 return error.strerror or one_line(error)
             if not os.access(folder, os.W_OK | os.X_OK):
                 return "it may only be read"
-        self.sweep()
+        storage.sweep(self.root)
+        for folder in folders:
+            storage.sweep(folder)
+            for file in storage.files_in(folder):
+                if file.suffix == ".lock":
+                    remove_lock(file)
+        self.used_by_runs()
         return ""
 
     def check_writable(self) -> None:
@@ -87,15 +94,6 @@ class Cache:
         json_files.check_unicode("--cache-dir", self.root)
         if self.unwritable:
             raise InputError(f"--cache-dir: {self.root}: cannot be written: {self.unwritable}")
-
-    def sweep(self) -> None:
-        """Delete what killed processes left half-written, and locks that no process holds."""
-        for folder in (self.root, *(self.root / section for section in (*SECTIONS, "runs"))):
-            storage.sweep(folder)
-            for file in storage.files_in(folder):
-                if folder != self.root and file.suffix == ".lock":
-                    remove_lock(file)
-        self.used_by_runs()
 
     @staticmethod
     def key(section: str, identity: Mapping[str, Any]) -> str:

@@ -184,10 +184,11 @@ def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
     return [spec for spec in specs if spec.name in named or spec.is_reference]
 
 
-def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str]]:
+def one_reference(specs: Sequence[ModelSpec], *, stored: bool = False) -> tuple[list[ModelSpec], list[str]]:
     """Return (the specs with at most one reference, lines to print about the reference).
 
-    Example files mark their unquantized model, so several files have several marks; the first one counts.
+    Example files mark their unquantized model, so several files have several marks; the first one counts.  ``stored``:
+    without a mark the reference is a store.
     """
     marked = [spec for spec in specs if spec.is_reference]
     if len(marked) > 1:
@@ -196,7 +197,7 @@ def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str
         kept = [spec if spec is marked[0] or not spec.is_reference else spec.model_copy(update=unmarked)
                 for spec in specs]  # fmt: skip
         return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
-    return list(specs), [NO_REFERENCE] if not marked and len(specs) > 1 else []
+    return list(specs), [NO_REFERENCE] if not marked and len(specs) > 1 and not stored else []
 
 
 class Settings(BaseModel):

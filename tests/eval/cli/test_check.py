@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.eval.text import windows
-from tests.support.command_line import FAKE, Run, Specs
+from tests.support.command_line import FAKE, Run, Specs, in_transformers
 from tests.support.comparisons import fake
+from tests.support.toy import needs_accelerate
 
 TWO: list[dict[str, Any]] = [fake("ref", reference=True), fake("other")]
 
@@ -22,6 +25,7 @@ TWO: list[dict[str, Any]] = [fake("ref", reference=True), fake("other")]
         (TWO, ["-o", "no/r.json"], "--output: no/r.json: cannot be written; there is no folder no"),
         (TWO, ["--plots", "data.json"], "--plots: data.json: is read here, or lies in a folder that is; name another"),
         (TWO, ["--tokens-out", "file"], "--tokens-out: file: cannot be written; is the folder yours?"),
+        (TWO, ["--plots", "file/new"], "--plots: file/new: cannot be written; is the folder yours?"),
         (TWO, ["--csv", "x", "--html", "x"], "--html: x: is the file of --csv as well; name another file"),
         (TWO, ["-pf", "p.bmp"], "--plot_file: p.bmp: must end in .png, .svg, .pdf"),
         (TWO, ["--sort", "kld:there"], "--sort: kld:there: "),
@@ -42,12 +46,45 @@ def test_what_a_run_refuses_is_refused_before_a_text_is_tokenized(
         assert "downloaded" not in ran.out
 
 
-def test_a_check_leaves_nothing_where_a_run_would_write(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@needs_accelerate
+def test_a_check_starts_and_leaves_nothing(
+    compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    data, models = write_specs(TWO)
+    monkeypatch.setattr(TransformersEngine, "load", lambda self: pytest.fail("loaded"))
+    data, models = write_specs([in_transformers(toy_model)])
     before = set(Path().iterdir())
     ran = compare_q("check", "-d", data, "-m", models, "--plots", "a/b", "--tokens-out", "c", "-o", "d.json")
     assert ran.status == 0, ran.err
+    assert "toy: transformers (transformers " in ran.out
     assert set(Path().iterdir()) == before
+    data, models = write_specs([in_transformers(Path("/nowhere/model"))], path="/nowhere/text.txt")
+    ran = compare_q("check", "-d", data, "-m", models)
+    assert ran.status == 2
+    assert f"error: {data}: path: /nowhere/text.txt: no such file" in ran.err
+    assert "error: toy: /nowhere/model: no such folder" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "out", "err"),
+    [
+        ([], "windows of 100 every 100 tokens: 9 windows, 891 scored tokens, of a text of 1,000 tokens", ""),
+        (["-r", "2"], "windows of 100 every 100 tokens: 2 windows, 198 scored tokens, of a text of 1,000 tokens", ""),
+        (["-m", "other.json"], "b: fake (built in), none", "no KL divergence: no model is the reference"),
+        (["-dark"], "9 windows", "-dark"),
+        (["-v", "-mx", "8"], "9 windows", "-v, -mx"),
+        (["-v", "-p"], "9 windows", ""),
+    ],
+)
+def test_a_check(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], out: str,
+    err: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("other.json").write_text(json.dumps(fake("b")))
+    data, spec = write_specs([fake("a")])
+    ran = compare_q("check", "-d", data, "-m", spec, *flags)
+    assert ran.status == 0, ran.err
+    assert out in ran.out
+    assert ran.err.startswith(err)
+    assert err or "-v" not in ran.err

@@ -73,50 +73,20 @@ def test_three_models_without_a_reference_and_then_with_one(
     assert ppl() == alone
 
 
-def test_cleared_scores_are_not_shown_by_a_later_run(
-    compare_q: Run, write_specs: Specs, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_cleared_is_not_shown_by_a_later_run(
+    compare_q: Run, write_specs: Specs, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Files of the user in a reference's folder stay."""
     monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, however slow the machine is
     data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
-    assert compare_q("-d", data, "-m", spec).status == 0
+    words, notes = ("-d", data, "-m", spec, "-lf", tmp_path / "kept"), tmp_path / "kept" / "notes.txt"
+    assert compare_q(*words).status == 0
+    notes.write_text("mine")
     before = set((own_cache / "scores").glob("*/*"))
     assert len(before) == 4  # a segment and a record of each
-    assert compare_q("-d", data, "-m", spec, "-cc").status == 0
+    assert compare_q(*words, "-cc").status == 0
     after = set((own_cache / "scores").glob("*/*"))
     assert len(after) == 4
     assert not before & after
-
-
-@pytest.mark.parametrize(
-    ("flags", "out", "err"),
-    [
-        ([], "windows of 100 every 100 tokens: 9 windows, 891 scored tokens, of a text of 1,000 tokens", ""),
-        (["-r", "2"], "windows of 100 every 100 tokens: 2 windows, 198 scored tokens, of a text of 1,000 tokens", ""),
-        (["-m", "other.json"], "b: fake (built in), none", "no KL divergence: no model is the reference"),
-        (["-dark"], "9 windows", "-dark"),
-        (["-v", "-mx", "8"], "9 windows", "-v, -mx"),
-        (["-v", "-p"], "9 windows", ""),
-    ],
-)
-def test_a_check(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], out: str,
-    err: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    Path("other.json").write_text(json.dumps(fake("b")))
-    data, spec = write_specs([fake("a")])
-    ran = compare_q("check", "-d", data, "-m", spec, *flags)
-    assert ran.status == 0, ran.err
-    assert out in ran.out
-    assert ran.err.startswith(err)
-    assert err or "-v" not in ran.err
-
-
-def test_clearing_a_reference_leaves_a_users_files(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
-    kept = tmp_path / "kept"
-    assert compare_q("-d", data, "-m", spec, "-lf", kept).status == 0
-    (kept / "notes.txt").write_text("mine")
-    assert compare_q("-d", data, "-m", spec, "-lf", kept, "-cc").status == 0
-    assert (kept / "notes.txt").read_text() == "mine"
-    assert compare_q("-d", data, "-m", spec, "-lf", kept).status == 0
+    assert compare_q(*words).status == 0
+    assert notes.read_text() == "mine"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import pyarrow.parquet as parquet
 import pytest
 
 from compare_q.eval.plots import measures, pictures
-from compare_q.eval.results import RunResult
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.toy import assert_refused
 
@@ -116,18 +117,26 @@ def test_nothing_that_is_read_is_written(
     assert not list(tmp_path.rglob("new"))
 
 
-def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """results.json and report are read back with their table and their worst tokens, without an engine."""
-    models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
-    data, spec = write_specs(models)
-    outputs = ("-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
-    ran = compare_q("-d", data, "-m", spec, "-t", "Mine <b>", *outputs)
-    assert ran.status == 0, ran.err
-    again = compare_q("show", tmp_path / "r.json", "--html", tmp_path / "s.html")
-    assert again.status == 0, again.err
-    assert again.out.partition("report: ")[0] == ran.out.partition("results: ")[0]
-    assert "<title>Mine &lt;b&gt;" in (tmp_path / "r.html").read_text()
-    results = RunResult.read(tmp_path / "r.html")
-    assert RunResult.read(tmp_path / "s.html") == results == RunResult.read(tmp_path / "r.json")
-    assert len(results.labels) == 2
-    assert all(len(model.worst_tokens) == 20 for model in results.texts[0].models)
+def device(file: Path, minor: int) -> Path:
+    """A copy of /dev/null (3) or /dev/full (7), which a test may break."""
+    try:
+        os.mknod(file, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    return file
+
+
+def test_devices_are_written_through_by_every_output(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    """To root the device was replaced by a file, and every other program then wrote into that."""
+    targets = {
+        flag: device(tmp_path / f"full{flag}.png", 7)
+        for flag in ("-o", "--csv", "--markdown", "--html", "-pf", "--card")
+    }
+    ran = compare_q("show", finished, *(word for pair in targets.items() for word in pair))
+    errors = sorted(line.partition(": could not be written: ")[::2] for line in ran.err.splitlines())
+    assert [name for name, _ in errors] == sorted(f"error: {file}" for file in targets.values())
+    assert all(why.startswith("No space left on device; ") for _, why in errors)
+    assert ran.status == 2
+    null = device(tmp_path / "null", 3)
+    assert compare_q("show", finished, "-o", null).status == 0
+    assert all(stat.S_ISCHR(file.lstat().st_mode) for file in (*targets.values(), null))

@@ -72,23 +72,35 @@ def test_flags(compare_q: Run, write_specs: Specs, flags: str, facts: list[str])
         ({"model_dir": ["{model}", "o.safetensors"]}, "'transformers' takes no override tensors"),
         ({"engine": {"dtpe": "auto"}}, "toy: engine.dtpe: unknown key (did you mean 'dtype'?)"),
         ({"revision": "main"}, "toy: revision: only for a model on the hub"),
+        ({"model_dir": "/nowhere/model"}, "toy: /nowhere/model: no such folder"),
+        ({**FAKE, "load_fn": "vllm_scor"}, "fake: load_fn: unknown engine 'vllm_scor' (did you mean 'vllm_score'?)"),
+        ({**FAKE, "load_fn": "vllm"}, "fake: load_fn: unknown engine 'vllm': it is 'vllm_score' here"),
+        ({**FAKE, "load_fn": "qtip"}, "fake: load_fn: unknown engine 'qtip'; there are: transformers, "),
+        ({**FAKE, "fwd_fn": "exllamav3"}, "fake: fwd_fn: 'exllamav3' does not go with load_fn 'fake'"),
+        ({**FAKE, "engine": {"noise": "bf16"}}, 'fake: engine.noise: only for a model that is marked with "noise_'),
+        ({**FAKE, "noise_floor": True, "reference": True}, "noise_floor: the reference cannot be its own noise floor"),
     ],
 )
-def test_a_model_in_transformers(
-    compare_q: Run, write_specs: Specs, toy_model: Path, keys: dict[str, object], gold: str
-) -> None:
+def test_a_wrong_model(compare_q: Run, write_specs: Specs, toy_model: Path, keys: dict[str, object], gold: str) -> None:
     keys = json.loads(json.dumps(keys).replace("{model}", str(toy_model)))
     data, spec = write_specs([in_transformers(toy_model, **keys)])
     assert_refused(compare_q("-d", data, "-m", spec), gold)
 
 
-def test_text_that_is_no_text(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+def test_a_wrong_text_and_missing_files(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     for name in ("t.json", "t.CSV"):
         (tmp_path / name).write_text("x" * 500)
-        data, spec = write_specs(path=str(tmp_path / name))
-        assert_refused(compare_q("-d", data, "-m", spec), "is not read as text")
-    data, spec = write_specs(max_text_rows=5)
-    assert_refused(compare_q("-d", data, "-m", spec), "a plain text file has no rows")
+    for keys, gold in (
+        ({"path": str(tmp_path / "t.json")}, "is not read as text"), ({"path": str(tmp_path / "t.CSV")}, "as text"),
+        ({"max_text_rows": 5}, "a plain text file has no rows"),
+        ({"path": "/nowhere/text.txt"}, "path: /nowhere/text.txt: no such file"),
+        ({"tokenizer_dir": "/nowhere/tokenizer"}, "/nowhere/tokenizer: no such folder"),
+    ):  # fmt: skip
+        data, spec = write_specs(**keys)
+        assert_refused(compare_q("-d", data, "-m", spec), gold)
+    assert_refused(compare_q("-d", "no.json", "-m", spec), "no.json: no such file")
+    assert_refused(compare_q("-d", data, "-m", "no.json"), "no.json: no such file")
+    assert_refused(compare_q("-d", data, "-m", "no*.json"), "no*.json: no file matches")
 
 
 @needs_vllm
@@ -97,35 +109,6 @@ def test_context_that_overrides_change(compare_q: Run, write_specs: Specs, toy_m
     overrides = {"hf_overrides": {"max_position_embeddings": 512}}
     data, spec = write_specs([in_transformers(toy_model, load_fn="vllm_score", engine=overrides)], eval_len=300)
     assert compare_q("check", "-d", data, "-m", spec).status == 0
-
-
-@needs_accelerate
-def test_missing_files(compare_q: Run, write_specs: Specs) -> None:
-    data, spec = write_specs(path="/nowhere/text.txt")
-    assert_refused(compare_q("-d", "no.json", "-m", spec), "no.json: no such file")
-    assert_refused(compare_q("-d", data, "-m", "no.json"), "no.json: no such file")
-    assert_refused(compare_q("-d", data, "-m", "no*.json"), "no*.json: no file matches")
-    assert_refused(compare_q("-d", data, "-m", spec), "path: /nowhere/text.txt: no such file")
-    data, spec = write_specs([in_transformers(Path("/nowhere/model"))])
-    assert_refused(compare_q("-d", data, "-m", spec), "toy: /nowhere/model: no such folder")
-    data, spec = write_specs(tokenizer_dir="/nowhere/tokenizer")
-    assert_refused(compare_q("-d", data, "-m", spec), "/nowhere/tokenizer: no such folder")
-
-
-@pytest.mark.parametrize(
-    ("keys", "gold"),
-    [
-        ({"load_fn": "vllm_scor"}, "load_fn: unknown engine 'vllm_scor' (did you mean 'vllm_score'?)"),
-        ({"load_fn": "vllm"}, "load_fn: unknown engine 'vllm': it is 'vllm_score' here"),
-        ({"load_fn": "qtip"}, "load_fn: unknown engine 'qtip'; there are: transformers, "),
-        ({"fwd_fn": "exllamav3"}, "fwd_fn: 'exllamav3' does not go with load_fn 'fake'"),
-        ({"engine": {"noise": "bf16"}}, 'engine.noise: only for a model that is marked with "noise_'),
-        ({"noise_floor": True, "reference": True}, "noise_floor: the reference cannot be its own noise floor"),
-    ],
-)
-def test_a_wrong_model(compare_q: Run, write_specs: Specs, keys: dict[str, object], gold: str) -> None:
-    data, spec = write_specs([{**FAKE, **keys}])
-    assert_refused(compare_q("-d", data, "-m", spec), f"fake: {gold}")
 
 
 @pytest.mark.parametrize("engine", [name for name, backend in backends.engines() if backend.capabilities.packages])
@@ -177,17 +160,9 @@ def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
 
 
 def test_every_flag_of_upstream_is_there() -> None:
-    known = {flag for action in flags.parser("run")._actions for flag in action.option_strings}
-    upstream = {
-        "-d", "--dataspec", "-m", "--modelspec", "-cc", "--clear_cache", "-p", "--plot", "-v", "--vram", "-mx",
-        "--max_x", "-my", "--max_y", "-t", "--title", "-kld", "--kld", "-mask", "--mask", "-lf", "--logits_file",
-        "-dark", "--dark", "-pf", "--plot_file",
-    }  # fmt: skip
-    ours = {
-        "-r", "--rows", "-o", "--output", "--csv", "--tokens-out", "--cache-dir",
-        "--verbose", "--sort", "--pairs", "--pair", "--markdown", "--html", "--plots",
-    }  # fmt: skip
-    assert upstream | ours <= known
+    upstream = """-d --dataspec -m --modelspec -cc --clear_cache -p --plot -v --vram -mx --max_x -my --max_y -t --title
+        -kld --kld -mask --mask -lf --logits_file -dark --dark -pf --plot_file -r --rows"""
+    assert set(upstream.split()) <= {*flags.parser("run")._option_string_actions}
 
 
 @needs_accelerate

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from compare_q.eval.results import RunResult
 from tests.support.command_line import Run
 from tests.support.comparisons import fake, write_texts
 
@@ -58,7 +59,7 @@ def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], 
     out.mkdir()
     flags = ["-o", out / "r.json", "--csv", out / "r.csv", "--markdown", out / "r.md", "--html", out / "r.html",
              "--tokens-out", out / "tokens", "--pairs",
-             "--by-text", "--sort", "kld:code", "-t", "Texts"]  # fmt: skip
+             "--by-text", "--sort", "kld:code", "-t", "Texts <b>"]  # fmt: skip
     ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], *flags)
     assert ran.status == 0, ran.err
     for name in ("prose", "code"):
@@ -71,7 +72,10 @@ def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], 
     assert [(row["text"], row["label"]) for row in rows] == [
         (name, label) for name in ("prose", "code") for label in ("ref", "b", "a")
     ]
-    assert "<title>Texts" in (out / "r.html").read_text()
+    assert "<title>Texts &lt;b&gt;" in (out / "r.html").read_text()
+    results = RunResult.read(out / "r.json")
+    assert results == RunResult.read(out / "r.html")
+    assert [len(model.worst_tokens) for text in results.texts for model in text.models] == [20] * 6
     for source in (out / "r.json", out / "r.html"):
         again = compare_q("show", source, "-o", out / "again.json", "--html", out / "again.html")
         assert again.status == 0, again.err

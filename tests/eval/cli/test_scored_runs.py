@@ -8,30 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.hf.engine import TransformersEngine
-from tests.support.command_line import FAKE, Run, Specs, in_transformers, shown_ppl
+from tests.support.command_line import FAKE, Run, Specs, shown_ppl
 from tests.support.fake_engine import FakeEngine
-from tests.support.toy import assert_refused, needs_accelerate
-
-
-def test_uniform_logits_have_the_vocabulary_as_perplexity(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """PPL = V for uniform logits; with boost b, PPL = (e^b + V - 1) / e^b: (e^3 + 499) / e^3 = 25.844."""
-    models = [
-        {**FAKE, "label": "uniform", "engine": {"vocab_size": 500}},
-        {**FAKE, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}},
-    ]
-    data, spec = write_specs(models)
-    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--csv", tmp_path / "r.csv")
-    assert ran.status == 0, ran.err
-    uniform, boosted = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
-    assert uniform["ppl"] == pytest.approx(500.0, rel=1e-6)
-    assert boosted["ppl"] == pytest.approx(25.8437, abs=1e-3)
-    assert uniform["tokens"] == 9 * 99
-    with (tmp_path / "r.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert [row["label"] for row in rows] == ["uniform", "boosted"]
-    assert float(rows[0]["ppl"]) == uniform["ppl"]
-    assert shown_ppl(ran, "uniform") == pytest.approx(500, rel=1e-5)
+from tests.support.toy import assert_refused
 
 
 def test_results_json_says_what_ran(
@@ -107,21 +86,35 @@ def test_nothing_measured_is_status_2(
 
 @pytest.mark.parametrize("mark", ["reference", "out_logits"])
 def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: Path, mark: str) -> None:
-    """The real token has p = e^3 / (e^3 + 499), the others q = 1 / (e^3 + 499): p ln 500p + 499 q ln 500q = 0.07862."""
+    """PPL = V for uniform logits; with boost b, PPL = (e^b + V - 1) / e^b: (e^3 + 499) / e^3 = 25.844.
+
+    The real token has p = e^3 / (e^3 + 499), the others q = 1 / (e^3 + 499): p ln 500p + 499 q ln 500q = 0.07862.
+    """
     marked = {mark: True if mark == "reference" else str(tmp_path / "kept")}
-    boosted = {"label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "override_bpw_layer": 16.0}
-    uniform = {"label": "uniform", "engine": {"vocab_size": 500}, "override_bpw_layer": 4.0}
-    data, spec = write_specs([{**FAKE, **uniform}, {**FAKE, **boosted, **marked}])
-    ran = compare_q("-d", data, "-m", spec, "-kld", "-pf", tmp_path / "p.svg", "-o", tmp_path / "r.json")
+    data, spec = write_specs([
+        {**FAKE, "label": "uniform", "engine": {"vocab_size": 500}, "override_bpw_layer": 4.0},
+        {**FAKE, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "override_bpw_layer": 16.0, **marked},
+    ])  # fmt: skip
+    files = ("-pf", tmp_path / "p.svg", "-o", tmp_path / "r.json", "--csv", tmp_path / "r.csv")
+    ran = compare_q("-d", data, "-m", spec, "-kld", *files)
     assert ran.status == 0, ran.err
     first, second = (line.split() for line in ran.out.splitlines() if line.startswith((" uniform", " boosted")))
     assert (first[5].partition("±")[0], first[7].partition("±")[0]) == ("500.0000", "0.07862")
     assert (second[5].partition("±")[0], second[6:8]) == ("25.8437", ["ref", "ref"])
     assert "the most probable tokens of boosted (" in ran.out
+    assert "\nuniform: PPL 500.0000, KLD 0.07862\n" in ran.err  # as soon as it is scored
     written = json.loads((tmp_path / "r.json").read_text())
     assert written["texts"][0]["reference"]["label"] == "boosted"
     assert [model["reference"] for model in written["texts"][0]["models"]] == [False, True]
-    assert written["texts"][0]["models"][0]["kld"] == pytest.approx(0.078622, abs=1e-6)
+    uniform, boosted = written["texts"][0]["models"]
+    assert uniform["kld"] == pytest.approx(0.078622, abs=1e-6)
+    assert (uniform["ppl"], uniform["tokens"]) == (pytest.approx(500.0, rel=1e-6), 9 * 99)
+    assert boosted["ppl"] == pytest.approx(25.8437, abs=1e-3)
+    with (tmp_path / "r.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["label"], float(row["ppl"])) for row in rows] == [
+        ("uniform", uniform["ppl"]), ("boosted", boosted["ppl"])
+    ]  # fmt: skip
     assert (tmp_path / "p.svg").is_file()
 
 
@@ -164,19 +157,3 @@ def test_mask_and_wildcards(compare_q: Run, write_specs: Specs, tmp_path: Path) 
     assert "FP8" in ran.out
     assert "GGUF" not in ran.out
     assert_refused(compare_q("-d", data, "-m", spec, "-mask", "awq"), "--mask", "'awq' matches no label", "EXL3 4.0")
-
-
-@needs_accelerate
-def test_check_starts_nothing(
-    compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TransformersEngine, "load", lambda self: pytest.fail("loaded"))
-    data, spec = write_specs([in_transformers(toy_model)])
-    ran = compare_q("check", "-d", data, "-m", spec)
-    assert ran.status == 0, ran.err
-    assert "toy: transformers (transformers " in ran.out
-    data, spec = write_specs([in_transformers(Path("/nowhere/model"))], path="/nowhere/text.txt")
-    ran = compare_q("check", "-d", data, "-m", spec)
-    assert ran.status == 2
-    assert f"error: {data}: path: /nowhere/text.txt: no such file" in ran.err
-    assert "error: toy: /nowhere/model: no such folder" in ran.err
