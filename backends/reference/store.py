@@ -25,8 +25,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,25 +127,15 @@ def holds_upstreams_logits(path: Path) -> bool:
 class Reader:
     """A store to read; InputError names the file that is missing, damaged or of another version.
 
-    ``n_windows``: windows 0 to n - 1 exist.
+    ``n_windows``: windows 0 to n - 1 exist; ``stored_bytes``: of all windows and the head.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder
-        self.manifest = manifest = read_manifest(folder)
+        self.path, self.manifest = folder, read_manifest(folder)
+        manifest = self.manifest
         self.identity, self.contents, self.reason = manifest.identity, manifest.contents, manifest.reason
         self.head, self.windows = manifest.head, manifest.windows
-        self.n_windows = unbroken(self.windows)
-
-    @property
-    def head_digests(self) -> list[str]:
-        """Checksums of the head's files, which are in their names."""
-        return list(self.manifest.heads.values())
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all windows and the head."""
-        return sum(self.manifest.files.values())
+        self.n_windows, self.stored_bytes = unbroken(self.windows), sum(manifest.files.values())
 
     def verify(self, advance: Callable[[], None] = lambda: None) -> None:
         """Check every file; calls ``advance`` after each."""
@@ -162,48 +151,45 @@ class Reader:
 
     def n_rows(self, index: int) -> int:
         """Scored positions of window ``index``, read from its file."""
-        rows: int = self._slice(index, lambda opened: opened.get_shape()[0])
-        return rows
+        with self._opened(index) as rows:
+            return int(rows.get_shape()[0])
 
     def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """States [n, H] or logits [n, V], by ``contents``, of rows ``begin`` to ``end`` of a window, on the CPU."""
-        tensor: torch.Tensor = self._slice(index, lambda opened: opened[begin:end])
-        return tensor
+        with self._opened(index) as rows:
+            tensor: torch.Tensor = rows[begin:end]
+            return tensor
 
-    def _slice(self, index: int, use: Callable[[Any], Any]) -> Any:
-        """``use`` of the opened tensor that holds a window."""
+    @contextmanager
+    def _opened(self, index: int) -> Iterator[Any]:
+        """The opened tensor of a window, to read a slice of it."""
         from safetensors import safe_open
 
         file = self.path / self.windows.get(index, f"row.{index:06d}")
         try:
             with safe_open(file, "pt") as opened:
-                return use(opened.get_slice(self.contents))
+                yield opened.get_slice(self.contents)
         except Exception as error:  # safetensors raises its own for missing and for damaged files
             raise InputError(f"{file}: window {index} of the reference cannot be read: {one_line(error)}") from None
-
-    def head_parts(self, first: int, last: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
-        """(first entry, weight, bias) of the stored pieces of vocabulary entries ``first`` to ``last``, in order."""
-        from safetensors import safe_open
-
-        for begin, name in self.manifest.heads.items():
-            with safe_open(self.path / name, "pt") as file:
-                weight = file.get_slice("weight")
-                end = begin + weight.get_shape()[0]
-                low, high = min(max(first, begin), end), max(min(last, end), begin)
-                if low < high or first == last:  # a rank with padding only needs no entries
-                    bias = file.get_tensor("bias")[low - begin : high - begin] if "bias" in file.keys() else None  # noqa: SIM118
-                    yield low, weight[low - begin : high - begin], bias
 
     def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the head's weight [last - first, H] and bias on a device."""
         import torch
+        from safetensors import safe_open
 
-        parts = list(self.head_parts(first, last))
-        if not parts or sum(len(weight) for _, weight, _ in parts) != last - first:
+        weights, biases = [], []
+        for begin, name in self.manifest.heads.items():
+            with safe_open(self.path / name, "pt") as file:
+                piece = file.get_slice("weight")
+                end = begin + piece.get_shape()[0]
+                low, high = min(max(first, begin), end) - begin, max(min(last, end), begin) - begin
+                if low < high or first == last:  # a rank with padding only needs no entries
+                    weights.append(piece[low:high])
+                    biases += [file.get_tensor("bias")[low:high]] if "bias" in file.keys() else []  # noqa: SIM118
+        if not weights or sum(map(len, weights)) != last - first:
             raise InputError(f"{self.path}: the reference's head lacks entries between {first} and {last}; delete it")
         # One piece is not copied: 1 GB of a head took longer to copy than to compare.
-        weight = parts[0][1] if len(parts) == 1 else torch.cat([weight for _, weight, _ in parts])
-        biases = [bias for _, _, bias in parts if bias is not None]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         return weight.to(device), torch.cat(biases).to(device) if biases else None
 
 
@@ -221,10 +207,8 @@ def open_reference(path: Path) -> Reader:
 
 def problem_of(file: Path) -> str:
     """Read every byte of a file of a store, and return what is wrong with it; empty if nothing is."""
-    if not os.path.lexists(file):
-        return f"{file}: missing from the reference"
     if not storage.is_regular(file):
-        return f"{file}: is no file"
+        return f"{file}: {'is no file' if os.path.lexists(file) else 'missing from the reference'}"
     try:
         return "" if storage.is_whole(file) else f"{file}: damaged: its checksum is not the one in its name"
     except OSError as error:
@@ -236,10 +220,10 @@ def unlabelled(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in identity.items() if name != "label"}
 
 
-def manifest_in(folder: Path, identity: Mapping[str, Any]) -> Manifest | None:
+def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Manifest | None:
     """Return the manifest of an existing store, if any; InputError if it is another reference's."""
     manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
-    if manifest is not None and unlabelled(manifest.identity) != unlabelled(identity):
+    if manifest and identity is not None and unlabelled(manifest.identity) != unlabelled(identity):
         raise InputError(f"{folder}: another reference is there; give another path")
     return manifest
 
@@ -260,19 +244,19 @@ def begin(folder: Path, identity: Mapping[str, Any]) -> None:
     except FileExistsError:
         raise InputError(f"{folder}: is no folder; give another path") from None
     unfinished = unfinished_in(folder)
-    if unfinished is None or unfinished["identity"] != unlabelled(identity):
+    if unfinished.get("identity") != unlabelled(identity):
         storage.delete(own_files(folder))
-        made = made or bool(unfinished and unfinished["made"])
-        storage.write_whole(folder / UNFINISHED, storage.dump({"identity": unlabelled(identity), "made": made}))
+        content = {"identity": unlabelled(identity), "made": made or unfinished.get("made", False)}
+        storage.write_whole(folder / UNFINISHED, storage.dump(content))
 
 
-def unfinished_in(folder: Path) -> dict[str, Any] | None:
-    """Return the content of ``unfinished.json``; None if it does not exist or is damaged."""
+def unfinished_in(folder: Path) -> dict[str, Any]:
+    """Return ``identity`` and ``made`` in ``unfinished.json``; empty if it does not exist or is damaged."""
     with suppress(OSError, ValueError):
         content = storage.load((folder / UNFINISHED).read_bytes())
         if content.keys() == {"identity", "made"}:
             return content
-    return None
+    return {}
 
 
 def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
@@ -282,7 +266,7 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
     ModelError if the store has another head or other contents; InputError if it is another reference's.
     """
     old = manifest_in(folder, identity)
-    listed = {} if old is None else old.files
+    listed = old.files if old else {}
     new = unlisted(folder, old)
     windows = numbered(new, WINDOW) | numbered(listed, WINDOW)
     if (n_there := unbroken(windows)) < n_windows:
@@ -292,38 +276,30 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
     written = written_in(folder, new)
     if written is None:
         raise ModelError(f"{folder}: what was kept of the reference is not of one form; run again")
-    head = written.head if old is None else old.head
+    contents, reason, new_head = written
+    head = old.head if old else new_head
     if head is None:
         raise ValueError("the reference's head was not kept")
-    if old is not None and (
-        old.contents != written.contents or written.head not in (None, head) or numbered(new, HEAD)
-    ):
+    if old and (old.contents != contents or new_head not in (None, head) or numbered(new, HEAD)):
         raise ModelError(
             f"{folder}: this run kept a reference with another head or other contents; delete it, so that the "
             "reference is made again"
         )
-    names = [*windows.values(), *(numbered(new, HEAD) | numbered(listed, HEAD)).values()]
-    made = (unfinished_in(folder) or {"made": False})["made"] if old is None else old.made
-    files = {name: (folder / name).stat().st_size if name in new else listed[name] for name in sorted(names)}
-    write_manifest(folder, Manifest(
-        identity=dict(identity), contents=written.contents, reason=written.reason, head=head, made=made, files=files
-    ))  # fmt: skip
+    names = sorted([*windows.values(), *(numbered(new, HEAD) | numbered(listed, HEAD)).values()])
+    files = {name: (folder / name).stat().st_size if name in new else listed[name] for name in names}
+    made = old.made if old else unfinished_in(folder).get("made", False)
+    manifest = Manifest(
+        identity=dict(identity), contents=contents, reason=reason, head=head, made=made, files=files
+    )  # fmt: skip
+    write_manifest(folder, manifest)
     storage.delete([folder / UNFINISHED, *(folder / name for name in new if name not in files)])
 
 
-@dataclass(frozen=True)
-class Written:
-    """The files of writers; ``head``: None as long as a part of it is missing."""
+def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head | None] | None:
+    """Return what files of writers form, by their headers: contents, why they are logits, and the head.
 
-    contents: Contents
-    reason: str
-    head: Head | None
-
-
-def written_in(folder: Path, names: Sequence[str]) -> Written | None:
-    """Return what the files form, by their headers; None if their forms differ, or a file is damaged.
-
-    A window may exist twice, written by two runs.
+    The head is None as long as a part of it is missing.  None if the files' forms differ, or one is damaged.  A window
+    may exist twice, written by two runs.
     """
     forms: set[tuple[str, str, int, str]] = set()
     heads: set[Head] = set()
@@ -341,23 +317,22 @@ def written_in(folder: Path, names: Sequence[str]) -> Written | None:
                 forms.add((contents, tensor["dtype"], tensor["shape"][-1], facts["reason"]))
         contents, dtype, width, reason = forms.pop() if forms else ("states", "", 0, "")
         head = heads.pop() if heads else None
-        if forms or heads or contents not in ("states", "logits") or (contents == "logits" and head):
+        if contents == "logits" and not (forms or heads or head):
+            return "logits", reason, Head(width, DTYPES[dtype])
+        if contents != "states" or forms or heads:
             return None
-        if contents == "logits":
-            return Written("logits", reason, Head(width, DTYPES[dtype]))
     except (ValueError, KeyError, TypeError):
         return None
     end = 0
     for first, count in sorted(pieces.items()):
         end = end + count if first == end else -1
-    return Written("states", reason, head if head is not None and end >= head.vocab_size else None)
+    return "states", reason, head if head is not None and end >= head.vocab_size else None
 
 
 def unlisted(folder: Path, manifest: Manifest | None) -> list[str]:
     """Return the windows' and head's files in a folder that its manifest does not list."""
-    listed = {} if manifest is None else manifest.files
     names = [file.name for file in own_files(folder) if storage.what_of(file.name)]
-    return [name for name in names if name not in listed]
+    return [name for name in names if manifest is None or name not in manifest.files]
 
 
 def recorded(folder: Path) -> frozenset[int]:
@@ -366,19 +341,17 @@ def recorded(folder: Path) -> frozenset[int]:
     Every byte of these files is read; damaged files, or files of different forms, are deleted.  One window is left out
     as long as there is no head: the run that records it writes the head, which is then compared with the store's.
     """
-    manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
+    manifest = manifest_in(folder)
     new = unlisted(folder, manifest)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        problems = dict(zip(new, pool.map(problem_of, (folder / name for name in new)), strict=True))
-    whole = [name for name in new if not problems[name]]
+        problems = list(pool.map(problem_of, (folder / name for name in new)))
+    whole = [name for name, problem in zip(new, problems, strict=True) if not problem]
     written = written_in(folder, whole) if whole else None
-    if written is None:
-        whole = []
-    storage.delete(folder / name for name in new if name not in whole)
-    windows = set(numbered(whole, WINDOW))
-    if windows and (manifest is not None or written is None or written.head is None):
+    storage.delete(folder / name for name in new if written is None or name not in whole)
+    windows = set(numbered(whole, WINDOW)) if written else set()
+    if windows and (manifest is not None or written is None or written[2] is None):
         windows.remove(max(windows))
-    return frozenset(windows) | frozenset({} if manifest is None else manifest.windows)
+    return frozenset(windows) | frozenset(manifest.windows if manifest else ())
 
 
 def own_files(folder: Path) -> list[Path]:
@@ -407,7 +380,7 @@ def discard(folder: Path) -> None:
     """
     if folder.is_symlink() or (os.path.lexists(folder / MANIFEST) and not storage.is_regular(folder / MANIFEST)):
         raise InputError(f"{folder}: is a link or has one; compare_q deletes nothing through links, delete it yourself")
-    made = (unfinished_in(folder) or {"made": False})["made"]
+    made = unfinished_in(folder).get("made", False)
     with suppress(InputError):
         made = made or read_manifest(folder).made
     storage.delete(own_files(folder))
