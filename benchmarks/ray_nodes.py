@@ -1,0 +1,98 @@
+"""The same tables without Ray and on two Ray nodes of one GPU each, and one model that spans both nodes.
+
+    python -m benchmarks.ray_nodes OUT.json [--models DIR] [--layers 8] [--windows 64]
+
+Both nodes run on this machine, each with one of its two GPUs and a cache of its own.  Compared are every row's
+perplexity and KL divergence, and the seconds that each row takes to load; what is finished is written at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import shapes
+from benchmarks.table import run
+from compare_q.backends.common import machine
+
+ENGINE = {"enforce_eager": True}
+VALUES = ("ppl", "kld")
+SEVERAL = [
+    run.Row("bf16", "bf16", {}),
+    *(run.Row(f"{name} {seed}", name, {"seed": seed}) for seed in (0, 1) for name in ("fp8", "w4a16", "nvfp4a16")),
+]
+"""The same checkpoint with another seed is another model, and loads once more."""
+ONE = [run.Row("bf16", "bf16", {})]
+BY_RAY = {"distributed_executor_backend": "ray"}
+
+
+@contextmanager
+def nodes(folder: Path) -> Iterator[str]:
+    """Two nodes of one GPU each, with addresses of their own, which vLLM wants; yields the address of the cluster."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made = Cluster()
+    try:
+        for gpu in (0, 1):
+            own = {"CUDA_VISIBLE_DEVICES": str(gpu), "COMPARE_Q_CACHE": str(folder / f"node{gpu}"),
+                   "VLLM_HOST_IP": f"127.0.0.{gpu + 1}"}  # fmt: skip
+            made.add_node(num_cpus=4, num_gpus=1, env_vars=own, include_dashboard=False, object_store_memory=1 << 30)
+        yield made.address
+    finally:
+        made.shutdown()
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """The largest difference of each value between two tables of the same rows."""
+    rows = list(zip(one["rows"], other["rows"], strict=True))
+    return {name: max(abs((a[name] or 0.0) - (b[name] or 0.0)) for a, b in rows) for name in VALUES}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--models", type=Path, help="folder of benchmarks.shapes (default: made first, and removed)")
+    shapes.add_shape(parser, "llama-8b")
+    parser.add_argument("--windows", type=int, default=64)
+    options = parser.parse_args()
+    shape = shapes.shape_of(options)
+    found: dict[str, Any] = {
+        "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
+        "shape": asdict(shape), "windows": options.windows, "tables": {},
+    }  # fmt: skip
+
+    def table(name: str, rows: list[run.Row], engine: dict[str, Any], *words: str) -> None:
+        sizes = (options.windows, 2048, 512)
+        plan = run.Plan(folder, models.resolve(), rows, sizes, ENGINE | engine, {}, run.PROGRAM, words)
+        found["tables"][name] = run.run_table(plan)
+        for pair in (("rows", "rows over Ray"), ("two ranks", "two ranks over Ray nodes")):
+            if all("rows" in found["tables"].get(each, {}) for each in pair):
+                found["largest differences: " + " and ".join(pair)] = differences(*(found["tables"][p] for p in pair))
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        models = options.models or folder / "models"
+        if not options.models:
+            shapes.make(models, shape, ["bf16", "fp8", "w4a16", "nvfp4a16"])
+        table("rows", SEVERAL, {}, "--gpus", "0")
+        with nodes(folder) as address:
+            table("rows over Ray", SEVERAL, {}, "--ray", address)
+        table("two ranks", ONE, {"tensor_parallel_size": 2}, "--gpus", "0,1")
+        with nodes(folder) as address:
+            os.environ |= {"RAY_ADDRESS": address, "VLLM_HOST_IP": "127.0.0.1"}
+            table("two ranks over Ray nodes", ONE, {"tensor_parallel_size": 2, **BY_RAY})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
