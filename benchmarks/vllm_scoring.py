@@ -30,10 +30,9 @@ from compare_q.backends.base import PlannedModel, ScoreRequest, Window  # noqa: 
 from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
 from compare_q.backends.reference.comparison import ReferenceWindows, StoredRows  # noqa: E402
-from compare_q.backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
+from compare_q.backends.vllm.driver import Plan, VllmDriver, own_logprobs  # noqa: E402
 from compare_q.backends.vllm.engine import VllmEngine  # noqa: E402
 from compare_q.backends.vllm.hooks import TAG  # noqa: E402
-from compare_q.backends.vllm.scorer import Plan  # noqa: E402
 
 VOCAB = 128_256
 LLAMA_8B = {
@@ -86,7 +85,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     route = run.probe(windows)
     store = folder / "store"
     store.mkdir()
-    recording = seconds(lambda: list(run.scored(windows, Plan(record=str(store)))))
+    recording = seconds(lambda: list(run.score(windows, Plan(record=str(store)))))
     reference.seal(store, {}, count)
     opened_store = reference.Reader(store)
     scorer: dict[str, Any] = {}
@@ -95,12 +94,12 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     run.end()
 
     def scored(plan: Plan, name: str) -> None:
-        list(run.scored(windows, plan))
-        scorer[name] = run.pass_report
+        list(run.score(windows, plan))
+        scorer[name] = run.report
 
     paths = {
-        "prefill": lambda: list(run.requests(windows, {})),
-        "prompt_logprobs_0": lambda: list(run.requests(windows, {"prompt_logprobs": 0, "flat_logprobs": True})),
+        "prefill": lambda: list(run.run(windows, None)),
+        "prompt_logprobs_0": lambda: list(run.run(windows, None, prompt_logprobs=0, flat_logprobs=True)),
         "ppl": lambda: scored(Plan(), "ppl"),
         "kld": lambda: scored(plan, "kld"),
         "kld_and_divergences": lambda: scored(more, "kld_and_divergences"),
@@ -111,7 +110,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
             taken = seconds(path)
             if number:  # the first round warms up
                 times[name].append(taken)
-    against_itself = [scores.kld for scores in run.scored(windows, plan) if scores.kld is not None]
+    against_itself = [scores.kld for scores in run.score(windows, plan) if scores.kld is not None]
     tokens = sum(len(window.token_ids) for window in windows)
     prefill = times["prefill"]
     stored_windows = ReferenceWindows(opened_store, pin=False)
@@ -187,15 +186,15 @@ def correctness(folder: Path) -> dict[str, Any]:
     for path in small_models(folder):
         engine = opened(path)
         if path.name == "small":
-            list(engine.driver.score([window], ScoreRequest(record=store)))
+            list(engine.score([window], ScoreRequest(record=store)))
             reference.seal(store, {}, 1)
-        (scores,) = engine.driver.score([window], ScoreRequest(reference=store, vocab_size=VOCAB, divergences=True))
+        (scores,) = engine.score([window], ScoreRequest(reference=store, vocab_size=VOCAB, divergences=True))
         found[path.name] = scores
-        chunk = engine.driver.pass_report["chunk_rows"]
+        chunk = engine.driver.report["chunk_rows"]
         logits[path.name] = whole_logits(engine, window, chunk, folder / f"{path.name}.safetensors")
         if path.name == "noisy":
-            (finished,) = engine.driver.requests([window], {"prompt_logprobs": 0, "flat_logprobs": True})
-            own = own_logprobs(window, finished[0].prompt_logprobs)
+            ((_, _, finished),) = engine.driver.run([window], None, prompt_logprobs=0, flat_logprobs=True)
+            own = own_logprobs(window, finished.prompt_logprobs)
         engine.close()
     p, q = (logits[name][:-1].double().log_softmax(-1) for name in ("small", "noisy"))
     targets = torch.from_numpy(window.token_ids[1:]).long()[:, None]

@@ -18,8 +18,11 @@ from tests.support.command_line import Specs
 from tests.support.vllm_server import Stub, gold
 
 IMPORTED_BY_ENGINES = {
-    f"compare_q.backends.{name}" for name in ("hf.layers", "scoring.triton_kernels", "vllm.cpu_kernels")
-}
+    f"compare_q.backends.{name}"
+    for name in (
+        "hf.layers", "scoring.triton_kernels", "vllm.cpu_kernels", "vllm.extension", "vllm.logits", "vllm.scorer",
+    )
+}  # fmt: skip
 """The modules that import torch at their top."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 IMPORT_ALL = """

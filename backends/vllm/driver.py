@@ -2,9 +2,9 @@
 
 Before a model is scored, the probe scores the first tokens of the longest windows twice in the same steps: by
 compare_q and by vLLM's own ``prompt_logprobs=0``.  A difference larger than the rounding of the logits stops the model.
-The probe also finds out whether each tensor-parallel rank can score its own logits, and whether the head can be
-recomputed from states.  Then it scores the same tokens as all windows will be, without ``prompt_logprobs``, since vLLM
-may leave out states that no request reads.
+The probe also finds out whether each tensor-parallel rank can score its own logits, and whether states are enough for a
+record.  Then it scores the same tokens without ``prompt_logprobs``, as all windows will be: vLLM may leave out states
+that no request reads.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from compare_q.backends.base import Layer, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
-from compare_q.backends.reference.head import head_mismatch, spacing
+from compare_q.backends.reference.head import Contents, head_mismatch, spacing
 from compare_q.backends.scoring import divergences, statistics
 from compare_q.backends.vllm.hooks import TAG
-from compare_q.backends.vllm.scorer import Plan
 
 PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20
@@ -56,127 +55,133 @@ class Route:
 
 
 class Beside(NamedTuple):
-    """Statistics of some windows and vLLM's own scores, from the same steps.
+    """Statistics of some windows and vLLM's own scores, from the same steps; the ranks' report.
 
     ``shards`` [L - 1, F] and ``theirs`` [L - 1] of each window.  Of all positions: |ours - theirs|, and the part that
-    rounding explains (``limit``), in nats.  The largest logit.  The ranks' report.
+    rounding explains (``limit``), in nats.
     """
 
+    windows: Sequence[Window]
     shards: list[list[NDArray[np.float32]]]
     theirs: list[NDArray[np.float32]]
     difference: NDArray[np.float64]
     limit: NDArray[np.float64]
-    largest: float
     report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options of one scoring run; JSON types, since they are sent to the workers.
+
+    Attributes:
+        gathered: use vLLM's gathered logits.
+        vocab_size: cut logits to this many entries; None: the model's own number.
+        probe: compare gathered with local logits, and the head's product with both.
+        reference: folder of the store to compare with.
+        record: folder for this model's states or logits (``record_contents``); ``record_reason``: why logits.
+        divergences: also compute the divergences that need a second pass.
+        step: tokens of a window in each decode step; None in prefill.
+    """
+
+    gathered: bool = False
+    vocab_size: int | None = None
+    probe: bool = False
+    reference: str | None = None
+    record: str | None = None
+    record_contents: Contents = "states"
+    record_reason: str = ""
+    divergences: bool = False
+    step: int | None = None
 
 
 @dataclass
 class VllmDriver:
-    """One loaded vLLM.
+    """One loaded vLLM: its ``LLM`` object and the generation of its model ``runner``.
 
-    Attributes:
-        llm: vLLM's ``LLM`` object.
-        runner: generation of its model runner.
-        noise_seed: if set, layers get noise (``backends/layers/noise.py``), except in the probe.
-        step: tokens of a window in a decode step; None in prefill.
-        pass_report: report of the ranks at the end of the last scoring run.
+    ``noise_seed``: layers get noise (``backends/layers/noise.py``), except in the probe.  ``step``: tokens of a window
+    in a decode step; None in prefill.  ``report``: of the ranks, at the end of the last scoring run.
     """
 
     llm: Any
-    vocab_size: int
-    tp_size: int
     runner: str
     noise_seed: int | None = None
     on_cpu: bool = False
     step: int | None = None
     route: Route | None = None
-    pass_report: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every worker; return the results in the order of ranks."""
         answers: list[Any] = self.llm.collective_rpc(method, args=args)
         return answers
 
-    def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield the scores of every window as they finish; ModelError if a position is missing."""
-        self.route = route = self.probe(windows)
-        limit = None if request.vocab_size is None else min(request.vocab_size, self.vocab_size)
-        plan = Plan(
-            gathered=route.gathered or (request.record is not None and not route.states and self.tp_size > 1),
-            vocab_size=limit,
-            reference=None if request.reference is None else str(request.reference),
-            record=None if request.record is None else str(request.record),
-            record_contents="states" if route.states else "logits",
-            record_reason=route.reason,
-            divergences=request.divergences,
-        )
-        yield from self.scored(windows, plan, self.noise_seed)
+    def plan(self, request: ScoreRequest, route: Route) -> Plan:
+        """Return the plan of a request by a probed route."""
+        ranks = self.llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size
+        gathered = route.gathered or (request.record is not None and not route.states and ranks > 1)
+        contents: Contents = "states" if route.states else "logits"
+        return Plan(gathered, record_contents=contents, record_reason=route.reason, **request.model_dump(mode="json"))
 
-    def scored(self, windows: Sequence[Window], plan: Plan, noise_seed: int | None = None) -> Iterator[TokenScores]:
-        """Yield the scores of every window by a plan that fits the model."""
-        self.call("compare_q_begin", asdict(replace(plan, step=self.step)), noise_seed)
-        finished = self.requests(windows, {})
-        pending = {window.index: window for window in windows}
+    def score(self, windows: Sequence[Window], plan: Plan, noise_seed: int | None = None) -> Iterator[TokenScores]:
+        """Yield the scores of every window as they finish; ModelError if a position is missing, or logits repeat."""
         doubtful: list[tuple[Window, int, list[NDArray[np.float32]]]] = []
-        for indices in finished:
-            collected = self.collect(list(indices))
-            for index in indices:
-                window = pending.pop(index)
-                if end := repetition(window, collected[index]):
-                    doubtful.append((window, end, collected[index]))
-                else:
-                    yield divergences.scores(index, window.targets, collected[index])
-        self.pass_report = self.end()
-        if pending:
-            raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is window {min(pending)}")
+        for window, shards, _ in self.run(windows, plan, noise_seed):
+            if end := repetition(window, shards):
+                doubtful.append((window, end, shards))
+            else:
+                yield divergences.scores(window.index, window.targets, shards)
+        report = self.report
         for window, end, shards in doubtful:
             self.check_repetition(window, end, gathered=plan.gathered)
             yield divergences.scores(window.index, window.targets, shards)
+        self.report = report
 
-    def check_repetition(self, window: Window, end: int, *, gathered: bool) -> None:
-        """Raise ModelError unless equal logits at the tokens before ``end`` are the model's own, as for repeated text.
+    def run(
+        self, windows: Sequence[Window], plan: Plan | None, noise_seed: int | None = None, **sampling: Any
+    ) -> Iterator[tuple[Window, list[NDArray[np.float32]], Any]]:
+        """Queue every window, then step; yield (window, statistics of each shard, RequestOutput) as they finish.
 
-        They are if these tokens alone repeat in the same way with ``prompt_logprobs=0``, and vLLM's scores are ours.
-        """
-        stretch = Window.scored_from(window.index, window.token_ids[max(end - self.probe_tokens, 0) : end])
-        found = self.beside_own([stretch], gathered=gathered)
-        if not repetition(stretch, found.shards[0]) or not within(found.difference, found.limit):
-            raise ModelError(f"window {window.index}: vLLM's logits are the same at {STUCK} different tokens in a row")
-
-    def requests(self, windows: Sequence[Window], sampling: Mapping[str, Any]) -> Iterator[dict[int, Any]]:
-        """Queue every window, then step; yield {index of the window: RequestOutput} of each step that finished some.
-
-        The scheduler is paused while they are queued, so that the batches are the same every time: otherwise bf16
-        perplexities change in the fifth digit.
+        ``plan`` None: nothing is scored.  The scheduler is paused while windows are queued, so that the batches are the
+        same every time: otherwise bf16 perplexities change in the fifth digit.
         """
         from vllm import SamplingParams
 
         engine = self.llm.llm_engine
-        waiting = {str(window.index): window.index for window in windows}
+        waiting = {str(window.index): window for window in windows}
+        companions = [COMPANION] if self.step and windows else []
         common = {"max_tokens": 1, "detokenize": False, "skip_reading_prefix_cache": True}
+        if plan is not None:
+            self.call("compare_q_begin", asdict(replace(plan, step=self.step)), noise_seed)
         try:
             with paused(engine):
-                for window in windows:
+                for name, window in waiting.items():
                     params = SamplingParams(**common, extra_args={TAG: [window.index, window.spans]}, **sampling)
-                    engine.add_request(str(window.index), {"prompt_token_ids": window.token_ids.tolist()}, params)
-                if self.step and windows:
+                    engine.add_request(name, {"prompt_token_ids": window.token_ids.tolist()}, params)
+                for name in companions:
                     longest = max(windows, key=lambda window: len(window.token_ids)).token_ids.tolist()
-                    engine.add_request(COMPANION, {"prompt_token_ids": longest}, SamplingParams(**common))
+                    engine.add_request(name, {"prompt_token_ids": longest}, SamplingParams(**common))
             while waiting and engine.has_unfinished_requests():
                 done = [output for output in engine.step() if output.finished and output.request_id in waiting]
-                if done:
-                    yield {waiting.pop(output.request_id): output for output in done}
+                finished = [waiting.pop(output.request_id) for output in done]
+                shards = self.collect([window.index for window in finished]) if plan is not None and finished else {}
+                for window, output in zip(finished, done, strict=True):
+                    yield window, shards.get(window.index, []), output
         finally:
             # The caller stopped iterating, or a request was refused; the companion never finishes.
-            if waiting or self.step:
-                engine.abort_request([*waiting, *([COMPANION] if self.step else [])])
+            if waiting or companions:
+                engine.abort_request([*waiting, *companions])
+        if plan is not None:
+            self.report = self.end()
+        if waiting:
+            first = min(window.index for window in waiting.values())
+            raise ModelError(f"vLLM returned no result for {len(waiting)} windows, the first is window {first}")
 
     def collect(self, indices: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
         """Return window -> partial statistics [T, F] per vocabulary shard; ModelError if any position is missing."""
         shards: dict[tuple[int, int], dict[int, NDArray[np.float32]]] = {}
         entries = 0
         for header_text, data in self.call("compare_q_collect", list(indices)):
-            header = self.without_error(header_text)
+            header = without_error(header_text)
             if header["counts"]:
                 flat = np.frombuffer(data, np.float32).reshape(sum(header["counts"]), -1)
                 parts = np.split(flat, np.cumsum(header["counts"])[:-1])
@@ -189,25 +194,86 @@ class VllmDriver:
             )
         return {index: [shards[shard][index] for shard in held] for index in indices}
 
-    @staticmethod
-    def without_error(answer: str) -> dict[str, Any]:
-        """Return a rank's answer (JSON); ModelError with its error."""
-        said: dict[str, Any] = json.loads(answer)
-        if said["error"]:
-            raise ModelError(f"scoring failed in vLLM's worker: {said['error']}")
-        return said
-
     def end(self) -> dict[str, Any]:
         """Finish a scoring run; return the merged reports of its ranks."""
-        ranks = [self.without_error(answer) for answer in self.call("compare_q_end")]
-        largest = ("chunk_rows", "extra_device_bytes", "local_difference", "head_difference")
-        said = ("reference_head", "logits_dtype", "head_reason")
+        ranks = [without_error(answer) for answer in self.call("compare_q_end")]
+        largest = ("chunk_rows", "local_difference", "head_difference")
+        said = ("reference_head", "logits_dtype", "head_reason", "steps")
         return {
             **{name: max(rank[name] for rank in ranks) for name in largest},
-            **{name: next((rank[name] for rank in ranks if rank[name]), "") for name in said},
+            **{name: next((rank[name] for rank in ranks if rank[name]), ranks[0][name]) for name in said},
             "recomputed_positions": sum(rank["recomputed_positions"] for rank in ranks),
-            "steps": next((rank["steps"] for rank in ranks if rank["steps"].get("graphs")), {}),
         }
+
+    def check_repetition(self, window: Window, end: int, *, gathered: bool) -> None:
+        """Raise ModelError unless equal logits at the tokens before ``end`` are the model's own, as for repeated text.
+
+        They are if these tokens alone repeat in the same way with ``prompt_logprobs=0``, and vLLM's scores are ours.
+        """
+        stretch = Window.scored_from(window.index, window.token_ids[max(end - self.probe_tokens, 0) : end])
+        found = self.beside_own([stretch], gathered=gathered)
+        if not repetition(stretch, found.shards[0]) or not within(found.difference, found.limit):
+            raise ModelError(f"window {window.index}: vLLM's logits are the same at {STUCK} different tokens in a row")
+
+    @property
+    def probe_tokens(self) -> int:
+        """Tokens of a window whose scores by vLLM take at most ``PROBE_BYTES``; fewer where vLLM is slow."""
+        vocab_size = self.llm.llm_engine.vllm_config.model_config.get_vocab_size()
+        tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * vocab_size), 16)
+        return min(tokens, PROBE_TOKENS_OF_SLOW) if self.on_cpu or self.step else tokens
+
+    def probe(self, windows: Sequence[Window]) -> Route:
+        """Return the route for these windows; ModelError if compare_q's scores are not vLLM's own."""
+        longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
+        short = [Window.scored_from(window.index, window.token_ids[: self.probe_tokens]) for window in longest]
+        for gathered in (False, True):
+            found = self.beside_own(short, gathered=gathered)
+            difference, limit, report = found.difference, found.limit, found.report
+            if not report["local_difference"] <= 0:  # a rank's own logits are not those that vLLM serves
+                continue
+            largest, mean = float(difference.max()), float(difference.mean())
+            if not within(difference, limit):
+                worst = int(np.nan_to_num(difference - limit, nan=np.inf).argmax())
+                raise ModelError(
+                    f"scores differ from vLLM's own prompt_logprobs by {difference[worst]:.3g} nats (rounding explains "
+                    f"{limit[worst]:.3g}), {mean:.3g} on average: compare_q does not score this model right"
+                )
+            alone = {}
+            for scores in self.score(short, Plan(gathered=gathered)):
+                alone[scores.window] = scores.logprob
+            self.check_alone(alone, found, gathered=gathered)
+            apart = report["head_reason"] or report["head_difference"]
+            largest_of_all = max(float(largest_logit(shards).max()) for shards in found.shards)
+            reason = head_mismatch(apart, largest_of_all, report["logits_dtype"])
+            return Route(gathered, not reason, reason, len(difference), largest, mean)
+        raise ModelError("vLLM's logits differ from call to call: compare_q cannot score this model")
+
+    def beside_own(self, windows: Sequence[Window], *, gathered: bool) -> Beside:
+        """Score windows by compare_q and by ``prompt_logprobs=0`` in the same steps."""
+        found, plan = {}, Plan(gathered=gathered, probe=True)
+        for window, shards, output in self.run(windows, plan, prompt_logprobs=0, flat_logprobs=True):
+            found[window.index] = shards, own_logprobs(window, output.prompt_logprobs)
+        shards_of, theirs = map(list, zip(*(found[window.index] for window in windows), strict=True))
+        ours = [statistics.scores(w.index, w.targets, own).logprob for w, own in zip(windows, shards_of, strict=True)]
+        limit = 2 * spacing(self.report["logits_dtype"]) * np.concatenate(list(map(largest_logit, shards_of))) + 1e-4
+        return Beside(windows, shards_of, theirs, distance(ours, theirs), limit, self.report)
+
+    def check_alone(self, alone: Mapping[int, NDArray[np.float32]], beside: Beside, *, gathered: bool) -> None:
+        """Raise ModelError if windows score differently without ``prompt_logprobs`` (``alone``, log-probabilities).
+
+        Batches and roundings are the same, except in kernels that add in the order of threads; one more scoring run
+        measures how far these differ.
+        """
+        difference = distance([alone[window.index] for window in beside.windows], beside.theirs)
+        if within(difference, beside.limit):
+            return
+        again = distance(self.beside_own(beside.windows, gathered=gathered).theirs, beside.theirs)
+        if not difference.mean() <= 4 * again.mean() + beside.limit.mean() / 4:
+            raise ModelError(
+                f"requests without prompt_logprobs score otherwise in vLLM, by {difference.mean():.3g} nats on average "
+                f"(from run to run {again.mean():.3g}): it does not compute all of their states, and compare_q cannot "
+                "score this model"
+            )
 
     def what_ran(self) -> tuple[tuple[Layer, ...], tuple[KVCache, ...]]:
         """Return how the model's layers and caches ran, of all pipeline stages."""
@@ -221,74 +287,17 @@ class VllmDriver:
 
     def provenance(self) -> dict[str, Any]:
         """Return what ran in the last scoring run, for the results."""
-        route, report = {} if self.route is None else asdict(self.route), self.pass_report
-        names = ("chunk_rows", "extra_device_bytes", "recomputed_positions", "reference_head", "logits_dtype", "steps")
-        known = {name: report[name] for name in names if report and (self.step or name != "steps")}
-        return {"model_runner": self.runner, **route, **known}
+        names = ("chunk_rows", "recomputed_positions", "reference_head", "logits_dtype", "steps")
+        known = {name: self.report[name] for name in names if self.report and (self.step or name != "steps")}
+        return {"model_runner": self.runner, **({} if self.route is None else asdict(self.route)), **known}
 
-    @property
-    def probe_tokens(self) -> int:
-        """Tokens of a window whose scores by vLLM take at most ``PROBE_BYTES``; fewer where vLLM is slow."""
-        tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
-        return min(tokens, PROBE_TOKENS_OF_SLOW) if self.on_cpu or self.step else tokens
 
-    def probe(self, windows: Sequence[Window]) -> Route:
-        """Return the route for these windows; ModelError if compare_q's scores are not vLLM's own."""
-        tokens = self.probe_tokens
-        longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
-        short = [Window.scored_from(window.index, window.token_ids[:tokens]) for window in longest]
-        for gathered in (False, True):
-            if route := self.probe_by(short, gathered=gathered):
-                return route
-        raise ModelError("vLLM's logits differ from call to call: compare_q cannot score this model")
-
-    def probe_by(self, short: Sequence[Window], *, gathered: bool) -> Route | None:
-        """Return the route by local or gathered logits; None if a rank's own logits are not those that vLLM serves."""
-        found = self.beside_own(short, gathered=gathered)
-        if not found.report["local_difference"] <= 0:
-            return None
-        difference, limit = found.difference, found.limit
-        if not within(difference, limit):
-            worst = int(np.nan_to_num(difference - limit, nan=np.inf).argmax())
-            raise ModelError(
-                f"scores differ from vLLM's own prompt_logprobs by {difference[worst]:.3g} nats (rounding explains "
-                f"{limit[worst]:.3g}), {difference.mean():.3g} on average: compare_q does not score this model right"
-            )
-        self.probe_alone(short, found, gathered=gathered)
-        apart = found.report["head_reason"] or found.report["head_difference"]
-        reason = head_mismatch(apart, found.largest, found.report["logits_dtype"])
-        return Route(gathered, not reason, reason, len(difference), float(difference.max()), float(difference.mean()))
-
-    def beside_own(self, short: Sequence[Window], *, gathered: bool) -> Beside:
-        """Score windows by compare_q and by ``prompt_logprobs=0`` in the same steps."""
-        self.call("compare_q_begin", asdict(Plan(gathered=gathered, probe=True, step=self.step)))
-        outputs = {index: output for finished in self.requests(short, {"prompt_logprobs": 0, "flat_logprobs": True})
-                   for index, output in finished.items()}  # fmt: skip
-        collected, report = self.collect([window.index for window in short]), self.end()
-        theirs = [own_logprobs(window, outputs[window.index].prompt_logprobs) for window in short]
-        shards = [collected[window.index] for window in short]
-        ours = [statistics.scores(w.index, w.targets, own).logprob for w, own in zip(short, shards, strict=True)]
-        largest = np.concatenate([largest_logit(each) for each in shards])
-        limit = 2 * spacing(report["logits_dtype"]) * largest + 1e-4
-        return Beside(shards, theirs, distance(ours, theirs), limit, float(largest.max()), report)
-
-    def probe_alone(self, short: Sequence[Window], beside: Beside, *, gathered: bool) -> None:
-        """Raise ModelError if the windows score differently without ``prompt_logprobs``.
-
-        Batches and roundings are the same, except in kernels that add in the order of threads; one more scoring run
-        measures how far these differ.
-        """
-        alone = {scores.window: scores.logprob for scores in self.scored(short, Plan(gathered=gathered))}
-        difference, limit = distance([alone[window.index] for window in short], beside.theirs), beside.limit
-        if within(difference, limit):
-            return
-        again = distance(self.beside_own(short, gathered=gathered).theirs, beside.theirs)
-        if not difference.mean() <= 4 * again.mean() + limit.mean() / 4:
-            raise ModelError(
-                f"requests without prompt_logprobs score otherwise in vLLM, by {difference.mean():.3g} nats on average "
-                f"(from run to run {again.mean():.3g}): it does not compute all of their states, and compare_q cannot "
-                "score this model"
-            )
+def without_error(answer: str) -> dict[str, Any]:
+    """Return a rank's answer (JSON); ModelError with its error."""
+    said: dict[str, Any] = json.loads(answer)
+    if said["error"]:
+        raise ModelError(f"scoring failed in vLLM's worker: {said['error']}")
+    return said
 
 
 def distance(ours: Sequence[NDArray[np.float32]], theirs: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:

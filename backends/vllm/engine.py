@@ -8,8 +8,8 @@ Options that the spec's ``engine`` object does not set have vLLM's defaults, exc
 - ``max_model_len`` follows the windows (one token more, since vLLM must generate one);
 - ``load_format`` is ``safetensors``: no pickle;
 - ``skip_tokenizer_init``: windows arrive as token ids;
-- ``kv_cache_memory_bytes`` has room for the windows of two steps, where vLLM would claim 90 % of the memory and first
-  measure it, unless the spec sets the size or the model has another kind of cache;
+- ``kv_cache_memory_bytes`` has room for the windows of two steps, unless the spec sets the size or the model has
+  another kind of cache; vLLM would claim 90 % of the memory;
 - ``enforce_eager``: prefill gains nothing from compiled graphs, which take most of a start;
 - ``swa_bounded_replay`` is off, where it exists: it leaves out states that are scored;
 - ``enable_chunked_prefill`` is off in prefill with caches of ``options.LOSES_CHUNKS``.
@@ -28,9 +28,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,6 @@ from compare_q.backends.vllm.options import (
     engine_arguments,
     quantized_on_load,
     ranks,
-    stored_on_load,
 )
 from compare_q.backends.vllm.plugin import KERNELS, register
 
@@ -99,9 +97,7 @@ class VllmFolder(HuggingFaceFolder):
     def storage(self) -> Storage:
         options = self.planned.options
         if how := quantized_on_load(options, quantized=bool(self.config.quantization)):
-            words = stored_on_load(options)
-            stored = f"to {words} ({how}); what that takes" if words else f"({how}); what that stores"
-            return Storage(note=f"quantized while loading {stored}, the checkpoint does not say")
+            return Storage(note=f"quantized while loading ({how}); what that stores, the checkpoint does not say")
         return super().storage()
 
 
@@ -144,29 +140,22 @@ class VllmEngine(Engine):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return computing(*compat.PACKAGES, plugins=PLUGIN_GROUPS) | kernel_environment()
+        """Packages, and the VLLM_* variables that may choose kernels or precision (VLLM_CPU_INT4_W4A8, ...)."""
+        threads = {RESERVED: "0"} if compat.is_cpu_build() else {}
+        variables = machine.variables(("VLLM_",), HARMLESS)
+        return computing(*compat.PACKAGES, plugins=PLUGIN_GROUPS) | threads | variables
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
         set_environment(verbose=verbose)
-        for module in (
-            "vllm",
-            *IMPORTED_ON_LOAD,
-            f"vllm.v1.worker.{'cpu' if compat.is_cpu_build() else 'gpu'}_worker",
-        ):
-            with suppress(ImportError):  # not in this version of vLLM
+        worker = f"vllm.v1.worker.{'cpu' if compat.is_cpu_build() else 'gpu'}_worker"
+        for module in ("vllm", *IMPORTED_ON_LOAD, worker, EXTENSION.rpartition(".")[0]):
+            with suppress(ImportError):  # not in this version of vLLM; loading reports what is wrong with it
                 importlib.import_module(module)
-        with suppress(ImportError):  # loading reports what is wrong with this vLLM
-            importlib.import_module("compare_q.backends.vllm.extension")
-
-    @cached_property
-    def folder(self) -> Path:
-        """Folder of the model on this machine; InputError if it does not exist."""
-        return local_folder(self.planned.model_dir)
 
     def load(self) -> None:
-        folder, config, decode = self.folder, CheckpointConfig.read(self.folder), self.planned.decode
-        cpu = compat.is_cpu_build()
+        folder, decode, cpu = local_folder(self.planned.model_dir), self.planned.decode, compat.is_cpu_build()
+        config = CheckpointConfig.read(folder)
         self.arguments = engine_arguments(self.planned, config.raw, cpu=cpu)
         if self.planned.options.get(EMULATE) and not cpu:
             self.arguments |= emulation_arguments(folder, contents.nvfp4_layers(folder))
@@ -184,27 +173,17 @@ class VllmEngine(Engine):
 
             register()  # also if this process has imported the extension before the variable was set
             self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
-            runner = self.llm.collective_rpc("compare_q_install")[-1]
-            if decode is not None:
-                self.llm.collective_rpc("compare_q_decode")
+            runner = self.llm.collective_rpc("compare_q_install", args=(decode is not None,))[-1]
         except Exception as error:  # a config error, a refused checkpoint, a dead worker
             raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
-        loaded = self.llm.llm_engine.vllm_config
-        self.driver = VllmDriver(
-            self.llm, loaded.model_config.get_vocab_size(), loaded.parallel_config.tensor_parallel_size, runner,
-            noise.seed_of(self.planned.options), on_cpu=cpu, step=None if decode is None else decode.step,
-        )  # fmt: skip
+        step, seed = None if decode is None else decode.step, noise.seed_of(self.planned.options)
+        self.driver = VllmDriver(self.llm, runner, seed, on_cpu=cpu, step=step)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield scores in the order in which windows finish; all are queued at once, so that batches are full."""
-        with self.refusals():
-            yield from self.driver.score(windows, request)
-
-    @contextmanager
-    def refusals(self) -> Iterator[None]:
-        """Raise ModelError with the reason if vLLM raises an error in the block."""
         try:
-            yield
+            self.driver.route = route = self.driver.probe(windows)
+            yield from self.driver.score(windows, self.driver.plan(request, route), self.driver.noise_seed)
         except CompareQError:
             raise
         except Exception as error:
@@ -265,12 +244,6 @@ class VllmEngine(Engine):
             return f"{cause} (log: {self.planned.log_file})"
         telling = [line for line in str(error).splitlines() if line.strip().startswith("Value error, ")]
         return telling[0].strip().removeprefix("Value error, ") if telling else one_line(error)
-
-
-def kernel_environment() -> dict[str, str]:
-    """Return the VLLM_* variables that are set and may choose kernels or precision (VLLM_CPU_INT4_W4A8, ...)."""
-    threads = {RESERVED: "0"} if compat.is_cpu_build() else {}
-    return threads | machine.variables(("VLLM_",), HARMLESS)
 
 
 def set_environment(*, verbose: bool) -> None:

@@ -8,7 +8,6 @@ error inside a step is kept for the next ``collect``: raised inside the step it 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 from collections.abc import Sequence
@@ -18,36 +17,15 @@ from typing import Any
 
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common import machine
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.layers import schemes
 from compare_q.backends.layers.noise import Noise, vllm_decoder_layers
 from compare_q.backends.vllm import layers as vllm_layers
-from compare_q.backends.vllm.hooks import (
-    Graphs,
-    RequestRows,
-    Steps,
-    Tokens,
-    attach,
-    before_forwards,
-    check_decodes,
-)  # fmt: skip
-from compare_q.backends.vllm.logits import LogitsSource
+from compare_q.backends.vllm.driver import Plan
+from compare_q.backends.vllm.hooks import Graphs, Steps, attach, before_forwards, check_decodes
+from compare_q.backends.vllm.logits import KeptLogits, LogitsSource
 from compare_q.backends.vllm.plugin import register
-from compare_q.backends.vllm.scorer import Plan, Scorer
-
-RANKS = "batched_count_greater_than"
-"""The function of vLLM's sampler that counts the ranks of ``prompt_logprobs``."""
-
-
-def leave_ranks_uncompiled() -> None:
-    """Let vLLM's V1 sampler count ranks by the function that it would compile.
-
-    The ranks are not read, and compiling that one function took 1.8 of the 5.5 s of a probe on two cores.
-    """
-    sampler = importlib.import_module("vllm.v1.sample.sampler")
-    if compiled := getattr(sampler, RANKS, None):
-        setattr(sampler, RANKS, inspect.unwrap(compiled))
+from compare_q.backends.vllm.scorer import Scorer
 
 
 class ScoringExtension:
@@ -61,32 +39,31 @@ class ScoringExtension:
     _compare_q_source: LogitsSource
     _compare_q_graphs: Graphs
     _compare_q_scorer: Scorer | None = None
+    _compare_q_kept: KeptLogits | None = None
     _compare_q_noise: Noise | None = None
-    _compare_q_steps: Steps | None = None
-    _compare_q_logits: list[Any] | None = None
-    _compare_q_chunk: int = 1024
 
-    def compare_q_install(self) -> str:
-        """Set the hooks; return the model runner's generation.
+    def compare_q_install(self, decodes: bool = False) -> str:
+        """Set the hooks; return the model runner's generation.  ``decodes``: note which graphs run.
 
-        RuntimeError for an unknown vLLM, a model whose states do not predict the next token, or an unreadable cache.
+        RuntimeError for an unknown vLLM, a model whose states do not predict the next token, or that vLLM would not
+        compute as it generates, or an unreadable cache.
         """
-        generation = attach(self.model_runner, self._compare_q_step)
+        generation = attach(self.model_runner, lambda: self._compare_q_kept or self._compare_q_scorer)
         from vllm.config import set_current_vllm_config
+        from vllm.v1.sample import sampler
 
-        leave_ranks_uncompiled()
+        # The ranks of prompt_logprobs are not read; compiling what counts them took 1.8 of the 5.5 s of a probe.
+        sampler.batched_count_greater_than = inspect.unwrap(sampler.batched_count_greater_than)
         model = self.model_runner.get_model()
+        if decodes:
+            check_decodes(model)
+            self._compare_q_graphs = Graphs(self.model_runner)
         vllm_layers.check_causal(model)
         with set_current_vllm_config(self.vllm_config):  # FlashAttention reads its version from it
             told, dtype = self.vllm_config.cache_config.cache_dtype, self.vllm_config.model_config.dtype
             vllm_layers.check_caches(model, told, dtype_name(dtype))
         self._compare_q_source = LogitsSource(model)
         return generation
-
-    def compare_q_decode(self) -> None:
-        """Note which graphs run from now on; RuntimeError for a model that vLLM would not compute as it generates."""
-        check_decodes(self.model_runner.get_model())
-        self._compare_q_graphs = Graphs(self.model_runner)
 
     def compare_q_layers(self) -> str:
         """Return how this rank's layers run, as JSON: the fields of each ``Layer`` and ``KVCache``."""
@@ -109,12 +86,13 @@ class ScoringExtension:
             self._compare_q_noise = noise = Noise(layers, noise_seed, pairs=True)
             noise.handles.append(before_forwards(self.model_runner, noise.begin))
         tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
-        self._compare_q_steps = None if plan.get("step") is None else Steps(plan["step"])
+        step = plan.get("step")
         # States, and gathered logits, are the same on every tensor-parallel rank: the first keeps them.
         self._compare_q_scorer = Scorer(
             self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
             reports=last_stage, of_all_ranks=lambda rows: tp.all_gather(rows.contiguous()[None], dim=0),
+            steps=None if step is None else Steps(step, self._compare_q_graphs),
         )  # fmt: skip
 
     def compare_q_collect(self, indices: Sequence[int]) -> tuple[str, bytes]:
@@ -128,39 +106,16 @@ class ScoringExtension:
         scorer, self._compare_q_scorer = self._compare_q_scorer, None
         assert scorer is not None
         scorer.error = scorer.error or self._compare_q_quiet()
-        steps = {} if self._compare_q_steps is None else self._compare_q_steps.report()
-        return json.dumps({**scorer.end(), "steps": steps})
+        return json.dumps(scorer.end())
 
     def _compare_q_quiet(self) -> str:
         """End the noise; return which layer ran without noise, if any."""
         noise, self._compare_q_noise = self._compare_q_noise, None
         return "" if noise is None else noise.remove()
 
-    def _compare_q_step(self, hidden_states: Any, requests: list[RequestRows], tokens: Tokens) -> None:
-        import torch
-
-        with torch.inference_mode():
-            if self._compare_q_logits is not None:
-                self._compare_q_keep(hidden_states, requests)
-            elif self._compare_q_scorer is not None:
-                steps = self._compare_q_steps
-                if steps is not None and (wrong := steps.count(requests, self._compare_q_graphs.last)):
-                    self._compare_q_scorer.fail(ModelError(wrong))
-                self._compare_q_scorer.step(hidden_states, requests, tokens)
-
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
         """Keep all logits of the next tagged request, computed by chunks (for ``compare_q_vllm.py``)."""
-        self._compare_q_logits, self._compare_q_chunk = [], chunk_rows
-
-    def _compare_q_keep(self, hidden_states: Any, requests: list[RequestRows]) -> None:
-        assert self._compare_q_logits is not None
-        for request in requests:
-            for begin in range(request.begin, request.begin + request.n_rows, self._compare_q_chunk):
-                end = min(begin + self._compare_q_chunk, request.begin + request.n_rows)
-                # Under tensor parallelism every rank has to take part, and all but the first may get None back.
-                logits = self._compare_q_source.gathered(hidden_states[begin:end])
-                if logits is not None:  # rows without states are left out, so that the count of rows shows them
-                    self._compare_q_logits.append(logits[hidden_states[begin:end].any(1)].cpu())
+        self._compare_q_kept = KeptLogits(self._compare_q_source, chunk_rows)
 
     def compare_q_save_logits(self, path: str) -> int:
         """Write the kept rows to a safetensors file on the first rank, and forget them; return their number."""
@@ -168,11 +123,11 @@ class ScoringExtension:
         from safetensors.torch import save_file
         from vllm.distributed import get_tp_group
 
-        kept, self._compare_q_logits = self._compare_q_logits, None
-        if not kept or get_tp_group().rank_in_group != 0:
+        kept, self._compare_q_kept = self._compare_q_kept, None
+        if kept is None or not kept.kept or get_tp_group().rank_in_group != 0:
             return 0
-        logits = torch.cat(kept)
-        save_file({"logits": logits.contiguous()}, path)
+        logits = torch.cat(kept.kept)
+        save_file({"logits": logits}, path)
         return int(logits.shape[0])
 
 

@@ -10,10 +10,7 @@ and in 0.32 with V1):
 
 ``attach`` replaces these methods on the instance after checking their signatures; the replacements call the originals.
 A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under ``TAG``: vLLM replaces the id under which
-it was queued.
-
-In decode, ``long_prefill_token_threshold`` limits the tokens of a window's prompt in a step, so that vLLM computes a
-window as it generates text: the shapes of a step choose kernels and graphs.  ``Steps`` counts what really ran.
+it was queued.  ``Steps`` counts the steps of decode.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,9 +51,33 @@ class RequestRows(NamedTuple):
     prompt: Any
 
 
-Tokens = Callable[[Sequence[tuple[Any, int, int]]], "torch.Tensor"]
-"""Several (prompt, a, b) -> tokens a to b of each prompt, concatenated, int64, on the states' device."""
-Step = Callable[["torch.Tensor", list[RequestRows], Tokens], None]
+class ScoredRows(NamedTuple):
+    """``n_rows`` neighbouring scored rows of one window.
+
+    ``rows``: their scored positions.  ``row``: index of the first in the hidden states.  ``token``: index of the first
+    predicted token in ``prompt``.
+    """
+
+    rows: StoredRows
+    row: int
+    n_rows: int
+    prompt: Any
+    token: int
+
+    def cut(self, begin: int, end: int) -> ScoredRows:
+        """Return rows ``begin`` to ``end`` of these."""
+        rows = self.rows._replace(begin=self.rows.begin + begin, end=self.rows.begin + end)
+        return ScoredRows(rows, self.row + begin, end - begin, self.prompt, self.token + begin)
+
+
+Tokens = Callable[[Sequence[ScoredRows]], "torch.Tensor"]
+"""Scored rows -> the tokens that they predict, int64, on the states' device."""
+
+
+Current = Callable[[], Any]
+"""Returns the object whose ``step(hidden_states, requests, tokens)`` receives the steps now, or None.
+
+``hidden_states`` [N, H] are of all rows of a step; ``requests``: ``RequestRows`` of tagged requests; ``Tokens``."""
 
 
 def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
@@ -70,75 +90,57 @@ def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> No
         )
 
 
-def attach(runner: Any, on_step: Step) -> str:
-    """Call ``on_step(hidden_states, requests, tokens)`` in every step with tagged requests; return the generation.
+def attach(runner: Any, current: Current) -> str:
+    """Call ``step`` of the ``current`` object in every step with tagged requests; return the generation.
 
     RuntimeError for an unknown model runner.
     """
     if getattr(runner, "prompt_logprobs_worker", None) is not None:
-        attach_v2(runner.prompt_logprobs_worker, on_step)
+        attach_v2(runner.prompt_logprobs_worker, current)
         return "V2"
     if hasattr(runner, "_get_prompt_logprobs_dict"):
-        attach_v1(runner, on_step)
+        attach_v1(runner, current)
         return "V1"
     if hasattr(runner, "prompt_logprobs_worker"):
         return "V2 (an earlier pipeline stage)"
     raise RuntimeError(f"the model runner {type(runner).__name__} is not one of vLLM {OLDEST} to {NEWEST}")
 
 
-def attach_v1(runner: Any, on_step: Step) -> None:
-    """Hook the first generation of model runners."""
+def attach_v1(runner: Any, current: Current) -> None:
+    """Hook the first generation of model runners, whose prompts are lists on the host."""
     original = runner._get_prompt_logprobs_dict
     check_signature(original, V1_STEP)
 
     def step(hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-        if requests := requests_v1(runner, num_scheduled_tokens):
-            on_step(hidden_states, requests, listed_tokens(hidden_states.device))
+        def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
+            found = [np.asarray(part.prompt[part.token : part.token + part.n_rows], np.int64) for part in parts]
+            return sent(np.concatenate(found), hidden_states.device)
+
+        if (scorer := current()) is not None and (requests := requests_v1(runner, num_scheduled_tokens)):
+            scorer.step(hidden_states, requests, tokens)
         return original(hidden_states, num_scheduled_tokens, *args, **kwargs)
 
     runner._get_prompt_logprobs_dict = step
 
 
-def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
-    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; return the hook's handle.
-
-    Tokens come from the runner: models that take images, and later stages of a pipeline, do not receive them.
-    """
-    buffers = runner.input_buffers if hasattr(runner, "input_buffers") else runner
-
-    def hook(_: Any, __: Any, given: dict[str, Any]) -> None:
-        positions = given["positions"].reshape(-1, given["positions"].shape[-1])[0]  # M-RoPE has three rows
-        ids = getattr(buffers.input_ids, "gpu", buffers.input_ids)
-        begin(ids[: len(positions)], positions)
-
-    return runner.get_model().register_forward_pre_hook(hook, with_kwargs=True)
-
-
 def requests_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[RequestRows]:
     """Return the rows of tagged requests in a step of a V1 runner."""
-    requests = []
+    found = []
     for request_id, scheduled in num_scheduled_tokens.items():
         request = runner.requests.get(request_id)
         tag = tag_of(getattr(request, "sampling_params", None))
-        if tag is None or request.prompt_token_ids is None:
-            continue
-        begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
-        prompt = request.prompt_token_ids
-        requests += rows_of_prompt(tag, request.num_computed_tokens, begin, scheduled, len(prompt), prompt)
-    return requests
+        if tag is not None and (prompt := request.prompt_token_ids) is not None:
+            begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
+            rows = min(scheduled, len(prompt) - request.num_computed_tokens)  # what follows the prompt is not scored
+            found.append(RequestRows(tag, request.num_computed_tokens, begin, rows, len(prompt), prompt))
+    return [request for request in found if request.n_rows > 0]
 
 
-def listed_tokens(device: Any) -> Tokens:
-    """Return ``Tokens`` for prompts that are lists on the host: one copy."""
+def attach_v2(worker: Any, current: Current) -> None:
+    """Hook the second generation, through the object that computes its prompt log-probabilities.
 
-    def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
-        return sent(np.concatenate([np.asarray(prompt[a:b], np.int64) for prompt, a, b in parts]), device)
-
-    return tokens
-
-
-def attach_v2(worker: Any, on_step: Step) -> None:
-    """Hook the second generation, through the object that computes its prompt log-probabilities."""
+    Its prompts are rows of a table on the GPU.
+    """
     add, compute, remove = worker.add_request, worker.compute_prompt_logprobs, worker.remove_request
     check_signature(add, V2_ADD)
     check_signature(compute, V2_STEP)
@@ -158,8 +160,14 @@ def attach_v2(worker: Any, on_step: Step) -> None:
         logits_fn: Any, hidden_states: Any, input_batch: Any, all_token_ids: Any, num_computed_tokens: Any,
         prompt_lens: Any, *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        if requests := requests_v2(tags, input_batch, prompt_lens):
-            on_step(hidden_states, requests, tokens_of(all_token_ids))
+        def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
+            states, begins, counts = np.array([(part.prompt, part.token, part.n_rows) for part in parts], np.int64).T
+            index = sent(np.stack([np.repeat(states, counts), ranges(begins, counts)]), all_token_ids.device)
+            gathered: torch.Tensor = all_token_ids[index[0], index[1]].long()
+            return gathered
+
+        if (scorer := current()) is not None and (requests := requests_v2(tags, input_batch, prompt_lens)):
+            scorer.step(hidden_states, requests, tokens)
         return compute(
             logits_fn, hidden_states, input_batch, all_token_ids, num_computed_tokens, prompt_lens, *args, **kwargs
         )
@@ -169,36 +177,15 @@ def attach_v2(worker: Any, on_step: Step) -> None:
 
 def requests_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[RequestRows]:
     """Return the rows of tagged requests in a step of a V2 runner."""
-    requests = []
+    found = []
     states, begins = batch.idx_mapping_np.tolist(), batch.query_start_loc_np.tolist()
     starts = batch.num_computed_prefill_tokens_np.tolist()
     for i, request_id in enumerate(batch.req_ids):
-        if request_id not in tags:
-            continue
-        state, start, begin = states[i], starts[i], begins[i]
-        scheduled, length = begins[i + 1] - begin, int(prompt_lens[state])
-        requests += rows_of_prompt(tags[request_id], start, begin, scheduled, length, state)
-    return requests
-
-
-def tokens_of(all_token_ids: Any) -> Tokens:
-    """Return ``Tokens`` for prompts that are rows of a table on the GPU: one gather."""
-
-    def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
-        states, begins, ends = np.array(parts, np.int64).T
-        index = sent(np.stack([np.repeat(states, ends - begins), ranges(begins, ends)]), all_token_ids.device)
-        gathered: torch.Tensor = all_token_ids[index[0], index[1]].long()
-        return gathered
-
-    return tokens
-
-
-def ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers from each begin to its end, concatenated."""
-    counts = ends - begins
-    before = np.cumsum(counts) - counts
-    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - before, counts)
-    return numbers
+        if request_id in tags:
+            length = int(prompt_lens[states[i]])
+            rows = min(begins[i + 1] - begins[i], length - starts[i])
+            found.append(RequestRows(tags[request_id], starts[i], begins[i], rows, length, states[i]))
+    return [request for request in found if request.n_rows > 0]
 
 
 def tag_of(sampling_params: Any) -> Any:
@@ -206,31 +193,26 @@ def tag_of(sampling_params: Any) -> Any:
     return (getattr(sampling_params, "extra_args", None) or {}).get(TAG)
 
 
-def rows_of_prompt(tag: Any, start: int, begin: int, scheduled: int, length: int, prompt: Any) -> list[RequestRows]:
-    """Return the scheduled rows that belong to the prompt, as a list of one; empty after the prompt."""
-    count = min(scheduled, length - start)
-    return [RequestRows(tag, start, begin, count, length, prompt)] if count > 0 else []
+def ranges(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ``counts`` numbers from each begin on, concatenated."""
+    before = np.cumsum(counts) - counts
+    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - before, counts)
+    return numbers
 
 
-class ScoredRows(NamedTuple):
-    """``n_rows`` neighbouring scored rows of one window.
+def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
+    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; return the hook's handle.
 
-    ``rows``: their scored positions.  ``row``: index of the first in the hidden states.  ``token``: index of the first
-    predicted token in ``prompt``.
+    Tokens come from the runner: models that take images, and later stages of a pipeline, do not receive them.
     """
+    buffers = runner.input_buffers if hasattr(runner, "input_buffers") else runner
 
-    rows: StoredRows
-    row: int
-    n_rows: int
-    prompt: Any
-    token: int
+    def hook(_: Any, __: Any, given: dict[str, Any]) -> None:
+        positions = given["positions"].reshape(-1, given["positions"].shape[-1])[0]  # M-RoPE has three rows
+        ids = getattr(buffers.input_ids, "gpu", buffers.input_ids)
+        begin(ids[: len(positions)], positions)
 
-    def cut(self, begin: int, end: int) -> ScoredRows:
-        """Return rows ``begin`` to ``end`` of these."""
-        if (begin, end) == (0, self.n_rows):
-            return self
-        rows = self.rows._replace(begin=self.rows.begin + begin, end=self.rows.begin + end)
-        return ScoredRows(rows, self.row + begin, end - begin, self.prompt, self.token + begin)
+    return runner.get_model().register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
@@ -253,33 +235,6 @@ def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
     return sorted(parts, key=lambda part: part.row)
 
 
-@dataclass(frozen=True)
-class StepRows:
-    """All scored rows of a step as rows 0 to ``len``: of a few long windows, or one token of hundreds of windows."""
-
-    parts: Sequence[ScoredRows]
-
-    @cached_property
-    def ends(self) -> NDArray[np.int64]:
-        """End of each part."""
-        return np.cumsum([part.n_rows for part in self.parts])
-
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if self.parts else 0
-
-    def between(self, a: int, b: int) -> list[ScoredRows]:
-        """Return the parts of rows ``a`` to ``b``, as far as they exist; the first and the last are cut to fit."""
-        b = min(b, len(self))
-        if a >= b:
-            return []
-        first, last = np.searchsorted(self.ends, (a, b - 1), side="right")
-        cut = []
-        for number in range(first, last + 1):
-            part, begin = self.parts[number], int(self.ends[number]) - self.parts[number].n_rows
-            cut.append(part.cut(max(a - begin, 0), min(b - begin, part.n_rows)))
-        return cut
-
-
 def sent(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """Copy an array to a device, through pinned memory, because a pageable copy would wait for the GPU."""
     import torch
@@ -295,7 +250,7 @@ def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch
     counts = np.array([part.n_rows for part in parts], np.int64)
     if last - first == counts.sum():
         return hidden_states[first:last]
-    return hidden_states.index_select(0, sent(ranges(begins, begins + counts), hidden_states.device))
+    return hidden_states.index_select(0, sent(ranges(begins, counts), hidden_states.device))
 
 
 class Graphs:
@@ -307,11 +262,8 @@ class Graphs:
 
     def __init__(self, runner: Any) -> None:
         self.last = UNKNOWN
-        owners = (getattr(runner, name, None) for name in ("cudagraph_manager", "cudagraph_dispatcher"))
-        chooser = next((owner for owner in owners if owner is not None), None)
-        if chooser is None:
-            return
-        dispatch = chooser.dispatch
+        chooser = getattr(runner, "cudagraph_manager", None) or getattr(runner, "cudagraph_dispatcher", None)
+        dispatch = getattr(chooser, "dispatch", None)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             chosen = dispatch(*args, **kwargs)
@@ -319,7 +271,8 @@ class Graphs:
             self.last = str(getattr(mode, "name", UNKNOWN))
             return chosen
 
-        chooser.dispatch = noted
+        if dispatch is not None:
+            chooser.dispatch = noted
 
 
 @dataclass
@@ -330,13 +283,14 @@ class Steps:
     """
 
     step: int
+    graph: Graphs
     sizes: Counter[int] = field(default_factory=Counter)
     graphs: Counter[str] = field(default_factory=Counter)
     widest: int = 0
 
-    def count(self, requests: Sequence[RequestRows], graph: str) -> str:
+    def count(self, requests: Sequence[RequestRows]) -> str:
         """Count a step of these windows; return which window has the wrong tokens, empty if they are right."""
-        self.graphs[graph] += 1
+        self.graphs[self.graph.last] += 1
         self.widest = max(self.widest, len(requests))
         wrong = ""
         for request in requests:
@@ -355,11 +309,7 @@ class Steps:
 
 
 def check_decodes(model: Any) -> None:
-    """Raise RuntimeError for layers that keep a state instead of keys and values.
-
-    For these vLLM distinguishes a prompt from generated tokens: 0.32 computes a prompt's steps of more than one token,
-    and the first one, by its prefill kernels.
-    """
+    """Raise RuntimeError for layers that keep a state: 0.32 computes some of a prompt's steps by kernels of prefill."""
     for name, module in model.named_modules():
         if any(base.__name__ == "MambaBase" for base in type(module).__mro__):
             raise RuntimeError(

@@ -1,9 +1,8 @@
 """Kernels and KV caches of a loaded model: which kernel vLLM chose for each layer, and the precision of activations.
 
-This runs in vLLM's workers, after the weights are processed.  vLLM keeps the kernel in an attribute of a layer's
-``scheme`` or ``quant_method``.  What a kernel does with activations is read from its config, or known from its class
-(from the sources of 0.26 to 0.33).  For an unknown kernel it is "unknown", never guessed: on a GPU without FP4 units
-Marlin runs an NVFP4 W4A4 checkpoint weight-only, and vLLM does not report that.
+This runs in vLLM's workers, after the weights are processed.  What a kernel does with activations is read from its
+config, or known from its class (from the sources of 0.26 to 0.33), else "unknown", never guessed: on a GPU without FP4
+units Marlin runs an NVFP4 W4A4 checkpoint weight-only, and vLLM does not report that.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ READ_IN_PREFILL = {
 """Classes of attention whose prefill writes keys and values to the cache and reads them there (from the sources of 0.26
 to 0.33), except with decode context parallelism."""
 UNREAD_IN_PREFILL = {
-    "TurboQuantAttentionImpl": FIRST_STEP, "UltraQuantAttentionImpl": FIRST_STEP, "RocmAttentionImpl": FIRST_STEP,
-    "AiterFlashAttentionImpl": FIRST_STEP, "RocmOctaveAttentionImpl": FIRST_STEP,
+    "TurboQuantAttentionImpl", "UltraQuantAttentionImpl", "RocmAttentionImpl", "AiterFlashAttentionImpl",
+    "RocmOctaveAttentionImpl",
 }  # fmt: skip
 """Classes whose prefill does not read its keys and values from the cache."""
 LATENT = {"MLACommonImpl": FIRST_STEP, "SparseMLACommonImpl": SPARSE}
@@ -175,10 +174,7 @@ def kv_caches(model: Any, asked: str, dtype: str, sizes: Mapping[str, CacheSize]
     """Yield the cache of every attention layer of a vLLM model.
 
     ``asked``: what the checkpoint wants (``schemes.kv_cache``).  ``sizes``: from ``kv_sizes``; unknown if other modules
-    have a cache as well, such as the indexers of sparse attention.
-
-    A layer's ``kv_cache_dtype`` is "auto" for the model's dtype; it keeps per-tensor scales as numbers: the
-    checkpoint's, or 1.0.
+    have a cache as well, such as the indexers of sparse attention.  "auto" is the model's ``dtype``.
     """
     found = {name: module for name, module in model.named_modules() if is_attention(module)}
     known = sizes if sizes and sizes.keys() <= found.keys() else {}
@@ -205,9 +201,8 @@ def is_attention(module: Any) -> bool:
 def kv_sizes(specs: Mapping[str, Any], config: Any) -> dict[str, CacheSize]:
     """Return layer -> (bytes per token, number of tokens that are kept) of its cache, as in ``KVCache``.
 
-    ``specs``: a worker's ``get_kv_cache_spec()``, of its rank.  ``config``: vLLM's.  Tensor-parallel ranks keep the
-    heads that they compute, latent attention all of it; with decode context parallelism they share the tokens.  A state
-    that does not grow with the tokens (Mamba's) does not count.
+    ``specs``: a worker's ``get_kv_cache_spec()``, of its rank.  Tensor-parallel ranks keep the heads that they compute;
+    with decode context parallelism they share the tokens.  A state (Mamba's) does not count.
     """
     parallel = config.parallel_config
     ranks = parallel.tensor_parallel_size / parallel.decode_context_parallel_size
@@ -232,8 +227,8 @@ def prefill(impl: Any) -> str:
     name = class_name(impl)
     if name in READ_IN_PREFILL:
         return "" if getattr(impl, "dcp_world_size", 1) == 1 else FIRST_STEP
-    bases = [base.__name__ for base in type(impl).__mro__]
-    return UNREAD_IN_PREFILL.get(name) or next((LATENT[base] for base in bases if base in LATENT), UNKNOWN)
+    latent = (LATENT[base.__name__] for base in type(impl).__mro__ if base.__name__ in LATENT)
+    return FIRST_STEP if name in UNREAD_IN_PREFILL else next(latent, UNKNOWN)
 
 
 def check_causal(model: Any) -> None:
@@ -246,10 +241,9 @@ def check_causal(model: Any) -> None:
 def check_caches(model: Any, told: str, dtype: str) -> None:
     """Raise RuntimeError if layers misread their cache, or no layer keeps it in ``told``, vLLM's name of the format.
 
-    vLLM does not check what its attention for CPUs and XPUs can read: on a CPU (0.32), int8 and int4 caches per token
-    and head gave a toy a KLD of 0.73 in prefill.  With TurboQuant two layers at either end of a model keep caches in
-    its dtype, which are all layers of a toy.  A cache in the model's ``dtype`` is "auto", although vLLM's attention for
-    CPUs does not list bfloat16.
+    vLLM does not check what its attention for CPUs and XPUs can read (0.32: a KLD of 0.73 with int8 on a CPU).  With
+    TurboQuant two layers at either end of a model keep caches in its dtype, which may be all.  A cache in the model's
+    ``dtype`` is "auto", although vLLM's attention for CPUs does not list bfloat16.
     """
     if told == dtype:
         return

@@ -8,30 +8,20 @@ gathered logits after the LogitsProcessor, so that the probe compares both, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from compare_q.backends.reference.comparison import LoadedHead
 from compare_q.backends.reference.head import Head, head_difference, largest_difference
+from compare_q.backends.vllm.hooks import RequestRows, Tokens
 
 if TYPE_CHECKING:
-    from compare_q.backends.reference.comparison import LoadedHead
     from compare_q.backends.reference.head import RecomputableHead
 
 UNLIMITED = 1 << 60
-
-
-@dataclass
-class ProbeDifferences:
-    """Largest differences in a probe: local from gathered logits, and head(states) from the engine's logits.
-
-    ``head_reason``: why there is no head to compare.
-    """
-
-    local: float = 0.0
-    head: float = 0.0
-    head_reason: str = ""
 
 
 class LogitsSource:
@@ -56,8 +46,6 @@ class LogitsSource:
 
     def _capture(self, processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Keep the arguments of the LogitsProcessor; if ``beside`` is set, append those states to its states."""
-        import torch
-
         given = dict(zip(("lm_head", "hidden_states", "embedding_bias"), args, strict=False)) | kwargs
         self.processor, self.lm_head = processor, given["lm_head"]
         self.states, self.bias = given["hidden_states"], given.get("embedding_bias")
@@ -95,15 +83,19 @@ class LogitsSource:
             self.beside = None
         return logits[: len(hidden_states)], logits[len(hidden_states) :]
 
-    def local_again(self) -> Any:
-        """Return ``local`` of the last call without the model's own edits; None if unknown.
+    def probed(self, hidden_states: Any) -> tuple[Any, float, float | str]:
+        """Return (``local``, how far it is from the gathered logits, how far from the head's product or why unknown).
 
-        An edit by token id would miss its token, or fail, on a rank's share of the vocabulary.
+        The model's own edits are left out, because an edit by token id would miss its token, or fail, on a rank's share
+        of the vocabulary.
         """
+        whole = self.gathered(hidden_states)
         if self.shard is None:
-            return None
+            return whole, math.inf, 0.0
         with ungathered(self.processors):
-            return self._unpadded(self.processor(self.lm_head, self.states, self.bias))
+            local = self._unpadded(self.processor(self.lm_head, self.states, self.bias))
+        apart = 0.0 if whole is None else largest_difference(whole[:, slice(*self.shard)], local)
+        return local, apart, head_difference(self.head(""), self.states, local)
 
     def _unpadded(self, logits: Any) -> Any:
         first, last = self.shard or (0, logits.shape[-1])
@@ -132,27 +124,22 @@ class LogitsSource:
         processor = self.processor
         return *weight_and_bias, Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
 
-    def head_difference(self, logits: Any) -> float | str:
-        """Return the largest |head(states) - logits| of the last call's logits [n, last - first], or why unknown."""
-        return head_difference(self.head(""), self.states, logits)
 
+class KeptLogits:
+    """Keeps the logits of all rows of the next tagged request, computed by chunks (for ``compare_q_vllm.py``)."""
 
-def probed(source: LogitsSource, hidden_states: Any, differences: ProbeDifferences) -> Any:
-    """Return a rank's own logits, and note how far they are from the gathered ones and from the head's product."""
-    whole = source.gathered(hidden_states)
-    local = source.local_again()
-    if local is None:
-        differences.local = math.inf
-        return whole
-    difference = source.head_difference(local)
-    if isinstance(difference, str):
-        differences.head_reason = difference
-    else:
-        differences.head = max(difference, differences.head)
-    if whole is not None:
-        first, last = source.shard or (0, whole.shape[-1])
-        differences.local = max(largest_difference(whole[:, first:last], local), differences.local)
-    return local
+    def __init__(self, source: LogitsSource, chunk_rows: int) -> None:
+        self.source, self.chunk_rows = source, chunk_rows
+        self.kept: list[torch.Tensor] = []
+
+    @torch.inference_mode()
+    def step(self, hidden_states: torch.Tensor, requests: Sequence[RequestRows], tokens: Tokens) -> None:
+        """Keep the logits of a step; rows without states are left out, so that the count of rows shows them."""
+        for request in requests:
+            for states in hidden_states[request.begin : request.begin + request.n_rows].split(self.chunk_rows):
+                # Under tensor parallelism every rank has to take part, and all but the first may get None back.
+                if (logits := self.source.gathered(states)) is not None:
+                    self.kept.append(logits[states.any(1)].cpu())
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Scores in vLLM's worker: statistics of every scored position, computed next to the lm_head in bounded chunks.
 
-All scored rows of a step, of any windows, are scored together (``hooks.StepRows``).  A window arrives in parts, in any
+All scored rows of a step, of any windows, are scored together.  A window arrives in parts, in any
 step, and again after a preemption: its statistics are written by absolute position into a buffer on the host, so that a
 repetition overwrites itself and a gap shows.  Nothing here waits for the GPU: results are copied asynchronously, and an
 event shows when the results of a step have arrived.
@@ -9,29 +9,27 @@ event shows when the results of a step have arrived.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.reference.comparison import Comparison, StoredRows, head_key, load_head
-from compare_q.backends.reference.head import Contents
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import divergences, statistics
 from compare_q.backends.scoring.statistics import Column
-from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, StepRows, Tokens, scored_rows, states_of
-from compare_q.backends.vllm.logits import LogitsSource, ProbeDifferences, probed
-
-if TYPE_CHECKING:
-    import torch
-
+from compare_q.backends.vllm.driver import Plan
+from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, Steps, Tokens, scored_rows, states_of
+from compare_q.backends.vllm.logits import LogitsSource
 
 DEVICE_BYTES = 255 << 20
 """Largest size of a chunk's logits, the reference's logits, states and results together."""
@@ -49,38 +47,28 @@ WAITING = 4
 """Windows that may wait to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Options of one scoring run; JSON types, since they are sent to the workers.
-
-    Attributes:
-        gathered: use vLLM's gathered logits.
-        vocab_size: cut logits to this many entries; None: the model's own number.
-        probe: compare gathered with local logits, and the head's product with both.
-        reference: folder of the store to compare with.
-        record: folder for this model's states or logits (``record_contents``); ``record_reason``: why logits.
-        divergences: also compute the divergences that need a second pass.
-        step: tokens of a window in each decode step; None in prefill.
-    """
-
-    gathered: bool = False
-    vocab_size: int | None = None
-    probe: bool = False
-    reference: str | None = None
-    record: str | None = None
-    record_contents: Contents = "states"
-    record_reason: str = ""
-    divergences: bool = False
-    step: int | None = None
-
-
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Some rows of a step: their ``targets`` [n], and their results ``out`` [n, F]."""
 
     parts: Sequence[ScoredRows]
     targets: torch.Tensor
     out: torch.Tensor
+
+
+def chunks_of(parts: Sequence[ScoredRows], rows: int) -> Iterator[list[ScoredRows]]:
+    """Yield the parts in lists of ``rows`` rows, the last of fewer; parts are cut to fit."""
+    chunk, room = [], rows
+    for part in parts:
+        begin = 0
+        while begin < part.n_rows:
+            end = min(begin + room, part.n_rows)
+            chunk.append(part.cut(begin, end))
+            begin, room = end, room - (end - begin)
+            if not room:
+                yield chunk
+                chunk, room = [], rows
+    if chunk:
+        yield chunk
 
 
 @dataclass
@@ -97,13 +85,12 @@ class Buffer:
     landed: int = 0
 
 
-@dataclass(frozen=True)
-class Landing:
+class Landing(NamedTuple):
     """Partial statistics [N, F] of a step's rows, which are on the host when the GPU's ``event`` has happened."""
 
     statistics: torch.Tensor
     parts: Sequence[ScoredRows]
-    event: Any = None
+    event: Any
 
 
 @dataclass
@@ -123,33 +110,30 @@ class Buffers:
         self.recomputed += buffer.landed - len(buffer.written)
         return buffer
 
+    def of(self, rows: StoredRows, width: int) -> Buffer:
+        """Return the buffer of the rows' window, whose statistics have ``width`` columns."""
+        if rows.window not in self.windows:
+            nothing = np.empty((rows.n_scored, width), np.float32)
+            self.windows[rows.window] = Buffer(nothing, np.zeros(rows.n_scored, np.bool_))
+        return self.windows[rows.window]
+
     def send(self, out: torch.Tensor, parts: Sequence[ScoredRows]) -> None:
         """Start copying a step's statistics [N, F] to the host."""
-        import torch
+        host, event = out, None
+        if out.device.type == "cuda":
+            host = on_host(len(out), out).copy_(out, non_blocking=True)
+            event = torch.cuda.current_stream().record_event()
+        self.landings.append(Landing(host, parts, event))
 
-        if out.device.type != "cuda":
-            self.landings.append(Landing(out, parts))
-            return
-        host = on_host(len(out), out)
-        host.copy_(out, non_blocking=True)
-        self.landings.append(Landing(host, parts, torch.cuda.current_stream().record_event()))
-
-    def keep(self, kept: torch.Tensor, parts: Sequence[ScoredRows]) -> None:
+    def keep(self, kept: torch.Tensor, chunk: Chunk) -> None:
         """Start copying states [n, H] or logits [n, V] to their windows; they arrive with the step's statistics."""
         begin = 0
-        for part in parts:
-            rows, buffer = part.rows, self.of(part.rows)
+        for part in chunk.parts:
+            rows, buffer = part.rows, self.of(part.rows, chunk.out.shape[1])
             if buffer.kept is None:
                 buffer.kept = on_host(rows.n_scored, kept)
             buffer.kept[rows.begin : rows.end].copy_(kept[begin : begin + part.n_rows], non_blocking=True)
             begin += part.n_rows
-
-    def of(self, rows: StoredRows) -> Buffer:
-        """Return the buffer of the rows' window."""
-        if rows.window not in self.windows:
-            nothing = np.empty((rows.n_scored, 0), np.float32)
-            self.windows[rows.window] = Buffer(nothing, np.zeros(rows.n_scored, np.bool_))
-        return self.windows[rows.window]
 
     def land(self, *, wait: bool = True) -> None:
         """Put statistics that have arrived on the host into their windows; ``wait`` for all that were sent."""
@@ -159,13 +143,16 @@ class Buffers:
                 landed.event.synchronize()
             begin, values = 0, landed.statistics.numpy()
             for part in landed.parts:
-                rows, buffer = slice(part.rows.begin, part.rows.end), self.of(part.rows)
-                if not buffer.statistics.size:
-                    buffer.statistics = np.empty((len(buffer.written), values.shape[1]), np.float32)
+                rows, buffer = slice(part.rows.begin, part.rows.end), self.of(part.rows, values.shape[1])
                 buffer.statistics[rows] = values[begin : begin + part.n_rows]
                 buffer.written[rows] = buffer.statistics[rows, Column.SUM] != NO_STATES
                 buffer.landed += part.n_rows
                 begin += part.n_rows
+
+
+def on_host(rows: int, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor [rows, F] on the host with dtype and width of ``like``, to which a GPU copies asynchronously."""
+    return torch.empty(rows, like.shape[1], dtype=like.dtype, pin_memory=like.device.type == "cuda")
 
 
 @dataclass
@@ -175,8 +162,9 @@ class Scorer:
     Attributes:
         keeps: this rank keeps the record's states or logits.
         reports: this rank has statistics: it is in the last pipeline stage, and vLLM gives it logits.
-        error: the first error, reported by ``collect`` and ``end``.
         of_all_ranks: this rank's rows [n, 10] -> those of all tensor-parallel ranks [R, n, 10]; every rank calls it.
+        steps: counts decode steps; None in prefill.
+        error: the first error, reported by ``collect`` and ``end``.
     """
 
     source: LogitsSource
@@ -185,18 +173,19 @@ class Scorer:
     vocab_size: int
     tp_size: int
     keeps: bool = True
-    differences: ProbeDifferences = field(default_factory=ProbeDifferences)
+    reports: bool = True
+    of_all_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None]
+    steps: Steps | None = None
+    local_difference: float = 0.0
+    head_difference: float = 0.0
+    head_reason: str = ""
     logits_dtype: str = ""
-    extra_bytes: int = 0
-    memory_before: int = 0
     largest_chunk: int = 0
     error: str = ""
     comparison: Comparison | None = None
     recorder: Recorder | None = None
-    reports: bool = True
     most_rows: int = 1 << 30
     buffers: Buffers = field(default_factory=Buffers)
-    of_all_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None]
     exchanged: bool = False
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(3))
     writes: deque[Future[None]] = field(default_factory=deque)
@@ -233,61 +222,6 @@ class Scorer:
         first, last = whole if self.plan.gathered else self.source.shard or whole
         return min(first, self.entries), min(last, self.entries)
 
-    def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
-        """Return the number of rows of a chunk of states [N, H] with ``itemsize`` bytes per number.
-
-        A chunk holds its logits and its gathered states.  A reference adds its logits and states or, where one product
-        gives both logits, copies of its states and the states of both models side by side.  Sizes assume the worst
-        case, since ranks that exchange rows must cut the same chunks.
-        """
-        columns = self.vocab_size if self.gathers else -(-self.vocab_size // self.tp_size)
-        compares, products = self.comparison is not None, 1
-        copies, states = 1 + compares, 1 + compares
-        if any(processor.soft_cap is not None for processor in self.source.processors):
-            copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
-        if self.has_head_beside or self.exchanges:
-            states, products = 5, 2
-        ranks = self.tp_size if self.exchanges else 0
-        results = max(self.width, divergences.FIRST) * 4 + 8 + ranks * divergences.FIRST * 4
-        rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + results)
-        if self.device.type == "cpu":
-            rows = min(rows, CPU_ROWS)
-        unit = next((unit // products for unit in PRODUCT_ROWS if rows >= unit // products), 1)
-        return max(min(rows // unit * unit, self.most_rows), 1)
-
-    def step(self, hidden_states: torch.Tensor, requests: list[RequestRows], tokens: Tokens) -> None:
-        """Score the rows of hidden states [N, H] that belong to our requests; keep the first error in ``error``."""
-        try:
-            rows = StepRows(scored_rows(requests))
-            self.buffers.land(wait=False)
-            self.memory_before = self.allocated()
-            if len(rows) and (self.together or not self.error):
-                self.scored(hidden_states, rows, tokens)
-        except Exception as error:  # never raise here: the engine must survive to report the error
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Keep the first error."""
-        named = one_line(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {one_line(error)}"
-        self.error = self.error or named
-
-    def scored(self, hidden_states: torch.Tensor, rows: StepRows, tokens: Tokens) -> None:
-        """Score a step's rows by chunks, and start copying the results to the host."""
-        import torch
-
-        targets = tokens([(part.prompt, part.token, part.token + part.n_rows) for part in rows.parts])
-        out = torch.empty(len(rows), self.width, device=targets.device)
-        a, size = 0, self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
-        while a < len(rows) and (self.together or not self.error):
-            b = min(a + size, len(rows))
-            parts = rows.between(a, b)
-            if self.try_score(states_of(hidden_states, parts), Chunk(parts, targets[a:b], out[a:b])):
-                a = b
-            else:
-                size = self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
-        if self.reports and not self.error:
-            self.buffers.send(out, rows.parts)
-
     @property
     def width(self) -> int:
         """Number of columns of the results."""
@@ -304,51 +238,9 @@ class Scorer:
         return self.width > divergences.FIRST and self.tp_size > 1 and not self.gathers
 
     @property
-    def together(self) -> bool:
-        """True if chunks need collective operations.
-
-        Every rank then computes every chunk, even after an error on one rank, because the others would hang.
-        """
-        return self.gathers or self.exchanges
-
-    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows [n, 10] of the first pass of all ranks with a share of the vocabulary, [R, n, 10]."""
-        self.exchanged = True
-        return self.of_all_ranks(rows) if self.exchanges else rows[None]
-
-    def try_score(self, hidden: torch.Tensor, chunk: Chunk) -> bool:
-        """Score a chunk of states [n, H] and keep an error.
-
-        Return False if memory was too small for this many rows: from now on chunks have half as many.
-        """
-        import torch
-
-        self.exchanged = False
-        try:
-            logits, reference = self.both_logits(hidden, chunk)
-            if logits is None:  # vLLM gives them to another rank
-                self.reports = False
-            elif not self.error:
-                self.score(logits, reference, chunk)
-                chunk.out[:, Column.SUM].masked_fill_(~hidden.any(1), NO_STATES)
-        except torch.OutOfMemoryError as error:
-            if len(hidden) > 1 and not (self.together or self.error):
-                self.most_rows = len(hidden) // 2
-                return False
-            self.fail(error)
-        except Exception as error:
-            self.fail(error)
-        finally:
-            if self.exchanges and not self.exchanged:  # the other ranks wait for this one's rows, right or wrong
-                self.exchange(chunk.out[:, : divergences.FIRST])
-        return True
-
-    def both_logits(self, hidden: torch.Tensor, chunk: Chunk) -> tuple[Any, torch.Tensor | None]:
-        """Return (the model's logits [n, V'], the reference's [n, V'] or None) of a chunk's states."""
-        if self.comparison is None or self.error or not self.has_head_beside:
-            return self.logits(hidden), None
-        states = self.comparison.on_device([part.rows for part in chunk.parts])
-        return self.source.local_beside(hidden, states.to(hidden.dtype))
+    def goes_on(self) -> bool:
+        """True if the next chunk is computed: there was no error, or the other ranks would hang without this one."""
+        return not self.error or self.gathers or self.exchanges
 
     @property
     def has_head_beside(self) -> bool:
@@ -364,6 +256,107 @@ class Scorer:
         plain = head.soft_cap is None and processor.soft_cap is None and float(processor.scale) == head.scale
         return plain and self.device.type == "cuda"
 
+    def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
+        """Return the number of rows of a chunk of states [N, H] with ``itemsize`` bytes per number.
+
+        A chunk holds its logits and its gathered states.  A reference adds its logits and states or, where one product
+        gives both logits, copies of its states and the states of both models side by side.  Sizes assume the worst
+        case, since ranks that exchange rows must cut the same chunks.
+        """
+        columns = self.vocab_size if self.gathers else -(-self.vocab_size // self.tp_size)
+        copies = states = 2 if self.comparison is not None else 1
+        products, ranks = 1, self.tp_size if self.exchanges else 0
+        if any(processor.soft_cap is not None for processor in self.source.processors):
+            copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
+        if self.has_head_beside or self.exchanges:
+            states, products = 5, 2
+        results = max(self.width, divergences.FIRST) * 4 + 8 + ranks * divergences.FIRST * 4
+        rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + results)
+        if self.device.type == "cpu":
+            rows = min(rows, CPU_ROWS)
+        unit = next((unit // products for unit in PRODUCT_ROWS if rows >= unit // products), 1)
+        return max(min(rows // unit * unit, self.most_rows), 1)
+
+    @torch.inference_mode()
+    def step(self, hidden_states: torch.Tensor, requests: list[RequestRows], tokens: Tokens) -> None:
+        """Score the rows of hidden states [N, H] that belong to our requests by chunks, and send the results."""
+        try:
+            if self.steps is not None and (wrong := self.steps.count(requests)):
+                raise ModelError(wrong)
+            self.buffers.land(wait=False)
+            parts = scored_rows(requests)
+            if not parts or not self.goes_on:
+                return
+            targets = tokens(parts)
+            out = torch.empty(len(targets), self.width, device=targets.device)
+            shape = hidden_states.shape[1], hidden_states.element_size()
+            begin, chunks = 0, deque(chunks_of(parts, self.chunk_rows(*shape)))
+            while chunks and self.goes_on:
+                end = begin + sum(part.n_rows for part in chunks[0])
+                chunk = Chunk(chunks[0], targets[begin:end], out[begin:end])
+                if self.try_score(states_of(hidden_states, chunk.parts), chunk):
+                    chunks.popleft()
+                    begin = end
+                else:
+                    chunks = deque(chunks_of(list(chain.from_iterable(chunks)), self.chunk_rows(*shape)))
+            if self.reports and not self.error:
+                self.buffers.send(out, parts)
+        except Exception as error:  # never raise here: the engine must survive to report the error
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Keep the first error."""
+        named = one_line(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {one_line(error)}"
+        self.error = self.error or named
+
+    def try_score(self, hidden: torch.Tensor, chunk: Chunk) -> bool:
+        """Score a chunk of states [n, H] and keep an error.
+
+        Return False if memory was too small for this many rows: from now on chunks have half as many.
+        """
+        self.exchanged = False
+        try:
+            logits, reference = self.both_logits(hidden, chunk)
+            if logits is None:  # vLLM gives them to another rank
+                self.reports = False
+            elif not self.error:
+                self.score(logits, reference, chunk)
+                chunk.out[:, Column.SUM].masked_fill_(~hidden.any(1), NO_STATES)
+        except torch.OutOfMemoryError as error:
+            if len(hidden) > 1 and not (self.gathers or self.exchanges or self.error):
+                self.most_rows = len(hidden) // 2
+                return False
+            self.fail(error)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            if self.exchanges and not self.exchanged:  # the other ranks wait for this one's rows, right or wrong
+                self.exchange(chunk.out[:, : divergences.FIRST])
+        return True
+
+    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows [n, 10] of the first pass of all ranks with a share of the vocabulary, [R, n, 10]."""
+        self.exchanged = True
+        return self.of_all_ranks(rows) if self.exchanges else rows[None]
+
+    def both_logits(self, hidden: torch.Tensor, chunk: Chunk) -> tuple[Any, torch.Tensor | None]:
+        """Return (the model's logits [n, V'], the reference's [n, V'] if one product gives both) of a chunk."""
+        if self.plan.gathered:
+            self.head_reason = "its logits are not its head's alone"
+            return self.source.gathered(hidden), None
+        if self.plan.probe:
+            logits, local, head = self.source.probed(hidden)
+            self.local_difference = max(local, self.local_difference)
+            if isinstance(head, str):
+                self.head_reason = head
+            else:
+                self.head_difference = max(head, self.head_difference)
+            return logits, None
+        if self.comparison is None or self.error or not self.has_head_beside:
+            return self.source.local(hidden), None
+        states = self.comparison.on_device([part.rows for part in chunk.parts])
+        return self.source.local_beside(hidden, states.to(hidden.dtype))
+
     def score(self, logits: torch.Tensor, reference: torch.Tensor | None, chunk: Chunk) -> None:
         """Write the statistics of a chunk's logits [n, V'] into ``out``, and keep its states or logits for a record.
 
@@ -371,33 +364,18 @@ class Scorer:
         """
         first, last = self.shard
         self.logits_dtype = dtype_name(logits.dtype)
+        self.largest_chunk = max(self.largest_chunk, len(logits))
         logits = logits[:, : last - first]
-        if self.comparison is not None and reference is None:
-            reference = self.comparison.logits([part.rows for part in chunk.parts])
-        reference = None if reference is None else reference[:, : last - first]
-        if reference is None:
+        if self.comparison is None:
             statistics.partial(logits, chunk.targets, chunk.out, first=first)
         else:
+            if reference is None:
+                reference = self.comparison.logits([part.rows for part in chunk.parts])
             divergences.both_passes(
-                logits, chunk.targets, chunk.out, reference, first=first, of_all_shards=self.exchange
+                logits, chunk.targets, chunk.out, reference[:, : last - first], first=first, of_all_shards=self.exchange
             )
         if self.recorder is not None and self.keeps:
-            self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk.parts)
-        self.largest_chunk = max(self.largest_chunk, len(logits))
-        self.extra_bytes = max(self.extra_bytes, self.allocated() - self.memory_before)
-
-    def allocated(self) -> int:
-        """Return the device memory of all tensors now, in bytes (a peak would have to be reset for the process)."""
-        import torch
-
-        return int(torch.cuda.memory_allocated()) if self.device.type == "cuda" else 0
-
-    def logits(self, hidden: torch.Tensor) -> Any:
-        """Return the logits that are scored; in a probe, compare all logits sources first."""
-        if self.plan.gathered:
-            self.differences.head_reason = "its logits are not its head's alone"
-            return self.source.gathered(hidden)
-        return probed(self.source, hidden, self.differences) if self.plan.probe else self.source.local(hidden)
+            self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk)
 
     def collect(self, indices: Sequence[int]) -> tuple[dict[str, Any], bytes]:
         """Return (header, partial statistics) of finished windows; records are written in the background."""
@@ -417,17 +395,14 @@ class Scorer:
         if self.comparison is not None:
             self.comparison.drop(index)
         if self.recorder is not None:
-            self.head_write = self.head_write or self.pool.submit(self.write_head)  # 1 GB, while windows are scored
+            if self.head_write is None and self.recorder.contents == "states":  # 1 GB, while windows are scored
+                head = self.source.head(self.logits_dtype)
+                self.head_write = self.pool.submit(self.recorder.write_head, head, self.shard[0])
             if buffer.kept is not None:
                 while len(self.writes) >= WAITING:
                     self.writes.popleft().result()
                 self.writes.append(self.pool.submit(self.recorder.write, index, buffer.kept))
         return buffer.statistics
-
-    def write_head(self) -> None:
-        """Write this rank's part of the head into the record, if states are kept."""
-        if self.recorder is not None and self.recorder.contents == "states":
-            self.recorder.write_head(self.source.head(self.logits_dtype), self.shard[0])
 
     def end(self) -> dict[str, Any]:
         """Finish writing; return the report of the scoring run."""
@@ -443,17 +418,10 @@ class Scorer:
             "error": self.error,
             "recomputed_positions": self.buffers.recomputed,
             "chunk_rows": self.largest_chunk,
-            "extra_device_bytes": self.extra_bytes,
             "reference_head": self.comparison.head.origin if self.comparison and self.comparison.head else "",
-            "local_difference": self.differences.local,
-            "head_difference": self.differences.head,
-            "head_reason": self.differences.head_reason,
+            "local_difference": self.local_difference,
+            "head_difference": self.head_difference,
+            "head_reason": self.head_reason,
             "logits_dtype": self.logits_dtype,
+            "steps": self.steps.report() if self.steps is not None and self.steps.sizes else {},
         }
-
-
-def on_host(rows: int, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor [rows, F] on the host with dtype and width of ``like``, to which a GPU copies asynchronously."""
-    import torch
-
-    return torch.empty(rows, like.shape[1], dtype=like.dtype, pin_memory=like.device.type == "cuda")

@@ -1,11 +1,9 @@
 """HTTP requests to a vLLM server: deadlines, retries, bounded answers.
 
-A request that fails on the way (no connection, 429, 500, 502 to 504) is sent again, after a wait that doubles and is
-drawn at random, so that many windows are not sent again at once.  A request that the server refuses is not.
-
-No server can hold or fill this process.  A request, with all its repetitions, has one deadline.  No more bytes of an
-answer are read than the request can explain.  An answer that differs from vLLM's is a ServerError in one line.  Answers
-are requested uncompressed, and redirections are not followed.
+A request that fails on the way (no connection, 429, 500, 502 to 504) is sent again, after a random wait that doubles.
+A request that the server refuses is not.  No server can hold or fill this process: a request, with all its repetitions,
+has one deadline, and no more bytes of an answer are read than the request can explain.  Answers are requested
+uncompressed, and redirections are not followed.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import asyncio
 import html
 import json
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -75,18 +74,18 @@ def without_key(text: str, key: str | None) -> str:
     return text
 
 
+@dataclass
 class Server:
     """A server's address, key and patience.  ``key`` goes into a header and nowhere else.
 
     ``retried`` counts the requests that had to be sent again.
     """
 
-    def __init__(self, url: str, key: str | None, timeout_s: float, retries: int) -> None:
-        self.url = url
-        self.key = key
-        self.timeout_s = timeout_s
-        self.retries = retries
-        self.retried = 0
+    url: str
+    key: str | None
+    timeout_s: float
+    retries: int
+    retried: int = 0
 
     def client(self, connections: int = 1) -> httpx2.AsyncClient:
         """A client for one event loop; to be closed."""
@@ -160,12 +159,12 @@ class Server:
     def refusal_text(self, response: httpx2.Response, content: bytes, path: str) -> str:
         """The server's own reason, without the key that some servers quote."""
         try:
-            answer = json_object(content, path)
-            found = answer.get("error", answer)
-            text = str(found.get("message", found.get("detail", found)) if isinstance(found, dict) else found)
-        except ServerError:
-            text = content.decode(errors="replace")
-        text = self.quoted(text) or response.reason_phrase
+            found = parsed(content, path)
+        except InputError:
+            found = content.decode(errors="replace")
+        for name in ("error", "message", "detail"):
+            found = found.get(name, found) if isinstance(found, dict) else found
+        text = self.quoted(str(found)) or response.reason_phrase
         hint = "; give engine.api_key_env" if response.status_code == 401 and self.key is None else ""
         if response.has_redirect_location:
             hint = f"; give its target: {self.quoted(response.headers['Location'])}"
@@ -176,22 +175,15 @@ class Server:
         return " ".join(without_key(text, self.key).split())[:MESSAGE]
 
 
-def json_object(content: bytes, path: str) -> dict[str, Any]:
-    """The JSON object of an answer; ServerError with status 200."""
-    try:
-        answer = parsed(content, path)
-    except InputError as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        raise ServerError(f"{path} answers no JSON object ({reason}); {OURS}", 200) from None
-    if not isinstance(answer, dict):
-        raise ServerError(f"{path} answers no JSON object; {OURS}", 200)
-    return answer
-
-
 def shaped(shape: type[Shape], content: bytes, path: str) -> Shape:
     """An answer with the keys and types of vLLM's; ServerError with status 200 for any other."""
     try:
-        return shape.model_validate(json_object(content, path), strict=True)
+        answer = parsed(content, path)
+        if isinstance(answer, dict):
+            return shape.model_validate(answer, strict=True)
+        reason = f"{path} answers no JSON object"
+    except InputError as error:
+        reason = f"{path} answers no JSON object ({str(error).removeprefix(f'{path}: ')})"
     except ValidationError as error:
         reason = f"its answer has another shape than vLLM's: {describe(error, ())}"
-        raise ServerError(f"{reason}; {OURS}", 200) from None
+    raise ServerError(f"{reason}; {OURS}", 200)

@@ -5,11 +5,9 @@ the log-probability of each real token, all digits of a float32, and computes th
 cache.  Entropy, top-1 and KL divergence are unknown: an answer does not have all logits, and its ranks count ties.
 
 Before anything is scored, a sample is taken: ``SAMPLE_IDS`` are scored with ``TOP`` entries per position, which shows
-whether the server returns log-probabilities or logits.  The sample is part of the scores' key (``stamp``), because a
-server may be restarted with other weights under the same name.  Rounded to 0.01 nats it survives float32 noise.  If
-other traffic moves bf16 roundings further (0.03 nats), the model is measured again.  The sample is taken again after
-loading and before scores are kept, so scores of another model are discarded.  A model that was swapped and swapped back
-in between is not noticed.
+whether the server returns log-probabilities or logits.  The sample, rounded to 0.01 nats, is part of the scores' key
+(``stamp``), because a server may be restarted with other weights under the same name.  It is taken again after loading
+and before scores are kept.  A model that was swapped and swapped back in between is not noticed.
 
 The server must split ``WORDS`` into tokens that the tokenizer of the data has too.
 """
@@ -112,37 +110,29 @@ class Card(BaseModel):
     version: str | None = None
 
 
-class ListedModels(BaseModel):
-    """Answer of ``/v1/models``."""
+class Answer(BaseModel):
+    """Answer of ``/v1/models``, of ``/version``, or of ``/tokenize``."""
 
-    data: list[Card] = Field(default_factory=list)
-
-
-class Version(BaseModel):
-    """Answer of ``/version``."""
-
+    data: list[Card] = []
     version: Name | None = None
-
-
-class Tokens(BaseModel):
-    """Answer of ``/tokenize``."""
-
     tokens: list[TokenId] | None = None
     token_strs: list[Name] | None = None
 
 
+class Entry(BaseModel):
+    """One token at one position."""
+
+    logprob: float
+
+
+class Choice(BaseModel):
+    """A prompt: for each position, token id -> entry."""
+
+    prompt_logprobs: list[dict[str, Entry] | None] | None = None
+
+
 class Completion(BaseModel):
     """Answer of ``/v1/completions``; ``system_fingerprint`` is vLLM's digest of its version and configuration."""
-
-    class Choice(BaseModel):
-        """A prompt: for each position, token id -> entry."""
-
-        class Entry(BaseModel):
-            """One token at one position."""
-
-            logprob: float
-
-        prompt_logprobs: list[dict[str, Entry] | None] | None = None
 
     choices: list[Choice] = Field(min_length=1)
     system_fingerprint: Name | None = None
@@ -209,7 +199,8 @@ class ServedModel(ModelFiles):
         except ServerError as error:
             raise ModelError(f"{self.server.url}: {error}") from None
 
-    def see(self) -> Seen:
+    @cached_property
+    def seen(self) -> Seen:
         """Card, sample and tokens of the model; ModelError, or InputError if the server does not have it."""
 
         async def ask(client: httpx2.AsyncClient) -> Seen:
@@ -218,14 +209,9 @@ class ServedModel(ModelFiles):
 
         return self.over_a_connection(ask)
 
-    @cached_property
-    def seen(self) -> Seen:
-        """``see``, asked once."""
-        return self.see()
-
     async def card(self, client: httpx2.AsyncClient) -> Card:
         """The card of the model that the spec names, or of the server's only one; InputError if there is none."""
-        listed = (await self.server.ask(client, "/v1/models", ListedModels, within=CONNECT_S)).data
+        listed = (await self.server.ask(client, "/v1/models", Answer, within=CONNECT_S)).data
         cards = {card.model: card for card in listed}
         if not cards:
             raise ServerError(f"/v1/models names no model; {OURS}")
@@ -233,14 +219,18 @@ class ServedModel(ModelFiles):
         if wanted not in cards if wanted else len(cards) != 1:
             names, what = shortened(", ".join(cards)), f"no {wanted!r}" if wanted else "missing"
             raise InputError(f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}")
-        card = cards[wanted] if wanted else listed[0]
+        found = await self.answer_or_refusal(client, "/version")
+        version = None if isinstance(found, str) else found.version
+        return (cards[wanted] if wanted else listed[0]).model_copy(update={"version": version})
+
+    async def answer_or_refusal(self, client: httpx2.AsyncClient, path: str, body: Any = None) -> Answer | str:
+        """The answer, or why the server refuses to give one, since a proxy may pass /v1 only."""
         try:
-            version = (await self.server.ask(client, "/version", Version, within=SHORT_S)).version
+            return await self.server.ask(client, path, Answer, body, within=SHORT_S)
         except ServerError as error:
             if error.status in (None, 200):
                 raise
-            version = None  # a proxy may pass /v1 only
-        return card.model_copy(update={"version": version})
+            return str(error)
 
     async def completion(
         self, client: httpx2.AsyncClient, model: str, ids: Sequence[int], top: int, within: float = inf
@@ -265,12 +255,9 @@ class ServedModel(ModelFiles):
     async def vocabulary(self, client: httpx2.AsyncClient, model: str) -> dict[int, str] | str:
         """Id -> token of ``WORDS``, or why the server does not return them."""
         body = {"model": model, "prompt": WORDS, "add_special_tokens": False, "return_token_strs": True}
-        try:
-            found = await self.server.ask(client, "/tokenize", Tokens, body, within=SHORT_S)
-        except ServerError as error:
-            if error.status in (None, 200):
-                raise
-            return str(error)
+        found = await self.answer_or_refusal(client, "/tokenize", body)
+        if isinstance(found, str):
+            return found
         pairs = zip(found.tokens or (), found.token_strs or (), strict=False)
         words = {number: token for number, token in pairs if token.isascii() and token.isalnum()}
         return words or "/tokenize shows no tokens"
@@ -297,12 +284,6 @@ class ServedModel(ModelFiles):
             return storage_of(hub.resolve(weights, None, download=False))
         except InputError as error:
             raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
-
-
-def is_stamped(stamp: str, card: Card, sample: Sample) -> bool:
-    """True if a server has the model whose ``stamp`` is part of the scores' key."""
-    _, of_card, fingerprint, rounded = json.loads(stamp)
-    return card.model_dump() == of_card and sample.agrees(Sample(np.array(rounded, np.float32), fingerprint))
 
 
 def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:
@@ -381,14 +362,16 @@ class VllmServerEngine(Engine):
         return {}  # the server's versions are in the stamp, and nothing on this machine can change a score
 
     def load(self) -> None:
-        self.seen = self.served.see()
-        if self.planned.stamp and not is_stamped(self.planned.stamp, self.seen.card, self.seen.sample):
-            raise ModelError(f"{self.served.server.url}: the server's model changed before it was scored; run again")
+        self.seen = self.served.seen
+        if self.planned.stamp:  # part of the scores' key
+            _, card, fingerprint, rounded = json.loads(self.planned.stamp)
+            stamped = Sample(np.array(rounded, np.float32), fingerprint)
+            if self.seen.card.model_dump() != card or not self.seen.sample.agrees(stamped):
+                url = self.served.server.url
+                raise ModelError(f"{url}: the server's model changed before it was scored; run again")
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
-        if request.record is not None:
-            raise ModelError("a server cannot be the reference: it hands out no logits; mark another model")
         self.served.server.retried = 0
         queue, most = iter(windows), self.options.concurrency
         flying: set[asyncio.Task[TokenScores]] = set()
@@ -439,9 +422,6 @@ class VllmServerEngine(Engine):
             "hardware": "unknown: a server does not say",
             "kernels": "unknown: a server does not say which kernels it runs",
         }
-
-    def close(self) -> None:
-        """Nothing to release: the server stays."""
 
 
 async def abandon(tasks: set[asyncio.Task[TokenScores]], client: httpx2.AsyncClient) -> None:

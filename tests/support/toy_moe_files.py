@@ -1,4 +1,4 @@
-"""A toy mixture of experts (Qwen3-MoE): in FP8 blocks, as DeepSeek stores them, and in NVFP4 with its exact twin."""
+"""A toy mixture of experts (Qwen3-MoE) in FP8 blocks, as DeepSeek stores them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compressed_tensors.quantization import preset_name_to_scheme
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from benchmarks.shapes import quantized, write_tokenizer
+from benchmarks.shapes import write_tokenizer
 
-FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 Tensors = dict[str, torch.Tensor]
 
 
@@ -61,28 +59,4 @@ def fp8_blocks(out: Path) -> Path:
     ignored = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
     return write(
         out / "fp8-block", tensors, out / "bf16", quantization_config={**config, "modules_to_not_convert": ignored}
-    )
-
-
-def nvfp4_weight_only(out: Path) -> tuple[Path, Path]:
-    """(NVFP4 of compressed-tensors with unquantized activations, the same weights in float32); four experts."""
-    tensors, names = toy_mixture(out / "bf16", experts=4, chosen=2)
-    scheme = preset_name_to_scheme("NVFP4A16", ["Linear"])
-    packed = quantized({name: tensors.pop(name) for name in names}, scheme)
-    exact = {}
-    for name in names:
-        codes = torch.stack((packed[f"{name}_packed"] & 15, packed[f"{name}_packed"] >> 4), -1).flatten(-2).long()
-        scale = packed[f"{name}_scale"].float() / packed[f"{name}_global_scale"].float()
-        exact[name] = FP4[codes & 7] * (1 - 2 * (codes >> 3)) * scale.repeat_interleave(16, 1)
-    kind = "nvfp4-pack-quantized"
-    group = scheme.model_dump(mode="json", exclude_none=True) | {"format": kind}
-    config = {
-        "quant_method": "compressed-tensors", "format": kind, "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"],
-    }  # fmt: skip
-    floats = {name: each.float() for name, each in tensors.items()}
-    return (
-        write(out / "nvfp4", tensors | packed, out / "bf16", quantization_config=config),
-        write(out / "dequantized", floats | exact, out / "bf16", dtype="float32"),
     )

@@ -26,13 +26,15 @@ class SpyExtension(ScoringExtension):
             self._spy["inside"] += logits.shape[0] * self._spy["inside_now"]
             return gather(processor, logits)
 
-        LogitsProcessor._gather_logits = counted
-        return super().compare_q_install()
+        step = Scorer.step
 
-    def _compare_q_step(self, hidden_states: Any, requests: Any, tokens: Any) -> None:
-        self._spy["inside_now"] = True
-        super()._compare_q_step(hidden_states, requests, tokens)
-        self._spy["inside_now"] = False
+        def watched(*given: Any) -> None:
+            self._spy["inside_now"] = True
+            step(*given)
+            self._spy["inside_now"] = False
+
+        LogitsProcessor._gather_logits, Scorer.step = counted, watched  # type: ignore[method-assign]
+        return super().compare_q_install()
 
     def compare_q_spied(self) -> str:
         """What was counted since the last call."""

@@ -182,7 +182,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
             assert_exact(found[window.index], logits, window, EXACT, ref)
         plan = driver.Plan(reference=str(toy_store), vocab_size=TOY_VOCAB, divergences=True)
         backend.llm.collective_rpc("compare_q_spied")
-        list(backend.driver.scored(WINDOWS, plan))
+        list(backend.driver.score(WINDOWS, plan))
         for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):
             assert spied["inside"] == 0
             assert 0 < spied["all"] <= len(WINDOWS)

@@ -14,12 +14,25 @@ from torch import nn
 from compare_q.backends.reference.comparison import StoredRows
 from compare_q.backends.vllm import hooks
 from compare_q.backends.vllm.extension import ScoringExtension
-from compare_q.backends.vllm.hooks import TAG, RequestRows, ScoredRows, StepRows, attach, scored_rows
+from compare_q.backends.vllm.hooks import TAG, RequestRows, ScoredRows, attach, scored_rows
 from compare_q.backends.vllm.logits import LogitsSource
+from compare_q.backends.vllm.scorer import chunks_of
 from tests.support.stores import numbers
 
 OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})
 OTHERS = SimpleNamespace(extra_args=None)
+
+
+class Seen(list[Any]):
+    """Keeps every step that it receives."""
+
+    def step(self, *given: Any) -> None:
+        self.append(given[1:])
+
+
+def of(prompt: Any, begin: int, end: int) -> ScoredRows:
+    """Rows that predict tokens ``begin`` to ``end`` of a prompt."""
+    return ScoredRows(StoredRows(0, 0, 0, 0), 0, end - begin, prompt, begin)
 
 
 def taken(requests: list[RequestRows]) -> list[tuple[Any, int, int, int, int]]:
@@ -44,14 +57,16 @@ class RunnerV1:
 
 def test_v1_rows() -> None:
     """Request a lies behind b in the batch and is in its middle; b is not ours; c has only a generated token left."""
-    runner, seen = RunnerV1(), []
-    assert attach(runner, lambda states, requests, tokens: seen.extend([requests, tokens])) == "V1"
+    runner, seen, idle = RunnerV1(), Seen(), [False]
+    assert attach(runner, lambda: None if idle[0] else seen) == "V1"
     states = torch.zeros(10, 2)
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
     assert runner._get_prompt_logprobs_dict(states, {"b": 3}) == "original"
-    requests, tokens = seen  # of the first step alone: nobody is called without rows of ours
+    idle[0] = True
+    assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
+    ((requests, tokens),) = seen  # of the first step alone: nobody is called without rows of ours
     assert taken(requests) == [([7, [[1, 10]]], 4, 3, 6, 10)]
-    found = tokens([(requests[0].prompt, 5, 8), (requests[0].prompt, 0, 2)])
+    found = tokens([of(requests[0].prompt, 5, 8), of(requests[0].prompt, 0, 2)])
     assert (found.tolist(), found.dtype) == ([5, 6, 7, 0, 1], torch.int64)
 
 
@@ -73,10 +88,8 @@ class WorkerV2:
 
 def test_v2_rows() -> None:
     """Batch: b (not ours), a (state 2, from token 4), c (prompt done); a removed request is forgotten."""
-    worker, seen = WorkerV2(), []
-    attach(
-        SimpleNamespace(prompt_logprobs_worker=worker), lambda states, requests, tokens: seen.append((requests, tokens))
-    )
+    worker, seen = WorkerV2(), Seen()
+    attach(SimpleNamespace(prompt_logprobs_worker=worker), lambda: seen)
     assert worker.add_request("a", 2, OURS) == "added a"
     worker.add_request("b", 0, OTHERS)
     worker.add_request("c", 1, OURS)
@@ -89,7 +102,7 @@ def test_v2_rows() -> None:
     assert worker.compute_prompt_logprobs(*arguments) == "original"
     ((requests, given),) = seen
     assert taken(requests) == [([7, [[1, 10]]], 4, 3, 5, 9)]  # six rows scheduled, five of them prompt
-    found = given([(requests[0].prompt, 5, 8), (0, 3, 4)])
+    found = given([of(requests[0].prompt, 5, 8), of(0, 3, 4)])
     assert (found.tolist(), found.dtype) == ([25, 26, 27, 3], torch.int64)
     assert worker.remove_request("a") == "removed a"
     worker.compute_prompt_logprobs(*arguments)
@@ -101,7 +114,7 @@ def test_an_unknown_vllm_is_refused() -> None:
         def _get_prompt_logprobs_dict(self, states: object, num_scheduled_tokens: object) -> None: ...
 
     with pytest.raises(RuntimeError, match=r"takes \('states', .* this vLLM is not one of 0.26 to 0.33"):
-        attach(Renamed(), pytest.fail)
+        attach(Renamed(), lambda: None)
 
     class Extension(ScoringExtension):
         model_runner = object()
@@ -162,18 +175,14 @@ def test_scored_rows_by_hand() -> None:
 
 
 def test_chunks_cut_parts() -> None:
-    pack = StepRows(PARTS)
-    assert len(pack) == 10
-    assert pack.between(0, 10) == PARTS
-    assert pack.between(1, 4) == [ScoredRows(StoredRows(2, 6, 1, 4), 4, 3, "b", 5)]
-    assert pack.between(4, 7) == [
-        ScoredRows(StoredRows(2, 6, 4, 5), 7, 1, "b", 8),
-        ScoredRows(StoredRows(5, 9, 4, 6), 12, 2, "e", 5),
+    assert list(chunks_of(PARTS, 10)) == list(chunks_of(PARTS, 20)) == [PARTS]
+    assert list(chunks_of(PARTS, 4)) == [
+        [ScoredRows(StoredRows(2, 6, 0, 4), 3, 4, "b", 4)],
+        [ScoredRows(StoredRows(2, 6, 4, 5), 7, 1, "b", 8), ScoredRows(StoredRows(5, 9, 4, 7), 12, 3, "e", 5)],
+        [ScoredRows(StoredRows(5, 9, 7, 9), 15, 2, "e", 8)],
     ]
-    assert pack.between(5, 6) == [ScoredRows(StoredRows(5, 9, 4, 5), 12, 1, "e", 5)]
-    assert pack.between(8, 20) == [ScoredRows(StoredRows(5, 9, 7, 9), 15, 2, "e", 8)]
-    assert pack.between(10, 12) == []
-    assert len(StepRows(scored_rows(STEP[2:]))) == 0
+    assert list(chunks_of(PARTS, 5)) == [PARTS[:1], PARTS[1:]]
+    assert list(chunks_of(scored_rows(STEP[2:]), 5)) == []
 
 
 WEIGHT = numbers(7, 4)

@@ -21,7 +21,6 @@ from compare_q.backends.vllm.options import (
     check_checkpoint,
     emulation_arguments,
     engine_arguments,
-    without_kernel,
 )
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.planned import planned
@@ -177,38 +176,10 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
     check_checkpoint(request_for(toy_model, hf_overrides={"rope_theta": 1e5}), toy_model)
 
 
-BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-WEIGHT_ONLY = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 128}
-
-
 def grouped(weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
     """A quantization config of compressed-tensors with one group."""
     groups = {"g": {"weights": weights, "input_activations": activations, "targets": ["Linear"]}}
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
-
-
-@pytest.mark.parametrize(
-    ("config", "tensor", "kinds", "reason"),
-    [
-        ({"quantization_config": BLOCKS}, "a.weight_scale_inv", ("AVX2", "AVX-512"), "FP8 blocks on a CPU without AMX"),
-        ({"kv_lora_rank": 16}, "a.weight", ("AVX2",), "latent attention (MLA) for CPUs without AVX-512"),
-        ({"quantization_config": grouped({**WEIGHT_ONLY, "num_bits": 4})}, "experts.0.up.weight_scale",
-         ("AVX2", "AVX-512"), "INT4 experts on a CPU without AMX"),
-        ({"quantization_config": grouped({**WEIGHT_ONLY, "num_bits": 4})}, "experts.0.up.weight", (), ""),
-        ({"quantization_config": grouped(WEIGHT_ONLY)}, "a.weight_scale", ("AVX2", "AVX-512", "AMX"),
-         "weight-only INT8 layers on a CPU"),
-        ({"quantization_config": grouped(WEIGHT_ONLY, WEIGHT_ONLY)}, "a.weight_scale", (), ""),
-    ],
-)  # fmt: skip
-def test_what_a_cpu_cannot_run_is_said_before_it_loads(
-    config: dict[str, Any], tensor: str, kinds: tuple[str, ...], reason: str, tmp_path: Path
-) -> None:
-    folder = write_checkpoint(tmp_path / "model", {tensor: ("F32", 1, 1)}, config)
-    found = {kind: without_kernel(folder, {}, kind) for kind in ("AVX2", "AVX-512", "AMX", "")}
-    everywhere = {""} if "AMX" in kinds else set()
-    assert {kind for kind, words in found.items() if words} == set(kinds) | everywhere
-    assert all(words.startswith("vLLM has no ") and reason in words for words in found.values() if words)
-    assert "CPUs without AVX2" in without_kernel(folder, {}, "SSE")
 
 
 COMPRESSED_TENSORS = {"quant_method": "compressed-tensors"}
@@ -263,33 +234,25 @@ def quark() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "name", "missing", "said"),
+    ("quantization", "name", "found"),
     [
-        (grouped(MX, None), "o_proj.weight_packed", "", "nothing to emulate: no layer of"),
-        (grouped({**MX, "num_bits": 8}, {**MX, "num_bits": 8}), "o_proj.weight", "",
-         "vLLM's emulation of MXFP8 leaves activations unquantized; leave it out"),
-        (grouped(MX, MX), "o_proj.weight_packed", "file", "this vLLM has no emulation of MXFP4; 0.32 has"),
-        (grouped(MX, MX), "o_proj.weight_packed", "package",
-         "vLLM emulates MXFP4 by a package that is missing (pip install amd-quark)"),
-        (grouped(MX, MX), "mlp.experts.0.w2.weight_packed", "",
-         "vLLM emulates MXFP4 experts of Quark only, and these are of compressed-tensors; leave it out"),
-        (quark(), "mlp.experts.0.w2.weight", "", ""),
-        (grouped(MX, MX), "o_proj.weight_packed", "", ""),
+        (grouped(MX, None), "o_proj.weight_packed", None),
+        (grouped({**MX, "num_bits": 8}, {**MX, "num_bits": 8}), "o_proj.weight", None),  # MXFP8: vLLM's does not round
+        (quark(), "mlp.experts.0.w2.weight", {"linear_backend": "emulation", "moe_backend": "emulation"}),
+        (grouped(MX, MX), "o_proj.weight_packed", {"linear_backend": "emulation"}),
     ],
-)  # fmt: skip
-def test_mx_activations_are_emulated_or_refused_by_name(
-    quantization: dict[str, Any], name: str, missing: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+)
+def test_mx_activations_are_emulated_or_refused(
+    quantization: dict[str, Any], name: str, found: dict[str, str] | None, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compat, "emulates_mxfp4", lambda: missing != "file")
-    versions = {} if missing == "package" else {"amd-quark": "0.11"}
-    monkeypatch.setattr("compare_q.backends.vllm.options.installed_versions", lambda names: versions)
     folder = with_config(tmp_path / "x", quantization, name)
-    if said:
-        assert f"engine.emulate: {said}" in refusal(VllmEngine.check, request_for(folder, emulate=True))
+    if found is None:
+        said = refusal(VllmEngine.check, request_for(folder, emulate=True))
+        nothing = f"nothing to emulate: no layer of {folder} has NVFP4 or MXFP4 activations; leave it out"
+        assert said == f"engine.emulate: {nothing}"
     else:
         VllmEngine.check(request_for(folder, emulate=True))
-        experts = {"moe_backend": "emulation"} if "experts" in name else {}
-        assert emulation_arguments(folder, {}) == {"linear_backend": "emulation"} | experts
+        assert emulation_arguments(folder, {}) == found
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ import torch
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.scoring import divergences
-from compare_q.backends.vllm.hooks import RequestRows
-from compare_q.backends.vllm.scorer import CPU_ROWS, Plan, Scorer
+from compare_q.backends.vllm.driver import Plan
+from compare_q.backends.vllm.hooks import RequestRows, ScoredRows
+from compare_q.backends.vllm.scorer import CPU_ROWS, Scorer
 from tests.support.definitions import assert_divergences_of, draw
 
 LIMIT = 256 << 20
@@ -97,8 +98,8 @@ REQUEST = RequestRows((7, [(2, 1000)]), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7, scored from position 2 on; on a CPU in chunks of 256."""
 
 
-def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
-    return torch.cat([prompt[a:b] for prompt, a, b in parts])
+def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
+    return torch.cat([part.prompt[part.token : part.token + part.n_rows] for part in parts])
 
 
 class Small:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ def request(start: int, n_rows: int, length: int = 10, window: int = 7) -> Reque
 
 def test_steps_are_counted_by_hand() -> None:
     """Two windows of ten tokens and one of three, four tokens a step: 4, 4, 2 and 3."""
-    steps = Steps(4)
-    assert steps.count([request(0, 4), request(0, 4), request(0, 3, 3)], "NONE") == ""
-    assert steps.count([request(4, 4), request(4, 4)], "FULL") == steps.count([request(8, 2)], "FULL") == ""
+    graph: Any = SimpleNamespace(last="NONE")
+    steps = Steps(4, graph)
+    assert steps.count([request(0, 4), request(0, 4), request(0, 3, 3)]) == ""
+    graph.last = "FULL"
+    assert steps.count([request(4, 4), request(4, 4)]) == steps.count([request(8, 2)]) == ""
     assert steps.report() == {
         "tokens_a_step": {"2": 1, "3": 1, "4": 4}, "windows_a_step": 3, "graphs": {"FULL": 2, "NONE": 1}
     }  # fmt: skip
@@ -34,7 +37,8 @@ def test_steps_are_counted_by_hand() -> None:
 
 @pytest.mark.parametrize(("start", "n_rows"), [(0, 10), (0, 3), (4, 6), (8, 1), (2, 4)])
 def test_other_steps_are_told(start: int, n_rows: int) -> None:
-    said = Steps(4).count([request(0, 4), request(start, n_rows)], "FULL")
+    graph: Any = SimpleNamespace(last="FULL")
+    said = Steps(4, graph).count([request(0, 4), request(start, n_rows)])
     assert said == f"vLLM computed {n_rows} tokens of window 7 at position {start} in one step, and not 4"
 
 
