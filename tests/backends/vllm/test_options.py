@@ -189,7 +189,7 @@ def with_scales(folder: Path, *names: str) -> Path:
     """A checkpoint of one-byte NVFP4 layers, each with the scales that are named, which are 1, 2, ..."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"quantization_config": COMPRESSED_TENSORS}))
-    tensors = {f"{name.rpartition('.')[0]}.weight_packed": torch.zeros(1, dtype=torch.uint8) for name in names}
+    tensors = {f"{name.rpartition('.')[0]}.weight_packed": torch.zeros(1, 1, dtype=torch.uint8) for name in names}
     scales = {name: torch.tensor([number + 1.0]) for number, name in enumerate(names)}
     save_file(tensors | scales, folder / "model.safetensors")
     return folder
