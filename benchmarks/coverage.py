@@ -185,7 +185,7 @@ def errors_of_text(
         "independent": 1.96 * (variance / n) ** 0.5,
     }
     error = uncertainty.clustered_error(total, windows.entries, windows.span) or 0
-    half["blocks"] = uncertainty.interval_95(0, error, uncertainty.n_waves(len(total), windows.span))[1]
+    half["blocks"] = uncertainty.interval(0, error, uncertainty.n_waves(len(total), windows.span))[1]
     return mean - truth, half
 
 

@@ -13,9 +13,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.eval.ranking import best_among
+from compare_q.eval.ranking import best_labels
+from compare_q.eval.results import ModelResult
 from compare_q.eval.stats import uncertainty
-from compare_q.eval.stats.estimates import BlockSums
+from compare_q.eval.stats.estimates import BlockSums, Curve, Estimates
 
 LENGTHS = (255, 510, 1000, 2000, 4000, 8000, 16_000, 30_000)
 TIMES = (1, 1.25, 1.5, 2, 4, 13)
@@ -63,9 +64,16 @@ def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
             for i, times in enumerate(TIMES):
                 off = times * second - first
                 error = uncertainty.clustered_error(off, entries, tokens) or 0
-                low, high = uncertainty.interval_95(float(off.sum()) / tokens, error, freedom)
+                low, high = uncertainty.interval(float(off.sum()) / tokens, error, freedom)
                 seen[i] += low <= 0 <= high if times == 1 else low > 0
     return [round(each, 1) for each in (100 * seen / texts).tolist()]
+
+
+def row_of(label: str, entries: tuple[int, ...], kld: NDArray[np.float64], length: int) -> ModelResult:
+    """A row that has nothing but the sums of its KLD by block [G], of so many ``entries`` each."""
+    blocks = BlockSums(entries, (), tuple(kld), whole=("kld",), length=length)
+    found = Estimates(uncertainty.Perplexity(None, 0.0, 0, 0), None, None, None, None, blocks, Curve((), ()))
+    return ModelResult.model_construct(label=label, estimates=found, bpw_layer=4.0)
 
 
 def share_starred(models: int, tokens: int, texts: int, seed: int = 0) -> float:
@@ -75,9 +83,6 @@ def share_starred(models: int, tokens: int, texts: int, seed: int = 0) -> float:
     starred = 0
     for done in range(0, texts, at_once):
         for sums in np.moveaxis(kld_sums(rng, min(at_once, texts - done), places, models), 0, 1):
-            among = {
-                str(model): BlockSums(entries, (), tuple(each), whole=("kld",), length=tokens)
-                for model, each in enumerate(sums)
-            }
-            starred += "0" in best_among(among, "kld")
+            rows = [row_of(str(model), entries, each, tokens) for model, each in enumerate(sums)]
+            starred += "0" in best_labels(rows, "kld")
     return round(100 * starred / texts, 1)

@@ -23,7 +23,7 @@ from compare_q.backends.common.messages import one_line
 from compare_q.eval import results as run_results
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.ranking import Difference, difference_or_reason
+from compare_q.eval.ranking import compare as compare_rows
 from compare_q.eval.report.tokens import with_worst_tokens
 from compare_q.eval.results import NESTED, ModelResult, RunResult
 from compare_q.eval.run import runner, token_scores
@@ -104,12 +104,9 @@ class Comparison:
             for first, second in itertools.combinations(text.models, 2):
                 row: dict[str, Any] = {"text": text.name, "first": first.label, "second": second.label}
                 for name, score in (("ln_ppl_ratio", "nll"), ("kld", "kld")):
-                    found = difference_or_reason(first, second, score)
-                    values: tuple[float | None, ...] = (None,) * 4
-                    if isinstance(found, Difference):
-                        values = (found.value, found.stderr, *(found.limits or (None, None)))
-                    names = (name, f"{name}_stderr", f"{name}_low", f"{name}_high")
-                    row |= dict(zip(names, values, strict=True))
+                    found = compare_rows(first, second, score)
+                    low, high = found.limits or (None, None)
+                    row |= {name: found.value, f"{name}_stderr": found.stderr, f"{name}_low": low, f"{name}_high": high}
                 rows.append(row)
         return self.of_texts(rows)
 

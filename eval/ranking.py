@@ -1,5 +1,4 @@
-"""Which rows differ: paired differences, the best rows (★), nearly lossless rows, and how well spread windows stand for
-the whole text.
+"""Which rows differ.  ``compare`` decides it for two rows; ★, ``--pairs`` and the closing sentences read its outcome.
 
 Both models of a difference were scored on the same tokens, so an easy block of the text is easy for both.  Differences
 are therefore known far better than the means of single rows.
@@ -8,22 +7,26 @@ Some rows are so near to the reference that KL divergence cannot rank them.  Ove
 results of benchmarks (rank correlations of -0.72 and -0.86 in arXiv 2606.19558); among those that are nearly lossless
 it does not (+0.00 and -0.24).  Here a row is nearly lossless if its KLD is within the noise floor's 95 % interval, or
 within twice the noise floor's KLD.
+
+The end of the file is about windows that are spread over a text: how well they stand for all of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from compare_q.eval.results import ModelResult, TextResult, noise_floor_of
-from compare_q.eval.stats import estimates
-from compare_q.eval.stats.estimates import BlockSums, n_blocks
-from compare_q.eval.stats.uncertainty import interval_95, n_waves, student_t
+from compare_q.eval.stats.answers import discordant, mcnemar_p
+from compare_q.eval.stats.estimates import paired_difference
+from compare_q.eval.stats.uncertainty import interval
 
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
-"""The scores that can be compared, and their names in messages."""
+"""The scores of tokens that can be compared, and their names in messages."""
+LEVEL = 0.05
+"""The probability of calling equal models different, in all comparisons with the best one together."""
 LEAST_TOKENS = 2000
 """Tokens of text below which no model is called the best.  In simulated texts a KLD twice as large as another is
 significantly different in 34 % of texts of 255 tokens, 53 % of 510 and 81 % of 2,000."""
@@ -33,96 +36,137 @@ ROUNDINGS = 0.001
 """Nats: a KLD that need not be known better where no row is the noise floor.  Another order of roundings costs
 SmolLM2-135M 0.0017 (docs/statistics.md)."""
 
+Outcome = Literal["less", "more", "equal", "unranked", "unknown"]
+
 
 @dataclass(frozen=True)
 class Difference:
-    """One model's mean minus another's; ``stderr`` and the 95 % ``limits`` are None where the text is too short."""
+    """One model's mean minus another's, and what may be said about it.
 
-    value: float
-    stderr: float | None
-    limits: tuple[float, float] | None
+    Attributes:
+        outcome: "less" or "more" if the two differ; "equal" if no difference is seen; "unranked" if both are nearly
+            lossless and KLD does not rank them; "unknown" for a ``reason``.
+        value, stderr, limits: the difference, its error and interval; None where they are not known.
+        only: questions that only the first, and only the second model has right; ``p``: McNemar's.
+    """
 
-    @property
-    def is_seen(self) -> bool:
-        """True if 0 is outside the interval."""
-        return self.limits is not None and not self.limits[0] <= 0 <= self.limits[1]
-
-
-def difference_or_reason(a: ModelResult, b: ModelResult, name: str) -> Difference | str:
-    """Mean of ``name`` (of ``SCORES``) of model a minus the mean of model b, or why it is not known."""
-    for model in (a, b):
-        if model.estimates is None:
-            return f"{model.label} failed"
-        if name == "kld" and model.reference:
-            return f"{model.label} is the reference, from which KLD is measured"
-        if getattr(model.estimates.blocks, name) is None:
-            return f"{model.label} has no {SCORES[name]}"
-        if name not in model.estimates.blocks.whole:
-            return f"{model.label} has positions without a finite {SCORES[name]}"
-    assert a.estimates is not None
-    assert b.estimates is not None
-    blocks = a.estimates.blocks
-    found = estimates.paired_difference(blocks, b.estimates.blocks, name)
-    if found is None or found.value is None:
-        return "they were scored on different windows"
-    waves = n_waves(n_blocks(blocks), blocks.length)
-    limits = None if found.stderr is None else interval_95(found.value, found.stderr, waves)
-    return Difference(found.value, found.stderr, limits)
+    outcome: Outcome
+    value: float | None = None
+    stderr: float | None = None
+    limits: tuple[float, float] | None = None
+    reason: str = ""
+    only: tuple[int, int] = (0, 0)
+    p: float = 1.0
 
 
-def candidates_for_best(models: Sequence[ModelResult], name: str) -> dict[str, BlockSums]:
-    """Label -> sums of the models that may have the best ``name`` (of ``SCORES``): measured and quantized ones.
+def compare(
+    a: ModelResult, b: ModelResult, score: str, *, near: Collection[str] = (), comparisons: int = 1
+) -> Difference:
+    """Decide whether the mean of a model's ``score`` (one of ``SCORES``, "acc" or "acc_norm") differs from another's.
+
+    ``near``: labels of rows that KLD does not rank; ``comparisons``: how many are made with one model, each of which
+    has its share of the level (Bonferroni).
+    """
+    if score not in SCORES:
+        return compare_answers(a, b, score, comparisons)
+    unranked, found = score == "kld" and a.label in near and b.label in near, None
+    reason = missing(a, score) or missing(b, score) or "they were scored on different windows"
+    if a.estimates and b.estimates:
+        found = paired_difference(a.estimates.blocks, b.estimates.blocks, score)
+    if not a.estimates or not found or found.value is None or (score == "kld" and (a.reference or b.reference)):
+        return Difference("unranked" if unranked else "unknown", reason=reason)
+    if found.stderr is None:
+        return Difference("unknown", found.value, reason="the text is too short to tell")
+    limits = interval(found.value, found.stderr, a.estimates.blocks.waves, LEVEL / max(comparisons, 2))
+    outcome: Outcome = "equal" if limits[0] <= 0 <= limits[1] else "less" if found.value < 0 else "more"
+    return Difference("unranked" if unranked and outcome != "equal" else outcome, found.value, found.stderr, limits)
+
+
+def missing(model: ModelResult, score: str) -> str:
+    """Why a model cannot be compared with others by a score; empty if it can."""
+    if model.estimates is None:
+        return f"{model.label} failed"
+    if score == "kld" and model.reference:
+        return f"{model.label} is the reference, from which KLD is measured"
+    if getattr(model.estimates.blocks, score) is None:
+        return f"{model.label} has no {SCORES[score]}"
+    left_out = score not in model.estimates.blocks.whole
+    return f"{model.label} has positions without a finite {SCORES[score]}" if left_out else ""
+
+
+def compare_answers(a: ModelResult, b: ModelResult, rule: str, comparisons: int) -> Difference:
+    """The difference of two accuracies on the same questions, by McNemar's exact test."""
+    answers = [model.estimates.answers if model.estimates else None for model in (a, b)]
+    one, two = (getattr(found, rule).right if found else "" for found in answers)
+    if not (one and two) or len(one) != len(two):
+        return Difference("unknown", reason="not the same questions" if one and two else "a model has none")
+    only = discordant(one, two)
+    p, value = mcnemar_p(*only), (only[0] - only[1]) / len(one)
+    outcome: Outcome = "equal" if p >= LEVEL / comparisons else "less" if value < 0 else "more"
+    return Difference(outcome, value, only=only, p=p)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Rows compared with the ``best`` one: those that do not differ from it, ``worse`` ones, and ``unknown`` ones.
+
+    ``reason``: why none can be compared with it.
+    """
+
+    best: ModelResult
+    equal: Sequence[ModelResult] = ()
+    worse: Sequence[ModelResult] = ()
+    unknown: Sequence[ModelResult] = ()
+    reason: str = ""
+
+
+def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ()) -> Ranking:
+    """Rank one or more measured rows by their means of ``score``.  ``near``: labels of rows that KLD does not rank.
+
+    The model that is best in truth is the best one, or equal to it, in 95 % of texts or more.  It is missing only where
+    one of the other k - 1 is measured better by more than each of them would be in 0.05 / (k - 1) of the texts if it
+    were not better: Bonferroni's bound, for comparisons with the best (Hsu, Annals of Statistics 9, 1981).  Of two
+    models it is 0.025, as for any pair.
+    """
+    blocks = {model.label: model.estimates.blocks for model in rows if model.estimates}
+
+    def mean(model: ModelResult) -> float:
+        own, left_out = blocks[model.label], {"nll": math.log(model.ppl or math.inf), "kld": model.kld or 0.0}
+        found = sum(getattr(own, score)) / sum(own.tokens) if score in own.whole else left_out.get(score, 0.0)
+        return -found if score == "same_top" else found
+
+    first, *others = sorted(rows, key=mean)
+    if any(own.held < 2 or own.length < LEAST_TOKENS for own in blocks.values()):
+        return Ranking(first, unknown=others, reason="the text is too short")
+    if reason := missing(first, score):
+        return Ranking(first, unknown=others, reason=reason)
+    found = {m.label: compare(m, first, score, near=near, comparisons=len(others)).outcome for m in others}
+    equal = [model for model in others if found[model.label] in ("equal", "unranked")]
+    unknown = [model for model in others if found[model.label] == "unknown"]
+    return Ranking(first, equal, [model for model in others if model not in (*equal, *unknown)], unknown)
+
+
+def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[ModelResult]:
+    """The models that may have the best ``score``: measured and quantized ones.
 
     The reference, noise floors and other unquantized models are not candidates: they show what roundings alone lose.
     """
-    return {
-        model.label: model.estimates.blocks
-        for model in models
-        if model.estimates and getattr(model.estimates.blocks, name) is not None
+    return [
+        model for model in models
+        if model.estimates and getattr(model.estimates.blocks, score) is not None
         and model.is_quantized and not (model.reference or model.noise_floor)
-    }  # fmt: skip
+    ]  # fmt: skip
 
 
-def too_short_for_best(models: Sequence[ModelResult]) -> int | None:
-    """Tokens of a text shorter than ``LEAST_TOKENS``; None for a longer text, and for fewer than two candidates."""
-    found = candidates_for_best(models, "nll").values()
-    length = min((each.length for each in found if each.length), default=LEAST_TOKENS)
-    return length if len(found) > 1 and length < LEAST_TOKENS else None
+def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
+    """Labels of the candidate with the best ``score``, and of those that are equal to it.
 
-
-def best_labels(models: Sequence[ModelResult], name: str) -> frozenset[str]:
-    """Labels of the ``candidates_for_best`` with the best ``name``, and of those not significantly worse.
-
-    By ``kld``, rows that are nearly lossless count as equal (``near_lossless``).  Empty if ``best_among`` is.
+    None for a single candidate, for a short text, and if the model with the best mean left scores out: a mark on the
+    next one would say that none is better.
     """
-    among = candidates_for_best(models, name)
-    best, near = best_among(among, name), near_lossless(models) if name == "kld" else frozenset()
-    return best | (near & among.keys() if best & near else frozenset())
-
-
-def best_among(among: Mapping[str, BlockSums], name: str) -> frozenset[str]:
-    """Labels of the model with the best measured mean of ``name``, and of those not significantly worse.
-
-    The model that is best in truth is among them in 95 % of texts or more.  It is missing only where one of the other
-    k - 1 is measured better by more than each of them would be in 0.05 / (k - 1) of the texts if it were not better:
-    Bonferroni's bound, for comparisons with the best (Hsu, Annals of Statistics 9, 1981).  Of two models it is 0.025,
-    as for any pair.
-
-    No label if there is only one candidate, if the text is shorter than ``LEAST_TOKENS``, or if the model with the best
-    mean left scores out.
-    """
-    if len(among) < 2 or any(n_blocks(found) < 2 or found.length < LEAST_TOKENS for found in among.values()):
-        return frozenset()
-    sign = -1 if name == "same_top" else 1
-    means = {label: sign * sum(getattr(found, name)) / sum(found.tokens) for label, found in among.items()}
-    first = among[min(means, key=lambda label: means[label])]
-    # Nothing can be paired with a best model that left scores out: then no row is marked.
-    reach = student_t(n_waves(n_blocks(first), first.length), 0.05 / max(len(among) - 1, 2))
-    differences = {label: estimates.paired_difference(found, first, name) for label, found in among.items()}
-    return frozenset(
-        label for label, off in differences.items()
-        if off and off.value is not None and (off.stderr is None or abs(off.value) <= reach * off.stderr)
-    )  # fmt: skip
+    rows = candidates_for_best(models, score)
+    found = ranking(rows, score, near_lossless(models)) if len(rows) > 1 else None
+    return frozenset(model.label for model in (found.best, *found.equal)) if found and not found.reason else frozenset()
 
 
 def kld_limit(models: Sequence[ModelResult]) -> float | None:
@@ -133,16 +177,14 @@ def kld_limit(models: Sequence[ModelResult]) -> float | None:
     limit, blocks = TIMES_FLOOR * floor.kld, floor.estimates.blocks
     if floor.kld_stderr is None:
         return limit
-    return max(limit, interval_95(floor.kld, floor.kld_stderr, n_waves(n_blocks(blocks), blocks.length))[1])
+    return max(limit, interval(floor.kld, floor.kld_stderr, blocks.waves)[1])
 
 
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
     """Labels of the measured rows up to the limit, without the reference and the noise floors."""
     limit = kld_limit(models)
-    if limit is None:
-        return frozenset()
-    rows = (model for model in models if model.kld is not None and not (model.reference or model.noise_floor))
-    return frozenset(model.label for model in rows if model.kld is not None and model.kld <= limit)
+    rows = [(model.label, model.kld) for model in models if not (model.reference or model.noise_floor)]
+    return frozenset(label for label, kld in rows if limit is not None and kld is not None and kld <= limit)
 
 
 class Worst(NamedTuple):
@@ -152,17 +194,11 @@ class Worst(NamedTuple):
     label: str
 
 
-def sampled_from(text: TextResult) -> int | None:
-    """The number of windows of the whole text; None where all of them were scored, or the first ones."""
-    found: int | None = text.data.get("windows_of_the_text")
-    return found
-
-
-def rows_by_kld(text: TextResult) -> list[ModelResult]:
-    """The rows whose KLD matters, the smallest first: the quantized models, or all but the reference without any."""
+def rows_by_kld(text: TextResult) -> tuple[list[ModelResult], str]:
+    """The rows whose KLD matters, and their name in a sentence: quantized models, or without any all rows."""
     rows = [model for model in text.models if model.kld is not None and not model.reference]
-    quantized = [model for model in rows if model.is_quantized and not model.noise_floor]
-    return sorted(quantized or rows, key=lambda model: model.kld or 0.0)
+    quantized = [model for model in rows if model.is_quantized and not model.noise_floor] or rows
+    return quantized, "quantized row" if len(quantized) < len(rows) else "row"
 
 
 def worst_kld(text: TextResult) -> Worst | None:
@@ -171,29 +207,17 @@ def worst_kld(text: TextResult) -> Worst | None:
 
     Infinite where an error is not known; None without KLDs.
     """
-    rows, least, worst = rows_by_kld(text), kld_limit(text.models) or ROUNDINGS, []
-    for model in rows:
+    least, worst = kld_limit(text.models) or ROUNDINGS, []
+    for model in rows_by_kld(text)[0]:
         found = model.estimates.sampled if model.estimates else None
         error = math.inf if found is None or found.kld is None else found.kld
         worst.append(Worst(error / max(model.kld or 0.0, least), model.label))
     return max(worst, default=None)
 
 
-def worst_ppl(text: TextResult) -> Worst | None:
-    """The largest relative error of the perplexities as the whole text's; None where none is known."""
-    found = [(model.estimates.sampled, model.label) for model in text.models if model.estimates]
-    return max((Worst(each.nll, label) for each, label in found if each and each.nll is not None), default=None)
-
-
-def kind_of_rows(text: TextResult) -> str:
-    """The name of the rows of ``rows_by_kld`` in a sentence."""
-    known = sum(model.kld is not None and not model.reference for model in text.models)
-    return "quantized row" if len(rows_by_kld(text)) < known else "row"
-
-
 def rest_in_words(text: TextResult) -> str:
     """The seconds that the other windows of the text would take, as the end of a sentence; empty where that is not
     known, or where nothing was left out."""
-    left = (sampled_from(text) or 0) - text.data.get("windows", 0)
+    left = (text.data.get("windows_of_the_text") or 0) - text.data.get("windows", 0)
     seconds = sum(left * (model.score_seconds or 0.0) / model.windows for model in text.models if model.windows)
     return f"; the other {left:,} would take about {seconds:,.0f} s of scoring" if left > 0 < seconds else ""

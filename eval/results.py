@@ -82,19 +82,16 @@ class Stored(BaseModel):
 
 
 PARTS = ("load", "first_step", "scoring", "close")
-"""Parts of a worker's time, in their order.
-
-``load`` begins when the driver requests the worker, and includes the engine's import if that was not imported before.
-``first_step`` ends with the first scored window, ``scoring`` with the last one.
-"""
+"""Parts of a worker's time, in their order.  ``load`` includes the engine's import if that was not imported before;
+``first_step`` ends with the first scored window, ``scoring`` with the last one."""
 
 
 @dataclass(frozen=True)
 class Timing:
     """When a row's worker did what, in seconds since 1970 by its machine's clock.
 
-    ``started``: when the driver requested the worker; ``loaded``: when it could score; ``first_window``: when the
-    first window was scored; ``closed``: when its engine was closed, None if that is not known.
+    ``started``: the driver requested the worker; ``loaded``: it could score; ``closed``: its engine was closed, None if
+    that is not known.
     """
 
     started: float
@@ -112,17 +109,14 @@ class Timing:
     @property
     def seconds(self) -> dict[str, float | None]:
         """The seconds of each of the ``PARTS``."""
-        return {
-            "load": self.loaded - self.started,
-            "first_step": self.first_window - self.score_began,
-            "scoring": self.last_window - self.first_window,
-            "close": None if self.closed is None else self.closed - self.last_window,
-        }
+        close = None if self.closed is None else self.closed - self.last_window
+        parts = (self.loaded - self.started, self.first_window - self.score_began, self.last_window - self.first_window)
+        return dict(zip(PARTS, (*parts, close), strict=True))
 
 
-def copied(path: str, description: str) -> Any:
+def copied(path: str, description: str, alias: str | None = None) -> Any:
     """A flat field that is a copy of the value at ``path`` in ``estimates``; None if they have no such value."""
-    return Field(default=None, description=description, json_schema_extra={"copied_from": path})
+    return Field(default=None, alias=alias, description=description, json_schema_extra={"copied_from": path})
 
 
 class WorstToken(Stored):
@@ -150,9 +144,7 @@ class ModelResult(Stored):
     where: Text | None = Field(default=None, description="GPUs or CPU that it ran on; None for a server")
     kernel: Text | None = Field(default=None, description="short name of the kernel that ran most layers")
     deviations: Text | None = Field(default=None, description="how it ran differently from what its checkpoint asks")
-    phase: str | None = Field(
-        default=None, description='"prefill", or "decode 1x32": steps of 1 token of each of 32 windows'
-    )
+    phase: str | None = Field(default=None, description='"prefill", or "decode 1x32": steps of 1 token of 32 windows')
     kv_cache: str | None = Field(default=None, description="number format of the cached keys and values")
     kv_mb: Error | None = Field(default=None, description="KV cache of 1,000 tokens, MB of 10^6 bytes")
     bpw_layer: Error | None = Field(default=None, description="bits per weight of the layers")
@@ -176,10 +168,9 @@ class ModelResult(Stored):
     kld_stderr: Number = copied("against/kld/stderr", "its error, nats")
     kld_median: Number = copied("against/kld_percentiles/50", "median of the tokens' KLDs, nats")
     kld_p99: Number = copied("against/kld_percentiles/99", "99th percentile of the tokens' KLDs, nats")
-    kld_p99_9: Number = Field(
-        default=None, alias="kld_p99.9", description="99.9th percentile of the tokens' KLDs, nats",
-        json_schema_extra={"copied_from": "against/kld_percentiles/99.9"},
-    )  # fmt: skip
+    kld_p99_9: Number = copied(
+        "against/kld_percentiles/99.9", "99.9th percentile of the tokens' KLDs, nats", "kld_p99.9"
+    )
     kld_max: Number = copied("against/kld_percentiles/max", "largest KLD of a token, nats")
     kld_sum: Number = copied("against/kld/total", "sum of the finite KLDs, nats")
     kld_tokens: Count | None = copied("against/kld/tokens", "tokens with a finite KLD")
@@ -246,11 +237,10 @@ class ModelResult(Stored):
 
         ValidationError for values that results.json cannot have.
         """
-        size, spec, provenance = storage or Storage(), fields.get("spec", {}), fields.get("provenance", {})
+        size, provenance, timing = storage or Storage(), fields.get("provenance", {}), fields.get("timing")
         layers = groups.groups_from_json(provenance.get("layers", ()))
         kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
-        token_bytes, timing = groups.kv_token_bytes(kv_caches), fields.get("timing")
-        kv_cache = str(provenance.get("kv_cache") or "")
+        token_bytes, kv_cache = groups.kv_token_bytes(kv_caches), str(provenance.get("kv_cache") or "")
         for name, brief in BRIEF.items():
             kv_cache = kv_cache.replace(name, brief)
         flat: dict[str, Any] = {
@@ -258,7 +248,6 @@ class ModelResult(Stored):
             for name, field in cls.model_fields.items() if isinstance(field.json_schema_extra, dict)
         }  # fmt: skip
         error, seconds = fields.get("error"), fields.get("score_seconds")
-        kld = estimates.kld.value if estimates and estimates.kld else None
         scored = None if estimates is None else estimates.ppl.tokens + estimates.ppl.non_finite
         return cls(**flat | {
             "label": label, "engine": engine, "where": machine.words(provenance) or None,
@@ -268,8 +257,8 @@ class ModelResult(Stored):
             "kv_cache": kv_cache or None, "kv_mb": None if token_bytes is None else token_bytes / 1000,
             "bpw_layer": size.bpw_layer, "bpw_head": size.bpw_head, "vram_gib": size.vram_gib,
             "vram_bits": size.vram_bits, "file_bytes": size.file_bytes, "storage_note": size.note or None,
-            "kld": None if error else 0.0 if fields.get("reference") else kld,
-            "noise_floor": bool(spec.get("noise_floor")),
+            "kld": None if error else 0.0 if fields.get("reference") else value_at(estimates, "against/kld/value"),
+            "noise_floor": bool(fields.get("spec", {}).get("noise_floor")),
             "tokens_per_second": scored / seconds if scored is not None and seconds else None,
             "seconds": timing.seconds if timing else None, "estimates": estimates,
         } | fields)  # fmt: skip
@@ -383,12 +372,11 @@ class RunResult(Stored):
     @property
     def means(self) -> list[dict[str, Any]]:
         """The means as results.json and pandas have them; they are not read back."""
-        found = []
-        for label in self.labels:
-            kld, ppl = self.mean_kld(label), self.mean_ppl(label)
-            found.append({"label": label, "mean_kld": kld.value, "mean_kld_stderr": kld.stderr,
-                          "mean_ppl": ppl.value, "mean_ppl_stderr": ppl.stderr})  # fmt: skip
-        return found
+        means = [(label, self.mean_kld(label), self.mean_ppl(label)) for label in self.labels]
+        return [
+            {"label": label, "mean_kld": kld.value, "mean_kld_stderr": kld.stderr, "mean_ppl": ppl.value,
+             "mean_ppl_stderr": ppl.stderr} for label, kld, ppl in means
+        ]  # fmt: skip
 
     @property
     def scored(self) -> tuple[TextResult, ...]:
@@ -415,10 +403,8 @@ class RunResult(Stored):
         logs = [math.log(m.ppl) if m and m.ppl else None for m in rows]
         errors = [m.ppl_stderr / m.ppl if m and m.ppl and m.ppl_stderr is not None else None for m in rows]
         mean = macro_mean(logs, errors)
-        if mean.value is None:
-            return mean
-        value = math.exp(mean.value)
-        return Value(value, None if mean.stderr is None else value * mean.stderr)
+        value = None if mean.value is None else math.exp(mean.value)
+        return Value(value, None if value is None or mean.stderr is None else value * mean.stderr)
 
     def with_origin(self, command: Sequence[str]) -> RunResult:
         """The run with the date, versions and hardware of now; unchanged if it was read from a file."""
@@ -429,10 +415,7 @@ class RunResult(Stored):
             command=tuple(map(unicode, command)),
             commit=machine.commit(),
             versions={**machine.versions(), "compare-q": __version__},
-            hardware={
-                **machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch()),
-                **machine.threads(),
-            },
+            hardware=machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch()) | machine.threads(),
         )
 
     def masked(self, keeps: Sequence[str]) -> RunResult:
@@ -452,13 +435,10 @@ class RunResult(Stored):
     @classmethod
     def read(cls, file: Path) -> RunResult:
         """The run of a results.json or a report.html; InputError in one line for another file or format, or damage."""
-        name = printable(file)
-        content = json_files.read_bytes(file)
+        name, content = printable(file), json_files.read_bytes(file)
         if not content.lstrip().startswith(b"{"):  # in a JSON object a label may hold what EMBEDDED looks for
             found = EMBEDDED.search(content)
-            if found is None:
-                raise InputError(f"{name}: {NO_RESULTS}")
-            content = found[1]
+            content = found[1] if found else b"null"
         raw = json_files.parsed(content, name)
         if not isinstance(raw, dict) or "format" not in raw:
             raise InputError(f"{name}: {NO_RESULTS}")
@@ -470,10 +450,9 @@ class RunResult(Stored):
         try:
             run = cls.model_validate_json(content)
             check(run)
-        except ValidationError as error:
-            raise InputError(f"{name}: damaged results: {describe(error, ())}") from None
         except ValueError as error:
-            raise InputError(f"{name}: damaged results: {error}") from None
+            said = describe(error, ()) if isinstance(error, ValidationError) else error
+            raise InputError(f"{name}: damaged results: {said}") from None
         return run
 
 
@@ -517,62 +496,58 @@ def check(run: RunResult) -> None:
             raise ValueError(f"{place}models: two have one label, or are not those of {run.scored[0].name}")
         Described.model_validate(text.data | {"reference": text.reference})
         for model in text.models:
-            check_row(model, f"{place}{model.label}")
+            if wrong := contradiction(model):
+                raise ValueError(f"{place}{model.label}: {wrong}")
 
 
-def check_row(model: ModelResult, place: str) -> None:
-    """ValueError for a row whose numbers do not go together."""
+def contradiction(model: ModelResult) -> str:
+    """The part of a row whose values do not fit each other; empty if all do."""
     try:
         groups.groups_from_json(model.provenance.get("layers", ()))
         groups.kv_caches_from_json(model.provenance.get("kv_cache_layers", ()))
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{place}: provenance: layers or kv_cache_layers are not groups of layers") from None
+        return "provenance: layers or kv_cache_layers are not groups of layers"
     moments = [each for each in vars(model.timing).values() if each is not None] if model.timing else []
     if moments != sorted(moments):
-        raise ValueError(f"{place}: timing: is not in order")
-    for name, holds in going_together(model.estimates).items() if model.estimates else ():
-        if not holds:
-            raise ValueError(f"{place}: estimates.{name}: its numbers do not go together")
-
-
-def going_together(estimates: Estimates) -> dict[str, bool]:
-    """Part of a model's estimates -> True if its numbers fit each other."""
-    blocks, curve, against, answers = estimates.blocks, estimates.curve, estimates.against, estimates.answers
+        return "timing: is not in order"
+    if (found := model.estimates) is None:
+        return ""
+    blocks, curve, answers = found.blocks, found.curve, found.answers
     sums = {name: own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None}
-    bins = max(len(curve.edges) - 1, 0)
     values = [own for own in (curve.nll, curve.kld, curve.nll_stderr, curve.kld_stderr) if own is not None]
-    return {
-        "ppl": estimates.ppl.value is None or estimates.ppl.value > 0,
+    rules = [answers.acc, answers.acc_norm] if answers else []
+    shares = [own.accuracy for own in rules] + [
+        each for own in rules if own.flips for each in (own.flips.flips, own.flips.changed)
+    ]
+    holds = {
+        "ppl": found.ppl.value is None or found.ppl.value > 0,
         "blocks": len(blocks.tokens) <= MOST_BLOCKS
         and all(len(own) == len(blocks.tokens) for own in sums.values())
         and (not blocks.whole or (sum(blocks.tokens) > 0 and set(blocks.whole) <= sums.keys())),
         "curve": all(a < b for a, b in itertools.pairwise((0, *curve.edges)))
-        and all(len(own) == bins for own in values),
-        "against": against is None or distributions_hold(against),
-        "answers": answers is None or all(
-            set(own.right) <= {"0", "1"}
-            and len(own.right) == (0 if own.accuracy.value is None else answers.questions)
-            and all(
-                share.value is None or 0 <= share.value <= 1
-                for share in (own.accuracy, *((own.flips.flips, own.flips.changed) if own.flips else ()))
-            )
-            for own in (answers.acc, answers.acc_norm)
-        ),
+        and all(len(own) == max(len(curve.edges) - 1, 0) for own in values),
+        "against": found.against is None or distributions_hold(found.against),
+        "answers": all(share.value is None or 0 <= share.value <= 1 for share in shares)
+        and all(set(own.right) <= {"0", "1"} for own in rules)
+        and all(len(own.right) == (answers.questions if answers and own.accuracy.value is not None else 0)
+                for own in rules),
     }  # fmt: skip
+    wrong = next((name for name, is_so in holds.items() if not is_so), "")
+    return f"estimates.{wrong}: its numbers do not go together" if wrong else ""
 
 
 def distributions_hold(against: AgainstReference) -> bool:
     """True if all percentiles exist, and the histogram has tokens and plausible bins."""
-    histogram, divergences = against.kld_histogram, against.divergence_percentiles
+    found, divergences = against.kld_histogram, against.divergence_percentiles
     return (
         divergences.keys() <= set(DIVERGENCES)
         and all(not each or each.keys() == PERCENTILES for each in (against.kld_percentiles, *divergences.values()))
         and (not against.kld_percentiles or (
             against.kld.value is not None
-            and sum(histogram.counts) + histogram.below + histogram.above > 0
-            and 0 < histogram.per_decade <= 1000
-            and abs(histogram.first) <= 300
-            and len(histogram.counts) <= 300 * histogram.per_decade
+            and sum(found.counts) + found.below + found.above > 0
+            and 0 < found.per_decade <= 1000
+            and abs(found.first) <= 300
+            and len(found.counts) <= 300 * found.per_decade
         ))
     )  # fmt: skip
 
@@ -599,44 +574,42 @@ def combine(runs: Mapping[str, RunResult]) -> RunResult:
     (first_file, first), *others = runs.items()
     for file, run in others:
         if len(run.texts) != len(first.texts):
-            raise InputError(f"{file}: its number of texts differs from {first_file}'s ({len(run.texts)}, not "
-                             f"{len(first.texts)})")  # fmt: skip
+            counts = f"({len(run.texts)}, not {len(first.texts)})"
+            raise InputError(f"{file}: its number of texts differs from {first_file}'s {counts}")
         for text, own in zip(first.texts, run.texts, strict=True):
             if text.error or own.error:
                 raise InputError(f"{file if own.error else first_file}: its text {own.name} failed; run it again")
-            for (what, wanted, wanted_name), (_, found, name) in zip(identity(text), identity(own), strict=True):
-                if found != wanted:
-                    one, two = (f"{words} {(digest or 'none')[:12]}" for words, digest in
-                                ((name, found), (wanted_name, wanted)))  # fmt: skip
+            for what, wanted, found in zip(COMPARABLE, identity(text), identity(own), strict=True):
+                if found[0] != wanted[0]:
+                    one, two = (f"{words} {(digest or 'none')[:12]}" for digest, words in (found, wanted))
                     raise InputError(f"{file}: its {what} is not that of {first_file} ({one}, not {two})")
     texts = tuple(
         text.updated(models=unique_rows([model for run in runs.values() for model in run.texts[i].models]))
         for i, text in enumerate(first.texts)
     )
-
-    def shared(name: str) -> dict[str, Any]:
-        values = [getattr(run, name) for run in runs.values()]
-        return {key: value for key, value in values[0].items() if all(each.get(key) == value for each in values)}
-
-    commits = {run.commit for run in runs.values()}
+    shared = {
+        name: {key: value for key, value in getattr(first, name).items()
+               if all(getattr(run, name).get(key) == value for run in runs.values())}
+        for name in ("versions", "hardware")
+    }  # fmt: skip
+    commit = first.commit if len({run.commit for run in runs.values()}) == 1 else None
     return first.updated(
-        texts=texts, created=max(run.created for run in runs.values()), command=(),
-        commit=first.commit if len(commits) == 1 else None, versions=shared("versions"), hardware=shared("hardware"),
-    )  # fmt: skip
+        texts=texts, created=max(run.created for run in runs.values()), command=(), commit=commit, **shared
+    )
 
 
-def identity(text: TextResult) -> list[tuple[str, str | None, str]]:
-    """(what, digest, name for users) of everything that rows must share to be comparable.
+COMPARABLE = ("tokenizer", "cut into windows", "key of right answers", "reference")
+"""What rows must share.  The digest of the windows includes the method and the scored positions."""
 
-    The digest of the windows includes the method and the scored positions.
-    """
+
+def identity(text: TextResult) -> list[tuple[str | None, str]]:
+    """(digest, words for users before it) of each of ``COMPARABLE``."""
     data, reference = text.data, text.reference or {}
-    windows = f"{data.get('windows')} windows by method {data.get('method')},"
     return [
-        ("tokenizer", data.get("vocabulary_sha256"), "vocabulary"),
-        ("cut into windows", data.get("windows_sha256"), windows),
-        ("key of right answers", (data.get("answers") or {}).get("key_sha256"), "key"),
-        ("reference", reference.get("key"), f"{reference.get('label', 'key')},"),
+        (data.get("vocabulary_sha256"), "vocabulary"),
+        (data.get("windows_sha256"), f"{data.get('windows')} windows by method {data.get('method')},"),
+        ((data.get("answers") or {}).get("key_sha256"), "key"),
+        (reference.get("key"), f"{reference.get('label', 'key')},"),
     ]
 
 
@@ -647,6 +620,13 @@ def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
     same label.  Other rows of one label get a number: "label (2)".
     """
     rows: list[ModelResult] = []
+
+    def is_same(one: ModelResult, other: ModelResult) -> bool:
+        if one.error or other.error:
+            return one.label == other.label
+        key, other_key = (row.scores_key.removesuffix(DIVERGENCES_SUFFIX) for row in (one, other))
+        return key == other_key != ""
+
     for model in models:
         place = next((i for i, row in enumerate(rows) if is_same(row, model)), len(rows))
         if place == len(rows):
@@ -656,14 +636,6 @@ def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
         elif rows[place].error or model.scores_key == rows[place].scores_key + DIVERGENCES_SUFFIX:
             rows[place] = model.updated(label=rows[place].label)
     return tuple(rows)
-
-
-def is_same(one: ModelResult, other: ModelResult) -> bool:
-    """True if two rows have the same scores, or if they have one label and one of them failed."""
-    if one.error or other.error:
-        return one.label == other.label
-    key, other_key = (row.scores_key.removesuffix(DIVERGENCES_SUFFIX) for row in (one, other))
-    return key == other_key != ""
 
 
 def json_schema() -> dict[str, Any]:

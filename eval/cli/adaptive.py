@@ -115,9 +115,8 @@ def windows_needed(text: TextResult, wanted: float, done: int, available: int) -
     worst = ranking.worst_kld(text)
     if worst is None or done == available:
         return done, "no row has a KLD" if worst is None else "the whole text was scored"
-    known = (
-        f"the whole text's KLD of every {ranking.kind_of_rows(text)} is known to {100 * worst.error:.2g} % or better"
-    )
+    rows = ranking.rows_by_kld(text)[1]
+    known = f"the whole text's KLD of every {rows} is known to {100 * worst.error:.2g} % or better"
     if worst.error <= wanted:
         return done, known
     ratio = (wanted / worst.error) ** 2

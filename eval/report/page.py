@@ -30,7 +30,7 @@ from compare_q.eval.plots.pictures import Picture
 from compare_q.eval.plots.style import DARK, LIGHT
 from compare_q.eval.results import ModelResult, RunResult, WorstToken
 from compare_q.eval.table import tables, verdict
-from compare_q.eval.table.columns import Cell, Filled
+from compare_q.eval.table.tables import Cell, Filled
 
 FOLDER = Path(__file__).parent / "page"
 TITLE = "Quantized models compared"
@@ -113,7 +113,7 @@ def of_text(results: RunResult, number: int, names: Sequence[str] | None) -> dic
         **same,
         "finding": verdict.verdict(results.updated(texts=(text,))),
         "figures": figures_of(titles, f"text{number}"),
-        "table": table_of(tables.table_of_text(text, names)),
+        "table": table_of(tables.tables_of(results, names, by_text=True)[number]),
         "worst": [worst_of(model) for model in text.models if model.worst_tokens],
     }
 

@@ -71,7 +71,7 @@ def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], asked: 
     ``columns`` [N]: ``logprob``, and ``ref_logprob`` if there is a reference, in nats; ``window`` [N]: of each token;
     ``asked``: the request of each window.
     """
-    _, starts = np.unique(asked.question, return_index=True)
+    starts = np.unique(asked.question, return_index=True)[1]
     sums: dict[str, NDArray[Any]] = {
         name: np.bincount(window, columns[name].astype(np.float64), len(asked.question))
         for name in ("logprob", "ref_logprob") if name in columns
@@ -80,29 +80,22 @@ def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], asked: 
     undecided = {name: int((~np.isfinite(np.maximum.reduceat(sums[name], starts))).sum()) for name in sums}
     accuracies = []
     for scale in (np.ones(len(asked.chars)), asked.chars.astype(np.float64)):
-        chosen = {name: chosen_of(sums[name] / scale, starts) for name in sums if not undecided[name]}
-        accuracies.append(accuracy_of(chosen.get("logprob"), chosen.get("ref_logprob"), asked.right))
+        chosen = {  # the window of each question's largest sum, the first of equal ones
+            name: np.asarray([start + np.argmax(of_one) for start, of_one in
+                              zip(starts, np.split(own / scale, starts[1:]), strict=True)])
+            for name, own in sums.items() if not undecided[name]
+        }  # fmt: skip
+        if "logprob" not in chosen:
+            accuracies.append(Accuracy(Value(None), ""))
+            continue
+        right, flips = asked.right[chosen["logprob"]], None
+        if "ref_logprob" in chosen:
+            other = asked.right[chosen["ref_logprob"]]
+            lost, won = int((other & ~right).sum()), int((right & ~other).sum())
+            changed = share(chosen["logprob"] != chosen["ref_logprob"])
+            flips = Flips(changed, share(right != other), lost, won, mcnemar_p(lost, won))
+        accuracies.append(Accuracy(share(right), "".join("1" if is_right else "0" for is_right in right), flips))
     return AnswerEstimates(len(starts), undecided["logprob"], *accuracies)
-
-
-def chosen_of(sums: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The window of the largest of the sums [W] of each question, the first of equal ones; ``starts``: where the
-    windows of each question begin."""
-    return np.asarray([start + np.argmax(own) for start, own in zip(starts, np.split(sums, starts[1:]), strict=True)])
-
-
-def accuracy_of(
-    chosen: NDArray[np.int64] | None, reference: NDArray[np.int64] | None, right: NDArray[np.bool_]
-) -> Accuracy:
-    """The accuracy of the chosen window of each question, compared with the reference's; ``right`` bool [W]."""
-    if chosen is None:
-        return Accuracy(Value(None), "")
-    own, flips = right[chosen], None
-    if reference is not None:
-        other = right[reference]
-        lost, won = int((other & ~own).sum()), int((own & ~other).sum())
-        flips = Flips(share(chosen != reference), share(own != other), lost, won, mcnemar_p(lost, won))
-    return Accuracy(share(own), "".join("1" if is_right else "0" for is_right in own), flips)
 
 
 def share(hits: NDArray[np.bool_]) -> Value:

@@ -30,6 +30,7 @@ from compare_q.eval.stats.uncertainty import (
     clustered_error,
     exp_mean,
     mean_with_errors,
+    n_waves,
     perplexity,
     places_of,
     root_of_mean,
@@ -95,10 +96,15 @@ class BlockSums:
     whole: tuple[str, ...] = ()
     length: Count = 0
 
+    @property
+    def held(self) -> int:
+        """Number of blocks that hold tokens: the errors come from these."""
+        return sum(count > 0 for count in self.tokens)
 
-def n_blocks(blocks: BlockSums) -> int:
-    """How many blocks of the text hold tokens: the errors come from these."""
-    return sum(count > 0 for count in blocks.tokens)
+    @property
+    def waves(self) -> int:
+        """Degrees of freedom of the errors."""
+        return n_waves(self.held, self.length)
 
 
 @dataclass(frozen=True)
@@ -185,16 +191,6 @@ class Estimates:
     answers: AnswerEstimates | None = None
     sampled: Sampled | None = None
 
-    @property
-    def kld(self) -> Mean | None:
-        """KL(reference || model), nats; an infinite or undefined one is left out and counted."""
-        return self.against.kld if self.against else None
-
-    @property
-    def same_top(self) -> Mean | None:
-        """Share of the positions at which model and reference have the same most probable token."""
-        return self.against.same_top if self.against else None
-
 
 def short_text_cautions(models: Sequence[Estimates], text: int | None) -> list[str]:
     """Cautions about the errors of these models, each once, where they come from few tokens; ``text``: tokens of the
@@ -242,16 +238,21 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
     both = np.isfinite(model) & np.isfinite(reference)
     model, reference = (np.where(both, logprob, np.nan) for logprob in (model, reference))  # inf - inf would warn
     ppl, ref_ppl = (perplexity(mean_with_errors(logprob, None, places)) for logprob in (model, reference))
-    ratio = mean_with_errors(reference - model, None, places)
+    ratio, difference = mean_with_errors(reference - model, None, places), Value(None)
+    if ppl.value is not None and ref_ppl.value is not None:
+        linear = mean_with_errors(ref_ppl.value * reference - ppl.value * model, None, places)
+        difference = Value(ppl.value - ref_ppl.value, linear.stderr, linear.stderr_independent)
+    a, b = model[both], reference[both]
+    varies = len(a) and np.ptp(a) and np.ptp(b)  # the std of a constant may be 1e-17
     delta = np.exp(model) - np.exp(reference)
     kld = columns["kld"]
     more = {name: columns[name] for name in DIVERGENCES if name in columns}
     return AgainstReference(
         ref_ppl=ref_ppl,
         ln_ppl_ratio=ratio,
-        correlation=correlation(model[both], reference[both]),
+        correlation=float(np.corrcoef(a, b)[0, 1]) if varies else None,
         ppl_ratio=exp_mean(ratio),
-        ppl_difference=perplexity_difference(ppl, ref_ppl, model, reference, places),
+        ppl_difference=difference,
         kld=mean_with_errors(kld, None, places),
         kld_percentiles=percentiles_of(kld[np.isfinite(kld)]),
         kld_histogram=histogram_of(kld[np.isfinite(kld)]),
@@ -263,24 +264,6 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
         **{name: mean_with_errors(column, None, places) for name, column in more.items()},
         divergence_percentiles={name: percentiles_of(column[np.isfinite(column)]) for name, column in more.items()},
     )
-
-
-def correlation(model: NDArray[np.float64], reference: NDArray[np.float64]) -> float | None:
-    """Pearson's correlation of two losses [N]; None if either does not vary."""
-    if not len(model) or not (np.ptp(model) and np.ptp(reference)):  # the std of a constant may be 1e-17
-        return None
-    return float(np.corrcoef(model, reference)[0, 1])
-
-
-def perplexity_difference(
-    ppl: Perplexity, ref_ppl: Perplexity, model: NDArray[np.float64], reference: NDArray[np.float64],
-    places: Places,
-) -> Value:  # fmt: skip
-    """PPL(Q) - PPL(ref), of log-probabilities [N] that are finite in both, or nan in both."""
-    if ppl.value is None or ref_ppl.value is None:
-        return Value(None)
-    linear = mean_with_errors(ref_ppl.value * reference - ppl.value * model, None, places)
-    return Value(ppl.value - ref_ppl.value, linear.stderr, linear.stderr_independent)
 
 
 def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Places) -> tuple[Bucket, ...]:

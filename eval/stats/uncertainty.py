@@ -2,35 +2,27 @@
 
 A text's tokens are not independent: windows overlap, so that a token is scored several times, and an easy
 article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30 disjoint blocks of the
-text by the place of its token, in any window (``places_of``; G is less in a text of less than 3,000
-tokens).  With u_g = sum of y - m * entries over block g, the
-mean m of a score y over N entries has
+text by the place of its token (``places_of``).  With u_g = sum of y - m * entries over block g, the mean m of a score y
+over N entries has
 
     stderr ** 2 = 1 / B * sum over j = 1 .. B of p_j * (1 + MEMORY * j ** 2 / tokens of text) / N ** 2
     p_j = 2 * (sum over g of u_g * cos(pi * j * (g + 1/2) / G)) ** 2
 
-and m ± t(0.975, B) stderr is a 95 % interval.  This is the estimator from the B slowest waves of Lazarus, Lewis, Stock
-and Watson (J. Business & Economic Statistics 36, 2018), times a factor.  Changes of the mean over a text are in its
-slow waves, the noise of single tokens in all.  (All waves, B = G - 1, without the factor are the clustered estimator of
-Liang and Zeger, Biometrika 73, 1986, which Miller, arXiv 2411.00640, 2024, asks of language model evaluations.)  If a
-score remembers tau tokens, its wave of frequency f is 1 + (2 pi f tau) ** 2 times smaller than its wave of frequency 0,
-the error of the mean: hence the factor, for a memory that grows as the root of the text does.  B = root(tokens of text
-/ 30,000), rounded down, at least 4, at most 16: the error itself is known to 35 % (4 waves) or better.  In the factor a
-text of less than 20,000 tokens counts as one of 20,000.  ``clustered_error`` is this formula, with all blocks that hold
-no entry left out.
+and m ± t(0.975, B) stderr is a 95 % interval (``clustered_error``; blocks that hold no entry are left out).  This is
+the estimator from the B slowest waves of Lazarus, Lewis, Stock and Watson (J. Business & Economic Statistics 36, 2018),
+times a factor.  Changes of the mean over a text are in its slow waves, the noise of single tokens in all.  (All waves,
+B = G - 1, without the factor are the clustered estimator of Liang and Zeger, Biometrika 73, 1986.)  If a score
+remembers tau tokens, its wave of frequency f is 1 + (2 pi f tau) ** 2 times smaller than its wave of frequency 0, the
+error of the mean: hence the factor, for a memory that grows as the root of the text does.  In it a text of less than
+20,000 tokens counts as one of 20,000.  B = root(tokens of text / 30,000), rounded down, at least 4, at most 16: the
+error itself is known to 35 % (4 waves) or better.
 
-The lengths of documents do not follow from the scores of a text.  In 2,000 simulated texts of 60,000 tokens, made of
-documents of 13,800 tokens (lognormal, sigma 1.5), we estimated the memory as well: intervals from the estimate held in
-85 % of the texts with a long estimated memory and in 74 % of the texts with a short one, since a text that is all one
-document shows no change.  So the rule is fixed, and ``longest_documents`` says for which documents it holds.  In texts
-that depend as WikiText-2's losses do (``benchmarks/coverage.py``, ``results/coverage.md``), intervals cover 92.5 to
-98.8 % of 4,000 and 16,000 tokens and 94.7 to 98.4 % of 60,000 to 1,000,000 where documents are as short as the footnote
-says.  Of longer documents they cover less: 93.1 to 95.1 % with documents of 4,600 tokens and sigma 1.5; 84 to 91 % with
-13,800 tokens and sigma 1.5, and 92.4 to 93.2 % of 1,000,000.
+The lengths of documents do not follow from the scores of a text: one that is all one document shows no change.  So the
+rule is fixed, and ``longest_documents`` says for which documents it holds.  docs/statistics.md and results/coverage.md
+have how often intervals cover on simulated texts (``benchmarks/coverage.py``).
 
 Functions of means (perplexity, ratios) have the error of their linear approximation.  ``stderr_independent`` is
-llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)).  It takes entries as independent, and its intervals cover 3 to
-74 %: for SmolLM2-135M's perplexity of 21.31 on WikiText-2's test rows at 2048/2048 it is 0.12, and ``stderr`` is 0.69.
+llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent: it is several times too small.
 """
 
 from __future__ import annotations
@@ -65,8 +57,7 @@ TAIL = 0.025
 
 @dataclass(frozen=True)
 class Places:
-    """Where entries stand in a text: the number of each one's block (``block`` [N]), and the tokens
-    of all blocks together (``length``)."""
+    """Where entries stand in a text: the block of each (``block`` [N]), and the tokens of all blocks (``length``)."""
 
     block: NDArray[Any]
     length: int
@@ -169,8 +160,8 @@ def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) ->
     counts [n] of windows that are spread over it, in the text's order; None for fewer than two.
 
     From the differences of neighbours, with the finite population correction (Wolter, Introduction to Variance
-    Estimation, 2007, estimator 2 for systematic samples): every such sample has what changes slowly over the text.
-    If fewer windows are left out than taken, the neighbours that are compared are as far apart as those left out.
+    Estimation, 2007, estimator 2 for systematic samples).  If fewer windows are left out than taken, the neighbours
+    that are compared are as far apart as those left out.
     """
     n, count = len(tokens), float(tokens.sum())
     if n < 2:
@@ -183,9 +174,12 @@ def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) ->
     return math.sqrt(square) / count if math.isfinite(square) else None
 
 
-def interval_95(value: float, stderr: float, freedom: int) -> tuple[float, float]:
-    """95 % interval of an estimate whose error has ``freedom`` degrees of freedom (``n_waves``); ValueError for 0."""
-    reach = student_t(freedom) * stderr
+def interval(value: float, stderr: float, freedom: int, tail: float = TAIL) -> tuple[float, float]:
+    """Interval, by default of 95 %, of an estimate whose error has ``freedom`` degrees of freedom (``n_waves``).
+
+    ``tail``: the probability beyond each end.
+    """
+    reach = student_t(freedom, tail) * stderr
     return value - reach, value + reach
 
 

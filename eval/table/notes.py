@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.layers import groups
 from compare_q.eval import ranking
-from compare_q.eval.ranking import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
+from compare_q.eval.ranking import LEAST_TOKENS, best_labels, candidates_for_best, near_lossless
 from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult
-from compare_q.eval.stats.estimates import n_blocks, short_text_cautions
+from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
-from compare_q.eval.table.columns import BEST, FLOOR, machine_letters
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, number_text
 
+BEST = "\N{BLACK STAR}"
+"""Before the best value of a column."""
+FLOOR = "\N{ALMOST EQUAL TO}"
+"""After the label of a noise floor."""
 COMMON_ERROR = (
     "the ± of PPL says how far another text of this kind would move all rows together: differences between rows are "
     "far more certain (--pairs)"
@@ -27,28 +30,50 @@ MEANS = (
 )
 
 
-def footnotes(text: TextResult) -> list[str]:
-    """Return the notes that are special to the table of a text, one line each."""
-    rows = text.models
-    notes = [
-        f"{MARK} {model.label}: {clause} on {machine_name(model)}"
-        for model in rows
-        for clause in model.deviation_clauses
-    ]
+def label_of(model: ModelResult) -> str:
+    """Return the label with its marks."""
+    return f"{model.marked_label} {FLOOR}" if model.noise_floor else model.marked_label
+
+
+def machine_letters(text: TextResult) -> dict[str, str]:
+    """Return a letter for each machine, in the order of the rows; empty if all rows ran on the same machine.
+
+    A name that is a part of one other name is the same machine: llama.cpp also names the CPU if others name GPUs alone.
+    """
+    found: dict[str, str] = {}
+    letters: dict[str, str] = {}
+    names = dict.fromkeys(model.where for model in text.models if model.where)
+    for name in names:
+        fuller = [other for other in names if set(name.split(", ")) < set(other.split(", "))]
+        found[name] = letters.setdefault(fuller[0] if len(fuller) == 1 else name, chr(ord("A") + len(letters)))
+    return found if len(letters) > 1 else {}
+
+
+def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
+    """Return the notes that are special to the table of a text with the columns of these names, one line each."""
+    rows, notes = text.models, []
+    for model in rows:
+        gpus = model.provenance.get("gpus")
+        machine = gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine")
+        notes += [f"{MARK} {model.label}: {clause} on {machine}" for clause in model.deviation_clauses]
     machines = sorted(machine_letters(text).items(), key=lambda each: len(each[0]))
     notes += [f"where {letter}: {machine}" for letter, machine in sorted({b: a for a, b in machines}.items())]
-    notes += [*window_notes(text), *phase_notes(text), *rope_notes(text), *error_notes(text)]
-    if text.reference is not None:
-        if text.reference_ppl is not None and not any(model.reference for model in rows):
-            # So that a reference store of another text is noticed at once.
-            ppl = number_text(text.reference_ppl, PPL_DIGITS)
-            notes.append(f"the reference, {text.reference['label']}, has a PPL of {ppl} on these tokens")
-        notes += [
-            f"{model.label}: {number_text(model.bits_per_byte, 4)} bits per byte, byte perplexity "
-            f"{number_text(model.byte_perplexity, 4)}, word perplexity {number_text(model.word_perplexity, 4)}"
-            for model in rows if model.reference and model.estimates and model.estimates.rates
-        ]  # fmt: skip
-    if (length := too_short_for_best(rows)) is not None:
+    notes += answer_notes(text) if text.is_answers else window_notes(text)
+    phases = {model.phase or "" for model in rows if not model.error}
+    if decode := phases - {"prefill"}:
+        everywhere = f"all rows: {min(decode)}; " if len(phases) == 1 else ""
+        prompts = "; behind prompts: what no score needs was computed as a prompt"
+        notes.append(
+            f"{everywhere}decode SxB: S tokens of each of B windows a step, as generation computes them, with what came"
+            f" before in the KV cache{prompts if any('prompts' in phase for phase in decode) else ''}"
+        )
+    tokens, ropes = text.data.get("window_length"), [(model.label, model.provenance.get(ROPE)) for model in rows]
+    notes += by_note(
+        (label, beyond(rope, tokens)) for label, rope in ropes if isinstance(rope, dict) and isinstance(tokens, int)
+    )
+    notes += [*error_notes(text), *reference_notes(text)]
+    candidates = [each.estimates.blocks.length for each in candidates_for_best(rows, "nll") if each.estimates]
+    if len(candidates) > 1 and (length := min(filter(None, candidates), default=LEAST_TOKENS)) < LEAST_TOKENS:
         reason = f"on {length:,} tokens of text even a KLD twice as large often cannot be told apart"
         notes.append(f"no {BEST}: {reason}; from {LEAST_TOKENS:,} tokens on it mostly can")
     near = near_lossless(rows)
@@ -60,31 +85,24 @@ def footnotes(text: TextResult) -> list[str]:
         )
     if cached := sum(model.from_cache for model in rows):
         notes.append(f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)")
-    return notes + [f"{model.label}: {note}" for model in rows for note in model_notes(model, text)]
-
-
-def machine_name(model: ModelResult) -> str:
-    """Return the GPU or CPU that a model ran on."""
-    gpus = model.provenance.get("gpus")
-    return str(gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine"))
+    notes += [f"{model.label}: {note}" for model in rows for note in model_notes(model, text)]
+    return notes + (kv_size_notes(text) if "kv_mb" in columns else [])
 
 
 def window_notes(text: TextResult) -> list[str]:
     """Return a note on the numbers of windows and scored tokens, and on the method that cut the windows."""
-    method, whole = text.data.get("method"), ranking.sampled_from(text)
-    if method == "answers":
-        return answer_notes(text)
+    method, whole = text.data.get("method"), text.data.get("windows_of_the_text")
     cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
     spread = f" of {whole:,}, spread over the text" if whole else ""
     scored = sorted({(model.windows, scored_tokens(model)) for model in text.models if model.estimates})
     lines = [f"{cut}{count:,} windows{spread}, {tokens:,} scored tokens" for count, tokens in scored]
     if not whole:
         return lines
-    errors = {
-        "PPL": ranking.worst_ppl(text), f"KLD of every {ranking.kind_of_rows(text)}": ranking.worst_kld(text)
-    }  # fmt: skip
-    known = [f"{name} within {100 * each.error:.2g} %" for name, each in errors.items()
-             if each and math.isfinite(each.error)]  # fmt: skip
+    errors = [each.nll for m in text.models if m.estimates and (each := m.estimates.sampled) and each.nll is not None]
+    kld = ranking.worst_kld(text)
+    known = [f"PPL within {100 * max(errors):.2g} %"] if errors else []
+    if kld and math.isfinite(kld.error):
+        known.append(f"KLD of every {ranking.rows_by_kld(text)[1]} within {100 * kld.error:.2g} %")
     within = f"{', '.join(known)} (one standard error; the table's ± is about other texts, too)" if known else "n/a"
     return [*lines, f"what all {whole:,} windows of the text would give: {within}{ranking.rest_in_words(text)}"]
 
@@ -96,12 +114,11 @@ def scored_tokens(model: ModelResult) -> int:
 
 def answer_notes(text: TextResult) -> list[str]:
     """Return notes on the number of questions, and on rows without flips and the reason."""
-    rows = [model for model in text.models if model.estimates]
-    asked = {model.questions for model in rows if model.questions is not None}
-    shots = (text.data.get("answers") or {}).get("num_fewshot")
+    rows, shots = [model for model in text.models if model.estimates], text.data["answers"].get("num_fewshot")
     notes = [
         f"{questions:,} questions, {shots}-shot, {count:,} scored tokens of all answers, wrong ones too"
-        for questions in sorted(asked) for count in sorted({scored_tokens(model) for model in rows})
+        for questions in sorted({model.questions for model in rows if model.questions is not None})
+        for count in sorted({scored_tokens(model) for model in rows})
     ]  # fmt: skip
     compared = {m.label: m.estimates.answers for m in rows if m.estimates and m.estimates.against}
     without = [label for label, own in compared.items() if own and own.acc.right and not own.acc.flips]
@@ -111,28 +128,19 @@ def answer_notes(text: TextResult) -> list[str]:
     return notes
 
 
-def phase_notes(text: TextResult) -> list[str]:
-    """Return a note that explains decode, if rows were scored in it, with its shape if all were."""
-    phases = {model.phase or "" for model in text.models if not model.error}
-    decode = phases - {"prefill"}
-    if not decode:
+def reference_notes(text: TextResult) -> list[str]:
+    """Return the reference's rates over bytes and words, or its PPL if it has no row."""
+    if text.reference is None:
         return []
-    everywhere = f"all rows: {min(decode)}; " if len(phases) == 1 else ""
-    prompts = "; behind prompts: what no score needs was computed as a prompt"
+    rows = [model for model in text.models if model.reference]
+    if not rows and text.reference_ppl is not None:  # so that a reference store of another text is noticed at once
+        ppl = number_text(text.reference_ppl, PPL_DIGITS)
+        return [f"the reference, {text.reference['label']}, has a PPL of {ppl} on these tokens"]
     return [
-        f"{everywhere}decode SxB: S tokens of each of B windows a step, as generation computes them, with what came "
-        f"before in the KV cache{prompts if any('prompts' in phase for phase in decode) else ''}"
-    ]
-
-
-def rope_notes(text: TextResult) -> list[str]:
-    """Return notes on rows whose windows are longer than the model's context before its positions were scaled."""
-    said, tokens = [], text.data.get("window_length")
-    for model in text.models:
-        scaling = model.provenance.get(ROPE)
-        if isinstance(scaling, dict) and isinstance(tokens, int):
-            said.append((model.label, beyond(scaling, tokens)))
-    return by_note(said)
+        f"{model.label}: {number_text(model.bits_per_byte, 4)} bits per byte, byte perplexity "
+        f"{number_text(model.byte_perplexity, 4)}, word perplexity {number_text(model.word_perplexity, 4)}"
+        for model in rows if model.bits_per_byte is not None
+    ]  # fmt: skip
 
 
 def kv_size_notes(text: TextResult) -> list[str]:
@@ -159,9 +167,9 @@ def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
 def error_notes(text: TextResult) -> list[str]:
     """Return why no errors are known, or why they may be too small; no note if no model was measured."""
     measured = [model.estimates for model in text.models if model.estimates]
-    count = max((n_blocks(found.blocks) for found in measured), default=2)
+    count = max((found.blocks.held for found in measured), default=2)
     if count > 1:
-        return short_text_cautions(measured, text.data.get("text_tokens")) if measured else []
+        return short_text_cautions(measured, text.data.get("text_tokens"))
     reason = "the text is too short to tell any" if count else "they were not measured with these results"
     return [f"errors n/a: {reason}"]
 
@@ -187,11 +195,11 @@ def model_notes(model: ModelResult, text: TextResult) -> list[str]:
 def legend(text: TextResult) -> list[str]:
     """Return the meanings of the marks in a text's table."""
     notes, measured = [], [model.estimates for model in text.models if model.estimates]
-    count = max((n_blocks(found.blocks) for found in measured), default=0)
+    count = max((found.blocks.held for found in measured), default=0)
     if count > 1:
         longest = longest_documents(max(found.blocks.length for found in measured))
         holds = f"; it is too small if documents of the text are longer than about {longest:,} tokens"
-        is_short = short_text_cautions(measured, text.data.get("text_tokens"))
+        is_short = short_text_cautions(measured, None)
         notes = [f"±: one standard error, from {count} blocks of the text{'' if is_short else holds}", COMMON_ERROR]
     reference = text.reference["label"] if text.reference else None
     if reference is not None:
@@ -209,11 +217,11 @@ def legend(text: TextResult) -> list[str]:
         notes.append(about)
     if text.is_answers:
         notes.append("acc and acc norm are counted as lm-eval does; their ± is one standard error over questions")
-    if text.is_answers and reference is not None:
-        notes.append(
-            f"flips: questions that only one of model and {reference} has right (arXiv 2407.09141); McNemar p: how "
-            "probable flips at least as one-sided are if neither is better (exact, two-sided, by acc)"
-        )
+        if reference is not None:
+            notes.append(
+                f"flips: questions that only one of model and {reference} has right (arXiv 2407.09141); McNemar p: how "
+                "probable flips at least as one-sided are if neither is better (exact, two-sided, by acc)"
+            )
     return notes
 
 
@@ -227,16 +235,17 @@ def column_notes(text: TextResult) -> dict[str, str]:
         )
     if any(model.tokens_per_second for model in text.models):
         timed = [model.timing for model in text.models if model.timing]
-        first = max(((each.first_window - each.score_began) / each.scoring_seconds for each in timed), default=0.0)
+        first = max([(each.first_window - each.score_began) / each.scoring_seconds for each in timed], default=0.0)
         share = f" (up to {100 * first:.0f} % of a row's seconds)" if first >= NOTEWORTHY else ""
         notes["speed"] = f"tok/s: scored tokens per second, the first step included{share}"
     return notes
 
 
-def notes_of_texts(run: RunResult) -> list[str]:
+def notes_of_texts(run: RunResult, columns: Collection[str]) -> list[str]:
     """Return the notes that are special to a table of several texts; each text's first note is its subtitle."""
     notes = {text.name: [text.subtitle, *footnotes(text)] for text in run.scored}
-    return [*(f"{text.name}: failed: {text.error}" for text in run.texts if text.error), *once(notes)]
+    kv = kv_size_notes(run.scored[0]) if "kv_mb" in columns else []
+    return [*(f"{text.name}: failed: {text.error}" for text in run.texts if text.error), *once(notes), *kv]
 
 
 def legend_of_texts(run: RunResult) -> list[str]:

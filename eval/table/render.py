@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
@@ -17,8 +17,8 @@ from rich.text import Text
 
 from compare_q.backends.common.messages import printable
 from compare_q.eval.results import RunResult
-from compare_q.eval.table.columns import BY_NAME, Filled
-from compare_q.eval.table.tables import Table, tables_of, without
+from compare_q.eval.table.columns import BY_NAME
+from compare_q.eval.table.tables import Filled, Table, tables_of
 from compare_q.eval.table.verdict import verdict
 
 WORDS_WIDTH = 26
@@ -40,12 +40,10 @@ def show(
     ``names``: of columns, which are all printed; ``by_text``: a table for each of several texts, below its name;
     ``notes``: also print the meanings of columns and marks.
     """
-    meanings: dict[str, None] = {}
-    for place, table in enumerate(tables_of(run, names, by_text=by_text)):
+    meanings: list[str] = []
+    for table in tables_of(run, names, by_text=by_text):
         if table.heading:
             heading(console, table.heading)
-        elif place:
-            console.print()
         shown: list[Filled] = []
         may_squeeze = names is None and not any(each.block for each in table.columns)
         for number, columns in enumerate(fitting(table, console.width)):
@@ -54,11 +52,11 @@ def show(
             shown += columns
         for line in [f"failed: {table.error}"] if table.error else table.notes:
             say(console, line)
-        means = (f"{column.title}: {column.note}" for column in (BY_NAME[each.column.name] for each in shown))
-        meanings |= dict.fromkeys([*means, *table.legend_of(shown)])
+        means = [BY_NAME[each.column.name] for each in shown]  # without the names of several texts in their headers
+        meanings += [*[f"{column.title}: {column.note}" for column in means], *table.legend_of(shown)]
     if meanings and notes:
         console.print()
-    for line in meanings if notes else [NOTES] * bool(meanings):
+    for line in dict.fromkeys(meanings if notes else [NOTES] if meanings else []):
         say(console, line)
 
 
@@ -70,19 +68,25 @@ def conclude(run: RunResult, console: Console) -> None:
 
 def heading(console: Console, name: str) -> None:
     """Print the name of a text as a heading."""
-    say(console, f"\n== {printable(name)} ==", escape=False)
+    console.print()
+    say(console, f"== {name} ==")
 
 
-def say(console: Console, line: str, *, escape: bool = True) -> None:
+def say(console: Console, line: str) -> None:
     """Print a line without wrapping or markup."""
-    console.print(printable(line) if escape else line, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def fitting(table: Table, width: int) -> list[list[Filled]]:
     """Return the columns of one table that fits ``width`` characters, or else of several, each with the label."""
     narrow = table.columns
     for kept in range(len(table.spare), -1, -1):
-        narrow = without(table.columns, table.spare[kept:])
+        left_out = table.spare[kept:]
+        narrow = [
+            replace(each, cells=tuple([replace(cell, error="") for cell in each.cells]))
+            if f"{each.column.name}_stderr" in left_out else each
+            for each in table.columns if each.column.name not in left_out
+        ]  # fmt: skip
         if least_width(narrow) <= width:
             return [narrow] if narrow else []
     if not any(each.block for each in table.columns):
@@ -122,19 +126,19 @@ def drawn(filled: Filled) -> Drawn:
         Text(f"{value:>{before}}", "bold" if cell.is_best else "").append(error, "not bold")
         for value, cell, error in zip(shown, filled.cells, errors, strict=True)
     ]
-    return Drawn(False, before + after, "\n".join(f"{line:>{before}}" for line in lines), texts)
+    return Drawn(False, before + after, "\n".join([f"{line:>{before}}" for line in lines]), texts)
 
 
 def print_columns(console: Console, title: str, columns: Sequence[Filled], width: int) -> None:
     """Print a table of these columns, at least one, ``width`` characters wide."""
     shown = list(map(drawn, columns))
-    gap = 1 if width - MARGIN - sum(each.width + 1 for each in shown) + 1 >= len(shown) else 0
+    gap = 1 if width - MARGIN - sum([each.width + 1 for each in shown]) + 1 >= len(shown) else 0
     table = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(printable(title)), title_justify="left"
     )
     for each in shown:
         table.add_column(Text(each.header), overflow="fold", no_wrap=not each.wraps)
-    for row in zip(*(each.cells for each in shown), strict=True):
+    for row in zip(*[each.cells for each in shown], strict=True):
         table.add_row(*row)
     own, console.width = console.width, width
     console.print(table)
@@ -144,8 +148,8 @@ def print_columns(console: Console, title: str, columns: Sequence[Filled], width
 def least_width(columns: Sequence[Filled]) -> int:
     """Return the width in characters that columns need: all of the numbers, and ``WORDS_WIDTH`` of the words."""
     shown = list(map(drawn, columns))
-    words = sum(each.width for each in shown if each.wraps)
-    return MARGIN + len(shown) - 1 + sum(each.width for each in shown) - words + min(words, WORDS_WIDTH)
+    words = sum([each.width for each in shown if each.wraps])
+    return MARGIN + len(shown) - 1 + sum([each.width for each in shown]) - words + min(words, WORDS_WIDTH)
 
 
 def markdown_text(run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False) -> str:
@@ -154,16 +158,16 @@ def markdown_text(run: RunResult, names: Sequence[str] | None = None, *, by_text
     ``names``: of columns; ``by_text``: a table for each of several texts, below its name.
     """
     lines: list[str] = []
-    tables = tables_of(run, names, by_text=by_text)
+    tables, found = tables_of(run, names, by_text=by_text), [escaped(verdict(run)), ""]
     for table in tables:
         lines += [f"### {escaped(table.heading)}", ""] if table.heading else []
         if table.error:
             lines += [f"failed: {escaped(table.error)}", ""]
             continue
         lines += [f"**{escaped(table.title)}**", "", *markdown_lines(table.columns), ""]
-        lines += [escaped(verdict(run)), ""] if len(tables) == 1 else []
+        lines += found if len(tables) == 1 else []
         lines += [*(f"- {escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]), ""]
-    return "\n".join(lines if len(tables) == 1 else [*lines, escaped(verdict(run)), ""])
+    return "\n".join(lines if len(tables) == 1 else [*lines, *found])
 
 
 def markdown_lines(columns: Sequence[Filled]) -> list[str]:
@@ -187,23 +191,19 @@ def csv_text(run: RunResult, fields: Sequence[str] | None = None) -> str:
     """Return these fields of every model as CSV; None: all that hold one value, and the notes.
 
     With several texts there is a line for each text and model, which begins with the text's name; a text that failed
-    has one line, with its error if all fields are requested.
+    has one line, with its error if all fields are requested.  Text has no control characters, and begins with an
+    apostrophe if a spreadsheet would run it.
     """
     rows: list[dict[str, Any]] = []
     for text in run.texts:
         rows += [{"text": text.name, **model.flat, "notes": "; ".join(model.notes)} for model in text.models]
         rows += [{"text": text.name, "error": text.error}] if text.error else []
-    known = next(row for row in rows if "label" in row)
-    names = [name for name in known if name != "text"] if fields is None else fields
+    names = list(next(row for row in rows if "label" in row))[1:] if fields is None else fields
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, [*(["text"] if len(run.texts) > 1 else []), *names], extrasaction="ignore")
+    writer = csv.DictWriter(stream, [*["text"] * (len(run.texts) > 1), *names], extrasaction="ignore")
     writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
+    for row in rows:
+        words = {name: printable(value) for name, value in row.items() if isinstance(value, str)}
+        formulas = {name: f"'{shown}" for name, shown in words.items() if row[name].startswith(FORMULAS)}
+        writer.writerow(row | words | formulas)
     return stream.getvalue()
-
-
-def csv_cell(value: Any) -> Any:
-    """Return a value for a cell: text without control characters, and with an apostrophe if it would be a formula."""
-    if not isinstance(value, str):
-        return value
-    return f"'{printable(value)}" if value.startswith(FORMULAS) else printable(value)

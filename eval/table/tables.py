@@ -1,32 +1,64 @@
-"""The tables of a run, which terminal, Markdown, report and notebooks show.
+"""The tables of a run, which terminal, Markdown, report and notebooks show: their columns, cells and footnotes.
 
 A run of one text has one table.  A run of several texts has one with all of them side by side, or one for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.table import notes
-from compare_q.eval.table.columns import (
-    BY_NAME,
-    OF_ANSWERS,
-    OF_TEXT,
-    Cell,
-    Filled,
-    filled,
-    mean_of,
-    spare_columns,
-    usual_columns,
-)
+from compare_q.eval.table.columns import BY_NAME, COLUMNS, Column
+from compare_q.eval.table.notes import BEST
 from compare_q.eval.table.numbers import error_text, number_text
 
+EARLIER = "*"
+"""After seconds that an earlier run measured."""
+OF_TEXT, OF_ANSWERS = ("ppl", "kld"), ("acc", "flips", "kld")
+"""Columns of each text in a table of several texts, by default.  The PPL of answers includes wrong ones."""
+TOP_ERROR = 8
+"""``Column.spare`` of the error of ``same_top``.  On a task of questions the column itself has 1."""
 LONGEST_NAME = 14
 """Characters of a text's name in a header, if that is enough to distinguish the texts."""
 MEANS = -1
 """The block of the means over all texts."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number, its standard error and the marks after it, as they are written; or words.  Each may be empty."""
+
+    value: str
+    error: str = ""
+    is_best: bool = False
+    marks: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The value, with its mark if it is the best."""
+        return f"{BEST}{self.value}" if self.is_best else self.value
+
+    @property
+    def plus_minus(self) -> str:
+        """The error as written after the value; empty without one."""
+        return f" ± {self.error}" if self.error else ""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A column with a cell for each row, and a ``note`` on it.
+
+    ``block``: columns with the same number stay together.  0: about the models; 1, 2, ...: about a text; -1: means over
+    the texts.
+    """
+
+    column: Column
+    cells: tuple[Cell, ...]
+    block: int = 0
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +69,6 @@ class Table:
         heading: the name of its text, if each of several texts has a table.
         notes: notes that are special to it.
         legend: meanings of its marks.
-        column_notes: notes on columns, by their names.
         spare: columns, and errors of columns (``..._stderr``), that a narrow terminal leaves out, the last one first.
     """
 
@@ -46,14 +77,12 @@ class Table:
     columns: list[Filled] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     legend: list[str] = field(default_factory=list)
-    column_notes: dict[str, str] = field(default_factory=dict)
     spare: tuple[str, ...] = ()
     error: str = ""
 
     def legend_of(self, columns: Sequence[Filled]) -> list[str]:
         """Return the meanings of the marks, and the notes on these columns."""
-        shown = {each.column.name for each in columns}
-        return [*self.legend, *(note for name, note in self.column_notes.items() if name in shown)]
+        return [*self.legend, *(each.note for each in columns if each.note)]
 
 
 def tables_of(run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False) -> list[Table]:
@@ -61,46 +90,75 @@ def tables_of(run: RunResult, names: Sequence[str] | None = None, *, by_text: bo
 
     ``by_text``: a table for each of several texts.
     """
-    if len(run.texts) == 1 or by_text:
-        several = len(run.texts) > 1
-        return [table_of_text(text, names, heading=text.name if several else "") for text in run.texts]
-    title = f"{len(run.texts)} texts: {', '.join(text.name for text in run.texts)}"
-    columns = columns_of_texts(run, names)
-    said = [*notes.notes_of_texts(run), *notes_of_columns(run.scored[0], columns)]
-    return [Table("", title, columns, said, notes.legend_of_texts(run), spare=("kld_stderr", "ppl_stderr"))]
+    if len(run.texts) > 1 and not by_text:
+        return [table_of_texts(run, names)]
+    found = []
+    for text in run.texts:
+        heading = text.name if len(run.texts) > 1 else ""
+        if text.error:
+            found.append(Table(heading, error=text.error))
+            continue
+        columns = columns_of(text, usual_columns(text) if names is None else names)
+        shown = {each.column.name: each.column.spare for each in columns}
+        spare = {name: number for name, number in shown.items() if number and names is None}
+        if "same_top" in shown and names is None:
+            spare |= {"same_top_stderr": TOP_ERROR, **({"same_top": 1} if text.is_answers else {})}
+        found.append(Table(
+            heading, text.subtitle, columns, notes.footnotes(text, shown), notes.legend(text),
+            tuple(sorted(spare, key=lambda name: -spare[name])),
+        ))  # fmt: skip
+    return found
 
 
-def table_of_text(text: TextResult, names: Sequence[str] | None = None, *, heading: str = "") -> Table:
-    """Return the table of one text."""
-    if text.error:
-        return Table(heading, error=text.error)
-    columns = filled(text, usual_columns(text) if names is None else names)
-    said = [*notes.footnotes(text), *notes_of_columns(text, columns)]
-    spare = spare_columns(text) if names is None else ()
-    return Table(heading, text.subtitle, columns, said, notes.legend(text), notes.column_notes(text), spare)
+def usual_columns(text: TextResult) -> list[str]:
+    """Return the names of the columns of a text's table by default, if it is wide enough."""
+    one_machine = not notes.machine_letters(text)
+    return [each.name for each in COLUMNS if each.is_usual(text) and not (each.name == "where" and one_machine)]
 
 
-def notes_of_columns(text: TextResult, columns: Sequence[Filled]) -> list[str]:
-    """Return the notes on single rows for columns that not every table has."""
-    return notes.kv_size_notes(text) if any(each.column.name == "kv_mb" for each in columns) else []
+def columns_of(text: TextResult, names: Sequence[str]) -> list[Filled]:
+    """Return columns with a cell for each model; a failed model has "failed" in its first number."""
+    numbers = [name for name in names if BY_NAME[name].digits is not None]
+    first = "ppl" if "ppl" in numbers else next(iter(numbers), "")
+    letters, said, found = notes.machine_letters(text), notes.column_notes(text), []
+    for column in map(BY_NAME.__getitem__, names):
+        best, cells = best_labels(text.models, column.best) if column.best else frozenset(), []
+        for model in text.models:
+            if column.name == "label":
+                cells.append(Cell(notes.label_of(model)))
+            elif model.estimates is None:
+                cells.append(Cell("failed" if column.name == first else ""))
+            elif column.name == "where" and letters:
+                cells.append(Cell(letters.get(model.where or "", "n/a")))
+            else:
+                cells.append(cell_of(column, model, is_best=model.label in best))
+        found.append(Filled(column, tuple(cells), note=said.get(column.name, "")))
+    return found
 
 
-def without(columns: Sequence[Filled], left_out: Collection[str]) -> list[Filled]:
-    """Return the columns without those of these names; ``..._stderr`` leaves out the errors of a column."""
-    return [
-        replace(each, cells=tuple(replace(cell, error="") for cell in each.cells))
-        if f"{each.column.name}_stderr" in left_out else each
-        for each in columns if each.column.name not in left_out
-    ]  # fmt: skip
+def cell_of(column: Column, model: ModelResult, *, is_best: bool = False) -> Cell:
+    """Return the cell of a measured model."""
+    value, (_, *errors) = column.value(model), column.fields
+    if column.digits is None:
+        return Cell(value or "n/a")
+    if column.of_reference is not None and model.reference:
+        return Cell("ref")
+    if value is None:
+        return Cell("n/a")
+    shown, stderr = column.times * value + column.plus, getattr(model, errors[0]) if errors else None
+    number = f"{shown:+,.{column.digits}f}" if column.signed else number_text(shown, column.digits)
+    marks = EARLIER if model.from_cache and column.name in ("seconds", "speed", "load") else ""
+    return Cell(number, error_text(None if stderr is None else column.times * stderr), is_best, marks)
 
 
-def columns_of_texts(run: RunResult, names: Sequence[str] | None = None) -> list[Filled]:
-    """Return the columns of all texts side by side: about the models, about each text, and means.
+def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
+    """Return the table of all texts side by side: columns about the models, about each text, and means.
 
-    ``names`` None: label, kernel, sizes, and of every text PPL and KLD, or accuracy if it is a task of questions.
+    ``names`` None: label, kernel, sizes, and for each text PPL and KLD, or accuracy if it is a task of questions.
     """
+    first = run.scored[0]
     rows = [[model for model in run.of_label(label) if model is not None] for label in run.labels]
-    models = run.scored[0].updated(  # of each model the first row that did not fail
+    models = first.updated(  # for each model the first row that did not fail
         models=tuple(next((model for model in each if not model.error), each[0]) for each in rows)
     )
     compared = any(text.reference for text in run.scored)
@@ -108,40 +166,26 @@ def columns_of_texts(run: RunResult, names: Sequence[str] | None = None) -> list
     chosen = [*usual, *OF_TEXT[: 1 + compared]] if names is None else names
     of_models = [name for name in chosen if BY_NAME[name].per_model and name != "label"]
     of_text = [name for name in chosen if not BY_NAME[name].per_model]
-    columns = filled(models, ["label", *of_models])
-    for block, (text, header) in enumerate(zip(run.texts, short_names([text.name for text in run.texts]), strict=True)):
+    columns = [replace(each, note="") for each in columns_of(models, ["label", *of_models])]
+    texts = [text.name for text in run.texts]
+    short = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in texts]
+    headers = short if len(set(short)) == len(short) else texts
+    for block, (text, header) in enumerate(zip(run.texts, headers, strict=True), 1):
         own = OF_ANSWERS[: 1 + 2 * compared] if text.is_answers else OF_TEXT[: 1 + compared]
-        columns += text_columns(text, run.labels, header, own if names is None else of_text, block + 1)
-    return columns + [mean_column(run, name) for name in of_text if name in OF_TEXT]
-
-
-def text_columns(
-    text: TextResult, labels: Sequence[str], header: str, names: Sequence[str], block: int
-) -> list[Filled]:
-    """Return a text's columns, with its name in their headers.  Cells of a failed text or model are n/a."""
-    models = text.models or tuple(ModelResult.of(label, "", error=text.error) for label in labels)
-    return [
-        Filled(
-            replace(each.column, header=f"{header}\n{each.column.title}"),
-            tuple(Cell("n/a") if m.error else cell for m, cell in zip(models, each.cells, strict=True)),
-            block,
-        )
-        for each in filled(text.updated(models=models), names)
-    ]
-
-
-def mean_column(run: RunResult, name: str) -> Filled:
-    """Return the column of the macro means of "ppl" or "kld"."""
-    column, cells = BY_NAME[name], []
-    for label in run.labels:
-        mean = mean_of(run, label, name)
-        is_reference = all(model and model.reference and not model.error for model in run.of_label(label))
-        value = number_text(mean.value, column.digits or 0)
-        cells.append(Cell("ref") if name == "kld" and is_reference else Cell(value, error_text(mean.stderr)))
-    return Filled(replace(column, header=f"mean\n{column.title}"), tuple(cells), MEANS)
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return the names for headers: long ones are cut, unless two would be the same."""
-    cut = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
-    return cut if len(set(cut)) == len(cut) else list(names)
+        failed = tuple(ModelResult.of(label, "", error=text.error) for label in run.labels if text.error)
+        for each in columns_of(text.updated(models=text.models or failed), own if names is None else of_text):
+            cells = tuple(
+                Cell("n/a") if m.error else cell for m, cell in zip(text.models or failed, each.cells, strict=True)
+            )
+            columns.append(Filled(replace(each.column, header=f"{header}\n{each.column.title}"), cells, block))
+    for column in (BY_NAME[name] for name in of_text if name in OF_TEXT):
+        own_cells = []
+        for label in run.labels:
+            mean = run.mean_kld(label) if column.name == "kld" else run.mean_ppl(label)
+            exact = column.name == "kld" and all(m and m.reference and not m.error for m in run.of_label(label))
+            number = number_text(mean.value, column.digits or 0)
+            own_cells.append(Cell("ref") if exact else Cell(number, error_text(mean.stderr)))
+        columns.append(Filled(replace(column, header=f"mean\n{column.title}"), tuple(own_cells), MEANS))
+    said = notes.notes_of_texts(run, {each.column.name for each in columns})
+    title = f"{len(run.texts)} texts: {', '.join(texts)}"
+    return Table("", title, columns, said, notes.legend_of_texts(run), spare=("kld_stderr", "ppl_stderr"))

@@ -1,27 +1,25 @@
 """The closing sentences of a run: what was found, and no more than the statistics support.
 
-"For certain" means a paired difference at 95 % (``eval/ranking.py``).  Between quantized rows it is the test of the
-star, which holds for all rows at once; between a row and the reference it is the interval of ``--pairs``.  On a text
-whose errors may be far too small nothing is certain, and within the noise floor KLD ranks nothing.
+Which rows differ is decided in ``eval/ranking.py``: between quantized rows by the test of the star, which holds for all
+rows at once; between a row and the reference as in ``--pairs``.  "For certain" is only said of texts whose errors are
+known well, and within the noise floor KLD ranks nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from compare_q.eval.ranking import LEAST_TOKENS, SCORES, Difference, best_among, difference_or_reason, near_lossless
+from compare_q.eval.ranking import Ranking, compare, near_lossless, ranking
 from compare_q.eval.results import ModelResult, RunResult, TextResult
-from compare_q.eval.stats.answers import discordant, mcnemar_p
-from compare_q.eval.stats.estimates import n_blocks
 from compare_q.eval.stats.uncertainty import SHORT, Value
 from compare_q.eval.table.numbers import number_with_error, two_digits
-from compare_q.eval.table.pairs import LEVEL
 
 NAMED = 3
 """The largest number of rows that are all named.  Of more rows, the first ones are named, or the best and the worst."""
 MOST_TIMES = 1000
 """The largest ratio of two KLDs that is given as a ratio; beyond it the KLDs themselves are."""
+VERBS = {"kld": ("loses more", "lose more"), "nll": ("has a higher one", "have higher ones")}
+"""What a worse row does, and what several do."""
 
 
 def verdict(run: RunResult) -> str:
@@ -35,55 +33,25 @@ def verdict(run: RunResult) -> str:
 
 
 def of_text(text: TextResult) -> list[str]:
-    """Return the sentences on one text."""
+    """Return the sentences on one text: on answers, on KLDs, or else on perplexities."""
     measured = [model for model in text.models if model.estimates]
-    if not measured:
-        return ["No model was scored."]
-    if text.is_answers:
-        return of_answers(measured)
+    if not measured or text.is_answers:
+        return of_answers(measured) if measured else ["No model was scored."]
     compared = [model for model in measured if model.kld is not None and not (model.reference or model.noise_floor)]
     rows = [model for model in compared if model.is_quantized] or compared
     if text.reference is None or not rows:
         return [*of_ppl(measured), *caution(measured)]
     said, reference = of_kld(text, rows), next((model for model in measured if model.reference), None)
-    if reference is not None and len(rows) <= NAMED:
-        said += of_ppl_and_reference(reference, rows)
+    kinds: dict[str, list[str]] = {}
+    for model in rows if reference and len(rows) <= NAMED else ():
+        outcome = compare(model, reference, "nll").outcome if reference else ""
+        words = {"more": f"is higher than {{}}'s{certainly(rows)}", "less": f"is lower than {{}}'s{certainly(rows)}",
+                 "equal": "cannot be told apart from {}'s"}.get(outcome)  # fmt: skip
+        if words and reference:
+            kinds.setdefault(words.format(reference.label), []).append(model.marked_label)
+    said += [f"PPL {words}: {listed(labels)}." for words, labels in kinds.items()]
     without = [model.label for model in measured if model.kld is None]
     return [*said, *([f"No KLD: {listed(without)}."] if without else []), *caution(rows)]
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Rows by a score: the ``best`` one, those without a significant difference from it (``equal``), ``worse`` ones,
-    and those that cannot be compared (``unknown``) for a ``reason``."""
-
-    best: ModelResult
-    equal: Sequence[ModelResult] = ()
-    worse: Sequence[ModelResult] = ()
-    unknown: Sequence[ModelResult] = ()
-    reason: str = "they cannot be compared token by token"
-
-
-def ranking(rows: Sequence[ModelResult], score: str, near: frozenset[str] = frozenset()) -> Ranking:
-    """Rank rows by the score "kld" or "nll", which they all have.  ``near``: labels of rows that KLD does not rank."""
-    blocks = {m.label: m.estimates.blocks for m in rows if m.estimates and getattr(m.estimates.blocks, score)}
-    first, *others = sorted(rows, key=lambda model: (model.kld if score == "kld" else model.ppl) or 0.0)
-    if not others:
-        return Ranking(first)
-    if any(n_blocks(each) < 2 or each.length < LEAST_TOKENS for each in blocks.values()):
-        return Ranking(first, unknown=others, reason="the text is too short")
-    best = best_among(blocks, score)
-    if first.label not in best:
-        return Ranking(first, unknown=others, reason=f"{first.label} has no {SCORES[score]} at some tokens")
-    equal = [model for model in others if model.label in best or {first.label, model.label} <= near]
-    worse = [model for model in others if model not in equal and is_more(model, first, score)]
-    return Ranking(first, equal, worse, [model for model in others if model not in (*equal, *worse)])
-
-
-def is_more(model: ModelResult, other: ModelResult, score: str) -> bool:
-    """Return True if a model's score is more than another's at 95 %."""
-    found = difference_or_reason(model, other, score)
-    return isinstance(found, Difference) and found.is_seen and found.value > 0
 
 
 def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
@@ -99,10 +67,10 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     if best.label in near:
         first += ", near what other roundings of the same weights lose"
     klds = {model.label: model.kld or 0.0 for model in rows}
-    sizes, frame = {label: f"{kld:.5f}" for label, kld in klds.items()}, "a KLD of {}"
     if 0 < max(klds.values()) <= MOST_TIMES * least:
-        sizes, frame = {label: f"{times(kld / least)} times" for label, kld in klds.items()}, "{} the KLD"
-    return with_others(found, first, ("loses more", "lose more"), rows, sizes, frame, near)
+        sizes = {label: f"{times(kld / least)} times" for label, kld in klds.items()}
+        return ranked(found, "kld", first, sizes, "{} the KLD", near)
+    return ranked(found, "kld", first, {label: f"{kld:.5f}" for label, kld in klds.items()}, "a KLD of {}", near)
 
 
 def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
@@ -111,61 +79,43 @@ def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
     if not rows:
         return ["No model has a perplexity."]
     found = ranking(rows, "nll")
-    best, ppl = found.best, found.best.ppl or 0.0
-    size = number_with_error(ppl, best.ppl_stderr)
+    best, size = found.best, number_with_error(found.best.ppl or 0.0, found.best.ppl_stderr)
     if len(rows) == 1:
         return [f"{best.marked_label} has a PPL of {size} on this text; there is no other to compare it with."]
-    sizes = {model.label: f"{times(100 * ((model.ppl or 0.0) / ppl - 1))} %" for model in rows}
-    first = f"{best.marked_label} has the lowest PPL, {size}"
-    return with_others(found, first, ("has a higher one", "have higher ones"), rows, sizes, "by {}")
+    sizes = {model.label: f"{times(100 * ((model.ppl or 0.0) / (best.ppl or 1.0) - 1))} %" for model in rows}
+    return ranked(found, "nll", f"{best.marked_label} has the lowest PPL, {size}", sizes, "by {}")
 
 
-def with_others(
-    found: Ranking, first: str, verbs: tuple[str, str], measured: Sequence[ModelResult], sizes: Mapping[str, str],
-    frame: str, near: frozenset[str] = frozenset(),
+def ranked(
+    found: Ranking, score: str, first: str, sizes: Mapping[str, str], frame: str, near: frozenset[str] = frozenset()
 ) -> list[str]:  # fmt: skip
     """Return ``first``, a clause on the best row, followed by how the others compare with it.
 
-    ``verbs``: for one row and for several; ``sizes``: label -> how much worse a row is, which goes into ``frame``.
+    ``sizes``: label -> how much worse a row is, which goes into ``frame``.
     """
     clauses, doubts = [first], []
     if found.equal:
         unranked = {model.label for model in found.equal} <= near
-        clauses.append(
-            f"{'KLD cannot rank it beside' if unranked else 'it cannot be told apart from'} {named(found.equal)}"
-        )
-    for rows, certain in ((found.worse, certainly(measured)), (found.unknown, "")):
-        if not rows:
+        same = "KLD cannot rank it beside" if unranked else "it cannot be told apart from"
+        clauses.append(f"{same} {listed([model.marked_label for model in found.equal])}")
+    certain = certainly([found.best, *found.equal, *found.worse, *found.unknown])
+    for others, surely in ((found.worse, certain), (found.unknown, "")):
+        if not others:
             continue
-        who, verb = named(rows), verbs[len(rows) > 1]
-        shown = " and ".join(sizes[model.label] for model in rows)
-        if len(rows) >= NAMED:
-            who = f"the {len(rows)} others"
-            shown = " to ".join(f"{sizes[model.label]} ({model.marked_label})" for model in (rows[0], rows[-1]))
-        clauses.append(f"{who} {verb}{certain}: {frame.format(shown)}")
-        if rows is found.unknown:
-            doubts = [f"Whether {who} really {verb} is not known: {found.reason}."]
+        who, verb = listed([model.marked_label for model in others]), VERBS[score][len(others) > 1]
+        shown = " and ".join(sizes[model.label] for model in others)
+        if len(others) >= NAMED:
+            who = f"the {len(others)} others"
+            shown = " to ".join(f"{sizes[model.label]} ({model.marked_label})" for model in (others[0], others[-1]))
+        clauses.append(f"{who} {verb}{surely}: {frame.format(shown)}")
+        if others is found.unknown:
+            reason = found.reason or "they cannot be compared token by token"
+            doubts = [f"Whether {who} really {verb} is not known: {reason}."]
     return [f"{'; '.join(clauses)}.", *doubts]
 
 
-def of_ppl_and_reference(reference: ModelResult, rows: Sequence[ModelResult]) -> list[str]:
-    """Return a sentence for the rows with a higher perplexity than the reference, and for those with an equal one."""
-    kinds: dict[str, list[ModelResult]] = {}
-    for model in rows:
-        found = difference_or_reason(model, reference, "nll")
-        if isinstance(found, Difference) and found.limits is not None:
-            said = f"is {'higher' if found.value > 0 else 'lower'} than {reference.label}'s{certainly(rows)}"
-            kinds.setdefault(said if found.is_seen else f"cannot be told apart from {reference.label}'s", []).append(
-                model
-            )
-    return [f"PPL {said}: {named(members)}." for said, members in kinds.items()]
-
-
 def of_answers(measured: Sequence[ModelResult]) -> list[str]:
-    """Return a sentence on how many questions the reference, or the best model, has right, and which rows differ.
-
-    By McNemar's exact test; each of several comparisons has its share of the level (Bonferroni).
-    """
+    """Return a sentence on how many questions the reference, or the best model, has right, and which rows differ."""
     rows = [
         (m, found.acc.right) for m in measured if m.estimates and (found := m.estimates.answers) and found.acc.right
     ]
@@ -174,16 +124,15 @@ def of_answers(measured: Sequence[ModelResult]) -> list[str]:
     base, own = max(rows, key=lambda row: (row[0].reference, row[1].count("1")))
     questions = len(own)
     others = [(model, right) for model, right in rows if model is not base and len(right) == questions]
-    said = f"{base.marked_label} has {percent(own.count('1') / questions)} of {questions:,} questions right"
+    clauses = [f"{base.marked_label} has {percent(own.count('1') / questions)} of {questions:,} questions right"]
     if not others:
-        return [f"{said}; there is no other model to compare it with."]
+        return [f"{clauses[0]}; there is no other model to compare it with."]
     kinds: dict[str, list[str]] = {}
     for model, right in others:
-        lost, won = discordant(own, right)
-        kind = "fewer for certain" if lost > won else "more for certain"
-        kind = kind if mcnemar_p(lost, won) < LEVEL / len(others) else "cannot be told apart from it"
+        outcome = compare(model, base, "acc", comparisons=len(others)).outcome
+        kind = {"less": "fewer for certain", "more": "more for certain"}.get(outcome, "cannot be told apart from it")
         kinds.setdefault(kind, []).append(f"{model.marked_label} ({percent(right.count('1') / questions)})")
-    return [f"{'; '.join([said, *(f'{kind}: {listed(labels)}' for kind, labels in kinds.items())])}."]
+    return [f"{'; '.join([*clauses, *(f'{kind}: {listed(labels)}' for kind, labels in kinds.items())])}."]
 
 
 def of_texts(run: RunResult) -> list[str]:
@@ -203,20 +152,17 @@ def of_means(run: RunResult, means: Mapping[str, Value], score: str, word: str) 
     first, *others = sorted(means, key=lambda label: means[label].value or 0.0)
     texts = [text for text in run.scored if score == "kld" or not text.is_answers]
     models = [model for text in texts for model in text.models if model.estimates]
+    worse = set(others)
+    for text in texts:
+        rows, near = {model.label: model for model in text.models}, near_lossless(text.models)
+        worse &= {label for label in others if compare(rows[label], rows[first], score, near=near).outcome == "more"}
     size = number_with_error(means[first].value or 0.0, means[first].stderr)
     clauses = [f"Over {len(texts)} texts {first} has the lowest mean {word}, {size}"]
-    worse = [label for label in others if all(is_worse(text, label, first, score) for text in texts)]
-    same = [label for label in others if label not in worse]
-    clauses += [f"higher on each text{certainly(models)}: {listed(worse)}"] if worse else []
-    clauses += [f"not higher for certain on each text: {listed(same)}"] if same else []
+    if labels := [label for label in others if label in worse]:
+        clauses.append(f"higher on each text{certainly(models)}: {listed(labels)}")
+    if labels := [label for label in others if label not in worse]:
+        clauses.append(f"not higher for certain on each text: {listed(labels)}")
     return [f"{'; '.join(clauses)}.", *caution(models)]
-
-
-def is_worse(text: TextResult, label: str, best: str, score: str) -> bool:
-    """Return True if a row is significantly worse on a text than the row that is best over all texts."""
-    models = {model.label: model for model in text.models}
-    ranked = score == "nll" or not {label, best} <= near_lossless(text.models)
-    return ranked and is_more(models[label], models[best], score)
 
 
 def certainly(models: Sequence[ModelResult]) -> str:
@@ -227,15 +173,10 @@ def certainly(models: Sequence[ModelResult]) -> str:
 def caution(models: Sequence[ModelResult]) -> list[str]:
     """Return the sentence that nothing is certain, if the text is short."""
     blocks = [model.estimates.blocks for model in models if model.estimates]
-    if any(n_blocks(each) < 2 for each in blocks):
+    if any(each.held < 2 for each in blocks):
         return ["Nothing of this is certain: no errors are known."]
     length = min((each.length for each in blocks), default=SHORT)
     return [] if length >= SHORT else [f"On a text of {length:,} tokens nothing of this is certain."]
-
-
-def named(models: Sequence[ModelResult]) -> str:
-    """Return the labels of rows as a list in words."""
-    return listed([model.marked_label for model in models])
 
 
 def listed(words: Sequence[str]) -> str:

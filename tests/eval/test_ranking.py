@@ -10,24 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from benchmarks import told_apart
 from compare_q.backends.base import Storage
-from compare_q.eval.ranking import (
-    LEAST_TOKENS,
-    best_among,
-    best_labels,
-    difference_or_reason,
-    kld_limit,
-    near_lossless,
-    too_short_for_best,
-)
+from compare_q.eval.ranking import LEAST_TOKENS, best_labels, compare, kld_limit, near_lossless, ranking
 from compare_q.eval.results import ModelResult
-from compare_q.eval.stats.estimates import BlockSums, n_blocks
+from compare_q.eval.stats.estimates import BlockSums
 from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.pairs import UNRANKED, pair_lines
-from tests.support.made import BLOCKS, FAILED, QUANT, REF, replace, run_of, with_against, with_sums
+from compare_q.eval.table.pairs import pair_lines
+from tests.support.made import BLOCKS, FAILED, PPL, QUANT, REF, replace, run_of, with_against, with_ppl, with_sums
 
 WORSE = replace(BLOCKS, nll=(14.0, 24.0, 34.0, 48.0))
 """a - b = -4, -4, -4, -8: mean -20 / 40; off the mean by 1, 1, 1, -3; waves 27.3137, 16, 4.6863, weighted mean 21.3397:
@@ -36,61 +27,59 @@ SAME = replace(BLOCKS, nll=(16.0, 18.0, 36.0, 38.0))
 """a - b = -6, 2, -6, 2: mean -0.2; off by -4, 4, -4, 4; waves 37.4903, 0, 218.5097: sqrt(165.4964) / 40 = 0.32161."""
 
 
-def difference_of(a: BlockSums, b: BlockSums, name: str) -> Any:
-    """The difference of two models with these sums."""
-    assert QUANT.estimates
-    one, two = (replace(QUANT, estimates=replace(QUANT.estimates, blocks=blocks)) for blocks in (a, b))
-    return difference_or_reason(one, two, name)
-
-
-def test_a_difference_by_hand() -> None:
-    found = difference_of(BLOCKS, WORSE, "nll")
-    assert (found.value, found.stderr) == (pytest.approx(-0.5), pytest.approx(0.115487, abs=1e-6))
-    assert found.limits == (pytest.approx(-0.86753, abs=1e-5), pytest.approx(-0.13247, abs=1e-5))
-    assert found.is_seen
-    other = difference_of(BLOCKS, SAME, "nll")
-    assert (other.value, other.stderr, other.is_seen) == (pytest.approx(-0.2), pytest.approx(0.32161, abs=1e-5), False)
-
-
-def test_the_interval_decides_and_not_two_standard_errors() -> None:
-    """-0.3 +- 0.115 is 2.6 standard errors from 0, and with three waves 0 is still inside."""
-    off = replace(BLOCKS, nll=(12.0, 22.0, 32.0, 46.0))
-    found = difference_of(BLOCKS, off, "nll")
-    assert (found.value, found.stderr) == (pytest.approx(-0.3), pytest.approx(0.115487, abs=1e-6))
-    assert not found.is_seen
-
-
-def test_empty_blocks_do_not_count() -> None:
-    assert n_blocks(BlockSums((10, 0, 5), (1.0, 0.0, 1.0))) == 2
-
-
-def test_one_block_has_no_error() -> None:
-    found = difference_of(BlockSums((10,), (5.0,), whole=("nll",)), BlockSums((10,), (9.0,), whole=("nll",)), "nll")
-    assert (found.value, found.stderr, found.limits, found.is_seen) == (pytest.approx(-0.4), None, None, False)
-
-
-def test_what_cannot_be_compared_says_why() -> None:
-    plain, holes = replace(QUANT, label="plain"), with_sums(replace(QUANT, label="holes"), whole=("kld", "same_top"))
-    alone = replace(REF, label="alone", reference=False)
-    assert difference_or_reason(plain, FAILED, "nll") == "broken failed"
-    assert difference_or_reason(REF, plain, "kld") == "bf16 is the reference, from which KLD is measured"
-    assert difference_or_reason(plain, alone, "kld") == "alone has no KL divergence"
-    assert difference_or_reason(plain, holes, "nll") == "holes has positions without a finite log-probability"
-    assert (
-        difference_or_reason(plain, with_sums(plain, tokens=(10, 10, 10, 11)), "nll")
-        == "they were scored on different windows"
-    )
-    assert not isinstance(difference_or_reason(REF, plain, "nll"), str)
-
-
 A = replace(QUANT, label="a")
 B, C = with_sums(replace(A, label="b"), nll=WORSE.nll), with_sums(replace(A, label="c"), nll=SAME.nll)
 GOOD = with_sums(replace(A, label="good"), nll=(1.0, 1.0, 1.0, 1.0))
-HOLES = with_sums(GOOD, whole=("kld", "same_top"))
+HOLES = with_sums(with_ppl(replace(GOOD, label="holes"), replace(PPL, value=2.0)), whole=("kld", "same_top"))
 ONE_BLOCK = [
     with_sums(replace(A, label=label), tokens=(10,), nll=(loss,), whole=("nll",))
     for label, loss in (("x", 5), ("y", 9))
 ]
+
+
+def test_a_difference_by_hand() -> None:
+    found = compare(A, B, "nll")
+    assert (found.value, found.stderr) == (pytest.approx(-0.5), pytest.approx(0.115487, abs=1e-6))
+    assert found.limits == (pytest.approx(-0.86753, abs=1e-5), pytest.approx(-0.13247, abs=1e-5))
+    assert (found.outcome, compare(B, A, "nll").outcome) == ("less", "more")
+    found = compare(A, C, "nll")
+    assert (found.value, found.stderr) == (pytest.approx(-0.2), pytest.approx(0.32161, abs=1e-5))
+    assert found.outcome == "equal"
+
+
+def test_the_interval_decides_and_not_two_standard_errors() -> None:
+    """-0.3 +- 0.115 is 2.6 standard errors from 0, and with three waves 0 is still inside."""
+    found = compare(A, with_sums(B, nll=(12.0, 22.0, 32.0, 46.0)), "nll")
+    assert (found.value, found.stderr) == (pytest.approx(-0.3), pytest.approx(0.115487, abs=1e-6))
+    assert found.outcome == "equal"
+
+
+def test_several_comparisons_share_the_level() -> None:
+    """-0.5 is 4.33 errors of 0.115487: more than t(0.975, 3) = 3.18, less than t(0.9942, 3) = 5.6 of ten."""
+    assert [compare(A, B, "nll", comparisons=count).outcome for count in (1, 2, 10)] == ["less", "less", "equal"]
+
+
+def test_empty_blocks_do_not_count_and_one_block_has_no_error() -> None:
+    assert BlockSums((10, 0, 5), (1.0, 0.0, 1.0)).held == 2
+    found = compare(*ONE_BLOCK, "nll")
+    assert (found.value, found.stderr, found.limits, found.outcome) == (pytest.approx(-0.4), None, None, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "score", "reason"),
+    [
+        (A, FAILED, "nll", "broken failed"),
+        (REF, A, "kld", "bf16 is the reference, from which KLD is measured"),
+        (A, replace(REF, label="alone", reference=False), "kld", "alone has no KL divergence"),
+        (A, HOLES, "nll", "holes has positions without a finite log-probability"),
+        (A, with_sums(A, tokens=(10, 10, 10, 11)), "nll", "they were scored on different windows"),
+        (REF, A, "nll", ""),
+        (REF, A, "acc", "a model has none"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(a: ModelResult, b: ModelResult, score: str, reason: str) -> None:
+    found = compare(a, b, score)
+    assert (found.reason, found.outcome == "unknown") == (reason, bool(reason))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +93,7 @@ ONE_BLOCK = [
         ([replace(GOOD, spec={"noise_floor": True}), A, B], {"a"}),
         ([A, B, FAILED], {"a"}),
         ([HOLES, A, B], set()),  # a star on the next one would say that there is no better
-        ([A, with_sums(B, whole=("kld",))], {"a"}),
+        ([A, with_sums(with_ppl(B, replace(PPL, value=20.0)), whole=("kld",))], {"a"}),
         ([replace(GOOD, storage=Storage(16.0)), A, B], {"a"}),  # 16 bits a weight are not quantized
         ([replace(GOOD, storage=Storage(15.9)), A, B], {"good"}),
         ([replace(GOOD, storage=Storage(16.0)), A], set()),
@@ -120,8 +109,7 @@ def test_the_best(models: list[ModelResult], best: set[str]) -> None:
 def test_no_model_is_the_best_of_a_short_text(length: int, found: frozenset[str]) -> None:
     models = [with_sums(GOOD, length=length), with_sums(B, nll=(5.0, 5.0, 5.0, 5.0), length=length)]
     assert best_labels(models, "nll") == found
-    assert too_short_for_best(models) == (None if found else length)
-    assert too_short_for_best(models[:1]) is None
+    assert ranking(models, "nll").reason == ("" if found else "the text is too short")
 
 
 def test_from_2000_tokens_on_a_kld_twice_as_large_is_mostly_seen() -> None:
@@ -134,30 +122,24 @@ def test_from_2000_tokens_on_a_kld_twice_as_large_is_mostly_seen() -> None:
     assert shares[LEAST_TOKENS][1] > 92
 
 
-def sums_of(kld: NDArray[np.float64]) -> dict[str, BlockSums]:
-    """Models' KLD by block [k, G], of 400 tokens each of a text of 700,000."""
-    entries = (400,) * kld.shape[1]
-    return {str(i): BlockSums(entries, (), tuple(each), whole=("kld",), length=700_000) for i, each in enumerate(kld)}
-
-
 @pytest.mark.parametrize("quiet", [1.0, 0.1])
 @pytest.mark.parametrize("models", [2, 5, 12, 40])
 def test_the_best_in_truth_is_among_the_starred_in_95_percent(models: int, quiet: float) -> None:
     """All have the same mean, so that any of them may be called the best; also one that varies less than the others.
 
-    600 texts: a share of 95 % is known to 0.9 %.  Two are told apart as any pair is, in 2.5 % of the texts by either.
+    600 texts of 700,000 tokens: a share of 95 % is known to 0.9 %.  Two are told apart as any pair is, in 2.5 % of the
+    texts by either.
     """
     rng = np.random.default_rng([models, int(10 * quiet)])
     noise = rng.standard_normal((600, models, 30)) * np.r_[quiet, np.ones(models - 1)][:, None]
-    shared = rng.standard_normal((600, 1, 30))
-    kept = [best_among(sums_of(each), "kld") for each in 100 + 10 * shared + noise]
+    texts = [
+        [told_apart.row_of(str(i), (400,) * 30, kld, 700_000) for i, kld in enumerate(each)]
+        for each in 100 + 10 * rng.standard_normal((600, 1, 30)) + noise
+    ]
+    kept = [best_labels(rows, "kld") for rows in texts]
     assert np.mean(["0" in labels for labels in kept]) > 0.95 - 3 * 0.009
     if models == 2:
-        assert kept == [
-            frozenset(label for label in sums if not difference_of(sums[label], sums[best], "kld").is_seen)
-            for sums in map(sums_of, 100 + 10 * shared + noise)
-            for best in [min(sums, key=lambda label: sum(sums[label].kld))]
-        ]
+        assert [labels == {"0", "1"} for labels in kept] == [compare(*rows, "kld").outcome == "equal" for rows in texts]
 
 
 def test_more_is_better_of_the_same_top_token() -> None:
@@ -202,6 +184,6 @@ def test_stars_and_verdicts_do_not_rank_them() -> None:
     assert best_labels(unranked, "kld") == {"near", "also"}
     assert best_labels([REF, NOISE, FAR, row("farther", 0.05)], "kld") == {"far"}
     (kld,) = [line for line in pair_lines([(NEAR, ALSO)], run_of(*unranked)) if line.startswith("  KLD")]
-    assert kld == f"  KLD: {UNRANKED}"
+    assert kld == "  KLD: not ranked: both are at most about twice the noise floor's"
     (kld,) = [line for line in pair_lines([(ALSO, FAR)], run_of(*unranked)) if line.startswith("  KLD")]
     assert kld.startswith("  KLD: also is better: 0.0001")

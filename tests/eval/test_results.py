@@ -21,8 +21,10 @@ from compare_q.eval.stats.estimates import Estimates, summarize
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from compare_q.eval.table.render import csv_text
 from tests.support.made import (
+    AGAINST,
     BASE,
     FAILED,
+    PPL,
     QUANT,
     REF,
     REFERENCE,
@@ -40,7 +42,8 @@ from tests.support.made import (
 from tests.support.toy import refusal
 
 CODE = with_against(
-    with_ppl(QUANT, replace(QUANT.estimates.ppl, value=30.0, stderr=3.0)), kld=replace(QUANT.estimates.kld, value=0.04)
+    with_ppl(QUANT, replace(PPL, value=30.0, stderr=3.0)),
+    kld=replace(AGAINST.kld, value=0.04),
 )
 TEXTS = run_result(
     (

@@ -42,7 +42,7 @@ def model_of(label: str, kld: float | None, *, error: str = "", reference: bool 
         return ModelResult.of(label, "fake", estimates=alone, reference=reference and kld is None, **shared)
     mean = Mean(kld, 50 * kld, 50, 0, kld / 10)
     against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 5.0, 50, 0, 0.01))
-    sums = replace(BLOCKS, kld=(1.0,) * 5, same_top=(9.0,) * 5, whole=("nll", "kld", "same_top"))
+    sums = replace(BLOCKS, kld=(10 * kld,) * 5, same_top=(9.0,) * 5, whole=("nll", "kld", "same_top"))
     return ModelResult.of(label, "fake", estimates=replace(alone, against=against, blocks=sums), **shared)
 
 

@@ -13,8 +13,8 @@ from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
-from compare_q.eval.table.columns import BY_NAME, COLUMNS, Cell, checked, no_order, ordered
-from compare_q.eval.table.tables import tables_of
+from compare_q.eval.table.columns import BY_NAME, COLUMNS, checked, no_order, ordered
+from compare_q.eval.table.tables import Cell, tables_of
 from tests.support import ROOT
 from tests.support.made import (
     BASE,

@@ -75,7 +75,7 @@ def said(*models: ModelResult, **keys: Any) -> str:
          [CERTAIN + ":"]),
         ([with_sums(m, tokens=(10,), nll=(5.0,), kld=(0.08,), same_top=(9.0,)) for m in (REF, FP8, Q4)],
          ["Whether Q4_K_M", "no errors are known"], [CERTAIN + ":"]),
-        ([REF, row("FP8", 0.008, **HOLES), Q4], ["Whether Q4_K_M", "FP8 has no KL divergence"], []),
+        ([REF, row("FP8", 0.008, **HOLES), Q4], ["Whether Q4_K_M", "FP8 has positions without"], []),
         ([REF, FP8, Q4, row("Q3", 0.08, **HOLES)], [f"Q4_K_M loses more{CERTAIN}", "Whether Q3 really"], []),
         ([REF, Q4, replace(BASE, label="server")], ["No KLD: server."], []),
         ([FAILED], ["Failed: broken."], ["PPL"]),
