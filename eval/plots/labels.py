@@ -1,195 +1,142 @@
-"""Places for labels: none overlaps another label, a point, or the name of a line.
+"""Places for the labels of a scatter plot: each stands next to its point and covers nothing.
 
-In a scatter plot each label in turn, the most crowded first, moves to the cheapest of many places around its point,
-five times over.  Boxes are [x0, y0, x1, y1] and segments [xa, ya, xb, yb], in pixels, y upwards, one per row of an
-array.
+Every label has places around its point, and in turn takes the one that costs least while the others stay.  All shapes
+are boxes [x0, y0, x1, y1] in pixels, one per row of an array: labels, markers, and lines as rows of dots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-PixelRows = NDArray[np.float64]
+Boxes = NDArray[np.float64]
 
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)
-"""Points; the first size at which all labels fit is taken."""
-PADDING = np.array([-6, -3, 6, 3])
+"""Points; the first size at which all labels fit is taken, with more labels than ``FEW`` not the largest."""
+FEW = 15
+PADDING = np.array([-4, -2, 4, 2])
 """Pixels kept free around a label."""
-LEADER_FROM = 12.0
-"""Pixels between a point and its label; if they are farther apart, a line joins them."""
-COSTS = np.array([150.0, 25.0, 8.0, 20.0, 200.0, 0.1])
-"""Costs of a place for a label, each times its number: a leader through a label or point, two leaders that cross, a
-line through the label, another point about as near as the label's own, another point beside it while its own is far
-away, a pixel between label and point."""
-BESIDE = 14.0
-"""Pixels: a label so near to a point seems to be its name."""
-FAR = 80.0
-"""Pixels: a line's name that is this far from every point is far enough."""
+RINGS = np.array([1, 5, 10, 16, 24, 34, 46, 60, 78, 100, 130, 170, 220, 280, 350])
+"""Pixels between a marker and the places of its label."""
+LEADER_FROM = 14.0
+"""Pixels; a label that is farther from its marker has a line to it."""
+DOT, NEAREST = 8.0, 120
+"""Pixels between two dots of a line; places of a label that are compared."""
+OVERLAP, LEADER, BESIDE, HEIGHT, LINE = 1e4, 50.0, 25.0, 1.0, 0.1
+"""Costs: a label on a label or marker; a leader through one; another marker as near as the label's own; a pixel above
+or below the point's height; dots of lines under the label, squared.  A pixel between marker and label costs 1."""
+PRESSURE = (*OVERLAP * 0.5 ** np.arange(10)[::-1], *[OVERLAP] * 3)
+"""Cost of an overlap of labels, each time that all labels are moved: it grows, so that they push each other away."""
 
 
-def place_labels(
-    axes: Axes,
-    marks: Sequence[Line2D],
-    texts: Sequence[Text],
-    names: Sequence[Text] = (),
-    others: Sequence[Line2D] = (),
-) -> None:
-    """Moves each label to a free place, flush with its point, with a leader if that is far away.
+def place_labels(axes: Axes, texts: Sequence[Text], marks: Sequence[Line2D], names: Sequence[Text] = ()) -> None:
+    """Move each label next to its marker, with a leader if it is far away; labels that fit nowhere are removed.
 
-    ``names``: of horizontal lines, each at its line's height, which first take free places along them; ``others``:
-    marks of points that have no label, but are not to be covered.
+    ``marks``: those of the labels, then others that are not to be covered.  ``names``: of horizontal lines, which first
+    take free places along these.
     """
-    if not marks:
-        return
     spots = np.array([mark.get_window_extent().extents for mark in marks])
-    drawn = [_segments(axes, line) for line in axes.lines]
-    lines = np.vstack([np.empty((0, 4)), *drawn])
-    named = _place_names(axes, names, spots, lines)
-    named = np.vstack([named, *(np.array([mark.get_window_extent().extents]) for mark in others)])
-    boxes, clear = _fit(axes, texts, spots, lines, named)
-    to_data, centres = axes.transData.inverted(), (boxes[:, :2] + boxes[:, 2:]) / 2
-    leaders = to_data.transform(_leaders(boxes, spots).reshape(-1, 2)).reshape(-1, 2, 2)
-    sides = np.sign(centres[:, 0] - np.clip(centres[:, 0], spots[:, 0], spots[:, 2]))  # left -1, right 1
-    for i in np.flatnonzero(clear):
-        flush = {-1: "right", 0: "center", 1: "left"}[sides[i]]
-        texts[i].set(position=to_data.transform(centres[i]), multialignment=flush)
-        if _gaps(boxes[i : i + 1], spots[i : i + 1]) > LEADER_FROM:
-            (leader,) = axes.plot(*leaders[i].T, color=marks[i].get_color(), lw=0.8, alpha=0.7, zorder=3)
-            leader.set_gid(str(texts[i].get_gid()).replace("label", "leader"))
-    for i in np.flatnonzero(~clear):
-        texts[i].remove()
-    if not clear.all():
-        note = f"no room for {(~clear).sum()} of {len(texts)} labels"
+    dots = np.vstack([_dots(axes.transData.transform(line.get_xydata())) for line in axes.lines])
+    obstacles = np.vstack([spots, *(_place_name(axes, name, spots) for name in names)])
+    for size in FONT_SIZES[len(texts) > FEW :]:
+        for text in texts:
+            text.set_fontsize(size)
+        sizes = [np.array(text.get_window_extent().size) + (PADDING[2:] - PADDING[:2]) for text in texts]
+        places = [_places(i, each, axes.bbox, obstacles, dots) for i, each in enumerate(sizes)]
+        boxes, fits = _arrange(places, spots[: len(texts)])
+        if fits.all():
+            break
+    to_data = axes.transData.inverted()
+    for text, mark, box, spot, is_clear in zip(texts, marks, boxes, spots, fits, strict=False):
+        middle = (box[0] + box[2]) / 2
+        side = np.sign(middle - np.clip(middle, spot[0], spot[2]))  # left -1, right 1
+        text.set(position=to_data.transform((box[:2] + box[2:]) / 2))
+        text.set_multialignment({-1: "right", 0: "center", 1: "left"}[int(side)])
+        if not is_clear:
+            text.remove()
+        elif _gaps(box[None], spot[None])[0, 0] > LEADER_FROM:
+            ends = to_data.transform(_leaders(box[None], spot)[0, [0, -1], :2])
+            gid = str(text.get_gid()).replace("label", "leader")
+            axes.plot(*ends.T, color=mark.get_color(), lw=0.8, alpha=0.7, zorder=3, gid=gid)
+    if not fits.all():
+        note = f"no room for {(~fits).sum()} of {len(texts)} labels"
         axes.annotate(note, (1, 1.01), xycoords="axes fraction", ha="right")
 
 
-def spread_out(wanted: PixelRows, gap: float, low: float, high: float) -> PixelRows:
-    """Places [N] in [low, high], at least ``gap`` apart, in the order of those wanted [N], as near to these as they can
-    be (least squares: the mean of places that touch is the mean of the places that were wanted for them)."""
-    order = np.argsort(wanted, kind="stable")
-    steps = gap * np.arange(len(wanted))
-    runs: list[list[float]] = []
-    for each in wanted[order] - steps:
-        runs.append([each])
-        while len(runs) > 1 and np.mean(runs[-2]) > np.mean(runs[-1]):
-            runs[-2:] = [runs[-2] + runs[-1]]
-    places = np.empty(len(wanted))
-    pooled = np.concatenate([np.full(len(run), np.mean(run)) for run in runs])
-    places[order] = np.clip(pooled, low, max(low, high - steps[-1])) + steps
-    return places
+def _dots(path: Boxes) -> Boxes:
+    """Return the dots [N, 4] along a path [M, 2]."""
+    steps = [np.linspace(a, b, 1 + int(np.hypot(*(b - a)) / DOT)) for a, b in pairwise(path)]
+    return np.tile(np.vstack([path, *steps]), 2)
 
 
-def _segments(axes: Axes, line: Line2D) -> PixelRows:
-    path = axes.transData.transform(line.get_xydata())
-    return np.hstack([path[:-1], path[1:]])
+def _place_name(axes: Axes, name: Text, spots: Boxes) -> Boxes:
+    """Move the name of a horizontal line along it, to where it covers no marker; return its box [4]."""
+    width, height = np.array(name.get_window_extent().size) + (PADDING[2:] - PADDING[:2])
+    y = axes.transData.transform(name.get_position())[1]
+    starts = np.linspace(axes.bbox.x0 + 2, axes.bbox.x1 - width, 40)
+    boxes = np.array([(x, y + up, x + width, y + up + height) for up in (1, -height - 1) for x in starts])
+    outside = (boxes[:, 1] < axes.bbox.y0) | (boxes[:, 3] > axes.bbox.y1)
+    best = boxes[np.argmax(np.minimum(_gaps(boxes, spots).min(axis=1), 60) - 1000 * outside)]
+    name.set_position(axes.transData.inverted().transform((best[:2] + best[2:]) / 2))
+    return np.asarray(best)
 
 
-def _place_names(axes: Axes, names: Sequence[Text], spots: PixelRows, lines: PixelRows) -> PixelRows:
-    """Moves each name along its line, above or below it, to where least is in the way; the boxes of the names."""
-    taken = np.empty((0, 4))
-    for name in names:
-        box = np.array(name.get_window_extent().extents) + PADDING
-        (width, height), y = box[2:] - box[:2], float((box[1] + box[3]) / 2)
-        low, high = axes.bbox.x0 + 6, axes.bbox.x1 - width
-        shifts = [(x, y + side * (height / 2 + 1) - height / 2) for x in np.linspace(high, low, 80) for side in (1, -1)]
-        corners = np.array(shifts)
-        options = np.hstack([corners, corners + box[2:] - box[:2]])
-        options = options[(options[:, 1] > axes.bbox.y0) & (options[:, 3] < axes.bbox.y1)]
-        near = np.minimum(_gaps(options, np.vstack([spots, taken])).min(axis=1, initial=FAR), FAR)
-        best = options[np.argmin(COSTS[2] * _through(lines, options).sum(axis=0) - near)]
-        name.set(position=axes.transData.inverted().transform((best[:2] + best[2:]) / 2))
-        taken = np.vstack([taken, best])
-    return taken
+def _places(own: int, size: Boxes, area: Bbox, obstacles: Boxes, dots: Boxes) -> tuple[Boxes, Boxes]:
+    """Return (places [P, 4] of a label of this size [2], what each costs by itself [P]), the cheapest first.
 
-
-def _fit(
-    axes: Axes, texts: Sequence[Text], spots: PixelRows, lines: PixelRows, named: PixelRows
-) -> tuple[PixelRows, NDArray[np.bool_]]:
-    """Sets the largest font in which all labels fit; the boxes [N, 4] of the labels, and which labels fit [N]."""
-    home = [text.get_position() for text in texts]
-    for size in FONT_SIZES:
-        for text, position in zip(texts, home, strict=True):
-            text.set(fontsize=size, position=position)
-        boxes = np.array([text.get_window_extent().extents for text in texts]) + PADDING
-        boxes = _arrange(boxes, np.array(axes.bbox.extents), spots, lines, named)
-        clear = np.isfinite(boxes[:, 0]) & ~np.tril(_gaps(boxes, boxes) == 0, -1).any(axis=1)
-        if clear.all():
-            break
-    return boxes, clear
-
-
-def _arrange(boxes: PixelRows, area: PixelRows, spots: PixelRows, lines: PixelRows, named: PixelRows) -> PixelRows:
-    """Moves one label [N, 4] at a time, the most crowded first, to its cheapest free place (nan: there is none)."""
-    order = np.argsort(-(_gaps(spots, spots) < 150).sum(axis=1), kind="stable")
-    places = [_places(i, box, area, spots, named) for i, box in enumerate(boxes)]
-    boxes = np.full_like(boxes, np.nan)
-    for i in np.tile(order, 5):
-        taken = (_gaps(places[i], np.delete(boxes, i, axis=0)) == 0).sum(axis=1)
-        options = places[i][taken == min(taken, default=0)][:200]  # the nearest are enough
-        boxes[i] = options[np.argmin(_costs(i, options, boxes, spots, lines))] if len(options) else np.nan
-    return boxes
-
-
-def _places(i: int, box: PixelRows, area: PixelRows, spots: PixelRows, named: PixelRows) -> PixelRows:
-    """Boxes [P, 4] for label i, as large as this one, in the area, clear of points and names, the nearest first."""
-    half, reach = (box[2:] - box[:2]) / 2, (spots[i, 2:] - spots[i, :2]) / 2 + 1
-    steps = np.arange(-3, 4) / 3
-    rim = sorted(((x, y) for x in -steps for y in steps if max(abs(x), abs(y)) == 1), key=lambda xy: np.abs(xy).sum())
-    rings = [(spots[i, :2] + spots[i, 2:]) / 2 + np.array(rim) * (half + reach + 2 * step**1.5) for step in range(40)]
-    low, high = area[:2] + half, area[2:] - half
-    grid = np.mgrid[low[0] : high[0] : half[0], low[1] : high[1] : half[1]].reshape(2, -1).T
-    centres = np.vstack([*rings, grid])
-    centres = centres[np.all((centres >= low) & (centres <= high), axis=1)]
+    ``own``: the row of its marker in ``obstacles``.
+    """
+    spot, others = obstacles[own], np.delete(obstacles, own, axis=0)
+    half, reach, centre = size / 2, (spot[2:] - spot[:2]) / 2, (spot[:2] + spot[2:]) / 2
+    sides = np.linspace(-1, 1, 7)
+    rim = np.array([(x, y) for x in sides for y in sides if max(abs(x), abs(y)) == 1])
+    centres = np.vstack([centre + rim * (half + reach + ring) for ring in RINGS])
+    centres = centres[((centres >= area.min + half) & (centres <= area.max - half)).all(axis=1)]
     boxes = np.hstack([centres - half, centres + half])
-    boxes = boxes[(_gaps(boxes, np.vstack([spots, named])) > 0).all(axis=1)]
-    return boxes[np.argsort(_gaps(boxes, spots)[:, i], kind="stable")]
+    distance, around = _gaps(boxes, spot[None])[:, 0], _gaps(boxes, others)
+    off = np.abs(centres[:, 1] - centre[1])
+    cost = distance + HEIGHT * np.maximum(off - half[1], 0) + off / 10 + (centres[:, 0] < centre[0])
+    cost += OVERLAP * (around == 0).sum(axis=1) + LINE * (_gaps(boxes, dots) == 0).sum(axis=1) ** 2
+    cost += BESIDE * (around < np.minimum(distance, 30)[:, None] + 3).sum(axis=1)
+    leaders = _leaders(boxes, spot)
+    crossed = (_gaps(leaders.reshape(-1, 4), others) == 0).reshape(*leaders.shape[:2], -1).any(axis=1).sum(axis=1)
+    cost += LEADER * crossed * (distance > LEADER_FROM)
+    best = np.argsort(cost, kind="stable")[:NEAREST]
+    return boxes[best], cost[best]
 
 
-def _costs(i: int, options: PixelRows, boxes: PixelRows, spots: PixelRows, lines: PixelRows) -> PixelRows:
-    """Cost [P] of label i in each box of options [P, 4], the other labels being where boxes [N, 4] say."""
-    others, strangers = np.delete(boxes, i, axis=0), np.delete(spots, i, axis=0)
-    distance = _gaps(options, spots[i : i + 1])[:, 0]
-    leaders, other_leaders = _leaders(options, spots[i : i + 1]), _leaders(others, strangers)
-    covered = _through(leaders, np.vstack([others, strangers])).sum(axis=1)
-    covered += _through(other_leaders, options).sum(axis=0)
-    crossed, on_lines = _crossings(leaders, other_leaders).sum(axis=1), _through(lines, options).sum(axis=0)
-    away = _gaps(options, strangers)
-    ambiguous = (away < 1.5 * distance[:, None] + BESIDE).sum(axis=1)
-    wrong = (away < np.minimum(BESIDE, distance / 2)[:, None]).sum(axis=1)
-    return np.asarray(COSTS @ np.stack([covered, crossed, on_lines, ambiguous, wrong, distance]))
+def _arrange(places: Sequence[tuple[Boxes, Boxes]], spots: Boxes) -> tuple[Boxes, NDArray[np.bool_]]:
+    """Return (a place for each label [N, 4], which of them cover no other label and no marker [N])."""
+    leaders = [_leaders(boxes, spot) for (boxes, _), spot in zip(places, spots, strict=True)]
+    chosen, lines = np.array([boxes[0] for boxes, _ in places]), np.array([own[0] for own in leaders])
+    total = np.zeros(len(places))
+    for pressure in PRESSURE:
+        for i, (boxes, own) in enumerate(places):
+            others = np.delete(chosen, i, axis=0)
+            cost = own + pressure * (_gaps(boxes, others) == 0).sum(axis=1)
+            cost += LEADER / 2 * (_gaps(boxes, np.delete(lines, i, axis=0).reshape(-1, 4)) == 0).sum(axis=1)
+            crossed = _gaps(leaders[i].reshape(-1, 4), others) == 0
+            cost += LEADER / 2 * crossed.reshape(len(boxes), -1).sum(axis=1)
+            best = np.argmin(cost)
+            chosen[i], lines[i], total[i] = boxes[best], leaders[i][best], cost[best]
+    return chosen, total < OVERLAP
 
 
-def _gaps(a: PixelRows, b: PixelRows) -> PixelRows:
-    """Distances [A, B] between boxes; 0 where they touch or overlap."""
+def _gaps(a: Boxes, b: Boxes) -> Boxes:
+    """Return the distances [A, B] between boxes; 0 where they touch or overlap."""
     a, b = a.T[:, :, None], b.T[:, None]
     return np.asarray(np.hypot(*np.maximum(np.maximum(a[:2] - b[2:], b[:2] - a[2:]), 0)))
 
 
-def _leaders(boxes: PixelRows, spots: PixelRows) -> PixelRows:
-    """Segments [N, 4] from the centres of spots ([N, 4] or [1, 4]) to the nearest places in boxes [N, 4]."""
-    centres = np.broadcast_to((spots[:, :2] + spots[:, 2:]) / 2, (len(boxes), 2))
-    return np.hstack([centres, np.clip(centres, boxes[:, :2], boxes[:, 2:])])
-
-
-def _through(segments: PixelRows, boxes: PixelRows) -> NDArray[np.bool_]:
-    """Which segments touch which boxes [S, B]: those that are between the sides in both directions at once."""
-    start, way = segments.T[:2, :, None], (segments[:, 2:] - segments[:, :2]).T[:, :, None] + 1e-9
-    one, other = (boxes.T[:2, None] - start) / way, (boxes.T[2:, None] - start) / way
-    enter, leave = np.maximum(*np.minimum(one, other)), np.minimum(*np.maximum(one, other))
-    return np.asarray((enter <= leave) & (leave >= 0) & (enter <= 1))
-
-
-def _crossings(a: PixelRows, b: PixelRows) -> NDArray[np.bool_]:
-    """Which segments of a cross which of b [A, B]: the lines through them meet between the ends of both."""
-    start, way = a.T[:2, :, None] - b.T[:2, None], (a[:, 2:] - a[:, :2]).T[:, :, None]
-    other = (b[:, 2:] - b[:, :2]).T[:, None]
-    across = way[0] * other[1] - way[1] * other[0] + 1e-9
-    on_a = (start[1] * other[0] - start[0] * other[1]) / across
-    on_b = (start[1] * way[0] - start[0] * way[1]) / across
-    return np.asarray((on_a > 0) & (on_a < 1) & (on_b > 0) & (on_b < 1))
+def _leaders(boxes: Boxes, spot: Boxes) -> Boxes:
+    """Return dots [P, 12, 4] on the lines from the middle of a marker [4] to the nearest places in boxes [P, 4]."""
+    centre = (spot[:2] + spot[2:]) / 2
+    ends = np.clip(centre, boxes[:, :2], boxes[:, 2:])
+    return np.tile(centre + np.linspace(0, 1, 12)[:, None] * (ends - centre)[:, None], 2)

@@ -19,9 +19,9 @@ from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_err
 
 @dataclass(frozen=True)
 class Size:
-    """An x axis: ``name`` in messages, and the title of the axis, whose parentheses a small picture leaves out.
+    """An x axis: name in messages, title of the axis, and the field of a row, in units of ``unit``.
 
-    Its values are the field ``field`` of a row, in units of ``unit``.
+    A small picture leaves out what the title has in parentheses.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Measure:
-    """A y axis: ``title`` of the plot, ``name`` in messages, title of the axis as in ``Size``, and a row's field.
+    """A y axis: title of the plot, name in messages, title of the axis, and the field of a row.
 
     ``digits``: significant digits of a value without an error; 0: as many as the table shows.
     """
@@ -141,11 +141,9 @@ def mean_over_texts(texts: Sequence[TextResult], number: int, measure: Measure) 
 def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
     """Return (standard error, True if it is the error of the difference from the reference); percentiles have none.
 
-    Perplexity: PPL * standard error of ln(PPL / PPL of the reference).  This error tells how far the point would move
-    if the reference stayed in place.  The error of the difference of both perplexities does not: it grows with the
-    text's own error times (ratio - 1), to 1.4 for a perplexity of 34 where this one is 0.14.  A model that was not
-    compared with the reference (a server) is paired with it by blocks of the text.  The reference has no error.  An
-    unpaired error is mostly about the choice of text or questions, which all models share.
+    Perplexity: PPL * standard error of ln(PPL / PPL of the reference), which tells how far the point would move if the
+    reference stayed in place.  A model that was not compared with the reference (a server) is paired with it by blocks
+    of the text.  An unpaired error is mostly about the choice of text or questions, which all models share.
     """
     if measure.kld:
         return None if measure.is_percentile else model.kld_stderr, True

@@ -30,11 +30,10 @@ def draw(results: RunResult, file: Path, measure: Measure, *, size: Size = BPW, 
 
     Prints one line for each model that is not in it.  ``options``: of ``scatter.scatter_figure``.
     """
-    for line in points_of(results.texts, size, measure)[1]:
-        print(line)
+    print("".join(f"{line}\n" for line in points_of(results.texts, size, measure)[1]), end="")
     try:
         figure = scatter.scatter_figure(*results.texts, size=size, measure=measure, title=results.title, **options)
-    except ValueError as error:  # nothing to draw, or more groups than can be told apart
+    except ValueError as error:
         print(f"no plot: {error}")
         return
     style.save_figure(figure, file)
@@ -43,20 +42,21 @@ def draw(results: RunResult, file: Path, measure: Measure, *, size: Size = BPW, 
 
 def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
     """Write all pictures of a run's text, or those of several texts' means and a folder for each scored text."""
-    if len(results.texts) == 1:
-        tell_left_out(results.texts[0])
-        write(pictures_of(results.texts[0], dark=dark, title=results.title), folder, outputs)
-        return
-    measure = measures.chosen(results, None, None)
-    mean = partial(scatter.scatter_figure, *results.texts, measure=measure, title=results.title, dark=dark)
-    write({"texts": mean}, folder, outputs)
-    names = file_names(["texts.png", "texts.svg", *(text.name for text in results.texts)])[2:]
-    for text, name in zip(results.texts, names, strict=True):
+    folders = [folder]
+    if len(results.texts) > 1:
+        measure = measures.chosen(results, None, None)
+        mean = partial(scatter.scatter_figure, *results.texts, measure=measure, title=results.title, dark=dark)
+        write({"texts": mean}, folder, outputs)
+        names = file_names(["texts.png", "texts.svg", *(text.name for text in results.texts)])[2:]
+        folders = [folder / name for name in names]
+    for text, place in zip(results.texts, folders, strict=True):
         if text.error:
             print(f"no pictures of {text.name}: {text.error}")
-        else:
-            tell_left_out(text)
-            write(pictures_of(text, dark=dark, title=results.title), folder / name, outputs)
+            continue
+        plots = [points_of([text], size, measure) for size, measure in axes_of(text).values()]
+        for line in dict.fromkeys(line for points, left_out in plots if points for line in left_out):
+            print(line)
+        write(pictures_of(text, dark=dark, title=results.title), place, outputs)
 
 
 def write(pictures: dict[str, Picture], folder: Path, outputs: Outputs) -> None:
@@ -73,13 +73,6 @@ def write(pictures: dict[str, Picture], folder: Path, outputs: Outputs) -> None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 style.save_figure(figure, file)
                 print(f"plot: {file}")
-
-
-def tell_left_out(text: TextResult) -> None:
-    """Print one line for each model that is not in one of the text's scatter plots."""
-    plots = [points_of([text], size, measure) for size, measure in axes_of(text).values()]
-    for line in dict.fromkeys(line for points, left_out in plots if points for line in left_out):
-        print(line)
 
 
 def pictures_of(text: TextResult, *, dark: bool = False, title: str | None = None) -> dict[str, Picture]:

@@ -7,25 +7,24 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from compare_q.backends.common.messages import unicode
 from compare_q.eval.plots import looks, measures
+from compare_q.eval.plots.looks import Look
 from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
 from compare_q.eval.results import MARK, ModelResult, TextResult
 
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """Explanation of marked labels, for a subtitle."""
-UNQUANTIZED_BITS = 15.5
-"""Models with at least this many bits per weight are unquantized; bf16 and float16 have 16."""
 NO_BARS = "no error bars: errors of percentiles are not known"
 NEAR = 1.2
 """Unquantized points keep their x if it is at most this many times that of the largest quantized one."""
-GAP = 0.1
-"""Distance between the largest quantized point and unquantized ones, as a share of the quantized points' width."""
 ALIKE = 1.005
 """Sizes that differ by less are equal: with its global scales, NVFP4 of 4.5 bits has 4.501."""
-RANGE = 3
-"""A subtitle names this many points of a series, or more, by the first and the last."""
+
+
+NO_LOOK = Look()
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Point:
     y: float
     shown: str = ""
     error: float | None = None
-    group: str = ""
+    look: Look = NO_LOOK
     unquantized: bool = False
     more: bool = False
     number: int = 0
@@ -51,14 +50,8 @@ class Point:
         """Return y, negated if larger values are better."""
         return -self.y if self.more else self.y
 
-    @property
-    def split(self) -> tuple[str, str]:
-        """Return (group, name within the group)."""
-        return looks.split_label(self.label, self.group)
 
-
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """A named horizontal line at y: dashed, or dotted for a noise floor."""
 
     y: float
@@ -72,7 +65,8 @@ def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tupl
     Of several texts, a point is the mean over the texts.
     """
     drawn, left_out = [], []
-    for number, model in enumerate(models_of(texts)):
+    models = models_of(texts)
+    for number, (model, look) in enumerate(zip(models, looks.looks_of(models), strict=True)):
         x, y = size.of(model), measures.mean_over_texts(texts, number, measure)[0]
         if x is None or y.value is None:
             missing = size.name if y.value is not None else measure.name
@@ -80,10 +74,9 @@ def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tupl
             continue
         is_zero = measure.kld and model.reference
         shown = "reference: 0" if is_zero else measures.value_text(y.value, y.stderr, measure)
-        bits = model.bpw_layer
-        unquantized = bits is not None and bits >= UNQUANTIZED_BITS
-        label, group = model.marked_label, model.group
-        drawn.append(Point(label, x, y.value, shown, y.stderr, group, unquantized, measure.more, number))
+        drawn.append(Point(
+            model.marked_label, x, y.value, shown, y.stderr, look, not model.is_quantized, measure.more, number
+        ))  # fmt: skip
     return drawn, left_out
 
 
@@ -93,32 +86,21 @@ def models_of(texts: Sequence[TextResult]) -> list[ModelResult]:
     return [min(models, key=lambda model: bool(model.error)) for models in rows]
 
 
-def points_within(points: Sequence[Point], max_x: float, max_y: float) -> list[Point]:
-    """Return the points with finite x and y that are not above the limits."""
-    finite = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
-    return [p for p in finite if p.x <= max_x and p.y <= max_y]
-
-
 def levels_of(texts: Sequence[TextResult], measure: Measure) -> list[Level]:
     """Return the horizontal line at the reference's perplexity or accuracy, or at the noise floor's KLD."""
-    models = models_of(texts)
-    if measure.more:
-        heights = [mean_of(texts, measure, number) for number, model in enumerate(models) if model.reference]
-        return [Level(height, f"reference {height:.1f}") for height in heights if height is not None]
-    if not measure.kld:
+    if not measure.kld and not measure.more:
         reference = finite_reference(texts)
         return [] if reference is None else [Level(reference, f"reference {reference:.2f}")]
-    floor = next((text.noise_floor for text in texts if text.noise_floor), None)
-    height = mean_of(texts, measure, [model.label for model in models].index(floor.label)) if floor else None
-    if floor is None or not height:
-        return []
-    name = looks.short_labels([floor.label, *(model.label for model in models)])[0]
-    return [Level(height, f"noise floor ({name}) {height:.2g}", dotted=True)]
-
-
-def mean_of(texts: Sequence[TextResult], measure: Measure, number: int) -> float | None:
-    """Return the mean over the texts of the model with this index."""
-    return measures.mean_over_texts(texts, number, measure)[0].value
+    floor = next((text.noise_floor.label for text in texts if text.noise_floor), None)
+    found = []
+    for number, model in enumerate(models_of(texts)):
+        height = measures.mean_over_texts(texts, number, measure)[0].value
+        if measure.more and model.reference and height is not None:
+            found.append(Level(height, f"reference {height:.1f}"))
+        elif measure.kld and model.label == floor and height:
+            name = looks.names_of([model.label])[0]
+            found.append(Level(height, f"noise floor ({name}) {height:.2g}", dotted=True))
+    return found
 
 
 def finite_reference(texts: Sequence[TextResult]) -> float | None:
@@ -162,18 +144,15 @@ def subtitle_of(texts: Sequence[TextResult], labels: Collection[str]) -> str:
 def series(points: Sequence[Point]) -> list[list[Point]]:
     """Return the lists of quantized points that a line joins: one scheme, in order of size, of at least two sizes.
 
-    A scheme is a group and the form of its names: "2.0 bpw" and "4.0 bpw", "Q3_K_M" and "Q6_K", but not "Q4_0".
+    A scheme is a family and the form of its labels, in which numbers count as equal, and so do llama.cpp's sizes of one
+    mixture: "2.0 bpw" and "4.0 bpw", "Q3_K_M" and "Q6_K", but not "Q4_0".
     """
     members: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in sorted(points, key=lambda p: p.x):
         if not point.unquantized:
-            members[scheme_of(*point.split)].append(point)
+            mixture = re.sub(r"(?<=_K)_(XS|S|M|L|XL)\b", "", re.sub(r"\s*\[.*", "", point.label))
+            members[point.look.family, re.sub(r"\d+(\.\d+)?", "#", mixture)].append(point)
     return [own for own in members.values() if own[-1].x > ALIKE * own[0].x]
-
-
-def scheme_of(group: str, name: str) -> tuple[str, str]:
-    """Return (group, form of the name): numbers count as equal, and so do llama.cpp's sizes of one mixture."""
-    return group, re.sub(r"\d+(\.\d+)?", "#", re.sub(r"(?<=_K)_(XS|S|M|L|XL)$", "", name))
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -197,35 +176,6 @@ def front_labels(text: TextResult) -> set[str]:
     return {point.label for point in pareto_front(kld or ppl)}
 
 
-def by_group(front: Sequence[Point]) -> dict[str, list[Point]]:
-    """Return the points of each group, in the order in which the groups first appear."""
-    groups: dict[str, list[Point]] = defaultdict(list)
-    for point in front:
-        groups[point.split[0]].append(point)
-    return groups
-
-
-def ends_of_groups(front: Sequence[Point]) -> list[Point]:
-    """Return the points of a front; of more than ``RANGE`` of one group only the first and the last."""
-    return [p for own in by_group(front).values() for p in (own if len(own) <= RANGE else (own[0], own[-1]))]
-
-
-def front_in_words(front: Sequence[Point], points: Sequence[Point]) -> str:
-    """Return ``EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q8_0``: the labels on a front, by group.
-
-    A range stands for three or more points of one scheme if all points of the group between its ends are on the front.
-    """
-    words = []
-    for group, members in by_group(front).items():
-        names = [" ".join(p.label.split()) for p in members]
-        between = [p for p in points if p.split[0] == group and members[0].x <= p.x <= members[-1].x]
-        one_scheme = len({scheme_of(*p.split) for p in members}) == 1
-        if len(members) >= RANGE and one_scheme and len(between) == len(members):
-            names = [f"{names[0]} to {names[-1]}"]
-        words += names
-    return ", ".join(words)
-
-
 def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
     """Return (the points, with unquantized ones moved near the quantized ones; their new x, None if nothing moved).
 
@@ -235,5 +185,5 @@ def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
     others = [p.x for p in points if p.unquantized]
     if not sizes or not others or min(others) <= NEAR * max(sizes):
         return list(points), None
-    edge = max(sizes) + GAP * max(max(sizes) - min(sizes), max(sizes) / 2)
+    edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
     return [replace(p, x=edge) if p.unquantized else p for p in points], edge

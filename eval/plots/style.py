@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,49 +13,48 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from compare_q.eval.common.files import replacing
 from compare_q.eval.plots.measures import SUFFIXES
 
 DPI = 160
 WIDTH, CHARACTERS = 10.5, 105
-"""Width of a picture (inches), and of a line of its heading (characters): on a phone, 390 pixels wide, letters of 10.5
-points are then 5.7 pixels high; with 13 inches they were 4.4."""
+"""Width of a picture (inches), and of a line of its heading (characters)."""
 CARD = 7.5, 4.21875
-"""Inches of a picture for social media, 1,200 x 675 pixels, with letters of the same size."""
+"""Width and height (inches) of a picture for social media: 1,200 x 675 pixels."""
 WIDE = 10**1.5
 """An axis is logarithmic if the largest value above 0 is more than this many times the smallest."""
 
 
 class Theme(NamedTuple):
-    """Colours of a picture."""
+    """Colours of a picture; ``families``: of the families of ``looks.KNOWN``, the last one is the ink.
+
+    The families' lightness (CIE L*) differs by 6 or more, so that they differ in grey.  Without red or green sight they
+    are at least 0.08 apart in Oklab.
+    """
 
     paper: str
     ink: str
     muted: str
     grid: str
+    families: tuple[str, ...]
 
 
-LIGHT = Theme("#ffffff", "#1b1f24", "#5b6470", "#e9ebee")
-DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37")
+LIGHT = Theme("#ffffff", "#1b1f24", "#5b6470", "#e9ebee", (
+    "#be719b", "#c25600", "#005585", "#004a36", "#d09000", "#63baeb", "#636363", "#1b1f24",
+))  # fmt: skip
+DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37", (
+    "#d289b1", "#d15c00", "#0575b4", "#0ca279", "#f2cd7b", "#61b9ea", "#c0c0c0", "#e8eaed",
+))  # fmt: skip
 
 
-def ink_of(colour: str, theme: Theme) -> tuple[float, ...]:
-    """Return a group's colour for text: half way to the ink, so that it can be read."""
-    return _between(colour, theme.ink)
-
-
-def paper_of(colour: str, theme: Theme) -> tuple[float, ...]:
-    """Return a group's colour for surfaces: half way to the paper."""
-    return _between(colour, theme.paper)
-
-
-def _between(one: str, other: str) -> tuple[float, ...]:
-    return tuple((a + b) / 2 for a, b in zip(to_rgb(one), to_rgb(other), strict=True))
+def ink_of(colour: str, theme: Theme) -> str:
+    """Return a family's colour for text: half way to the ink, so that it can be read."""
+    return to_hex([(a + b) / 2 for a, b in zip(to_rgb(colour), to_rgb(theme.ink), strict=True)])
 
 
 def halo(theme: Theme) -> list[withStroke]:
@@ -83,10 +82,7 @@ def canvas(
 
 
 def freeze_layout(figure: Figure) -> None:
-    """Lay the figure out for good, so that artists that are then placed to the pixel stay where they are.
-
-    Saving also draws once instead of twice, without a layout engine.
-    """
+    """Lay the figure out for good, so that artists that are then placed to the pixel stay where they are."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
@@ -104,18 +100,23 @@ def tick_text(value: float) -> str:
     return f"{value:,.8g}".replace("e-0", "e-")
 
 
-def log_ticks(axis: Axis, *, sparse: bool = False) -> None:
-    """Write plain numbers at 1, 2 and 5 times the powers of ten: fewer over many decades, more within one.
+def log_ticks(axis: Axis, *, near: float = 0.0, most: int = 14, text: Callable[[float], str] = tick_text) -> None:
+    """Set ticks at 1, 2 and 5 times the powers of ten, or only at the powers if these are more than ``most``.
 
-    ``sparse``: only at the powers of ten.
+    ``near``: where a symmetric axis becomes linear; it has no tick nearer to 0, except at 0.
     """
     low, high = sorted(axis.get_view_interval())
-    decades = math.log10(high / low)
-    subs = (1.0, 2.0, 5.0) if decades < 5 and not sparse else (1.0,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=50) if decades > 1 else MaxNLocator(8))
-    axis.set_major_formatter(lambda value, _: tick_text(value))
+    decades = range(math.floor(math.log10(near or low)), math.ceil(math.log10(max(high, -low))) + 1)
+    for factors in (1, 2, 5), (1,):
+        steps = [f * 10.0**decade for decade in decades for f in factors]
+        steps = [step for step in steps if step > 0.99 * near]
+        around = [*(-step for step in steps), 0.0, *steps] if near else steps
+        ticks = [tick for tick in around if low <= tick <= high]
+        if len(ticks) <= most:
+            break
+    axis.set_major_locator(FixedLocator(ticks) if len(ticks) > 2 else MaxNLocator(8))
+    axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -138,5 +139,5 @@ def _settings(theme: Theme) -> dict[str, Any]:
         **dict.fromkeys(off, False),
         **{"axes.grid": True, "axes.axisbelow": True, "grid.color": theme.grid, "axes.labelsize": 13},
         **{"axes.titlesize": 18, "axes.titleweight": "bold", "axes.labelpad": 9},
-        **{"axes.xmargin": 0.07, "axes.ymargin": 0.1},
+        **{"axes.xmargin": 0.08, "axes.ymargin": 0.1},
     }

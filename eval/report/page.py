@@ -20,12 +20,11 @@ from typing import Any
 import jinja2
 import matplotlib.style
 from markupsafe import Markup, escape
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.plots import looks, measures, pictures, scatter, style
+from compare_q.eval.plots import measures, pictures, scatter, style
 from compare_q.eval.plots.pictures import Picture
 from compare_q.eval.plots.style import DARK, LIGHT
 from compare_q.eval.results import ModelResult, RunResult, WorstToken
@@ -207,12 +206,6 @@ def short_tag(tag: str) -> str:
 @cache
 def themed_colours() -> dict[str, str]:
     """Return the colours of light pictures that differ in dark ones, each with CSS for both."""
-    pairs = dict(zip(LIGHT, DARK, strict=True))
-    for colour in (*filter(None, looks.COLOURS), LIGHT.ink, LIGHT.muted):
-        dark = pairs.get(colour, colour)
-        for mixed in (style.ink_of, style.paper_of):
-            pairs[to_hex(mixed(colour, LIGHT))] = to_hex(mixed(dark, DARK))
-        for count in range(1, looks.MOST_OF_SCHEME + 1):
-            pairs |= zip(looks.shades(colour, count, LIGHT), looks.shades(dark, count, DARK), strict=True)
-    groups = {colour.lower() for colour in looks.COLOURS}  # a marker has one colour in both
-    return {light: f"light-dark({light}, {dark})" for light, dark in pairs.items() if light not in groups}
+    pairs = dict(zip((*LIGHT[:4], *LIGHT.families), (*DARK[:4], *DARK.families), strict=True))
+    pairs |= {style.ink_of(light, LIGHT): style.ink_of(dark, DARK) for light, dark in pairs.items()}
+    return {light: f"light-dark({light}, {dark})" for light, dark in pairs.items()}

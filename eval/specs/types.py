@@ -252,7 +252,7 @@ class ModelSpec(Spec):
     load_fn: str = Field(description="how to load: see compare-q engines")
     fwd_fn: str | None = Field(None, description="upstream's second name for the engine; may be left out")
     label: str | None = Field(None, description="name in the table. Default: model_dir")
-    group: str | None = Field(None, description="colour group in the plots. Default: the label's first word")
+    group: str | None = Field(None, description="colour group in the plots. Default: the format of the weights")
     model_dir: str | list[Any] = Field(description="folder or hub id; [dir, options]; or [dir, override_tensors]")
     revision: str | None = Field(None, description="hub revision of the model")
     engine: dict[str, Any] = Field(

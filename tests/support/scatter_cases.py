@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from compare_q.eval.plots import scatter
+from compare_q.eval.plots import looks, scatter
 from compare_q.eval.plots.points import Point
+from compare_q.eval.results import ModelResult
 
 
 def clump(count: int, *, spread: float) -> list[Point]:
@@ -28,4 +30,7 @@ CASES = {
 
 
 def draw(points: list[Point], **keys: Any) -> Figure:
+    """Return the plot of these points, each with the look of a model of its label."""
+    found = looks.looks_of([ModelResult.of(point.label, "fake") for point in points])
+    points = [replace(point, look=look) for point, look in zip(points, found, strict=True)]
     return scatter.scatter_plot(points, x_label="x", y_label="y", title="Model", subtitle="data", **keys)

