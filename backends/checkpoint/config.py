@@ -114,7 +114,8 @@ class CheckpointConfig:
 
         Configs with llama3 or longrope scaling, and Gemma 3's, state the scaled length; configs with yarn either one.
         """
-        length, factor, kind = self.stated_context, self.rope_scaling.get("factor"), scaling_type(self.rope_scaling)
+        length, kind = self.stated_context, scaling_type(self.rope_scaling)
+        factor: Any = self.rope_scaling.get("factor")
         if length is None or type(factor) not in (int, float) or not 0 < factor < 1e9:
             return length
         if kind == "yarn":

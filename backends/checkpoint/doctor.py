@@ -209,8 +209,9 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     In a mixture of schemes, a layer without a scale is wrong if other layers of its kind have one, unless the config
     states for each layer what it takes (ModelOpt's MIXED_PRECISION).
     """
-    quantization, scales, kinds, without = checkpoint.config.quantization, {}, set(), []
-    asked, stated = asks_for_input_scales(quantization), declared(quantization)
+    scales: dict[str, Tensor] = {}
+    kinds, without = set(), []
+    stated = declared(checkpoint.config.quantization)
     for module, parts in checkpoint.quantized.items():
         own = {
             f"{module}.{name}": parts[name]
@@ -223,6 +224,7 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
             kinds.add(kind)
         elif (scheme := stated.of(module)) is None or scheme.activations:
             without.append((module, kind))
+    asked = asks_for_input_scales(checkpoint.config.quantization)
     yield from one_finding(
         "wrong", [checkpoint.where_module(module) for module, kind in without if asked or kind in kinds],
         "no scale of its activations (input_scale), for which engines take uninitialized memory or 1", CALIBRATE,

@@ -126,11 +126,10 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
     for name in outside_text_model(sizes, config.hidden_layers):
         by_role[checkpoint.role(name)].pop(name)
-    layer, head, embedding = (total(by_role[role], config, role) for role in ("layer", "head", "embedding"))
-    head = embedding if head == (0, 0) else head
-    for found in (layer, head):
-        if isinstance(found, str):
-            return Storage(note=found)
+    layer, head = total(by_role["layer"], config, "layer"), total(by_role["head"], config, "head")
+    head = total(by_role["embedding"], config, "embedding") if head == (0, 0) else head
+    if isinstance(layer, str) or isinstance(head, str):
+        return Storage(note=layer if isinstance(layer, str) else str(head))
     if not layer[1] or not head[1]:
         return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
     return Storage(layer[0] / layer[1], head[0] / head[1], layer[0] + head[0])

@@ -75,17 +75,14 @@ def stored(tensor: Tensor) -> NDArray[Any]:
 
 def values(tensor: Tensor) -> NDArray[np.float32]:
     """A whole tensor as float32; ValueError for an unknown dtype."""
-    raw = stored(tensor)
+    found: Any = stored(tensor)
     if tensor.dtype == "BF16":
-        return np.left_shift(raw, 16, dtype=np.uint32).view(np.float32)
-    if tensor.dtype in TORCH_NAMES:  # numpy has no floats of 8 bits
-        import torch
+        found = np.left_shift(found, 16, dtype=np.uint32).view(np.float32)
+    elif tensor.dtype in TORCH_NAMES:
+        import torch  # numpy has no floats of 8 bits
 
-        found: NDArray[np.float32] = (
-            torch.from_numpy(np.array(raw)).view(getattr(torch, TORCH_NAMES[tensor.dtype])).float().numpy()
-        )
-        return found
-    return np.asarray(raw, np.float32)
+        found = torch.from_numpy(np.array(found)).view(getattr(torch, TORCH_NAMES[tensor.dtype])).float().numpy()
+    return np.asarray(found, np.float32)
 
 
 # Granularity of scales, by their shapes.

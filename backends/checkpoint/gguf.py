@@ -111,11 +111,12 @@ def check_fields(fields: dict[str, Any]) -> None:
     """ValueError if a field in ``USED`` has another type or an impossible value."""
     for template, expected in USED.items():
         name = template.format(fields.get("general.architecture", ""))
-        value = fields.get(name, expected())
-        if type(value) is not expected:
+        if name in fields and type(fields[name]) is not expected:
             raise ValueError(f"{name} is of another type")
-        if (expected is float and not abs(value) < 1e9) or (name in fields and name == ALIGNMENT and value < 1):
-            raise ValueError(f"{name} is {value}")
+        if expected is float and not abs(fields.get(name, 0)) < 1e9:
+            raise ValueError(f"{name} is {fields[name]}")
+    if fields.get(ALIGNMENT, 32) < 1:
+        raise ValueError(f"{ALIGNMENT} is {fields[ALIGNMENT]}")
     tokens, types = fields.get(TOKENS, ()), fields.get(TOKEN_TYPES)
     if types is not None and len(types) != len(tokens):
         raise ValueError(f"{len(types)} token types for {len(tokens)} tokens")

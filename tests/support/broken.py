@@ -26,11 +26,12 @@ def good(toy: Path, folder: Path) -> Path:
     return folder
 
 
-def edited(folder: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+def edited(folder: Path, name: str, change: Callable[[dict[str, Any]], None]) -> Path:
     """Change one JSON file of a checkpoint."""
     found = json.loads((folder / name).read_text())
     change(found)
     (folder / name).write_text(json.dumps(found))
+    return folder
 
 
 def unequal_global_scales(source: Path, folder: Path) -> Path:
@@ -46,20 +47,15 @@ def kv_scales_of_one(source: Path, folder: Path) -> Path:
     scales = {f"model.layers.{n}.self_attn.{part}_scale": torch.ones(1) for n in (0, 1) for part in "kv"}
     changed(source, folder, {}, **scales)
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-    edited(folder, "config.json", lambda config: config["quantization_config"].update(kv_cache_scheme=scheme))
-    return folder
+    return edited(folder, "config.json", lambda config: config["quantization_config"].update(kv_cache_scheme=scheme))
 
 
 def another_tokenizer(source: Path, folder: Path) -> Path:
     changed(source, folder, {})
-
-    def swapped(found: dict[str, Any]) -> None:
-        vocabulary = found["model"]["vocab"]
-        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-
-    edited(folder, "tokenizer.json", swapped)
-    edited(folder, "tokenizer_config.json", lambda config: config.update(chat_template="{{ messages }}", eos_token="a"))
-    return folder
+    edited(folder, "tokenizer.json", lambda found: found["model"]["vocab"].update(
+        a=found["model"]["vocab"]["b"], b=found["model"]["vocab"]["a"]))  # fmt: skip
+    other = {"chat_template": "{{ messages }}", "eos_token": "a"}
+    return edited(folder, "tokenizer_config.json", lambda config: config.update(other))
 
 
 def missing_tensor(source: Path, folder: Path) -> Path:
@@ -80,14 +76,13 @@ def quantized_head(source: Path, folder: Path) -> Path:
         config["quantization_config"]["ignore"] = []
         config["quantization_config"]["config_groups"]["group_1"] = own
 
-    edited(folder, "config.json", described)
-    return folder
+    return edited(folder, "config.json", described)
 
 
 def stray_file(source: Path, folder: Path) -> Path:
     shutil.copytree(source, folder)
-    weights = load_file(source / "model.safetensors")
-    save_file({f"{Q}.weight_packed": weights[f"{Q}.weight_packed"]}, folder / "consolidated.safetensors")
+    name = f"{Q}.weight_packed"
+    save_file({name: load_file(source / "model.safetensors")[name]}, folder / "consolidated.safetensors")
     return folder
 
 
@@ -103,10 +98,7 @@ FAULTS = {
     another_tokenizer: ("wrong", "tokenizer.json: token "),
     missing_tensor: ("wrong", f"{LAYER}.input_layernorm.weight: missing"),
     quantized_head: ("warning", "lm_head: the head is quantized (fp8 channel)"),
-    stray_file: (
-        "warning",
-        "consolidated.safetensors: holds 1 tensors, 1 of them also in the model's files: an engine",
-    ),
+    stray_file: ("warning", "consolidated.safetensors: holds 1 tensors, 1 of them also in the model's files: an"),
     other_dtype: ("warning", "lm_head: stored in float32, and the config says bfloat16"),
 }
 """What breaks a checkpoint -> how bad that is, and what the doctor must say of it."""

@@ -13,24 +13,16 @@ HIDDEN, PADDED = 64, 384
 
 
 class SafetensorsCollection:
-    """Stand-in; ``knows_files`` False is an exllamav3 that only takes folders."""
-
-    knows_files = True
-
     def __init__(self, directory: str) -> None:
         self.tensor_files = [directory]
-        self.open = True
 
     def add_tensor_files(self, directory: str, warn_if_override: bool = True) -> None:
-        self.tensor_files += [directory] if self.knows_files else []
+        self.tensor_files.append(directory)
 
-    def close(self) -> None:
-        self.open = False
+    def close(self) -> None: ...
 
 
 class Config:
-    seq_len: int | None = None
-
     def __init__(self, directory: str) -> None:
         self.stc = SafetensorsCollection(directory)
         self.vocab_size = TOY_VOCAB
@@ -39,8 +31,7 @@ class Config:
     def from_directory(directory: str, **kwargs: Any) -> Config:
         return Config(directory)
 
-    def override_dynamic_seq_len(self, new_max_position_embeddings: int) -> None:
-        self.seq_len = new_max_position_embeddings
+    def override_dynamic_seq_len(self, new_max_position_embeddings: int) -> None: ...
 
 
 class LinearFP16:
@@ -105,12 +96,11 @@ class Cache:
 
 
 class Model:
-    failure: ClassVar[Exception | None] = None
     last: ClassVar[Any] = None
 
     def __init__(self, config: Config) -> None:
         Model.last = self
-        self.config, self.loaded, self.unloaded, self.params = config, {}, False, {}
+        self.config, self.loaded, self.params = config, {}, {}
         generator = torch.Generator().manual_seed(0)
         self.embedding = torch.randn(TOY_VOCAB, HIDDEN, generator=generator).half()
         head = torch.randn(HIDDEN, PADDED, generator=generator).half() / 4
@@ -137,8 +127,6 @@ class Model:
 
     def load(self, *args: Any, **kwargs: Any) -> None:
         self.load_gen(*args, **kwargs)
-        if self.failure is not None:
-            raise self.failure
 
     def forward(self, input_ids: torch.Tensor, params: dict[str, Any] | None = None) -> torch.Tensor:
         self.params = params
@@ -146,5 +134,4 @@ class Model:
         assert input_ids.is_contiguous()
         return self.modules[-1].forward(self.embedding[input_ids], {})
 
-    def unload(self) -> None:
-        self.unloaded = True
+    def unload(self) -> None: ...

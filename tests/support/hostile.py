@@ -1,8 +1,6 @@
 """Hostile input for the tests in tests/fuzz: documents that hypothesis damages, and what a reader may do with them.
 
-``FUZZ_EXAMPLES`` is the number of cases of each test; without it there are a few, always the same.  A further reader
-needs a document that it takes, and a test that damages the document (``damaged``, ``damaged_bytes``) and asks for
-``answer_of`` or ``bounded_answer_of``.
+``FUZZ_EXAMPLES`` is the number of cases of each test; without it there are a few, always the same.
 """
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ import json
 import os
 import signal
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -29,23 +26,15 @@ PATIENCE = 60
 """Seconds after which a reader hangs."""
 DIGITS, DEEP = "5,000 digits", "3,000 brackets"
 """Stand for what Python's json cannot write."""
-
-
-def nested(depth: int) -> Any:
-    """An empty list in so many lists."""
-    found: list[Any] = []
-    for _ in range(depth):
-        found = [found]
-    return found
-
-
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 255, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 10**39, -(10**41), 0.5, -0.5, -0.0, 1e300,
     1e-320, 1e308, -1e308, float("inf"), float("nan"), "", "x", " ", "a\nb", "\x1b[2J", "\u202e", "\x00", "\ud800", "1",
     "~nouser/x", "a" * 300, "/proc/self/mem", "/dev/zero", "..", "*", "**/*", [], {}, [[]], [0], [None], ["x"],
-    [1.5, -1], {"": None}, {"x": [1]}, nested(40), nested(200), DIGITS, DEEP,
+    [1.5, -1], {"": None}, {"x": [1]}, *(json.loads("[" * depth + "]" * depth) for depth in (40, 200)), DIGITS, DEEP,
 )  # fmt: skip
 """What takes the place of a value."""
+INSERTED = [b"\x00", b"\xff", b"[" * 5000, b'{"a":' * 5000, b'"', b",", b"9" * 5000, b"\\ud800"]
+NUMBERS = [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1]
 NAMES = [value for value in VALUES if isinstance(value, str)]
 
 
@@ -76,8 +65,9 @@ def damaged(document: Any, random: Random) -> bytes:
 def changed(document: Any, random: Random) -> Any:
     """A document of JSON types with one place changed: another value, none, a second one, or one of another place."""
     places = places_in(document)
+    value = copy.deepcopy(random.choice(VALUES))
     if not places or random.random() < 0.01:
-        return any_value(random)
+        return value
     (holder, step), (inner, other) = random.choice(places), random.choice(places)
     kind = random.randint(0, 9)
     if kind == 0:
@@ -85,28 +75,23 @@ def changed(document: Any, random: Random) -> Any:
     elif kind == 1:
         holder[step] = copy.deepcopy(inner[other])
     elif kind == 2 and isinstance(holder, dict):
-        holder[random.choice(NAMES)] = any_value(random)
+        holder[random.choice(NAMES)] = value
     elif kind == 2:
         holder.insert(step, copy.deepcopy(holder[step]))
     else:
-        holder[step] = any_value(random)
+        holder[step] = value
     return document
 
 
 def places_in(document: Any) -> list[tuple[Any, Any]]:
-    """(object or list, key or index) of everything in a document."""
-    found: list[tuple[Any, Any]] = []
-    level = [document] if isinstance(document, dict | list) else []
-    while level:
-        items = [(at, step) for at in level for step in (list(at) if isinstance(at, dict) else range(len(at)))]
-        found += items
-        level = [at[step] for at, step in items if isinstance(at[step], dict | list)]
+    """(object or list, key or index) of everything in a document, from the outside in."""
+    holders = [document] if isinstance(document, dict | list) else []
+    found = []
+    for holder in holders:  # which grows
+        steps = list(holder) if isinstance(holder, dict) else range(len(holder))
+        found += [(holder, step) for step in steps]
+        holders += [holder[step] for step in steps if isinstance(holder[step], dict | list)]
     return found
-
-
-def any_value(random: Random) -> Any:
-    """One of ``VALUES``, as an object of its own."""
-    return copy.deepcopy(random.choice(VALUES))
 
 
 def damaged_bytes(content: bytes, random: Random) -> bytes:
@@ -119,14 +104,9 @@ def damaged_bytes(content: bytes, random: Random) -> bytes:
         elif kind == 1:
             del found[at : at + random.randint(1, 16)]
         elif kind == 2:
-            found[at:at] = random.choice(
-                [b"\x00", b"\xff", b"[" * 5000, b'{"a":' * 5000, b'"', b",", b"9" * 5000, b"\\ud800"]
-            )
+            found[at:at] = random.choice(INSERTED)
         elif kind == 3:
-            size = random.choice([1, 2, 4, 8])
-            value = random.choice(
-                [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, random.randint(0, 300)]
-            )
+            size, value = random.choice([1, 2, 4, 8]), random.choice([*NUMBERS, random.randint(0, 300)])
             found[at : at + size] = (value % 256**size).to_bytes(size, "little")
         elif at < len(found):
             found[at] ^= 1 << random.randint(0, 7)
@@ -134,12 +114,23 @@ def damaged_bytes(content: bytes, random: Random) -> bytes:
 
 
 def answer_of(reader: Callable[[], Any]) -> Any:
-    """What a reader returns; None where it refuses in one line that a terminal can show.  It may raise nothing else."""
-    with patience():
-        try:
-            return reader()
-        except CompareQError as error:
-            text = str(error)
+    """What a reader returns; None where it refuses in one line that a terminal can show.  It may raise nothing else.
+
+    TimeoutError where it hangs.
+    """
+
+    def hangs(*_: Any) -> None:
+        raise TimeoutError(f"no answer in {PATIENCE} s")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(PATIENCE)
+    try:
+        return reader()
+    except CompareQError as error:
+        text = str(error)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
     assert text.strip()
     assert not CONTROL.search(text), text  # one line, in UTF-8, and no cursor moves
     return None
@@ -155,19 +146,3 @@ def bounded_answer_of(reader: Callable[[], Any], size: int) -> Any:
         tracemalloc.stop()
     assert peak <= 50 * size + 5_000_000, f"{peak:,} bytes for {size:,}"
     return found
-
-
-@contextmanager
-def patience() -> Iterator[None]:
-    """TimeoutError where the block hangs."""
-
-    def hangs(*_: Any) -> None:
-        raise TimeoutError(f"no answer in {PATIENCE} s")
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(PATIENCE)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

@@ -1,5 +1,5 @@
-"""What a checkpoint's config says, wherever it says it; and global scales of NVFP4 checkpoints: which fused layers
-vLLM would score with a wrong scale."""
+"""A checkpoint's config, wherever it states something: lengths, scaled rotary positions, quantization; and global
+scales of NVFP4 checkpoints: which fused layers vLLM would score with a wrong scale."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.checkpoint import contents
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.config import CheckpointConfig, rope
 from tests.support.checkpoints import ENDS, Entries, write_checkpoint
 from tests.support.toy import refusal
 
@@ -38,6 +38,29 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
 )  # fmt: skip
 def test_context_length(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).context == gold
+
+
+PHI = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+GEMMA = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+BY_FOUR = {"type": "yarn", "factor": 4.0, "original_context": 32768}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, {}),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {}),
+        ({"rope_scaling": None}, {}),
+        ({"rope_scaling": YARN, "max_position_embeddings": 131072}, BY_FOUR),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 32768}, BY_FOUR),
+        ({"text_config": {"rope_parameters": LLAMA3}}, {"type": "llama3", "factor": 8.0, "original_context": 8192}),
+        ({"rope_scaling": PHI, "original_max_position_embeddings": 4096, "max_position_embeddings": 131072},
+         {"type": "longrope", "original_context": 4096, "context": 9000}),
+        ({"rope_parameters": GEMMA}, {"type": "linear", "factor": 8.0}),
+    ],
+)  # fmt: skip
+def test_scaled_positions(config: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert rope(CheckpointConfig(config), 9000) == expected
 
 
 FP8, GPTQ = {"quant_method": "fp8"}, {"quant_method": "gptq", "bits": 4}
@@ -92,31 +115,33 @@ W4A4 = {"weights": NVFP4, "input_activations": NVFP4}
 ATTENTION = "model.layers.0.self_attn"
 
 
-def write(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, Any]) -> Path:
-    """A checkpoint of one-byte weights with these scalars beside them, by default weight-only."""
+def check(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, Any]) -> None:
+    """Check a checkpoint of one-byte weights with these scalars beside them, by default weight-only."""
     entries: Entries = {}
     for path, scalars in layers.items():
         entries[f"{path}.{'weight' if 'weight_scale_2' in scalars else 'weight_packed'}"] = ("U8", 1, 1)
         entries |= {f"{path}.{name}": ("F32", 1) for name in scalars}
     values = {f"{path}.{name}": struct.pack("<f", value) for path, own in layers.items() for name, value in own.items()}
     config = {"config_groups": {f"group_{i}": group for i, group in enumerate(groups or (W4A16,))}}
-    return write_checkpoint(folder, entries, {"quantization_config": config}, values)
+    write_checkpoint(folder, entries, {"quantization_config": config}, values)
+    found = contents.nvfp4_layers(folder)
+    assert found.keys() == layers.keys()
+    contents.check_scales(folder, found)
 
 
 def attention(q: float, k: float, v: float, name: str = "weight_global_scale") -> dict[str, dict[str, float]]:
     return {f"{ATTENTION}.{leaf}_proj": {name: scale} for leaf, scale in zip("qkv", (q, k, v), strict=True)}
 
 
-def check(folder: Path) -> None:
-    contents.check_scales(folder, contents.nvfp4_layers(folder))
-
-
 def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
-    folder = write(tmp_path / "x", attention(3584.0, 2912.0, 3100.5))
-    assert refusal(check, folder) == (
+    """Experts are compared one by one."""
+    assert refusal(check, tmp_path / "x", attention(3584.0, 2912.0, 3100.5)) == (
         f"model_dir: {ATTENTION}: q_proj, k_proj and v_proj have unequal weight_global_scale (3,584, 2,912, 3,100.5), "
         "and vLLM fuses them into one matrix with one scale; quantize with a shared scale"
     )
+    experts = {f"mlp.experts.{i}.{leaf}_proj": {"weight_scale_2": 5.0} for i in (3, 4) for leaf in ("gate", "up")}
+    experts["mlp.experts.4.up_proj"] = {"weight_scale_2": 6.0}
+    assert "model_dir: mlp.experts.4: gate_proj and up_proj have unequal" in refusal(check, tmp_path / "y", experts)
 
 
 def test_shared_scales_pass(tmp_path: Path) -> None:
@@ -127,29 +152,18 @@ def test_shared_scales_pass(tmp_path: Path) -> None:
             layers[f"mlp.experts.{expert}.{leaf}"] = {"weight_global_scale": scale}
     for number, parts in enumerate(layers.values()):
         parts["input_global_scale"] = float(number)
-    folder = write(tmp_path / "x", layers, W4A4)
-    assert contents.nvfp4_layers(folder).keys() == layers.keys()
-    check(folder)
-
-
-def test_experts_are_compared_one_by_one(tmp_path: Path) -> None:
-    experts = {f"mlp.experts.{i}.{leaf}_proj": {"weight_global_scale": 5.0} for i in (3, 4) for leaf in ("gate", "up")}
-    experts["mlp.experts.4.up_proj"] = {"weight_global_scale": 6.0}
-    assert "model_dir: mlp.experts.4: gate_proj and up_proj have unequal" in refusal(
-        check, write(tmp_path / "x", experts)
-    )
+    check(tmp_path / "x", layers, W4A4)
 
 
 def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:
     """vLLM would quantize them by whatever lies in the memory."""
     layers = attention(1.0, 1.0, 1.0)
     layers[f"{ATTENTION}.q_proj"]["input_global_scale"] = 2.0
-    said = refusal(check, write(tmp_path / "x", layers, W4A4))
-    assert (
-        f"model_dir: {ATTENTION}.k_proj: no input_global_scale for its NVFP4 activations (and 1 more like it)" in said
-    )
     mxfp4 = {"weights": {**NVFP4, "strategy": "group", "group_size": 32}, "input_activations": None}
-    assert refusal(check, write(tmp_path / "beside mxfp4", layers, W4A4, mxfp4)) == said
-    check(write(tmp_path / "weight-only", layers, W4A16))
-    check(write(tmp_path / "mixed", layers, W4A4, W4A16))
-    check(write(tmp_path / "beside int8", layers, W4A16, {"weights": {"num_bits": 8}, "input_activations": NVFP4}))
+    for number, groups in enumerate([(W4A4,), (W4A4, mxfp4)]):
+        assert f"{ATTENTION}.k_proj: no input_global_scale for its NVFP4 activations (and 1 more like it)" in refusal(
+            check, tmp_path / str(number), layers, *groups
+        )
+    check(tmp_path / "weight-only", layers, W4A16)
+    check(tmp_path / "mixed", layers, W4A4, W4A16)
+    check(tmp_path / "beside int8", layers, W4A16, {"weights": {"num_bits": 8}, "input_activations": NVFP4})

@@ -63,7 +63,7 @@ def number(value: float) -> bytes:
     return struct.pack("<f", value)
 
 
-def experts(*input_scales: float | None) -> tuple[Entries, dict[str, bytes]]:
+def experts(folder: Path, quantization: dict[str, Any], *input_scales: float | None) -> Checkpoint:
     """FP8 experts, each with the scale of its activations, or without."""
     entries: Entries = {}
     values = {}
@@ -73,7 +73,7 @@ def experts(*input_scales: float | None) -> tuple[Entries, dict[str, bytes]]:
         if value is not None:
             entries[f"{name}.input_scale"] = ("F32", 1)
             values[f"{name}.input_scale"] = number(value)
-    return entries, values
+    return Checkpoint(write_checkpoint(folder, entries, {"quantization_config": quantization}, values))
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,7 @@ def experts(*input_scales: float | None) -> tuple[Entries, dict[str, bytes]]:
     ],
 )  # fmt: skip
 def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said: str) -> None:
-    entries, values = experts(0.5, 0.25, value, value)
-    (found,) = doctor.input_scales(Checkpoint(write_checkpoint(tmp_path, entries, values=values)))
+    (found,) = doctor.input_scales(experts(tmp_path, {}, 0.5, 0.25, value, value))
     assert (found.severity, found.more) == ("wrong", 1)
     assert f"model.safetensors: {EXPERTS}." in str(found)
     assert said in str(found)
@@ -95,30 +94,30 @@ def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said
 STATIC = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "dynamic": "local"}
 
 
+def mixed(*algorithms: str) -> dict[str, Any]:
+    """ModelOpt's config with an algorithm for each expert."""
+    own = {f"{EXPERTS}.{at}.down_proj": {"quant_algo": name} for at, name in enumerate(algorithms)}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": own}
+
+
 @pytest.mark.parametrize(
-    ("quantization", "asked"),
+    ("quantization", "scales", "asked"),
     [
-        ({"quant_method": "fp8", "activation_scheme": "static"}, True),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, False),
-        ({"config_groups": {"a": {"input_activations": STATIC}}}, True),
-        ({"config_groups": {"a": {"input_activations": STATIC}, "b": {"input_activations": None}}}, False),
-        ({"quantization": {"quant_algo": "NVFP4"}}, True),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, [None], True),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, [None], False),
+        ({"config_groups": {"a": {"input_activations": STATIC}}}, [None], True),
+        ({"config_groups": {"a": {"input_activations": STATIC}, "b": {"input_activations": None}}}, [None], False),
+        ({"quantization": {"quant_algo": "NVFP4"}}, [None], True),
+        (mixed("NVFP4", "NVFP4", "W4A16_NVFP4"), [0.5, 0.25, None], False),
+        (mixed("NVFP4", "NVFP4", "NVFP4"), [0.5, 0.25, None], True),
     ],
 )
-def test_configs_that_ask_for_input_scales(tmp_path: Path, quantization: dict[str, Any], asked: bool) -> None:
-    entries, _ = experts(None)
-    checkpoint = Checkpoint(write_checkpoint(tmp_path, entries, {"quantization_config": quantization}))
+def test_configs_that_ask_for_input_scales(
+    tmp_path: Path, quantization: dict[str, Any], scales: list[float | None], asked: bool
+) -> None:
+    """Of all layers, or (in mixtures) of each; the last expert has none."""
+    checkpoint = experts(tmp_path, quantization, *scales)
     assert [found.severity for found in doctor.input_scales(checkpoint)] == (["wrong"] if asked else [])
-
-
-@pytest.mark.parametrize(("last", "said"), [("W4A16_NVFP4", 0), ("NVFP4", 1)])
-def test_a_config_says_which_layers_take_16_bits(tmp_path: Path, last: str, said: int) -> None:
-    """Layers of one kind, of which the last has no scale of its activations."""
-    entries, values = experts(0.5, 0.25, None)
-    own = {f"{EXPERTS}.{at}.down_proj": {"quant_algo": name} for at, name in enumerate(("NVFP4", "NVFP4", last))}
-    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": own}
-    folder = write_checkpoint(tmp_path, entries, {"quantization_config": mixed}, values)
-    assert len(list(doctor.input_scales(Checkpoint(folder)))) == said
 
 
 @pytest.mark.parametrize(
@@ -132,17 +131,14 @@ def test_a_config_says_which_layers_take_16_bits(tmp_path: Path, last: str, said
 )
 def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], method: str, said: str | None) -> None:
     names = ["model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"]
-    entries: Entries = dict.fromkeys(names, ("F32", 1))
     stored = dict(zip(names, map(number, values), strict=True))
     config = {"quantization_config": {"quant_method": method}}
-    found = list(doctor.kv_scales(Checkpoint(write_checkpoint(tmp_path, entries, config, stored))))
-    assert [each.severity for each in found] == ([said] if said else [])
+    folder = write_checkpoint(tmp_path, dict.fromkeys(names, ("F32", 1)), config, stored)
+    assert [each.severity for each in doctor.kv_scales(Checkpoint(folder))] == ([said] if said else [])
 
 
 def test_quantized_against_the_config(tmp_path: Path) -> None:
-    entries, values = experts(0.5)
-    config = {"quantization_config": {"ignore": [f"re:.*{EXPERTS.rpartition('.')[2]}.*", "lm_head"]}}
-    (found,) = doctor.unexpected_quantization(Checkpoint(write_checkpoint(tmp_path, entries, config, values)))
+    (found,) = doctor.unexpected_quantization(experts(tmp_path, {"ignore": ["re:.*experts.*", "lm_head"]}, 0.5))
     assert found.severity == "wrong"
     assert found.where == f"model.safetensors: {EXPERTS}.0.down_proj"
 
@@ -168,19 +164,16 @@ def tokens_found(mine: Tokens, reference: Tokens) -> list[tuple[str, str]]:
 
 
 def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
-    reference = of_folder(toy_model)
+    reference, file = of_folder(toy_model), "tokenizer.json"
     assert tokens_found(reference, reference) == []
     assert len(reference.vocabulary) == 257
-    one = Tokens("tokenizer.json", {0: "x", 1: "b"}, "m", special={"eos_token": "a"})
-    other = Tokens("tokenizer.json", {0: "a", 1: "b", 2: "c"}, "n", {}, {"eos_token": "b", "x": 1}, "{{}}")
-    assert tokens_found(one, other) == [
-        ("wrong", "tokenizer.json"), ("wrong", "tokenizer.json"),
-        ("wrong", "tokenizer_config.json"), ("wrong", "chat template"),
-    ]  # fmt: skip
-    assert tokens_found(Tokens("tokenizer.json", template="{{ b }}"), Tokens("", template="{{ a }}")) == [
-        ("warning", "chat template")
-    ]
-    assert tokens_found(of_folder(tmp_path), reference)[0] == ("warning", "tokenizer.json")
+    one = Tokens(file, {0: "x", 1: "b"}, "m", special={"eos_token": "a"})
+    other = Tokens(file, {0: "a", 1: "b", 2: "c"}, "n", {}, {"eos_token": "b", "x": 1}, "{{}}")
+    wrong = [("wrong", where) for where in (file, file, "tokenizer_config.json", "chat template")]
+    assert tokens_found(one, other) == wrong
+    warning = [("warning", "chat template")]
+    assert tokens_found(Tokens(file, template="{{ b }}"), Tokens("", template="{{ a }}")) == warning
+    assert tokens_found(of_folder(tmp_path), reference)[0] == ("warning", file)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +196,6 @@ def test_special_tokens(name: str, mine: Any, reference: Any, said: str | None) 
     assert [each.severity for each in found] == ([said] if said else [])
 
 
-EXPERT = "model.layers.1.mlp.experts.0.down_proj"
 NOTHING = Contents([], [], [], [])
 
 
@@ -216,7 +208,7 @@ def mixture(tmp_path: Path) -> Path:
 def test_whole_and_without_an_expert(mixture: Path) -> None:
     assert compare(mixture) == NOTHING
     weights = load_file(mixture / "model.safetensors")
-    kept = {name: tensor for name, tensor in weights.items() if not name.startswith(EXPERT)}
+    kept = {name: tensor for name, tensor in weights.items() if "layers.1.mlp.experts.0.down_proj" not in name}
     assert len(kept) == len(weights) - 2
     save_file(kept, mixture / "model.safetensors", {"format": "pt"})
     assert compare(mixture).missing == ["model.layers.1.mlp.experts.down_proj"]
@@ -229,9 +221,8 @@ def test_a_config_of_another_size(mixture: Path) -> None:
     assert sorted(name for name, *_ in different.shapes) == ["lm_head", "model.embed_tokens"]
     (found,) = doctor.differing_tensors(Checkpoint(mixture), different)
     size, hidden = config["vocab_size"], config["hidden_size"]
-    assert f"has the shape [{size}, {hidden}] (BF16), and the config asks for [{size + 1}, {hidden}] (and 1 " in str(
-        found
-    )
+    what = f"has the shape [{size}, {hidden}] (BF16), and the config asks for [{size + 1}, {hidden}]"
+    assert (found.what, found.more) == (what, 1)
 
 
 def sparse(weight: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -31,6 +31,15 @@ def store(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def sizes_of(engine: TransformersEngine) -> list[int]:
+    """A list that gets the number of tokens of each forward pass."""
+    sizes: list[int] = []
+    engine.model.register_forward_pre_hook(
+        lambda _, given, keys: sizes.append((given[0] if given else keys["input_ids"]).shape[1]), with_kwargs=True
+    )
+    return sizes
+
+
 def kld(engine: TransformersEngine, store: Path) -> float:
     """The largest KLD of a token against the toy in prefill."""
     found = engine.score(WINDOWS, ScoreRequest(reference=store, vocab_size=TOY_VOCAB))
@@ -42,10 +51,7 @@ def kld(engine: TransformersEngine, store: Path) -> float:
 def test_decode_scores_what_prefill_does(toy_model: Path, store: Path, tmp_path: Path, step: int) -> None:
     """As a reference it keeps the states of all steps: of what they recorded, decode diverges by nothing at all."""
     engine = loaded(toy_model, dtype="float32", decode=Decode(step))
-    sizes: list[int] = []
-    engine.model.register_forward_pre_hook(
-        lambda _, given, keys: sizes.append((given[0] if given else keys["input_ids"]).shape[1]), with_kwargs=True
-    )
+    sizes = sizes_of(engine)
     assert kld(engine, store) < 1e-5
     lengths = [len(window.token_ids) for window in WINDOWS]
     assert sizes == [min(step, length - begin) for length in lengths for begin in range(0, length, step)]
@@ -89,10 +95,7 @@ def test_decode_behind_prompts(
     monkeypatch.setattr(hf, "PROMPT", 20)
     engine = loaded(toy_model, dtype="float32", decode=Decode(step, behind_prompts=True))
     assert kld(engine, store) < 1e-5
-    whole, seen = loaded(toy_model, dtype="float32"), []
-    engine.model.register_forward_pre_hook(
-        lambda _, given, keys: seen.append((given[0] if given else keys["input_ids"]).shape[1]), with_kwargs=True
-    )
+    whole, seen = loaded(toy_model, dtype="float32"), sizes_of(engine)
     window = replace(WINDOWS[0], spans=((30, 36), (58, 61)))
     (found,), (gold,) = (list(each.score([window], ScoreRequest())) for each in (engine, whole))
     np.testing.assert_allclose(found.logprob, gold.logprob, atol=1e-4)

@@ -12,7 +12,9 @@ import torch
 
 from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.common.errors import ModelError
-from tests.support.toy import ATOL_LOGPROB, brute_force, toy_windows
+from compare_q.backends.hf.engine import TransformersEngine, check_resident
+from tests.support.planned import planned
+from tests.support.toy import ATOL_LOGPROB, brute_force, needs_accelerate, refusal, toy_windows
 from tests.support.transformers_models import changed, loaded
 
 pytestmark = pytest.mark.engine
@@ -86,6 +88,23 @@ def test_layers_of_quantized_checkpoints(
     assert groups[0] == Layer(name, weights, activations, kernel, count=2)
     assert groups[-1] == Layer("lm_head", "bfloat16", "bfloat16", "torch linear")
     assert len(groups) == 8
+
+
+@needs_accelerate
+def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compare_q.backends.hf.engine.installed_versions", lambda names: dict.fromkeys(names, "1"))
+    nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+    request = planned("toy", "transformers", str(changed(toy_model, tmp_path / "nvfp4", nvfp4)), 10)
+    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersEngine.check, request)
+    TransformersEngine.check(request.updated(options={"dtype": "bfloat16"}))
+    TransformersEngine.check(request.updated(load_fn="transformers_auto_bf16"))
+
+
+def test_quantized_layers_on_disk_are_refused(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    check_resident(tmp_path, model, {})
+    with pytest.raises(ModelError, match=r"1\.weight was left on disk"):
+        check_resident(tmp_path, model, {"quant_method": "compressed-tensors"})
 
 
 UP = "model.layers.0.mlp.up_proj"
