@@ -66,11 +66,6 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf"
 
 
-def tokens_of(path: Path) -> tokenizers.Tokens:
-    """The tokens of a folder or GGUF model; InputError for files that cannot be read."""
-    return tokenizers.of_gguf(read_model(path)) if is_gguf(path) else tokenizers.of_folder(path)
-
-
 def examine(path: Path, reference: Path | None = None, contents: Contents | None = None) -> Report:
     """Everything that headers, configs and small tensors show of a folder or GGUF model; InputError.
 
@@ -87,7 +82,9 @@ def examine(path: Path, reference: Path | None = None, contents: Contents | None
             unchecked += [f"tensors against the config: {contents.unchecked}"] if contents.unchecked else []
     if reference is not None:
         try:
-            findings += tokenizers.differences(tokens_of(path), tokens_of(reference))
+            mine, its = (tokenizers.of_gguf(read_model(each)) if is_gguf(each) else tokenizers.of_folder(each)
+                         for each in (path, reference))  # fmt: skip
+            findings += tokenizers.differences(mine, its)
         except InputError as error:
             unchecked.append(f"tokens: {error}")
     findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
@@ -182,10 +179,8 @@ def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Findi
         shapes.setdefault(what, []).append(checkpoint.where_module(module))
     for what, where in shapes.items():
         yield from one_finding("wrong", where, what, OTHER_CONFIG)
-    for modules, what in (
-        (found.left_over, "left over: the model that the config describes has no such layer"),
-        (found.biases, "its bias is left over: the model that the config describes has none there"),
-    ):
+    layer, bias = "left over: the model that the config describes has", "its bias is "
+    for modules, what in ((found.left_over, f"{layer} no such layer"), (found.biases, f"{bias}{layer} none there")):
         places = map(checkpoint.where_module, sorted(modules))
         yield from one_finding("warning", places, what, f"{OTHER_CONFIG}, or save the model without it")
 
@@ -236,11 +231,9 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
 def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Scales of an fp8 KV cache that are missing, all 1, or invalid."""
     scales = {
-        f"{module}.{name}": tensor
-        for module, parts in checkpoint.modules.items()
-        for name, tensor in parts.items()
+        f"{module}.{name}": tensor for module, parts in checkpoint.modules.items() for name, tensor in parts.items()
         if name in KV_SCALES and tensor.numel <= LARGEST
-    }
+    }  # fmt: skip
     bad, quantization = faulty(scales), checkpoint.config.quantization
     for fault, places in bad.items():
         yield from one_finding("wrong", places, f"the scale of the KV cache is {fault}", "calibrate the KV cache again")
@@ -268,13 +261,13 @@ def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
         "stored quantized, and the config says that it is not: engines refuse, or read its bytes as other numbers",
         "take it out of the config's list of ignored layers, or store it unquantized",
     )  # fmt: skip
-    for module in checkpoint.quantized:
+    tied = " and the head, which is the same matrix" if checkpoint.is_tied else ""
+    for module in sorted(checkpoint.quantized.keys() - against):
         stored = checkpoint.described(module)
-        tied = " and the head, which is the same matrix" if checkpoint.is_tied else ""
         what = {
             "head": f"the head is quantized ({stored}), which costs more than a layer: it makes every logit",
             "embedding": f"the embedding{tied}: quantized ({stored}); many engines read embeddings in 16 bits only",
-        }.get("" if module in against else checkpoint.role(module))
+        }.get(checkpoint.role(module))
         if what:
             yield Finding("warning", checkpoint.where_module(module), what, "mind it where models are compared")
 
@@ -316,8 +309,7 @@ def index(checkpoint: Checkpoint) -> Iterator[Finding]:
 def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Unquantized matrices in another dtype than the config's, and matrices of integers without scales."""
     stated = (checkpoint.config.dtype or "").removeprefix("torch.")
-    others: dict[str, list[str]] = {}
-    bare: list[str] = []
+    others, bare = dict[str, list[str]](), []
     for module, parts in checkpoint.matrices.items():
         dtype, where = parts[main_part(parts) or ""].dtype, checkpoint.where_module(module)
         if dtype in FLOATS:
@@ -370,11 +362,8 @@ def is_static(arguments: Any) -> bool:
 
     ``"dynamic": "local"`` is NVFP4's: the scales of groups are computed, the global one is stored.
     """
-    if not isinstance(arguments, Mapping):
-        return False
-    return arguments.get("dynamic") in (None, False) or (
-        arguments.get("dynamic") == "local" and arguments.get("strategy") == "tensor_group"
-    )
+    dynamic = arguments.get("dynamic") if isinstance(arguments, Mapping) else True
+    return dynamic in (None, False) or (dynamic == "local" and arguments.get("strategy") == "tensor_group")
 
 
 def is_ignored(module: str, patterns: list[str]) -> bool:

@@ -31,7 +31,7 @@ from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storag
 from compare_q.backends.checkpoint import files, formats
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
-from compare_q.backends.checkpoint.formats import Parts, main_part, stored_weights
+from compare_q.backends.checkpoint.formats import Parts, UnsizedError, main_part, stored_weights
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
 from compare_q.backends.common.messages import printable
@@ -126,24 +126,20 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
     for name in outside_text_model(sizes, config.hidden_layers):
         by_role[checkpoint.role(name)].pop(name)
-    layer, head = total(by_role["layer"], config, "layer"), total(by_role["head"], config, "head")
-    head = total(by_role["embedding"], config, "embedding") if head == (0, 0) else head
-    if isinstance(layer, str) or isinstance(head, str):
-        return Storage(note=layer if isinstance(layer, str) else str(head))
+    try:
+        layer, head = total(by_role["layer"], config, "layer"), total(by_role["head"], config, "head")
+        head = total(by_role["embedding"], config, "embedding") if head == (0, 0) else head
+    except UnsizedError as error:
+        return Storage(note=str(error))
     if not layer[1] or not head[1]:
         return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
     return Storage(layer[0] / layer[1], head[0] / head[1], layer[0] + head[0])
 
 
-def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, int] | str:
-    """(bits, weights) of all ``modules``, which have one role; or the first tensor of unknown size, and why."""
-    bits = weights = 0
-    for name, parts in modules.items():
-        stored = stored_weights(parts, role, config)
-        if isinstance(stored, str):
-            return f"{name}{stored}"
-        bits, weights = bits + stored[0], weights + stored[1]
-    return bits, weights
+def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, int]:
+    """(bits, weights) of all ``modules``, which have one role; UnsizedError for the first of unknown size."""
+    sizes = [stored_weights(name, parts, role, config) for name, parts in modules.items()]
+    return sum(bits for bits, _ in sizes), sum(weights for _, weights in sizes)
 
 
 def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> str:
@@ -151,13 +147,13 @@ def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> st
     rows, columns = config.vocab_size or 0, config.hidden_size or 0
     sizes = {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
     for role in ("head", "embedding"):
-        for parts in by_role[role].values():
-            stored = stored_weights(parts, role, config)
-            sizes |= set() if isinstance(stored, str) else {stored[1]}
+        for name, parts in by_role[role].items():
+            with suppress(UnsizedError):
+                sizes.add(stored_weights(name, parts, role, config)[1])
     for name, parts in by_role["layer"].items():
-        stored = "" if IN_LAYER.search(name) else stored_weights(parts, "head", config)
-        if not isinstance(stored, str) and stored[1] in sizes - {0}:
-            return name
+        with suppress(UnsizedError):
+            if not IN_LAYER.search(name) and stored_weights(name, parts, "head", config)[1] in sizes - {0}:
+                return name
     return ""
 
 

@@ -49,6 +49,10 @@ NOT_BITS = {
 """Parts of modules that are not stored weights.  The last four are DeepSeek-V4's mixing of residual streams."""
 
 
+class UnsizedError(Exception):
+    """The stored size of a module is not known; the text names the tensor and says why."""
+
+
 class Layout(NamedTuple):
     """The format of one matrix ("int4 g128", "" if unknown), and its number of weights, or why that is unknown."""
 
@@ -284,8 +288,8 @@ def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
         return Layout("", DAMAGED)
 
 
-def stored_weights(parts: Parts, role: str, config: CheckpointConfig) -> tuple[int, int] | str:
-    """(bits, weights) of one module, both 0 if it has no matrix; or ``.part: why`` they are unknown.
+def stored_weights(name: str, parts: Parts, role: str, config: CheckpointConfig) -> tuple[int, int]:
+    """(bits, weights) of the module ``name``, both 0 if it has no matrix; UnsizedError if they are unknown.
 
     ``role``: "layer", "head" or "embedding".
     """
@@ -297,12 +301,12 @@ def stored_weights(parts: Parts, role: str, config: CheckpointConfig) -> tuple[i
         and (tensor.numel if main else len(tensor.shape) > 1 or is_long_list(tensor))
     )  # fmt: skip
     if strange:
-        return f".{strange[0]}: {UNKNOWN}"
+        raise UnsizedError(f"{name}.{strange[0]}: {UNKNOWN}")
     if main is None:
         return 0, 0
     weights = layout_of(parts, config, role).weights
     if isinstance(weights, str) or weights < 0:
-        return f".{main}: {weights if isinstance(weights, str) else DAMAGED}"
+        raise UnsizedError(f"{name}.{main}: {weights if isinstance(weights, str) else DAMAGED}")
     return sum(parts[part].nbytes * 8 for part in bits & parts.keys()), weights
 
 

@@ -1,31 +1,29 @@
 """Compare a model's tokenizer, special tokens and chat template with the reference's.
 
-Libraries write the rules of one tokenizer in different ways.  If two tokenizers define their rules differently, both
-encode ``SAMPLES``, and only different tokens count.  A special token is compared as text (tokenizer_config.json) and by
-the ids of config.json and generation_config.json, with which an engine begins and ends answers.
+Libraries write the rules of one tokenizer in different ways.  Both tokenizers encode ``SAMPLES``, and only different
+tokens count.  A special token is compared as text (tokenizer_config.json) and by the ids of config.json and
+generation_config.json, with which an engine begins and ends answers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from compare_q.backends.checkpoint.findings import Finding
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.gguf import TOKENS, GgufModel
+from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_bytes
 from compare_q.backends.common.messages import one_line
-from compare_q.backends.layers.schemes import at, part
 
 FILE, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
 IDS = ("bos_token_id", "eos_token_id")
 PADDING = ("pad_token", "unk_token")
-RULES = ("normalizer", "pre_tokenizer", "post_processor")
-"""Keys of tokenizer.json that decide how text is cut."""
 SAMPLES = (
     "Hello world, it's 12345.67 at IT'S 3rd place (sic)!",
     "two  spaces and a tab\there,\n\n\tand some after   ",
@@ -48,35 +46,22 @@ TEMPLATE = "chat_template.jinja"
 class Tokens:
     """A model's tokens; None or empty if its files do not have them.
 
-    ``where``: the file, for messages; ``vocabulary``: id -> token; ``merges``: of BPE; ``rules``: by the names of
-    tokenizer.json; ``special``: special tokens as text and ids; ``template``: the chat template; ``file``: its
-    tokenizer.json.
+    ``where``: the file, for messages; ``vocabulary``: id -> token; ``merges``: of BPE; ``special``: special tokens as
+    text and ids; ``template``: the chat template; ``encoded``: ids of each of ``SAMPLES``.
     """
 
     where: str
     vocabulary: Mapping[int, str] = field(default_factory=dict)
-    merges: Sequence[str] = ()
-    rules: Mapping[str, Any] = field(default_factory=dict)
+    merges: Sequence[Any] = ()
     special: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
-    file: Path | None = None
+    encoded: Sequence[Sequence[int]] = ()
 
 
 def of_folder(folder: Path) -> Tokens:
     """The tokens of a Hugging Face folder; InputError for a damaged file."""
     checkpoint = Checkpoint(folder)
-    tokenizer, config = checkpoint.json(FILE), checkpoint.json(CONFIG)
-    model, added = part(tokenizer, "model"), objects(tokenizer.get("added_tokens"))
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, Mapping):
-        tokens = {number: token for token, number in vocabulary.items() if isinstance(number, int)}
-    else:  # unigram: pairs of token and score
-        pairs = enumerate(objects(vocabulary))
-        tokens = {number: str(pair[0]) for number, pair in pairs if isinstance(pair, list) and pair}
-    tokens |= {token["id"]: str(token.get("content")) for token in added if isinstance(at(token, "id"), int)}
-    # Older files have "a b" instead of ["a", "b"].
-    merges = [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in objects(model.get("merges"))]
-    rules = {name: tokenizer.get(name) for name in RULES} if tokenizer else {}
+    config = checkpoint.json(CONFIG)
     stated = {name: config[name] for name in SPECIAL if config.get(name) is not None}
     # A special token may be an object that has its text.
     special = {name: token.get("content") if isinstance(token, Mapping) else token for name, token in stated.items()}
@@ -88,12 +73,22 @@ def of_folder(folder: Path) -> Tokens:
         template = read_bytes(folder / TEMPLATE).decode(errors="replace")
     elif isinstance(template, list):  # several, by name
         template = json.dumps(template, sort_keys=True)
-    return Tokens(FILE, tokens, merges, rules, special, stripped(template), folder / FILE)
+    found = Tokens(FILE, special=special, template=stripped(template))
+    if not exists(folder / FILE):
+        return found
+    from tokenizers import Tokenizer
 
-
-def objects(value: Any) -> list[Any]:
-    """The value if it is a list, else an empty list."""
-    return value if isinstance(value, list) else []
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / FILE))
+    except Exception as error:  # it raises nothing narrower
+        raise InputError(f"{FILE}: tokenizers cannot read it: {one_line(error, 160)}") from None
+    tokenizer.no_truncation()  # calibration leaves its length in the file
+    tokenizer.no_padding()
+    vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
+    merges = json.loads(tokenizer.to_str())["model"].get("merges") or ()
+    return replace(
+        found, vocabulary=vocabulary, merges=merges, encoded=[tokenizer.encode(text).ids for text in SAMPLES]
+    )
 
 
 def stripped(template: Any) -> str | None:
@@ -123,8 +118,10 @@ def differences(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
         yield Finding("wrong", mine.where, what, COPY, len(differing) - 1)
     if other_merges := bool(mine.merges and reference.merges and mine.merges != reference.merges):
         yield Finding("wrong", mine.where, "its merges are not the reference's: text becomes other tokens", COPY)
-    if not differing and not other_merges:
-        yield from differing_rules(mine, reference)
+    samples = zip(SAMPLES, mine.encoded, reference.encoded, strict=False)  # GGUF has none
+    cut = next((text for text, one, other in samples if one != other), None)
+    if cut is not None and not differing and not other_merges:
+        yield Finding("wrong", mine.where, f"its rules cut text into other tokens, such as {cut!r}", COPY)
     for name in sorted(mine.special.keys() & reference.special.keys()):
         if as_set(mine.special[name]) != as_set(reference.special[name]):
             where = name.partition(": ")[0] if ": " in name else CONFIG if mine.where == FILE else mine.where
@@ -138,33 +135,6 @@ def differences(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     elif reference.template is not None and mine.template != reference.template:
         what = "not the reference's chat template: chats get another prompt than the reference does"
         yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
-
-
-def differing_rules(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
-    """Rules that cut one of ``SAMPLES`` into other tokens than the reference's, or that cannot be tried."""
-    names = [name for name in RULES if mine.rules.get(name) != reference.rules.get(name)]
-    if not (names and mine.rules and reference.rules and mine.file and reference.file):
-        return
-    what = f"its {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not the reference's"
-    try:
-        ours, theirs = encoded(mine.file), encoded(reference.file)
-    except Exception as error:  # tokenizers raises nothing narrower
-        yield Finding("warning", mine.where, f"{what}, and they cannot be tried: {one_line(error, 160)}", COPY)
-        return
-    for text, one, other in zip(SAMPLES, ours, theirs, strict=True):
-        if one != other:
-            yield Finding("wrong", mine.where, f"{what}: text becomes other tokens, such as {text!r}", COPY)
-            return
-
-
-def encoded(file: Path) -> list[list[int]]:
-    """The ids of each of ``SAMPLES``."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_truncation()  # calibration leaves its length in the file
-    tokenizer.no_padding()
-    return [tokenizer.encode(text).ids for text in SAMPLES]
 
 
 def as_set(stated: Any) -> Any:

@@ -46,7 +46,6 @@ DTYPES = {
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 PROMPT = 2048
 """Tokens of a prompt that are computed at a time before decode steps, as in vLLM's chunks: masks stay small."""
-PLACEMENT = ("device_map", "max_memory", "offload_folder")
 LONGEST_SEEN = "max_seq_len_cached"
 """Attribute of a rotary embedding: the length of the longest sequence so far."""
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
@@ -124,11 +123,15 @@ class TransformersEngine(LogitsEngine):
         stored = {} if found.is_remote else found.config.quantization
         check_packages("engine.quantization_config", options.quantization_config or {})
         check_packages("model_dir", stored)
-        check_dtype(options.dtype or DTYPES[model.load_fn], stored)
+        groups, dtype = stored.get("config_groups") or {}, options.dtype or DTYPES[model.load_fn]
+        formats = f"{stored.get('format')} {' '.join(str(group.get('format')) for group in groups.values())}"
+        if dtype in ("float16", "float32") and (unpacked := BF16_ONLY.search(formats)):
+            raise InputError(
+                f"engine.dtype: Transformers decompresses {unpacked[0]} to bfloat16 and cannot run it in {dtype}; "
+                'use load_fn transformers_auto_bf16 or "dtype": "bfloat16"'
+            )
         if options.streaming:
-            check_streaming(options, stored)
-            if model.decode is not None:
-                raise InputError("engine.streaming: reads every layer once a step, which takes hours; leave it out")
+            check_streaming(model, options, stored)
         elif options.streaming_windows:
             raise InputError('engine.streaming_windows: needs "streaming": true')
 
@@ -300,9 +303,9 @@ class TransformersEngine(LogitsEngine):
         self.rotary = []
 
 
-def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
+def check_streaming(model: PlannedModel, options: TransformersOptions, stored: dict[str, Any]) -> None:
     """InputError if ``streaming`` does not work with the other options, the checkpoint or the installed packages."""
-    for name in (*PLACEMENT, "quantization_config"):
+    for name in ("device_map", "max_memory", "offload_folder", "quantization_config"):
         if getattr(options, name) is not None:
             raise InputError(f"engine.streaming: cannot be combined with {name}; remove one of them")
     if stored:
@@ -312,6 +315,8 @@ def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> Non
         )
     if importlib.util.find_spec("greenlet") is None:
         raise InputError("engine.streaming: needs greenlet: pip install greenlet")
+    if model.decode is not None:
+        raise InputError("engine.streaming: reads every layer once a step, which takes hours; leave it out")
 
 
 def check_packages(where: str, config: dict[str, Any]) -> None:
@@ -321,17 +326,6 @@ def check_packages(where: str, config: dict[str, Any]) -> None:
         raise InputError(
             f"{where}: quantized with {config['quant_method']}, which needs {' and '.join(missing)}: "
             f"pip install {' '.join(missing)}"
-        )
-
-
-def check_dtype(dtype: str, stored: Mapping[str, Any]) -> None:
-    """InputError if a checkpoint's format cannot run in the model's dtype."""
-    groups = stored.get("config_groups") or {}
-    formats = f"{stored.get('format')} {' '.join(str(group.get('format')) for group in groups.values())}"
-    if dtype in ("float16", "float32") and (found := BF16_ONLY.search(formats)):
-        raise InputError(
-            f"engine.dtype: Transformers decompresses {found[0]} to bfloat16 and cannot run it in {dtype}; "
-            'use load_fn transformers_auto_bf16 or "dtype": "bfloat16"'
         )
 
 

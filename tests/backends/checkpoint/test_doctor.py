@@ -168,7 +168,7 @@ def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
     assert tokens_found(reference, reference) == []
     assert len(reference.vocabulary) == 257
     one = Tokens(file, {0: "x", 1: "b"}, "m", special={"eos_token": "a"})
-    other = Tokens(file, {0: "a", 1: "b", 2: "c"}, "n", {}, {"eos_token": "b", "x": 1}, "{{}}")
+    other = Tokens(file, {0: "a", 1: "b", 2: "c"}, "n", {"eos_token": "b", "x": 1}, "{{}}")
     wrong = [("wrong", where) for where in (file, file, "tokenizer_config.json", "chat template")]
     assert tokens_found(one, other) == wrong
     warning = [("warning", "chat template")]

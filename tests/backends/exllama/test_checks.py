@@ -1,4 +1,4 @@
-"""What both ExLlama engines refuse before anything loads."""
+"""What both ExLlama engines refuse before anything loads, and their logits where they are installed on a GPU."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from compare_q.backends.base import Engine
+from compare_q.backends.base import Decode
 from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.packages import installed_versions
+from compare_q.backends.exllama.family import ExLlamaEngine
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
+from compare_q.backends.hf.engine import TransformersEngine
 from tests.support.planned import planned
-from tests.support.toy import refusal
+from tests.support.toy import TOY_VOCAB, refusal, save_llama, toy_windows
 
-ENGINE_CLASSES: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
+ENGINE_CLASSES: dict[str, type[ExLlamaEngine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
 
 
 def check(engine: str, folder: Path) -> None:
@@ -78,3 +82,57 @@ def test_files_that_the_engine_would_load_as_well(engine: str, toy_model: Path, 
     assert f"{other}: {engine} would load it as well" in refusal(check, engine, folder)
     other.rename(folder / "consolidated.safetensors")
     check(engine, folder)
+
+
+def on_a_gpu(engine: str) -> pytest.MarkDecorator:
+    """Skips where there is no GPU or the engine is not installed."""
+    runs = torch.cuda.is_available() and installed_versions((engine,))
+    return pytest.mark.skipif(not runs, reason=f"no CUDA GPU or {engine} not installed")
+
+
+@pytest.fixture(scope="module")
+def fitting_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose projections are multiples of 128, as exllamav3 wants them; its head of 320 is padded to 384."""
+    keys = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "max_position_embeddings": 512}
+    return save_llama(tmp_path_factory.mktemp("toy") / "llama-256", **keys, initializer_range=0.1)
+
+
+ATOL_LOGIT = 0.1
+"""Against Transformers in float32, with logits up to 7.6: its own float16 is off by up to 0.025, on a CPU."""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=on_a_gpu(name)) for name in ("exllamav2", "exllamav3")])
+def test_logits_of_the_real_engine(engine: str, fitting_toy: Path) -> None:
+    peer = TransformersEngine(planned("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
+    backend = ENGINE_CLASSES[engine](planned("toy", engine, str(fitting_toy), 300))
+    peer.load()
+    backend.load()
+    for length in (20, 300):  # fewer rows than 32 take other kernels
+        (window,) = toy_windows(1, length)
+        logits, expected = backend.logits(window), peer.logits(window)
+        assert tuple(logits.shape) == (length, TOY_VOCAB)
+        torch.testing.assert_close(logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0)
+    assert sum(each.count for each in backend.layers()) == 2 * 7 + 1
+    assert backend.provenance()["attention"]
+    peer.close()
+    backend.close()
+
+
+@pytest.mark.engine
+@on_a_gpu("exllamav3")
+def test_decode_gives_the_logits_of_prefill(fitting_toy: Path) -> None:
+    """To the rounding of float16; the third window begins with a cache that the first ones left behind."""
+    prefill = planned("toy", "exllamav3", str(fitting_toy), 200)
+    whole = ExLlamaV3Engine(prefill)
+    whole.load()
+    for decode in (Decode(), Decode(4), Decode(1, 2)):
+        backend = ExLlamaV3Engine(prefill.updated(decode=decode))
+        backend.load()
+        windows = toy_windows(3, 61)
+        backend.prepare(windows)
+        for window in windows:
+            logits, expected = backend.logits(window), whole.logits(window)
+            torch.testing.assert_close(logits.float(), expected.float(), atol=ATOL_LOGIT, rtol=0.0)
+        backend.close()
+    whole.close()

@@ -49,9 +49,16 @@ def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Ten
     return ((given[0] / scale).round().clamp(-128, 127) * scale, *given[1:])
 
 
-@pytest.mark.parametrize(("preset", "dtype"), [("W4A16", "float32"), ("W8A8", "float32"), ("NVFP4A16", "bfloat16")])
+@pytest.mark.parametrize(
+    ("preset", "dtype", "weights", "activations"),
+    [
+        ("W4A16", "float32", "int4 g32", "float32"),
+        ("W8A8", "float32", "int8 channel", "int8 token"),
+        ("NVFP4A16", "bfloat16", "nvfp4 g16", "bfloat16"),
+    ],
+)
 def test_quantized_checkpoints_score_as_what_they_store(
-    quantized: Callable[[str], Path], toy_model: Path, preset: str, dtype: str
+    quantized: Callable[[str], Path], toy_model: Path, preset: str, dtype: str, weights: str, activations: str
 ) -> None:
     """Against an unquantized model with the weights that the checkpoint's numbers make, and W8A8's activations rounded.
 
@@ -72,21 +79,9 @@ def test_quantized_checkpoints_score_as_what_they_store(
     expected, unquantized = (brute_force(model.logits(window), window) for model in (gold, plain))
     np.testing.assert_allclose(scores.logprob, expected, atol=ATOL_LOGPROB)
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05
-
-
-@pytest.mark.parametrize(
-    ("preset", "weights", "activations"),
-    [("W8A8", "int8 channel", "int8 token"), ("W4A16", "int4 g32", "bfloat16"), ("NVFP4A16", "nvfp4 g16", "bfloat16")],
-)
-def test_layers_of_quantized_checkpoints(
-    quantized: Callable[[str], Path], preset: str, weights: str, activations: str
-) -> None:
-    engine = loaded(quantized(preset), dtype="bfloat16")
-    engine.logits(toy_windows(1, 20)[0])
-    groups = engine.layers()
-    name, kernel = "model.layers.*.self_attn.q_proj", "torch linear (dequantized)"
-    assert groups[0] == Layer(name, weights, activations, kernel, count=2)
-    assert groups[-1] == Layer("lm_head", "bfloat16", "bfloat16", "torch linear")
+    groups, name = engine.layers(), "model.layers.*.self_attn.q_proj"
+    assert groups[0] == Layer(name, weights, activations, "torch linear (dequantized)", count=2)
+    assert groups[-1] == Layer("lm_head", dtype, dtype, "torch linear")
     assert len(groups) == 8
 
 

@@ -25,24 +25,16 @@ SMALL = {
 }  # fmt: skip
 
 
-def assert_same_logits(folder: Path, group: int | None, **options: Any) -> None:
+@pytest.mark.parametrize(("group", "options"), [(1, {}), (3, {}), (5, {}), (None, {}), (3, {"noise": "bf16"})])
+def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None, options: dict[str, Any]) -> None:
+    """Also with noise: layer by layer through three windows at a time, or window by window, each keeps its tokens."""
     windows = toy_windows(5, 40)
-    whole = loaded(folder, BF16, **options)
-    streamed = loaded(folder, BF16, streaming=True, streaming_windows=group, **options)
+    whole = loaded(toy_model, BF16, **options)
+    streamed = loaded(toy_model, BF16, streaming=True, streaming_windows=group, **options)
     streamed.prepare(windows)
     for window in windows:
         assert torch.equal(streamed.logits(window), whole.logits(window))
     streamed.close()
-
-
-@pytest.mark.parametrize("group", [1, 3, 5, None])
-def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None) -> None:
-    assert_same_logits(toy_model, group)
-
-
-def test_streamed_noise_is_that_of_the_whole_model(toy_model: Path) -> None:
-    """Layer by layer through three windows at a time, or window by window: each keeps its own tokens."""
-    assert_same_logits(toy_model, 3, noise="bf16")
 
 
 def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from compare_q.backends.base import Decode, ScoreRequest, Window
+from compare_q.backends.base import Decode, ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp import FLOOR
 from compare_q.backends.reference import store as reference
-from demo.__main__ import BASE, ROOT, make_models
 from tests.backends.llamacpp.conftest import write_gguf
 from tests.support.llama_cpp import EXACT, loaded, runs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
@@ -96,15 +94,6 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
         exact = (p.exp() * (p - q)).sum(-1).numpy()
         assert 0 < exact.mean() < 1e-2
         np.testing.assert_allclose(scores.kld, exact, atol=1e-6, rtol=0)
-
-
-@pytest.fixture(scope="module")
-def opticks() -> list[Window]:
-    """The first two windows of 1,024 tokens of the demo's text."""
-    make_models()
-    text = (ROOT / "eval" / "spec" / "opticks.txt").read_text(encoding="utf-8")[:20_000]
-    ids = np.array(AutoTokenizer.from_pretrained(BASE)(text)["input_ids"], np.int32)
-    return [Window.scored_from(index, ids[index * 1024 : (index + 1) * 1024]) for index in range(2)]
 
 
 @runs_llama_cpp
