@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 
 from compare_q.backends.base import Capabilities, Decode, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import files as checkpoint
+from compare_q.backends.checkpoint.formats import FORMATS
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.exllama.family import NOT_GPUS, OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions, token_ids_of
@@ -42,7 +43,7 @@ FP16 = "FP16"
 ATTENTION_NOTES = ("fn", "fn_qc")
 """Keys of a module's ``dispatch_cache`` for the function that computed its attention (second: quantized cache)."""
 SPLITS = {"device", "reserve_per_device", "use_per_device"}
-EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
+EXL3_PARTS = set(FORMATS["trellis"][1].split())
 
 
 class ExLlamaV3Options(ExLlamaOptions):
