@@ -88,37 +88,6 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     }  # fmt: skip
 
 
-def random_packed(generator: torch.Generator, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random packed weights and scales of a matrix [out, in]."""
-    codes = torch.randint(0, 256, (shape[0], shape[1] // 2), generator=generator, dtype=torch.uint8)
-    return codes, torch.rand(shape[0], shape[1] // 16, generator=generator).mul(448).to(torch.float8_e4m3fn)
-
-
-@pytest.mark.engine
-def test_vllms_own_emulation_of_a_layer_against_the_definition() -> None:
-    """Inputs over six orders of magnitude, one group of zeros."""
-    from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
-    from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
-
-    generator, device = torch.Generator().manual_seed(0), "cuda" if GPU else "cpu"
-    packed, scale = random_packed(generator, 24, 64)
-    sizes = 10 ** torch.empty(16, 4).uniform_(-6, 0, generator=generator)
-    x = torch.randn(16, 64, generator=generator) * sizes.repeat_interleave(16, 1)
-    x[3, :16] = 0
-    inputs = 6 * 448 / float(x.abs().max())
-    layer = SimpleNamespace(
-        weight=packed.to(device), weight_scale=scale.to(device),
-        weight_global_scale=torch.tensor(1 / 300.0, device=device),
-        input_global_scale_inv=torch.tensor(inputs, device=device),
-    )  # fmt: skip
-    kernel = EmulationNvFp4LinearKernel(NvFp4LinearLayerConfig())
-    kernel.process_weights_after_loading(layer)
-    gold = rounded(x, inputs).double() @ unpacked(packed, scale, torch.tensor(300.0)).T
-    np.testing.assert_allclose(
-        kernel.apply_weights(layer, x.to(device)).cpu(), gold, atol=1e-5 * float(gold.abs().max())
-    )
-
-
 @pytest.mark.engine
 @CPU_ONLY
 def test_w4a4_against_the_definition(
@@ -193,17 +162,21 @@ def parameter(values: torch.Tensor, **dims: int) -> torch.nn.Parameter:
     return found
 
 
-def made(kernel: Any, dtype: torch.dtype, *, group: int, zero_points: bool, outputs_first: bool) -> tuple[Any, ...]:
-    """(kernel with its weights processed, its layer, the weights [OUT, IN] by the definition in float64).
-
-    ``outputs_first``: in the layout of compressed-tensors, else in the layout of GPTQ.
-    """
+@pytest.mark.engine
+@CPU_ONLY
+@pytest.mark.parametrize("outputs_first", [True, False])
+@pytest.mark.parametrize("zero_points", [True, False])
+@pytest.mark.parametrize("group", [32, IN])
+def test_int4_against_the_definition(group: int, zero_points: bool, outputs_first: bool) -> None:
+    """In the layout of compressed-tensors (``outputs_first``), or of GPTQ."""
     from vllm.model_executor.kernels.linear import MPLinearLayerConfig
     from vllm.scalar_type import scalar_types
 
+    from compare_q.backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
+
     random = np.random.default_rng(0)
     numbers, groups = random.integers(0, 16, (OUT, IN)), IN // group
-    scales = torch.from_numpy(random.uniform(0.01, 0.1, (OUT, groups))).to(dtype)
+    scales = torch.from_numpy(random.uniform(0.01, 0.1, (OUT, groups))).float()
     zeros = random.integers(0, 16, (OUT, groups)) if zero_points else np.full((OUT, groups), 8)
     centered = numbers.reshape(OUT, groups, group) - zeros[..., None]
     gold = (centered * scales.double().numpy()[..., None]).reshape(OUT, IN)
@@ -219,22 +192,9 @@ def made(kernel: Any, dtype: torch.dtype, *, group: int, zero_points: bool, outp
     layer.z = parameter(nibbles(laid(zeros), output_dim), **where, packed_dim=output_dim) if zero_points else None
     layer.bias = None
     kind = scalar_types.uint4 if zero_points else scalar_types.uint4b8
-    built = kernel(MPLinearLayerConfig((IN, OUT), (IN, OUT), kind, dtype, group, zero_points), "q", "s", "z")
-    built.process_weights_after_loading(layer)
-    return built, layer, gold
-
-
-@pytest.mark.engine
-@CPU_ONLY
-@pytest.mark.parametrize("outputs_first", [True, False])
-@pytest.mark.parametrize("zero_points", [True, False])
-@pytest.mark.parametrize("group", [32, IN])
-def test_int4_against_the_definition(group: int, zero_points: bool, outputs_first: bool) -> None:
-    from compare_q.backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
-
-    kernel, layer, gold = made(
-        CpuInt4W4A16LinearKernel, torch.float32, group=group, zero_points=zero_points, outputs_first=outputs_first
-    )
+    config = MPLinearLayerConfig((IN, OUT), (IN, OUT), kind, torch.float32, group, zero_points)
+    kernel = CpuInt4W4A16LinearKernel(config, "q", "s", "z")
+    kernel.process_weights_after_loading(layer)
     x = torch.randn(5, IN, generator=torch.Generator().manual_seed(0))
     bias = torch.arange(OUT, dtype=torch.float32)
     expected = x.double().numpy() @ gold.T + np.arange(OUT)

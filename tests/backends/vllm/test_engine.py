@@ -1,5 +1,4 @@
-"""vllm_score in a real vLLM, whose engines these tests share: scores and divergences against brute force, ranks, the
-probe, what is said of a run, why a model is refused, the noise floor, answers."""
+"""vllm_score in a real vLLM: scores and divergences against brute force, ranks, the probe, refusals, the noise."""
 
 from __future__ import annotations
 
@@ -50,17 +49,21 @@ from tests.support.vllm_spy import BY, EDITED
 
 @pytest.mark.engine
 def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None:
+    """The same run again is the same to the bit: the scheduler is paused while windows are queued."""
     found = scores_of(toy_engine, WINDOWS)
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
         assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
-
-
-@pytest.mark.engine
-def test_the_same_run_again_is_the_same_to_the_bit(noisy_engine: VllmEngine) -> None:
-    """The scheduler is paused while windows are queued, so that batches do not depend on who was faster."""
-    first, second = scores_of(noisy_engine, WINDOWS), scores_of(noisy_engine, WINDOWS)
-    assert_same(second, first, atol=0.0)
+    assert_same(scores_of(toy_engine, WINDOWS), found, atol=0.0)
+    said = toy_engine.provenance()
+    json.dumps(said)
+    assert (said["dtype"], said["enforce_eager"], said["max_num_batched_tokens"]) == ("float32", True, 64)
+    assert said["model_class"] == "LlamaForCausalLM"
+    longest = sorted(len(window.token_ids) for window in WINDOWS)[-2:]  # the probe takes these
+    assert longest == [100, 150]
+    assert said["scorer"]["checked"] == (2 * 63 if compat.is_cpu_build() else 99 + 149)
+    assert said["scorer"]["largest"] < ATOL_BATCH
+    assert said["scorer"]["gathered"] is False
 
 
 @pytest.mark.engine
@@ -214,31 +217,26 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
     assert not any(scores.kld.any() for scores in itself.values())
 
 
-class Flat:
-    """The parts of vLLM's FlatLogprobs that are read."""
+class Flat(list[int]):
+    """The parts of vLLM's FlatLogprobs that are read; a list only for its length."""
 
-    def __init__(self, tokens: list[int], logprobs: list[float], starts: list[int], ends: list[int]) -> None:
-        self.token_ids, self.logprobs, self.start_indices, self.end_indices = tokens, logprobs, starts, ends
-
-    def __len__(self) -> int:
-        return len(self.start_indices)
-
-
-WINDOW = Window.scored_from(3, np.array([5, 6, 7], np.int32))
+    def __init__(self, tokens: list[int], starts: list[int], ends: list[int]) -> None:
+        super().__init__(starts)
+        self.token_ids, self.logprobs, self.start_indices, self.end_indices = tokens, [-1.0, -2.0], starts, ends
 
 
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
         (None, "window 3: vLLM returned log-probabilities for none of 3"),
-        (Flat([6], [-1.0], [0, 0], [0, 1]), "for 2 of 3 positions"),
-        (Flat([6], [-1.0], [0, 0, 1], [0, 1, 1]), "another token, or none, at position 2"),
-        (Flat([6, 8], [-1.0, -2.0], [0, 0, 1], [0, 1, 2]), "another token, or none, at position 2"),
+        (Flat([6], [0, 0], [0, 1]), "for 2 of 3 positions"),
+        (Flat([6], [0, 0, 1], [0, 1, 1]), "another token, or none, at position 2"),
+        (Flat([6, 8], [0, 0, 1], [0, 1, 2]), "another token, or none, at position 2"),
     ],
 )
 def test_a_missing_score_is_an_error(flat: Flat | None, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        driver.own_logprobs(WINDOW, flat)
+        driver.own_logprobs(Window.scored_from(3, np.array([5, 6, 7], np.int32)), flat)
 
 
 @pytest.mark.engine
@@ -258,29 +256,22 @@ TWELVE = Window.scored_from(0, np.array([4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
 
 
 @pytest.mark.parametrize(
-    ("alike", "window", "found"),
+    ("alike", "window", "end"),
     [
-        (range(2, 10), TWELVE, True),
-        (range(2, 9), TWELVE, False),
-        (range(0, 8), TWELVE, False),  # positions 1 and 2 follow one token, which may repeat its logits
-        (range(8), Window.scored_from(0, np.full(13, 7, np.int32)), False),
-        (range(4), Window.scored_from(0, np.arange(5, dtype=np.int32)), False),
+        (range(2, 10), TWELVE, 11),  # positions 3 to 10: the last of eleven tokens is predicted by the eighth row
+        (range(2, 9), TWELVE, 0),
+        (range(0, 8), TWELVE, 0),  # positions 1 and 2 follow one token, which may repeat its logits
+        (range(8), Window.scored_from(0, np.full(13, 7, np.int32)), 0),
+        (range(4), Window.scored_from(0, np.arange(5, dtype=np.int32)), 0),
     ],
 )
-def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, found: bool) -> None:
+def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, end: int) -> None:
     """In one of two shards they do change: the other one alone says nothing."""
     shard = np.random.default_rng(0).normal(size=(len(window.targets), 5)).astype(np.float32)
     same = shard.copy()
     same[alike, :3] = same[alike.start, :3]
-    assert bool(driver.repetition(window, [same])) is bool(driver.repetition(window, [same, same])) is found
+    assert driver.repetition(window, [same]) == driver.repetition(window, [same, same]) == end
     assert not driver.repetition(window, [same, shard])
-
-
-def test_where_the_logits_do_not_change() -> None:
-    """Positions 3 to 10 of the window: eleven tokens, the last of which is predicted by the eighth of these rows."""
-    same = np.zeros((12, 5), np.float32)
-    same[:2], same[10:] = 1.0, 2.0
-    assert driver.repetition(TWELVE, [same]) == 11
 
 
 @pytest.mark.engine
@@ -302,11 +293,12 @@ def test_a_text_that_repeats_one_word_is_scored(
     other = Window.scored_from(1, np.arange(60, dtype=np.int32))
     doubted: list[int] = []
     check = driver.VllmDriver.check_repetition
-    monkeypatch.setattr(
-        driver.VllmDriver,
-        "check_repetition",
-        lambda *args, **keys: doubted.append(args[1].index) or check(*args, **keys),
-    )
+
+    def noted(*args: Any, **keys: Any) -> None:
+        doubted.append(args[1].index)
+        check(*args, **keys)
+
+    monkeypatch.setattr(driver.VllmDriver, "check_repetition", noted)
     with engine(tmp_path / "alike", logs / "alike.log", 100) as backend:
         found = scores_of(backend, [word, other])
         assert {0, 1} <= set(doubted)
@@ -349,13 +341,13 @@ def test_ranks_are_forked_where_nothing_prevents_it(
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
 
-def spoil_requests_that_want_nothing(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
-    """A vLLM whose model runner leaves out states in steps where no request wants ``prompt_logprobs``."""
+def spoil(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, *, always: bool = False) -> None:
+    """A vLLM whose model runner changes states, in steps where no request wants ``prompt_logprobs`` or ``always``."""
     (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
     step = runner._get_prompt_logprobs_dict
 
     def spoiled(states: torch.Tensor, *rest: Any) -> Any:
-        return step(states if runner.num_prompt_logprobs else spoil(states), *rest)
+        return step(changed(states) if always or not runner.num_prompt_logprobs else states, *rest)
 
     monkeypatch.setattr(runner, "_get_prompt_logprobs_dict", spoiled)
 
@@ -372,7 +364,7 @@ in_this_process = pytest.mark.skipif(GPU, reason="on a GPU the model runner is i
 @pytest.mark.engine
 @in_this_process
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("changed", "message"),
     [
         (trimmed, NO_STATES),
         (lambda states: states.roll(1, 0), "requests without prompt_logprobs score otherwise in vLLM, by .* nats"),
@@ -380,9 +372,9 @@ in_this_process = pytest.mark.skipif(GPU, reason="on a GPU the model runner is i
     ],
 )
 def test_the_probe_runs_what_scoring_runs(
-    toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, spoil: Spoil, message: str
+    toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, message: str
 ) -> None:
-    spoil_requests_that_want_nothing(toy_engine, monkeypatch, spoil)
+    spoil(toy_engine, monkeypatch, changed)
     with pytest.raises(ModelError, match=message):
         scores_of(toy_engine, toy_windows(2, 100))
 
@@ -395,7 +387,7 @@ def test_windows_without_states_are_never_scored(
     """Against a reference whose states are zero as well, they would have a KL divergence of 0."""
     route = toy_engine.driver.probe(WINDOWS)
     monkeypatch.setattr(toy_engine.driver, "probe", lambda windows: route)
-    spoil_requests_that_want_nothing(toy_engine, monkeypatch, trimmed)
+    spoil(toy_engine, monkeypatch, trimmed)
     with pytest.raises(ModelError, match=NO_STATES):
         next(iter(toy_engine.score(WINDOWS, against(toy_store))))
 
@@ -404,30 +396,10 @@ def test_windows_without_states_are_never_scored(
 @in_this_process
 def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe knows by how much scores differ from run to run, and asks no more of requests of their own."""
-    (runner,) = toy_engine.llm.collective_rpc(lambda worker: worker.model_runner)
-    step, drawn = runner._get_prompt_logprobs_dict, torch.Generator().manual_seed(0)
-
-    def shaken(states: torch.Tensor, *rest: Any) -> Any:
-        return step(states * (1 + 0.01 * torch.randn(states.shape, generator=drawn)), *rest)
-
-    monkeypatch.setattr(runner, "_get_prompt_logprobs_dict", shaken)
+    drawn = torch.Generator().manual_seed(0)
+    shaken = lambda states: states * (1 + 0.01 * torch.randn(states.shape, generator=drawn))  # noqa: E731
+    spoil(toy_engine, monkeypatch, shaken, always=True)
     assert toy_engine.driver.probe(toy_windows(2, 100)).states
-
-
-@pytest.mark.engine
-def test_provenance_says_what_ran(toy_engine: VllmEngine) -> None:
-    scores_of(toy_engine, WINDOWS)
-    said = toy_engine.provenance()
-    json.dumps(said)
-    assert said["dtype"] == "float32"
-    assert said["enforce_eager"] is True
-    assert said["max_num_batched_tokens"] == 64
-    assert said["model_class"] == "LlamaForCausalLM"
-    longest = sorted(len(window.token_ids) for window in WINDOWS)[-2:]  # the probe takes these
-    assert longest == [100, 150]
-    assert said["scorer"]["checked"] == (2 * 63 if compat.is_cpu_build() else 99 + 149)
-    assert said["scorer"]["largest"] < ATOL_BATCH
-    assert said["scorer"]["gathered"] is False
 
 
 @pytest.mark.engine

@@ -1,5 +1,4 @@
-"""Which rows are whose in a step, for both generations of model runners, which are scored, and what is refused; and
-states beside a model's own in one product of its head."""
+"""Which rows are whose in a step, which are scored, what is refused; states beside a model's own in one product."""
 
 from __future__ import annotations
 
@@ -124,17 +123,13 @@ def test_an_unknown_vllm_is_refused() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("generation", ["V1", "V2"])
-def test_the_installed_vllm_has_the_expected_signatures(generation: str) -> None:
-    if generation == "V1":
-        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+def test_the_installed_vllm_has_the_expected_signatures() -> None:
+    from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-        hooks.check_signature(GPUModelRunner._get_prompt_logprobs_dict, ("self", *hooks.V1_STEP))
-    else:
-        from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
-
-        hooks.check_signature(PromptLogprobsWorker.compute_prompt_logprobs, ("self", *hooks.V2_STEP))
-        hooks.check_signature(PromptLogprobsWorker.add_request, ("self", *hooks.V2_ADD))
+    hooks.check_signature(GPUModelRunner._get_prompt_logprobs_dict, ("self", *hooks.V1_STEP))
+    hooks.check_signature(PromptLogprobsWorker.compute_prompt_logprobs, ("self", *hooks.V2_STEP))
+    hooks.check_signature(PromptLogprobsWorker.add_request, ("self", *hooks.V2_ADD))
 
 
 class GivenPositions(torch.nn.Module):
@@ -200,18 +195,14 @@ def model_of(*, by_name: bool) -> Any:
         def forward(self, lm_head: Any, hidden_states: torch.Tensor, embedding_bias: Any = None) -> torch.Tensor:
             return hidden_states @ lm_head.weight.T
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.processor, self.lm_head = Plain(), SimpleNamespace(weight=WEIGHT)
+    processor, lm_head = Plain(), SimpleNamespace(weight=WEIGHT)
 
-        def compute_logits(self, hidden_states: torch.Tensor) -> Any:
-            halved = hidden_states / 2
-            if by_name:
-                return self.processor(lm_head=self.lm_head, hidden_states=halved)
-            return self.processor(self.lm_head, halved)
+    def compute_logits(hidden_states: torch.Tensor) -> Any:
+        if by_name:
+            return processor(lm_head=lm_head, hidden_states=hidden_states / 2)
+        return processor(lm_head, hidden_states / 2)
 
-    return Model()
+    return SimpleNamespace(modules=lambda: [processor], compute_logits=compute_logits)
 
 
 @pytest.mark.engine

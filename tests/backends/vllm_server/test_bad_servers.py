@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +31,6 @@ def forever(piece: bytes, head: bytes = OK + b"\r\n", every: float = 0.0) -> Act
             handler.wfile.write(head)
             for _ in range(ENOUGH // len(piece)):
                 handler.wfile.write(piece)
-                SENT.append(len(piece))
                 time.sleep(every)
         except OSError:
             pass
@@ -40,29 +38,18 @@ def forever(piece: bytes, head: bytes = OK + b"\r\n", every: float = 0.0) -> Act
     return act
 
 
-SENT: list[int] = []
-
-
 def whole(body: bytes, status: int = 200, **headers: str) -> Act:
     named = {"Connection": "close"} | {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda handler: handler.reply(status, body, named)
 
 
-def says(answer: Any) -> Act:
-    return whole(json.dumps(answer).encode())
-
-
-def bad(stub: Stub, path: str, act: Act, *, after: int = 0) -> None:
+def bad(stub: Stub, path: str, act: Act) -> None:
     """Have the stand-in act so on this path, and else as a server."""
-    left = [after]
 
     def answers(handler: Handler) -> bool:
-        if handler.path != path:
-            return False
-        left[0] -= 1
-        if left[0] < 0:
+        if handler.path == path:
             act(handler)
-        return left[0] < 0
+        return handler.path == path
 
     stub.bad = answers
 
@@ -85,8 +72,14 @@ MANNERS: dict[str, tuple[Act, str]] = {
 }  # fmt: skip
 
 
-def replaced(**changes: Any) -> Callable[..., Any]:
-    return lambda body, answer: answer | changes
+@pytest.mark.parametrize("manner", MANNERS)
+def test_each_is_one_line(stub: Stub, manner: str) -> None:
+    act, said = MANNERS[manner]
+    bad(stub, "/v1/completions", act)
+    silence = described(stub, timeout_s=0.5, retries=0).silence
+    assert silence.startswith(f"{stub.url}: ")
+    assert said.format(path="/v1/completions") in silence
+    assert len(silence.splitlines()) == 1
 
 
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
@@ -108,7 +101,7 @@ def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp
     for each, (path, manner) in zip(stubs, stages.items(), strict=False):
         bad(each, path, MANNERS[manner][0])
     turns = stubs[-1]  # bad once its windows are asked for
-    turns.hold = lambda prompt: setattr(turns, "edit", replaced(choices=3))
+    turns.hold = lambda prompt: setattr(turns, "edit", lambda body, answer: answer | {"choices": 3})
     served = [
         {"load_fn": "vllm_server", "label": f"bad {at}", "model_dir": each.url, "engine": {"timeout_s": 0.5}}
         for at, each in enumerate(stubs)
