@@ -1,4 +1,4 @@
-"""What stays the same over a run."""
+"""Settings and services that stay the same over a run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RunConfig:
         verbose: engines print on the terminal.
         verify_weights: the scores' key holds the hash of every byte of the weight files, not of samples.
         divergences: also compute reverse KLD, Jensen-Shannon, total variation and top-5 agreement.
-        load_timeout_s: seconds for which a worker may be silent while it loads.
-        window_timeout_s: seconds for which a worker may be silent between two windows.
+        load_timeout_s: maximum seconds of silence of a worker while it loads.
+        window_timeout_s: maximum seconds of silence of a worker between two windows.
         on_row: called with the text's name (empty for the only text) and each finished row, from any thread.
         digests: hashes of weight files, by path, size and time.
     """
@@ -59,10 +59,7 @@ def local_config(
     """
     machine.code()  # hashed now: a worker must run the code that this process has imported
     progress = progress or Progress()
-    usable, said = select_gpus(machine.gpus(), gpus)
-    if said:
-        progress.say(said)
-    pool = GpuPool(usable)
+    pool = GpuPool(select_gpus(machine.gpus(), gpus, progress.say))
     all_pythons = {**reading.load_settings().python, **(pythons or {})}
     workers = Workers(all_pythons, pool, min(600.0, keys.get("load_timeout_s", 600.0)))
     return RunConfig(cache or Cache(default_root()), progress, workers, pool, **keys)

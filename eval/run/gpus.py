@@ -56,11 +56,10 @@ class GpuPool:
                 self.changed.notify_all()
 
 
-def select_gpus(found: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that a run uses, and a line for the user on those of another type, which it does not use.
+def select_gpus(found: Sequence[Gpu], wanted: Sequence[str] | None, say: Callable[[str], None]) -> list[Gpu]:
+    """Return the GPUs that a run uses: those of the first one's type, on which scores depend; ``say`` names the others.
 
-    ``wanted``: the names in ``--gpus``; None: all that were ``found``.  Scores depend on the type of GPU, so all must
-    have the type of the first.  InputError for a name that is no GPU.
+    ``wanted``: the names in ``--gpus``; None: all that were ``found``.  InputError for a name that is no GPU.
     """
     if wanted is not None:
         known = {gpu.device: gpu for gpu in found}
@@ -68,6 +67,7 @@ def select_gpus(found: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[tup
             if name not in known:
                 raise InputError(f"--gpus: there is no GPU {name}; there are: {', '.join(known) or 'none'}")
         found = [known[name] for name in dict.fromkeys(wanted)]
-    same = tuple(gpu for gpu in found if gpu.name == found[0].name)
-    others = ", ".join(gpu.device for gpu in found if gpu.name != same[0].name)
-    return same, f"not used, since they are no {same[0].name}: GPUs {others}" if others else ""
+    same = [gpu for gpu in found if gpu.name == found[0].name]
+    if others := ", ".join(gpu.device for gpu in found if gpu not in same):
+        say(f"not used, since they are no {same[0].name}: GPUs {others}")
+    return same

@@ -27,11 +27,11 @@ WEIGHTS_SHARE = 0.7
 """Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
 HASHED_BYTES = 1 << 24
 DECODE_BATCH = 32
-"""Windows that are decoded at a time, where the spec does not say how many and the engine can."""
+"""Number of windows that are decoded together, if the spec has no ``batch`` and the engine can."""
 SCORES_VERSION = 7
 """Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
 
-Since 4 segments are in a folder, whatever the number of windows and the reference, and GPUs are named by their kind;
+Since 4 segments of all references are in one folder, and GPUs are named by their kind;
 since 5 vLLM runs eagerly unless the spec says otherwise; since 6 vLLM leaves out no states; since 7 Transformers makes
 the logits of windows of more than 2^28 of them in pieces, whose products may round otherwise.
 """
@@ -40,8 +40,8 @@ the logits of windows of more than 2^28 of them in pieces, whose products may ro
 def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) -> list[PlannedModel]:
     """Check every model spec for windows of ``max_tokens``, before a text is tokenized.
 
-    InputError with one line per problem.  A server that does not answer is no problem yet: it is asked again when its
-    turn comes.
+    InputError with one line per problem.  A server that does not answer is not a problem yet: it is asked
+    again when its model is scheduled.
     """
     if config.divergences and config.logits_file is None and not any(spec.is_reference for spec in specs):
         raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
@@ -84,7 +84,7 @@ def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedMo
 
 
 def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
-    """Return the decode steps that a spec asks for, None for prefill; InputError if its engine cannot take them."""
+    """Return the decode steps of a spec, None for prefill; InputError if its engine cannot take them."""
     if spec.phase == "prefill":
         return None
     if not capabilities.decodes:
@@ -99,7 +99,7 @@ def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
 
 
 def facts_of(model: PlannedModel) -> ModelFacts:
-    """Return what a model says of itself before it loads: from its files, or as its server has said."""
+    """Return the facts about a model before it loads, from its files or from its server."""
     return model.info.facts or backends.files_of(model).facts()
 
 
@@ -241,8 +241,8 @@ def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | 
         if on_cpu and not backends.files_of(model).is_remote and facts_of(model).dtype in ("bfloat16", "float16"):
             labels.append(model.label)
     said = "16-bit products are emulated on this CPU, which has neither AVX-512 BF16 nor AMX: "
-    cure = '"dtype": "float32" in "engine" takes about a quarter of the time, for a KLD of some 0.001'
-    return f"{', '.join(labels)}: {said}{cure}" if labels else None
+    remedy = '"dtype": "float32" in "engine" takes about a quarter of the time, for a KLD of some 0.001'
+    return f"{', '.join(labels)}: {said}{remedy}" if labels else None
 
 
 def fetched(config: RunConfig, model: PlannedModel, texts: Mapping[str, EvalData]) -> PlannedModel:
@@ -267,7 +267,7 @@ def fetched(config: RunConfig, model: PlannedModel, texts: Mapping[str, EvalData
 
 
 def stamp_of(model: PlannedModel) -> str:
-    """Return the fingerprint of a model that is on this machine, or of what a server has said of its own."""
+    """Return the fingerprint of a model that is on this machine, or the one that its server has sent."""
     return model.info.stamp if model.info.facts else backends.files_of(model).stamp()
 
 

@@ -43,7 +43,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Reference:
-    """What the models of a text are compared with.
+    """The reference of a text, with which the models are compared.
 
     Attributes:
         key: hash of ``identity``; part of the keys of scores.

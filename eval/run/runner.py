@@ -1,7 +1,7 @@
 """One run: model specs and texts -> rows.  The reference first, on its own, then the other models.
 
 Every check that needs no engine runs before the first model loads.  After that a model that fails is a row with the
-reason, and the others go on.  Each model loads once and scores one text after the other.
+reason, and the others continue.  Each model loads once and scores one text after the other.
 """
 
 from __future__ import annotations

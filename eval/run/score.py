@@ -1,4 +1,4 @@
-"""What happens to one model of a run: its scores come from the cache or from its workers, and become its rows."""
+"""Scoring of one model of a run: its scores come from the cache or from its workers, and become its rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from compare_q.backends.base import PlannedModel, ScoreRequest
 from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store
-from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
 from compare_q.eval.results import ModelResult, TextResult
@@ -52,7 +51,7 @@ class Rows:
         self.cleared: set[str] = set()
 
     def add(self, work: Work, *, locked: bool = False, cached: bool = True) -> bool:
-        """Add the row of a work whose scores are complete; return True if it has one, which may say why it failed.
+        """Add the row of a work whose scores are complete; return True if it has one, with scores or with an error.
 
         ``locked``: the work's locks are held; damaged files are deleted, and reported.  ``cached``: an earlier run has
         made the scores.
@@ -140,7 +139,7 @@ class Downloads:
 
 
 def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, rows: Rows) -> None:
-    """Add the rows of one model, but for the last, which is left in ``rows.scored``.
+    """Add the rows of one model, except the last one, whose work is left in ``rows.scored``.
 
     Everything is acquired in one order: this thread, the locks of all texts, GPUs.  Whoever has GPUs waits for nothing
     but its engine, so that no run waits for another for ever.  InputError, which ends the run before any model loads,
@@ -163,7 +162,7 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
         wanted = (config.logits_file is not None or model.out_logits is not None) and not found.exists
         work.records = wanted or not all_cached(config, rows.others, work.text, found)
         work.reads_store = work.records or not all_cached(config, rows.marked, work.text, found)
-    # Complete rows need no lock, which another run may hold for as long as it scores.
+    # Complete rows need no lock: another run may hold the lock while it scores for hours.
     todo = [work for work in works if config.clear or work.reads_store or not rows.add(work)]
     files = {cache.path("scores", work.key, ".lock") for work in todo}
     files |= {work.store.lock_file for work in todo if work.store is not None}
@@ -194,10 +193,7 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
 
 
 def tag_of(model: PlannedModel, against: Reference | None) -> str:
-    """Return the tag of a model's scores: the reference's key, or ``ALONE`` for scores that depend on no reference.
-
-    These are the reference's own, and those of an engine that cannot be compared.
-    """
+    """Return the tag of a model's scores: the reference's key, or ``ALONE`` for those that are compared with none."""
     if against is None or model.is_reference or not backends.engine_class(model.engine).capabilities.compares:
         return segments.ALONE
     return against.key[:TAG_DIGITS] + (segments.DIVERGENCES_SUFFIX if against.divergences else "")
@@ -253,7 +249,7 @@ class Replicas:
     def score(self, work: Work) -> None:
         """Score the windows of a text that have no scores yet.
 
-        If the machine of a worker is lost, others go on.  ModelError if the model fails; committed scores are kept.
+        If the machine of a worker is lost, new workers continue.  ModelError if the model fails; committed scores stay.
         """
         while True:
             try:
@@ -276,7 +272,7 @@ class Replicas:
         facts: dict[str, Any] = {"label": self.model.label, "known": self.model.known, "reference": None}
         with ExitStack() as held:
             if against is not None and work.tag != segments.ALONE:
-                entries = open_reference(against.path).head.vocab_size
+                entries = store.open_reference(against.path).head.vocab_size
                 request = ScoreRequest(reference=against.path, vocab_size=entries, divergences=against.divergences)
                 facts["reference"] = {"label": against.label, "key": against.key, "vocab_size": entries,
                                       "model_vocab_size": plan.facts_of(self.model).vocab_size}  # fmt: skip
@@ -302,10 +298,7 @@ class Replicas:
                 reference.seal(self.config, own, len(windows))
 
     def load(self, key: str) -> None:
-        """Start the workers and have them load the model, unless they have; a load that failed is not tried again.
-
-        ``key``: of the scores; the name of the log has it.
-        """
+        """Start the workers and have them load the model, unless they have; a load that failed is not tried again."""
         if self.failure is not None:
             raise self.failure
         if self.workers:

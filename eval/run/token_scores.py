@@ -2,7 +2,7 @@
 
 Columns of the parquet file, which has a row for each scored token: ``window``, ``position`` (of the scored token in its
 window), ``token_id``, ``logprob``, and every other field of ``TokenScores``, under its name, that the engine and the
-reference gave.  A column that they did not give is absent; one that is there has no nulls, and nan is nan.  Any
+reference gave.  A column that they did not give is absent; the others have no nulls, and nan is nan.  Any
 statistic can be made from them later without running a model.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q import backends
-from compare_q.backends.base import PlannedModel, TokenScores, Window
+from compare_q.backends.base import PlannedModel, Window
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import one_line
@@ -32,8 +32,6 @@ from compare_q.eval.stats import answers, estimates
 from compare_q.eval.text.windows import EvalData
 
 INDEX = ("window", "position", "token_id")
-SCORES = tuple(segments.COLUMNS)
-"""The fields of ``TokenScores``: float32 in nats, or bool."""
 FIRST = ("started", "score_began", "first_window")
 LAST = ("loaded", "last_window")
 """Moments that every run has: with replicas, the first one's or the last one's."""
@@ -77,7 +75,7 @@ class StoredScores:
     """A model's scores over all windows, and the record of the run that made them.
 
     Attributes:
-        columns: name -> [N], float32 (nats) or bool: ``logprob``, and every other score of ``SCORES`` that was stored.
+        columns: name -> [N], float32 (nats) or bool: ``logprob``, and every other score that was stored.
         window, position, token_id: int32 [N]: the window of a scored token, and its place in the window.
         run_record: JSON types: provenance, load_seconds, score_seconds, reference (None without one), and shared_gpu if
             other processes used the same GPU.
@@ -100,7 +98,7 @@ def load(
 ) -> StoredScores | None:
     """Return the scores of these windows; None if one is missing, as a window is whose file is damaged.
 
-    With ``progress``, which whoever has the lock gives, damaged files are deleted and reported.  ModelError if some
+    With ``progress``, which needs the lock of the scores, damaged files are deleted and reported.  ModelError if some
     windows have a score that others do not have.
     """
     loaded = segments.load(cache.path("scores", key, ""), tag, windows)
@@ -127,8 +125,12 @@ def load(
     }
     if shared := [found for each in known if (found := records[each].get("shared_gpu"))]:
         run_record["shared_gpu"] = shared[0]
+    try:
+        columns = segments.joined([(window, loaded.scores[window.index]) for window in windows])
+    except ModelError as error:
+        raise ModelError(f"{error}; run with -cc") from None
     return StoredScores(
-        joined([loaded.scores[window.index] for window in windows], windows),
+        columns,
         np.repeat(np.array([each.index for each in windows], np.int32), [each.n_scored for each in windows]),
         np.concatenate([each.positions for each in windows]),
         np.concatenate([each.targets for each in windows]),
@@ -140,19 +142,6 @@ def of_row(cache: Cache, scores_key: str, windows: Sequence[Window]) -> StoredSc
     """Return the scores that a row of the table was made from, by the row's ``scores_key``; None without any."""
     key, _, tag = scores_key.partition("/")
     return load(cache, key, tag, windows) if tag else None
-
-
-def joined(scores: Sequence[TokenScores], windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
-    """Return every score that all windows have, one window after the other."""
-    columns = {}
-    for name in SCORES:
-        parts = [getattr(each, name) for each in scores]
-        missing = [window.index for window, part in zip(windows, parts, strict=True) if part is None]
-        if missing and len(missing) < len(parts):
-            raise ModelError(f"window {missing[0]}: has no {name}, which other windows have; run with -cc")
-        if not missing:
-            columns[name] = np.concatenate(parts)
-    return columns
 
 
 def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:

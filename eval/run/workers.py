@@ -54,7 +54,7 @@ class Worker(Protocol):
         """End it at once, with all processes of its engine; may be called from any thread, and twice."""
 
     def close(self) -> None:
-        """Let it end, and wait until nothing of it is left; called last, whatever happened, also after ``kill``."""
+        """Let it end, and wait until nothing of it is left; always called last, also after ``kill``."""
 
 
 class InProcessWorker:
@@ -97,9 +97,9 @@ class Immediately(Executor):
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware that a model runs on, all of which is part of its scores' key.
+    """The hardware that a model runs on; all of it is part of the scores' key.
 
-    ``gpus``: those of one machine; ``processor``, ``settings``: what ``machine`` returns there.
+    ``gpus``: GPUs of one machine; ``processor``, ``settings``: what ``machine`` returns there.
     """
 
     gpus: tuple[Gpu, ...]
@@ -107,7 +107,7 @@ class Hardware:
     settings: Mapping[str, str]
 
     def most_replicas(self, n_gpus: int) -> int | None:
-        """Return how many replicas of ``n_gpus`` GPUs can run at the same time; None if there is no limit."""
+        """Return how many replicas of ``n_gpus`` GPUs can run at the same time; None: any number."""
         return len(self.gpus) // n_gpus if n_gpus else None
 
 
@@ -214,7 +214,7 @@ class Workers:
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
         """Return the Python that runs a model: its spec's, its engine's in the settings, or None for this one.
 
-        A virtual environment may be given by its folder.  InputError if it is no program.
+        A virtual environment may be given by its folder.  InputError if it is not a program.
         """
         chosen = of_spec or self.pythons.get(load_fn) or self.pythons.get(engine)
         if chosen is None:
@@ -256,5 +256,5 @@ def signals_interrupt(workers: Workers) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():  # Python's own end would let a handler of ours kill the process
+        for number, handler in before.items():  # while Python ends, our handler would kill the process
             signal.signal(number, signal.SIG_IGN if first else handler)

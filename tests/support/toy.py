@@ -76,10 +76,10 @@ def save_toy_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def save_llama(folder: Path, **keys: Any) -> Path:
+def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
     """A two-layer Llama with random weights, untied head, bf16, context 256, and its tokenizer; ``keys`` of its config
-    replace others."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    replace others.  ``family``: another of Transformers' classes."""
+    import transformers
 
     torch.manual_seed(0)
     shape = {
@@ -88,7 +88,8 @@ def save_llama(folder: Path, **keys: Any) -> Path:
         "tie_word_embeddings": False, "initializer_range": 0.3, "bos_token_id": 256, "eos_token_id": 256,
         "dtype": "bfloat16", **keys,
     }  # fmt: skip
-    LlamaForCausalLM(LlamaConfig(**shape)).to(getattr(torch, shape["dtype"])).save_pretrained(folder)
+    config = getattr(transformers, f"{family}Config")(**shape)
+    getattr(transformers, f"{family}ForCausalLM")(config).to(getattr(torch, shape["dtype"])).save_pretrained(folder)
     save_toy_tokenizer(folder)
     return folder
 

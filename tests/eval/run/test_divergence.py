@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from compare_q.backends.reference import comparison
 from compare_q.backends.reference.store import Reader
@@ -36,7 +36,8 @@ from tests.support.comparisons import (
 )
 from tests.support.definitions import divergence_definitions
 from tests.support.stub_engine import StubEngine, rounding_of_rows, save_stub_model
-from tests.support.toy import TOY_VOCAB, save_toy_tokenizer
+from tests.support.toy import TOY_VOCAB, save_llama
+from tests.support.transformers_models import changed
 
 PREFIX = "system:\nuser:Say something.\na:"  # of the toy tokenizer's chat template, a token a letter
 MORE = ("reverse_kld", "js", "tv", "top5")
@@ -207,31 +208,13 @@ def test_divergences_need_a_reference(measured: Compare) -> None:
 
 def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:
     """A copy of a model with noise on all of its matrices, of ``scale`` times their standard deviation."""
-    shutil.copytree(folder, target)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    weights = load_file(folder / "model.safetensors").items()
     generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for weight in {id(weight): weight for weight in model.parameters() if weight.ndim == 2}.values():
-            weight += scale * weight.std() * torch.randn(weight.shape, generator=generator)
-    model.bfloat16().save_pretrained(target)
-    return target
-
-
-def small_model(folder: Path, name: str, **keys: Any) -> Path:
-    """A random model of one of Transformers' classes, hidden size 64, and the toy tokenizer; a head's bias is drawn."""
-    base = {
-        "vocab_size": TOY_VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3,
-        "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 256,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**base, **keys})
-    model = getattr(transformers, f"{name}ForCausalLM")(config).bfloat16()
-    if model.lm_head.bias is not None:
-        torch.nn.init.normal_(model.lm_head.bias)
-    model.save_pretrained(folder)
-    save_toy_tokenizer(folder)
-    return folder
+    matrices = {name: each.float() for name, each in weights if each.ndim == 2}
+    return changed(folder, target, {}, **{
+        name: (each + scale * each.std() * torch.randn(each.shape, generator=generator)).bfloat16()
+        for name, each in matrices.items()
+    })  # fmt: skip
 
 
 def transformers_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32") -> list[torch.Tensor]:
@@ -247,8 +230,8 @@ def transformers_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: s
     ("name", "keys", "soft_cap", "scale"),
     [
         ("Llama", {"tie_word_embeddings": True}, None, 1.0),
-        ("Gemma2", {"head_dim": 32, "final_logit_softcapping": 3.0}, 3.0, 1.0),
-        ("Cohere", {"logit_scale": 0.3}, None, 0.3),
+        ("Gemma2", {"head_dim": 32, "final_logit_softcapping": 3.0, "tie_word_embeddings": True}, 3.0, 1.0),
+        ("Cohere", {"logit_scale": 0.3, "tie_word_embeddings": True}, None, 0.3),
         ("Granite", {"logits_scaling": 3.0}, None, 1 / 3),
         ("Phi", {}, None, 1.0),  # its head has a bias
     ],
@@ -257,7 +240,9 @@ def test_heads_that_are_recomputed(
     measured: Compare, own_cache: Path, toy_text: Path, tmp_path: Path,
     name: str, keys: dict[str, Any], soft_cap: float | None, scale: float, dtype: str,
 ) -> None:  # fmt: skip
-    folder = small_model(tmp_path / name, name, **keys)
+    folder = save_llama(tmp_path / name, name, pad_token_id=256, **keys)
+    if name == "Phi":
+        folder = changed(folder, tmp_path / "biased", {}, **{"lm_head.bias": torch.randn(TOY_VOCAB).bfloat16()})
     other = noisy(folder, tmp_path / "noisy")
     ran = measured([toy(folder, "ref", dtype=dtype, reference=True), toy(other, "noisy", dtype=dtype)])
     assert ran.status == 0, ran.out

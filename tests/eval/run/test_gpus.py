@@ -96,12 +96,12 @@ def test_gpus_of_a_cluster_are_only_counted() -> None:
     ],
 )
 def test_gpus_of_a_run(found: list[Gpu], wanted: list[str] | None, gold: list[Gpu], others: str) -> None:
-    used, said = select_gpus(found, wanted)
-    assert used == tuple(gold)
-    assert said == (f"not used, since they are no {gold[0].name}: GPUs {others}" if others else "")
+    said: list[str] = []
+    assert select_gpus(found, wanted, said.append) == gold
+    assert said == ([f"not used, since they are no {gold[0].name}: GPUs {others}"] if others else [])
 
 
 @pytest.mark.parametrize(("found", "there"), [(H200, "0, 1, 2, 3"), ([], "none")])
 def test_a_name_that_is_no_gpu(found: list[Gpu], there: str) -> None:
     with pytest.raises(InputError, match=f"^--gpus: there is no GPU 7; there are: {there}$"):
-        select_gpus(found, ["7"])
+        select_gpus(found, ["7"], print)

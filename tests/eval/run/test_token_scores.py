@@ -73,7 +73,7 @@ def load(cache: Cache, tag: str = TAG) -> token_scores.StoredScores:
 
 @pytest.mark.parametrize("names", [["logprob"], ALONE, list(FULL)])
 def test_windows_are_joined(cache: Cache, names: list[str]) -> None:
-    assert ["window", *token_scores.SCORES] == [field.name for field in dataclasses.fields(TokenScores)]
+    assert ["window", *segments.COLUMNS] == [field.name for field in dataclasses.fields(TokenScores)]
     assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
     keep(cache, names)
     stored = load(cache)
@@ -118,7 +118,7 @@ def test_windows_of_several_sessions(cache: Cache) -> None:
     cache.clear("scores", KEY)
     keep(cache, windows=[0], session="one")
     keep(cache, [name for name in FULL if name != "kld"], windows=[3], session="two")
-    with pytest.raises(ModelError, match=r"^window 3: has no kld, which other windows have; run with -cc$"):
+    with pytest.raises(ModelError, match=r"^window 3: some windows have kld and others do not; run with -cc$"):
         load(cache)
 
 
