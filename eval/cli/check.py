@@ -105,7 +105,7 @@ def check_references(config: RunConfig, marked: PlannedModel | None, texts: Mapp
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     """Return lines about the parts of text and tokenizer that a run downloads; InputError if one does not exist."""
-    windows.text_identity(spec)  # names a missing file
+    windows.reader_of(spec).identity(spec)  # names a missing file
     name, missing = spec.locate(spec.tokenizer_dir), []
     try:
         hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)

@@ -92,7 +92,7 @@ def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: S
     for spec in texts.values():
         read.append(spec.locate(spec.tokenizer_dir))
         with suppress(InputError):  # the run reports it
-            read += windows.paths_of(spec)
+            read += windows.reader_of(spec).paths_of(spec)
     return read if args.logits_file is None else [*read, args.logits_file]
 
 

@@ -113,7 +113,7 @@ def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
     opened = open_reference(path)
     check(opened, {"series": text.series, "vocabulary": text.vocabulary, "reference": RECORDING_VERSION})
     if (count := opened.n_windows) < len(text.windows):
-        rows = count if text.answers is None else text.answers.requests.question[count]
+        rows = count if text.requests is None else text.requests.question[count]
         raise InputError(
             f"{path}: has {count} windows, window {count} of {len(text.windows)} is missing; use -r {rows}"
         )

@@ -196,8 +196,8 @@ def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cac
     if text.is_spread:
         sampled = estimates.sampled(stored.columns, stored.window, text.starts, text.available)
         found = replace(found, sampled=sampled)
-    elif text.answers is not None:
-        found = replace(found, answers=answers.summarize(stored.columns, stored.window, text.answers.requests))
+    elif text.requests is not None:
+        found = replace(found, answers=answers.summarize(stored.columns, stored.window, text.requests))
     overrides = {name: model.spec.get(f"override_{name}") for name in ("bpw_layer", "bpw_head", "vram_bits")}
     given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     size_on_disk = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **given)

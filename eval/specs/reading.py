@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,13 +23,6 @@ S = TypeVar("S", bound=Spec)
 Say = Callable[[str], object]
 NAMES = {DataSpec: "text", ModelSpec: "model"}
 """The name of an item of a list of specs in error messages."""
-KEYS = {DataSpec: {"dataset", "eval_len"}, ModelSpec: {"load_fn", "model_dir"}}
-"""Keys that distinguish the two kinds of specs."""
-OTHERS = {
-    DataSpec: "is a model spec; give it with -m, and with -d the spec of a text",
-    ModelSpec: "is a data spec; give it with -d, and with -m the specs of models",
-}
-"""Error message for a spec of the other kind."""
 NO_REFERENCE = (
     'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
     "spec, or give a stored one with --logits_file"
@@ -42,7 +36,7 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
     ``file``: relative paths of the spec start in its folder.  ``where``: comes before the key in errors.  ``places``:
     how keys are called in the file, if differently.
     """
-    place = printable(f"{file}: {where}")
+    place, places = printable(f"{file}: {where}"), places or {}
     if isinstance(raw, dict):
         raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
     try:
@@ -54,9 +48,10 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
         reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
         other = ModelSpec if issubclass(kind, DataSpec) else DataSpec
         if reason.removesuffix(": unknown key") in other.model_fields:
-            reason += f"; it is a key of {'model' if other is ModelSpec else 'data'} specs"
-        raise InputError(f"{place}{placed(reason, places or {})}") from None
-    spec._folder, spec._place = file.parent, place
+            what = "model specs, which -m takes" if other is ModelSpec else "data specs, which -d takes"
+            reason += f"; it is a key of {what}"
+        raise InputError(f"{place}{placed(reason, places)}") from None
+    spec._folder, spec._place, spec._places = file.parent, place, {key: place + at for key, at in places.items()}
     return spec
 
 
@@ -71,17 +66,12 @@ def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
     specs: list[Spec] = []
     for number, entry in enumerate(raw if isinstance(raw, list) else [raw], 1):
         label = entry.get("label") if isinstance(entry, dict) else None
-        keys = entry.keys() if isinstance(entry, dict) else set[str]()
-        if not keys & KEYS[kind] and any(keys & others for others in KEYS.values()):
-            raise InputError(f"{printable(file)}: {OTHERS[kind]}")
         where = f"{NAMES[kind]} {number}{f' ({shortened(str(label), 60)})' if label else ''}: "
         if kind is DataSpec:
             specs.append(parse(kind, entry, file, where if isinstance(raw, list) else ""))
-            continue
-        for row, places in parse(SweptSpec, entry, file, where).rows(entry):
-            model = parse(ModelSpec, row, file, where, places)
-            model._places = {key: printable(f"{file}: {where}{place}") for key, place in places.items()}
-            specs.append(model)
+        else:
+            rows = parse(SweptSpec, entry, file, where).rows(entry)
+            specs += [parse(ModelSpec, row, file, where, places) for row, places in rows]
     return cast(list[S], specs)
 
 
@@ -125,22 +115,18 @@ def with_own_labels(specs: Sequence[ModelSpec], say: Say) -> list[ModelSpec]:
         if name != spec.name:
             model = printable(f"{spec.load_fn} {spec.located}")
             say(f"label: an earlier model is called {printable(spec.name)} too; this one ({model}) is called {name}")
-            spec = spec.model_copy(update={"label": name})
-        found.append(spec)
+        found.append(spec if name == spec.name else spec.model_copy(update={"label": name}))
     return found
 
 
 def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
     """Return different names: the second of one name gets `` (2)``, the third `` (3)``, unless that is taken."""
-    seen: set[str] = set(taken)
-    different = []
+    different: list[str] = []
     for name in names:
-        own, number = name, 1
-        while own in seen or (number > 1 and own in names):
-            number += 1
-            own = f"{name} ({number})"
-        seen.add(own)
-        different.append(own)
+        others = (f"{name} ({number})" for number in itertools.count(2))
+        free = (other for other in others if other not in names)
+        own = (each for each in itertools.chain([name], free) if each not in different and each not in taken)
+        different.append(next(own))
     return different
 
 
@@ -191,13 +177,12 @@ def one_reference(specs: Sequence[ModelSpec], *, stored: bool = False) -> tuple[
     without a mark the reference is a store.
     """
     marked = [spec for spec in specs if spec.is_reference]
-    if len(marked) > 1:
-        unmarked = {"reference": False, "out_logits": None}
-        first, others = marked[0].name, ", ".join(spec.name for spec in marked[1:])
-        kept = [spec if spec is marked[0] or not spec.is_reference else spec.model_copy(update=unmarked)
-                for spec in specs]  # fmt: skip
-        return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
-    return list(specs), [NO_REFERENCE] if not marked and len(specs) > 1 and not stored else []
+    if len(marked) < 2:
+        return list(specs), [NO_REFERENCE] if not marked and len(specs) > 1 and not stored else []
+    first, others = marked[0].name, ", ".join(spec.name for spec in marked[1:])
+    unmarked = {"reference": False, "out_logits": None}
+    kept = [spec.model_copy(update=unmarked if spec in marked[1:] else {}) for spec in specs]
+    return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
 
 
 class Settings(BaseModel):
@@ -212,15 +197,13 @@ class Settings(BaseModel):
     python: dict[str, str] = Field(default_factory=dict)
 
 
-def settings_file() -> Path:
-    """Return ``$COMPARE_Q_SETTINGS``, or ``settings.json`` in the user's configuration folder."""
-    chosen = os.environ.get(SETTINGS)
-    return Path(chosen) if chosen else user_config_path("compare_q", appauthor=False) / "settings.json"
-
-
 def load_settings() -> Settings:
-    """Return the settings, which are empty if there is no file; InputError names the file and the key."""
-    file = settings_file()
+    """Return the settings of ``$COMPARE_Q_SETTINGS``, or of ``settings.json`` in the user's configuration folder.
+
+    They are empty if there is no file; InputError names the file and the key.
+    """
+    chosen = os.environ.get(SETTINGS)
+    file = Path(chosen) if chosen else user_config_path("compare_q", appauthor=False) / "settings.json"
     if not file.is_file():
         return Settings()
     try:

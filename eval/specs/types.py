@@ -23,10 +23,10 @@ from compare_q.backends.common.messages import CONTROL, nearest, shortened
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 """Methods of cutting a text into windows; ``eval/text/cutting.py`` implements them."""
-Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat", "answers"]
-"""Kinds of windows: cut by a method, conversations, or the possible answers to questions."""
 Long = Literal["truncate", "split", "skip"]
 """How a conversation of more than ``eval_len`` tokens is shortened."""
+CHAT = 'with dataset "chat":'
+"""Begins the description of keys of conversations."""
 Phase = Literal["prefill", "decode"]
 MOST_STEP = 16
 """Largest number of tokens per decode step."""
@@ -34,14 +34,13 @@ Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-DIGEST_EXEMPT_DEFAULTS = {
-    "method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
-    "replicas": 1, "resources": {}, "score_roles": ["assistant"], "score_turns": "all", "long": "truncate",
-    "chat_template_kwargs": {}, "task": None, "include_path": None, "num_fewshot": None, "sample": "first",
-    "phase": "prefill", "step": 1, "batch": None, "unscored": "decode", "score_last": None, "score_every": None,
+LATER_KEYS = {
+    "method", "noise_floor", "group", "detokenize", "python", "gpus", "replicas", "resources", "score_roles",
+    "score_turns", "long", "chat_template_kwargs", "task", "include_path", "num_fewshot", "sample", "phase", "step",
+    "batch", "unscored", "score_last", "score_every",
 }  # fmt: skip
-"""Keys that were added after the first results, with their defaults.  A default is left out of a spec's digest, so that
-digests of older specs stay valid."""
+"""Keys that were added after the first results.  A default is left out of a spec's digest, so that digests of older
+specs stay valid."""
 ONLY_WITH = {
     "chat": {"score_roles", "score_turns", "long", "chat_template_kwargs"},
     "lm_eval": {"task", "include_path", "num_fewshot"},
@@ -78,7 +77,8 @@ class Spec(BaseModel):
 
     _folder: Path = PrivateAttr(default_factory=Path)
     _place: str = PrivateAttr("")
-    _digest_exempt: ClassVar[dict[str, Any]] = DIGEST_EXEMPT_DEFAULTS
+    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+    _later: ClassVar[set[str]] = LATER_KEYS
 
     @model_validator(mode="after")
     def _names_of_one_line(self) -> Self:
@@ -90,8 +90,12 @@ class Spec(BaseModel):
 
     def digest(self) -> str:
         """Return the SHA-256 of the spec as canonical JSON with defaults; equal specs have equal digests."""
-        keys, exempt = self.model_dump(mode="json").items(), self._digest_exempt.items()
-        canonical = json.dumps({key: value for key, value in keys if (key, value) not in exempt}, sort_keys=True)
+        fields = type(self).model_fields
+        defaults = {key: fields[key].get_default(call_default_factory=True) for key in fields.keys() & self._later}
+        keys = self.model_dump(mode="json").items()
+        canonical = json.dumps(
+            {key: value for key, value in keys if (key, value) not in defaults.items()}, sort_keys=True
+        )
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def blamed(self, reason: object) -> str:
@@ -122,7 +126,7 @@ def texts_in(value: Any) -> list[str]:
 class DataSpec(Spec):
     """A text, its tokenizer, and how it is cut into windows."""
 
-    _digest_exempt: ClassVar[dict[str, Any]] = {**DIGEST_EXEMPT_DEFAULTS, "label": None}
+    _later: ClassVar[set[str]] = LATER_KEYS | {"label"}
 
     label: str | None = Field(None, description="name of the text among several. Default: the name of the data")
     tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
@@ -157,15 +161,11 @@ class DataSpec(Spec):
     score_last: Length | None = Field(None, description="with score_every: only so many tokens are scored, the last")
     score_every: Length | None = Field(None, description="tokens of a window, of each of which score_last are scored")
     chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
-    score_roles: list[str] = Field(
-        ["assistant"], min_length=1, description='with dataset "chat": the roles whose tokens are scored'
-    )
-    score_turns: Literal["all", "last"] = Field(
-        "all", description='with dataset "chat": all turns of these roles, or the last'
-    )
-    long: Long = Field("truncate", description='with dataset "chat": what is done with more than eval_len')
+    score_roles: list[str] = Field(["assistant"], min_length=1, description=f"{CHAT} the roles whose tokens are scored")
+    score_turns: Literal["all", "last"] = Field("all", description=f"{CHAT} all turns of these roles, or the last")
+    long: Long = Field("truncate", description=f"{CHAT} what is done with more than eval_len")
     chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description='with dataset "chat": variables for the chat template'
+        default_factory=dict, description=f"{CHAT} variables for the chat template"
     )
     task: str | None = Field(None, description='with dataset "lm_eval": a task of lm-eval, or a .yaml file')
     include_path: str | None = Field(None, description='with dataset "lm_eval": folder of more tasks')
@@ -231,8 +231,8 @@ class DataSpec(Spec):
         return self.dataset == "lm_eval"
 
     @property
-    def windows(self) -> Windows:
-        """The kind of the windows."""
+    def windows(self) -> str:
+        """The kind of the windows: the method, or ``chat`` or ``answers``."""
         return "chat" if self.is_chat else "answers" if self.is_answers else self.method
 
     @property
@@ -273,31 +273,32 @@ class ModelSpec(Spec):
     override_bpw_head: Bits | None = Field(None, description="replaces the measured head bits per weight")
     override_vram_bits: Bits | None = Field(None, description="replaces the measured bits of layers and head")
 
-    _places: dict[str, str] = PrivateAttr(default_factory=dict)
-
     @model_validator(mode="after")
-    def _model_dir_form(self) -> ModelSpec:
+    def _consistent(self) -> ModelSpec:
         if self.model_dir in ("", []):
             raise ValueError("model_dir: is empty; give a folder, a file or a hub id")
         if isinstance(self.model_dir, list):
             if not (len(self.model_dir) == 2 and isinstance(self.model_dir[0], str)):
                 raise ValueError("model_dir: must be a string, [dir, options] or [dir, override_tensors]")
-            extra = self.model_dir[1]
-            names = extra if isinstance(extra, list) else [extra]
-            if not isinstance(extra, dict) and not (names and all(isinstance(name, str) for name in names)):
+            names = self._extra if isinstance(self._extra, list) else [self._extra]
+            if not isinstance(self._extra, dict) and not (names and all(isinstance(name, str) for name in names)):
                 raise ValueError(
                     "model_dir: the second item must be an object (options) or file names (override tensors)"
                 )
-            if isinstance(extra, dict) and (twice := sorted(extra.keys() & self.engine.keys())):
+            if isinstance(self._extra, dict) and (twice := sorted(self._extra.keys() & self.engine.keys())):
                 raise ValueError(f"model_dir: option {twice[0]!r} is also in engine")
-        return self
-
-    @model_validator(mode="after")
-    def _steps_of_decode(self) -> ModelSpec:
-        given = self.model_fields_set & {"step", "batch", "unscored"}
-        if given and self.phase == "prefill":
+        if self.phase == "prefill" and (given := self.model_fields_set & {"step", "batch", "unscored"}):
             raise ValueError(f'{first(given)}: only with "phase": "decode"')
         return self
+
+    @property
+    def _directory(self) -> str:
+        return self.model_dir if isinstance(self.model_dir, str) else str(self.model_dir[0])
+
+    @property
+    def _extra(self) -> Any:
+        """The second item of ``model_dir``: options, or file names."""
+        return self.model_dir[1] if isinstance(self.model_dir, list) else {}
 
     @property
     def name(self) -> str:
@@ -310,10 +311,6 @@ class ModelSpec(Spec):
         return self.reference or self.out_logits is not None
 
     @property
-    def _directory(self) -> str:
-        return self.model_dir if isinstance(self.model_dir, str) else str(self.model_dir[0])
-
-    @property
     def located(self) -> str:
         """The folder as a path, or the hub id."""
         return self.locate(self._directory)
@@ -321,15 +318,13 @@ class ModelSpec(Spec):
     @property
     def options(self) -> dict[str, Any]:
         """``engine`` and the options of ``[dir, options]`` together."""
-        extra = self.model_dir[1] if isinstance(self.model_dir, list) else {}
-        return {**self.engine, **(extra if isinstance(extra, dict) else {})}
+        return {**self.engine, **(self._extra if isinstance(self._extra, dict) else {})}
 
     @property
     def override_tensors(self) -> tuple[Path, ...]:
         """The files of ``[dir, override_tensors]``, whose tensors replace the model's; a folder: all its files."""
-        extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
-        names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
-        paths = [Path(self.locate(name)) for name in names]
+        extra = [self._extra] if isinstance(self._extra, str) else self._extra
+        paths = [Path(self.locate(name)) for name in extra] if isinstance(extra, list) else []
         inside = (sorted(path.glob("*.safetensors")) if exists(path) else [] for path in paths)
         return tuple(file for path, files in zip(paths, inside, strict=True) for file in (files or [path]))
 
@@ -393,15 +388,12 @@ def placed(reason: str, places: Mapping[str, str]) -> str:
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schemas of both specs by file name; ``python -m compare_q.eval.specs.types`` writes them."""
-    kinds: dict[str, TypeAdapter[Any]] = {
-        "data": TypeAdapter(DataSpec | list[DataSpec]), "models": TypeAdapter(SweptSpec | list[SweptSpec])
-    }  # fmt: skip
     found = {}
-    for name, kind in kinds.items():
-        schema = {"title": f"compare_q spec of {name}: one object or a list of them", **kind.json_schema()}
+    for name, kind in (("data", DataSpec), ("models", SweptSpec)):
+        schema = TypeAdapter(kind | list[kind]).json_schema()  # type: ignore[arg-type]
         for definition in schema["$defs"].values():
             definition["properties"]["$schema"] = {"type": "string"}
-        found[f"{name}.schema.json"] = schema
+        found[f"{name}.schema.json"] = {"title": f"compare_q spec of {name}: one object or a list of them", **schema}
     return found
 
 

@@ -1,13 +1,8 @@
 """Turn conversations into tokens, by the model's chat template or from a trace, and decide which tokens are scored.
 
-A row holds ``messages`` (or ``conversations``, or what ``text_column`` names), a list of objects with ``role`` and
-``content``, and perhaps ``tools``.  They are passed to the template with three changes: keys of a message whose
-value is null are removed (at every depth in parquet and data sets of the hub, whose rows all have the same keys);
-``arguments`` of a tool call that are a JSON string become an object, as in vLLM; ShareGPT's ``from`` and ``value``
-become ``role`` and ``content``.
-
-A conversation is rendered by the tokenizer's template and tokenized once, as a whole, without adding special tokens.
-The tokens of turns whose role is in ``score_roles`` are scored.  There are two ways to find these turns in the text:
+What is read, and the changes before messages go to the template, are in docs/chat.md.  A conversation is rendered and
+tokenized once, as a whole, without adding special tokens.  The tokens of turns whose role is in ``score_roles`` are
+scored.  There are two ways to find these turns in the text:
 
 - **generation mask**: used if only the assistant is scored, all its turns count, and the template marks what the model
   generates (``{% generation %}``).  The last word of each turn must be in a separate marked part;
@@ -18,35 +13,34 @@ The tokens of turns whose role is in ``score_roles`` are scored.  There are two 
   generated and not scored.
 
 A token is scored if one of its characters is in a scored part, as in Transformers' ``return_assistant_tokens_mask``;
-tokens that extend beyond a part are counted.  Templates that print today's date get a fixed date.
+tokens that extend beyond a part are counted.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line, printable, shortened
+from compare_q.backends.common.options import describe
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import corpus, tokens, vocabulary
-from compare_q.eval.text.hub_datasets import check_column, row_limit
+from compare_q.eval.text.hub_datasets import row_limit
 from compare_q.eval.text.tokens import TODAY, Chat, Tokens, tokens_of
 
-COLUMNS = ("messages", "conversations")
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
             "tool": "tool"}  # fmt: skip
 JSON_TYPES = {"NoneType": "missing or null", "str": "text", "dict": "an object", "list": "a list",
@@ -79,69 +73,55 @@ def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
     """The conversations of a data spec; InputError that names row and key of the first that is malformed."""
     is_table = spec.path is None or corpus.text_file(spec).suffix.lower() == ".parquet"
     talks: list[Conversation] = []
-    records = corpus.records(spec, lambda names, place: columns(spec, names, place))
-    with progress.phase(f"reading {corpus.display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
-        for where, row in itertools.islice(records, row_limit(spec) or None):
-            column = next(iter(row))
-            talks.append(conversation_of(row[column], row.get("tools"), where, f"{where}: {column}", is_table))
-            phase.advance()
+    for where, row in corpus.records(spec, progress):
+        column = next(iter(row))
+        messages = objects(row[column], f"{where}: {column}", is_table)
+        tools = objects(row.get("tools") or [], f"{where}: tools", is_table)
+        talks.append(
+            Conversation(tuple(message_of(*each) for each in messages), tuple(each for _, each in tools), where)
+        )
     if not talks:
         raise InputError(f"dataset {spec.dataset!r}: no conversations in it")
     return talks
 
 
-def columns(spec: DataSpec, names: Iterable[str], where: str) -> list[str]:
-    """The column of the messages, and ``tools`` where there is such a column."""
-    known = list(names)
-    column = spec.text_column or next((name for name in COLUMNS if name in known), None)
-    if column is None:
-        there = shortened(printable(", ".join(known)), 200)
-        raise InputError(f"{where}: no key {' or '.join(COLUMNS)}; there are: {there}; name it in text_column")
-    check_column(column, known, where)
-    return [column, *(["tools"] if "tools" in known else [])]
-
-
-def conversation_of(messages: Any, tools: Any, where: str, place: str, is_table: bool = False) -> Conversation:
-    """A conversation from JSON types; ``place`` is how errors call the messages."""
-    return Conversation(
-        tuple(message_of(*message) for message in objects(messages, place, is_table)),
-        tuple(tool for _, tool in objects(tools or [], f"{where}: tools", is_table)), where,
-    )  # fmt: skip
-
-
 def objects(value: Any, where: str, is_table: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """(how errors call it, object) of a list, which may also be JSON in a string; InputError for anything else.
 
-    ``is_table``: keys whose value is null are left out at every depth.
+    ``is_table``: keys whose value is null, which other rows have, are left out at every depth.
     """
     if isinstance(value, str):
         value = json_files.parsed(value.encode(errors="surrogatepass"), where, strict=False)
     for number, item in enumerate(checked(value, list, where, "a list of objects")):
-        place = f"{where}[{number}]"
-        checked(item, dict, place, "an object")
-        yield place, without_nulls(item) if is_table else item
+        checked(item, dict, f"{where}[{number}]", "an object")
+        yield f"{where}[{number}]", without_nulls(item) if is_table else item
 
 
 def checked(value: Any, kind: type, where: str, what: str) -> Any:
     """The value, if it is of its type; InputError that says ``what`` it must be."""
     if not isinstance(value, kind):
-        found = JSON_TYPES.get(type(value).__name__, "a number")
-        raise InputError(f"{where}: must be {what}, is {found}")
+        raise InputError(f"{where}: must be {what}, is {JSON_TYPES.get(type(value).__name__, 'a number')}")
     return value
 
 
 def without_nulls(value: Any) -> Any:
-    """JSON types without the keys of objects whose value is null, which other rows of a table have."""
+    """JSON types without the keys of objects whose value is null."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def message_of(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """One message with ``role``, and with ``content`` or ``tool_calls``."""
+    """One message with ``role``, and with ``content`` or ``tool_calls``; ShareGPT's form is rewritten."""
     message = {key: value for key, value in raw.items() if value is not None}
     if "role" not in message and "from" in message:
-        message = from_sharegpt(where, message)
+        speaker, content = message.pop("from"), checked(message.pop("value", None), str, f"{where}.value", "text")
+        if (role := SHAREGPT.get(str(speaker))) is None:
+            known = ", ".join(SHAREGPT)
+            raise InputError(f"{where}.from: {shortened(repr(speaker), 40)}: unknown speaker; there are: {known}")
+        if "content" in message:
+            raise InputError(f"{where}.content: given together with value; remove one of them")
+        message = {"role": role, "content": content, **message}
     checked(message.get("role"), str, f"{where}.role", "a name such as user or assistant")
     content = message.get("content")
     if isinstance(content, list):
@@ -154,19 +134,6 @@ def message_of(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     if calls := message.pop("tool_calls", None):
         message["tool_calls"] = [tool_call(*call) for call in objects(calls, f"{where}.tool_calls")]
     return message
-
-
-def from_sharegpt(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    """``role`` and ``content`` in place of ``from`` and ``value``; InputError for a speaker that is not known."""
-    speaker = message["from"]
-    if not isinstance(speaker, str) or speaker not in SHAREGPT:
-        known = ", ".join(SHAREGPT)
-        raise InputError(f"{where}.from: {shortened(repr(speaker), 40)}: unknown speaker; there are: {known}")
-    checked(message.get("value"), str, f"{where}.value", "text")
-    if "content" in message:
-        raise InputError(f"{where}.content: given together with value; remove one of them")
-    rest = {key: value for key, value in message.items() if key not in ("from", "value")}
-    return {"role": SHAREGPT[speaker], "content": message["value"], **rest}
 
 
 def tool_call(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,29 +195,22 @@ class Template:
         """SHA-256 of the templates without and with tools."""
         return hashlib.sha256("\0".join((self.source([]), self.source([{}]))).encode()).hexdigest()
 
-    @property
-    def names(self) -> dict[str, Any]:
-        """Variables for the template, in addition to the messages."""
-        return {"strftime_now": TODAY.strftime, **self.variables}
+    def rendered(self, messages: Sequence[dict[str, Any]], talk: Conversation, **flags: bool) -> tuple[str, Parts]:
+        """Some messages of a conversation as text, and the parts that the template marks as generated if asked for.
 
-    def rendered(self, messages: Sequence[dict[str, Any]], talk: Conversation, *, prompt: bool = False) -> str:
-        """Some messages of a conversation as text; ``prompt``: with the header of an answer; InputError if refused."""
-        with refusals(talk):
-            return str(self.tokenizer.apply_chat_template(
-                list(messages), tools=list(talk.tools) or None, tokenize=False, add_generation_prompt=prompt,
-                **self.names,
-            ))  # fmt: skip
-
-    def marked(self, talk: Conversation) -> tuple[str, Parts]:
-        """The whole conversation as text, and the parts that the template marks as generated."""
+        ``flags``: of Transformers' ``apply_chat_template``.  InputError with the template's reason if it refuses.
+        """
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        with refusals(talk):
-            (text,), (parts,) = render_jinja_template(
-                [list(talk.messages)], tools=list(talk.tools) or None, chat_template=self.source(talk.tools),
-                return_assistant_tokens_mask=True, **{**self.tokenizer.special_tokens_map, **self.names},
-            )  # fmt: skip
-        return text, [(begin, end) for begin, end in parts]
+        # A template that prints today's date gets a fixed one.
+        names = {**self.tokenizer.special_tokens_map, "strftime_now": TODAY.strftime, **self.variables}
+        source, tools = self.source(talk.tools), list(talk.tools) or None
+        try:
+            (text,), parts = render_jinja_template([list(messages)], tools, chat_template=source, **flags, **names)
+        except Exception as error:  # jinja2's, the template's raise_exception, and whatever its expressions raise
+            why = f"the chat template refuses these messages: {shortened(one_line(error), 200)}"
+            raise InputError(f"{talk.where}: {why}; leave them out, or change them") from None
+        return text, [(begin, end) for each in parts for begin, end in each]
 
     @cached_property
     def turn_end(self) -> re.Pattern[str]:
@@ -259,40 +219,23 @@ class Template:
         return re.compile(f"(?:{'|'.join(map(re.escape, sorted(special, key=len, reverse=True))) or '(?!)'})(\\s*)\\Z")
 
 
-@contextmanager
-def refusals(talk: Conversation) -> Iterator[None]:
-    """Turn errors of a rendering into an InputError with the template's reason."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # jinja2's, the template's raise_exception, and whatever its expressions raise
-        why = f"the chat template refuses these messages: {shortened(one_line(error), 200)}"
-        raise InputError(f"{talk.where}: {why}; leave them out, or change them") from None
-
-
 def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tuple[str, Parts, str]:
     """Return (the rendered conversation, its scored parts, how they were found); empty if no turn is scored."""
     wanted = [number for number, message in enumerate(talk.messages) if message["role"] in spec.score_roles]
     if not wanted:
         return "", [], ""
-    last = spec.score_turns == "last"
-    if set(spec.score_roles) == {"assistant"} and not last and has_marks(template.source(talk.tools)):
-        text, marked = template.marked(talk)
+    last, source = spec.score_turns == "last", template.source(talk.tools)
+    has_marks = GENERATION.search(source) and not any(GENERATION.search(macro[0]) for macro in MACRO.finditer(source))
+    if set(spec.score_roles) == {"assistant"} and not last and has_marks:
+        text, marked = template.rendered(talk.messages, talk, return_assistant_tokens_mask=True)
         check_written(talk, len(talk.messages), text)
         check_marks(talk, wanted, text, marked)
         return text, marked, "generation mask"
     n_messages = wanted[-1] + 1 if last else len(talk.messages)
-    whole = template.rendered(talk.messages[:n_messages], talk)
+    whole, _ = template.rendered(talk.messages[:n_messages], talk)
     check_written(talk, n_messages, whole)
     parts = [turn_in(whole, template, talk, number) for number in (wanted[-1:] if last else wanted)]
     return whole, parts, "rendered prefixes"
-
-
-def has_marks(source: str) -> bool:
-    """Return True if a template has generation marks that Transformers can use."""
-    in_macro = any(GENERATION.search(macro[0]) for macro in MACRO.finditer(source))
-    return GENERATION.search(source) is not None and not in_macro
 
 
 def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> tuple[int, int]:
@@ -305,8 +248,8 @@ def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> 
     name = f"{talk.where}: message {number + 1} ({message['role']})"
     if not before and by_assistant:
         raise InputError(f"{name}: an assistant who speaks first answers nothing; put a message before it or remove it")
-    head = template.rendered(before, talk, prompt=by_assistant) if before else ""
-    body = template.rendered(talk.messages[: number + 1], talk)
+    head = template.rendered(before, talk, add_generation_prompt=by_assistant)[0] if before else ""
+    body, _ = template.rendered(talk.messages[: number + 1], talk)
     if not (whole.startswith(body) and body.startswith(head)):
         raise InputError(
             f"{name}: the chat template renders this turn differently when more messages follow or before it is "
@@ -314,7 +257,7 @@ def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> 
             'chat_template_kwargs such as {"enable_thinking": false}'
         )
     if not is_written(message, body[len(head) :]):
-        raise left_out(talk, number)
+        raise InputError(LEFT_OUT.format(talk.where, number + 1))
     stop = template.turn_end.search(body, len(head))
     end = len(body) if stop is None else stop.start(1)
     begin = len(head) if by_assistant else content_begin(message, body, len(head))
@@ -351,12 +294,10 @@ def content_begin(message: Mapping[str, Any], body: str, least: int) -> int:
     return at
 
 
-def left_out(talk: Conversation, number: int) -> InputError:
-    """Return the error for a content that a template leaves out."""
-    return InputError(
-        f"{talk.where}: message {number + 1}: the chat template leaves its content out; perhaps it wants a list of "
-        'parts, [{"type": "text", "text": ...}]'
-    )
+LEFT_OUT = (
+    "{}: message {}: the chat template leaves its content out; perhaps it wants a list of parts, "
+    '[{{"type": "text", "text": ...}}]'
+)
 
 
 def check_written(talk: Conversation, n_messages: int, text: str) -> None:
@@ -364,12 +305,12 @@ def check_written(talk: Conversation, n_messages: int, text: str) -> None:
 
     Some templates silently leave out contents; templates for plain text print a list of parts.
     """
-    for number, message in enumerate(talk.messages[:n_messages]):
+    for number, message in enumerate(talk.messages[:n_messages], 1):
         if not is_written(message, text):
-            raise left_out(talk, number)
+            raise InputError(LEFT_OUT.format(talk.where, number))
         if isinstance(message.get("content"), list) and message["content"] and str(message["content"]) in text:
             raise InputError(
-                f"{talk.where}: message {number + 1}: the chat template takes no list of parts as content and prints "
+                f"{talk.where}: message {number}: the chat template takes no list of parts as content and prints "
                 "its brackets; write the content as text"
             )
 
@@ -404,53 +345,57 @@ def tokens_in(parts: Parts, offsets: Sequence[tuple[int, int]]) -> tuple[NDArray
     return scored, across
 
 
-# Traces of ExLlamaV3's qbench_prompts.py: rendered conversations, each followed by an answer that a model sampled.
+# Traces of ExLlamaV3's qbench_prompts.py (commit 4f8ad01).
+
+Ids = list[Annotated[int, Field(ge=0)]]
+
+
+class TraceRow(BaseModel):
+    """``input_ids``: a rendered conversation up to the answer; ``response_ids``: the answer that a model sampled."""
+
+    model_config = ConfigDict(strict=True)
+
+    input_ids: Ids
+    response_ids: Ids
+
+    @property
+    def largest(self) -> int:
+        """The largest token id."""
+        return max(self.input_ids + self.response_ids, default=0)
+
+
+class Trace(BaseModel):
+    """The content of the file; ``vocab_size``: the largest id + 1 of the tokenizer that made it."""
+
+    model_config = ConfigDict(strict=True)
+
+    rows: Annotated[list[TraceRow], Field(min_length=1)]
+    vocab_size: Annotated[int, Field(gt=0)] | None = None
 
 
 def read_trace(spec: DataSpec, folder: Path) -> Tokens:
-    """The tokens of a trace; InputError that names row and key of what is malformed.
+    """The tokens of a trace, of which every token of an answer is scored; InputError that names row and key.
 
-    The file is a JSON object.  Each of its ``rows`` has ``input_ids``, the rendered conversation up to the answer, and
-    ``response_ids``, the answer; every token of the answer is scored.  ``vocab_size`` is the largest id + 1.
-    (Source: ExLlamaV3, commit 4f8ad01.)
+    A smaller vocabulary is accepted and named in the result, because a tokenizer may have grown since.
     """
     for key in NOT_WITH_TRACES:
         if key in spec.model_fields_set:
             raise InputError(f"{key}: a trace (.json) defines which tokens are scored; remove this key")
     file = corpus.text_file(spec)
     name = f"path: {printable(file)}"
-    trace = json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name)
-    rows = trace.get("rows") if isinstance(trace, dict) else None
-    if not isinstance(rows, list) or not rows:
-        raise InputError(f"{name}: rows: must be a list of rows; .json is read as a trace of qbench_prompts.py")
+    try:
+        trace = Trace.model_validate(json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name))
+    except ValidationError as error:
+        raise InputError(f"{name}: {describe(error, ())}; .json is read as a trace of qbench_prompts.py") from None
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
-    size = 1 + max(tokenizer.get_vocab().values())
-    found_by = found_by_trace(trace.get("vocab_size"), size, name)
-    parts = [
-        [token_ids(row, key, size, f"{name}: rows[{number}]") for key in ("input_ids", "response_ids")]
-        for number, row in enumerate(rows[: row_limit(spec) or None])
-    ]
-    scored = [np.arange(len(asked) + len(answer)) >= len(asked) for asked, answer in parts]
-    ids = [np.concatenate(row) for row in parts]
+    size, found_by, rows = 1 + max(tokenizer.get_vocab().values()), "the trace", trace.rows[: row_limit(spec) or None]
+    given = size if trace.vocab_size is None else trace.vocab_size
+    wrong = [f"vocab_size: is {given:,}"] if given > -(-size // PADDING) * PADDING else []
+    wrong += [f"rows.{at}: has token ids from {size:,} on" for at, row in enumerate(rows) if row.largest >= size]
+    if wrong:
+        raise InputError(f"{name}: {wrong[0]}, and the tokenizer has {size:,} ids; give the tokenizer of the trace")
+    if given < size:
+        found_by = f"the trace, of a tokenizer of {given:,} ids where this one has {size:,}"
+    ids = [np.asarray(row.input_ids + row.response_ids, np.int32) for row in rows]
+    scored = [np.arange(len(all_ids)) >= len(row.input_ids) for all_ids, row in zip(ids, rows, strict=True)]
     return tokens_of(tokenizer, ids, with_special=True, chat=Chat(np.concatenate(scored), found_by, 0, ""))
-
-
-def found_by_trace(given: Any, size: int, name: str) -> str:
-    """Return how the scored tokens were found; InputError unless a trace's ``vocab_size`` fits ``size`` ids.
-
-    A smaller vocabulary is accepted and named in the result, because a tokenizer may have grown since.
-    """
-    if given is None:
-        return "the trace"
-    if type(given) is not int or not 0 < given <= -(-size // PADDING) * PADDING:
-        wrong = f"is {shortened(repr(given))}, and the tokenizer has {size:,} ids"
-        raise InputError(f"{name}: vocab_size: {wrong}; give the tokenizer that made the trace")
-    return "the trace" if given >= size else f"the trace, of a tokenizer of {given:,} ids where this one has {size:,}"
-
-
-def token_ids(row: Any, key: str, size: int, where: str) -> NDArray[np.int32]:
-    """Return the tokens int32 [n] of a row's key; InputError unless they are ids below ``size``."""
-    ids = row.get(key) if isinstance(row, dict) else None
-    if not isinstance(ids, list) or not all(type(number) is int and 0 <= number < size for number in ids):
-        raise InputError(f"{where}.{key}: must be a list of token ids below {size:,}, the size of the tokenizer")
-    return np.asarray(ids, np.int32)

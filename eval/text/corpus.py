@@ -16,26 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, is_file, is_folder, open_regular, parsed, read_bytes, reason
-from compare_q.backends.common.messages import one_line, printable, unicode
+from compare_q.backends.common.json_files import exists, is_file, is_folder, open_regular, parsed, read_bytes
+from compare_q.backends.common.messages import one_line, printable, shortened, unicode
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.specs.types import DataSpec, texts_in
 from compare_q.eval.text import hub_datasets
-from compare_q.eval.text.hub_datasets import (
-    CONVERSATIONS,
-    SOURCES,
-    Choose,
-    Record,
-    check_column,
-    hub_records,
-    names_in,
-    row_limit,
-    source_of,
-)
+from compare_q.eval.text.hub_datasets import SOURCES, row_limit, source_of
 
 TABLES = (".jsonl", ".parquet")
 TRACE = ".json"
+MESSAGES = ("messages", "conversations")
+"""Columns that may hold conversations."""
+CONVERSATIONS = '; conversations are read with "dataset": "chat" (docs/chat.md)'
 BATCH_ROWS = 64
 """Number of rows of a parquet file that are read at a time."""
 
@@ -65,8 +58,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
         return {
             "files": [file_digest(file)], "column": spec.text_column, "suffix": file.suffix, "rows": row_limit(spec),
         }  # fmt: skip
-    source = source_of(spec)
-    return {**vars(source), "files": digests(local_files(source)), "rows": row_limit(spec)}
+    return {**vars(source_of(spec)), "files": digests(paths_of(spec)), "rows": row_limit(spec)}
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
@@ -74,17 +66,7 @@ def paths_of(spec: DataSpec) -> list[Path]:
     if spec.path is not None:
         return [Path(spec.locate(spec.path))]
     source = source_of(spec)
-    return [Path(source.path), *local_files(source)]
-
-
-def digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return path -> SHA-256; paths count, because ``datasets`` derives splits and the order of rows from them."""
-    return {str(file): file_digest(file) for file in files if is_file(file)}
-
-
-def local_files(source: hub_datasets.Source) -> list[Path]:
-    """Return the files of a data set on this machine; empty for a data set of the hub."""
-    return files_in(names_in(source.data_files), [source.path])
+    return [Path(source.path), *files_in(texts_in(source.data_files), [source.path])]
 
 
 def files_in(names: Iterable[str], folders: Iterable[str]) -> list[Path]:
@@ -94,18 +76,15 @@ def files_in(names: Iterable[str], folders: Iterable[str]) -> list[Path]:
     return sorted(file for file in named + held if is_file(file))
 
 
-def is_here(spec: DataSpec) -> bool:
-    """Return True if the text is in local files, so that nothing is downloaded."""
-    return spec.path is not None or hub_datasets.is_local(source_of(spec))
+def digests(files: Iterable[Path]) -> dict[str, str]:
+    """Return path -> SHA-256; paths count, because ``datasets`` derives splits and the order of rows from them."""
+    return {str(file): file_digest(file) for file in files if is_file(file)}
 
 
 def file_digest(file: Path) -> str:
-    """Return the SHA-256 of a file's content; InputError if it cannot be read."""
+    """Return the SHA-256 of a file's content; InputError if it cannot be opened."""
     with open_regular(file) as stream:
-        try:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-        except OSError as error:
-            raise InputError(f"{printable(file)}: cannot be read: {reason(error)}") from None
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def text_file(spec: DataSpec) -> Path:
@@ -126,9 +105,9 @@ def text_file(spec: DataSpec) -> Path:
     return file
 
 
-def would_fetch(spec: DataSpec) -> str:
-    """Describe the download of the text without downloading it; InputError if the text does not exist."""
-    return text_file(spec).name if spec.path is not None else hub_datasets.would_fetch(spec)
+def is_here(spec: DataSpec) -> bool:
+    """Return True if the text is in local files, so that nothing is downloaded."""
+    return spec.path is not None or source_of(spec).is_local
 
 
 def load_texts(spec: DataSpec, progress: Progress) -> list[str]:
@@ -137,8 +116,8 @@ def load_texts(spec: DataSpec, progress: Progress) -> list[str]:
     A document is a whole file, or a row of a data set that is a string.  Blank rows are documents too: lm-eval counts
     an empty row as a word, and scores the tokens of a blank row.
     """
-    if is_plain(spec):
-        text = whole_file(text_file(spec), raw=spec.method == "llamacpp")
+    if spec.path is not None and (file := text_file(spec)).suffix.lower() not in TABLES:
+        text = whole_file(file, raw=spec.method == "llamacpp")
     else:
         rows = load_rows(spec, progress)
         if spec.method == "lm_eval":
@@ -147,29 +126,9 @@ def load_texts(spec: DataSpec, progress: Progress) -> list[str]:
     return [text.removesuffix("\n") if spec.method == "llamacpp" else text]
 
 
-def is_trace(spec: DataSpec) -> bool:
-    """Return True for conversations as token ids, in the format of ExLlamaV3's qbench_prompts.py."""
-    return spec.is_chat and spec.path is not None and text_file(spec).suffix.lower() == TRACE
-
-
-def is_plain(spec: DataSpec) -> bool:
-    """Return True for a plain text file, which has no rows."""
-    return spec.path is not None and text_file(spec).suffix.lower() not in TABLES
-
-
 def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
     """Return the rows of a data set that are strings; InputError if all of them are blank."""
-    column = (spec.text_column or "text") if spec.path is not None else source_of(spec).column
-
-    def text_alone(names: Iterable[str], where: str) -> list[str]:
-        check_column(column, names, where)
-        return [column]
-
-    values = []
-    with progress.phase(f"reading {display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
-        for _, record in itertools.islice(records(spec, text_alone), row_limit(spec) or None):
-            values.append(record[column])
-            phase.advance()
+    values = [next(iter(row.values())) for _, row in records(spec, progress)]
     texts = [value for value in values if isinstance(value, str)]
     if not any(text.strip() for text in texts):
         hint = CONVERSATIONS if any(isinstance(value, list) for value in values) else ""
@@ -192,23 +151,45 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
     return text if raw else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
-    """Yield the chosen columns of each row of a data set, or of a local .jsonl or .parquet file."""
-    if spec.path is None:
-        yield from hub_records(spec, choose)
-        return
-    file = text_file(spec)
-    reader = parquet_records if file.suffix.lower() == ".parquet" else jsonl_records
-    yield from reader(file, choose, f"path: {printable(file)}")
+def records(spec: DataSpec, progress: Progress) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (how errors call the row, its columns of ``columns``) for the rows of a data set or a local file."""
+    limit = row_limit(spec)
+    with progress.phase(f"reading {display_name(spec)}", unit="rows", total=limit or None) as phase:
+        if spec.path is None:
+            rows = hub_datasets.hub_records(spec)
+        else:
+            file = text_file(spec)
+            rows = parquet_records(spec, file) if file.suffix.lower() == ".parquet" else jsonl_records(file)
+        for where, row in itertools.islice(rows, limit or None):
+            yield where, {key: row[key] for key in columns(spec, row, where)}
+            phase.advance()
 
 
-def parquet_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
-    """Yield the chosen columns of a parquet file, which errors call ``name``."""
+def columns(spec: DataSpec, names: Iterable[str], where: str) -> list[str]:
+    """Return the column of the text, or of the messages and ``tools`` where there is such a column.
+
+    Raises InputError unless it is one of ``names``.
+    """
+    known = list(names)
+    plain = spec.text_column or ("text" if spec.path is not None else source_of(spec).column)
+    wanted = MESSAGES if spec.is_chat and not spec.text_column else (plain,)
+    if not (found := [name for name in wanted if name in known]):
+        there = f"there are: {shortened(printable(', '.join(known)))}"
+        if spec.is_chat:
+            raise InputError(f"{where}: no key {' or '.join(wanted)}; {there}; name it in text_column")
+        hint = CONVERSATIONS if {*MESSAGES, "conversation"} & set(known) else ""
+        raise InputError(f"{where}: no text column {plain!r}; {there}{hint}")
+    return [found[0], *(["tools"] if spec.is_chat and "tools" in known else [])]
+
+
+def parquet_records(spec: DataSpec, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (how errors call the row, its columns of ``columns``) for the rows of a parquet file."""
     import pyarrow.parquet as parquet
 
+    name = f"path: {printable(file)}"
     try:
         table = parquet.ParquetFile(file)
-        batches = table.iter_batches(BATCH_ROWS, columns=choose(table.schema_arrow.names, name))
+        batches = table.iter_batches(BATCH_ROWS, columns=columns(spec, table.schema_arrow.names, name))
         for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
             yield f"{name}: row {number}", row
     except InputError:
@@ -217,13 +198,13 @@ def parquet_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
         raise InputError(f"{name}: not a parquet file: {one_line(error)}") from None
 
 
-def jsonl_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
-    """Yield the chosen keys of each line of a JSON lines file, which errors call ``name``."""
+def jsonl_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (how errors call the line, its object) for the lines of a JSON lines file that are not blank."""
     with open_regular(file) as lines:
         for number, line in enumerate(lines, 1):
-            where = f"{name}: line {number}"
+            where = f"path: {printable(file)}: line {number}"
             if line.strip():
                 row = parsed(line, where, strict=False)
                 if not isinstance(row, dict):
                     raise InputError(f"{where}: must be a JSON object")
-                yield where, {key: row[key] for key in choose(row, where)}
+                yield where, row

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,28 +18,22 @@ from typing import Any
 from compare_q.backends import hub
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists
-from compare_q.backends.common.messages import nearest, printable
+from compare_q.backends.common.messages import nearest
 from compare_q.backends.hub import SILENT, HubAwayError
 from compare_q.eval.common import processes
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.specs.types import DataSpec, texts_in
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
-SPLIT = re.compile(r"[\w.-]+")
-CHAT_COLUMNS = {"messages", "conversations", "conversation"}
-CONVERSATIONS = '; conversations are read with "dataset": "chat" (docs/chat.md)'
+ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")
 CONVERTED = "refs/convert/parquet"
 """The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
-Choose = Callable[[Iterable[str], str], list[str]]
-"""(names of a row's columns, how errors call the row) -> the columns to read; InputError if they are missing."""
-Record = tuple[str, dict[str, Any]]
-"""How errors call a row, and its chosen columns."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The arguments of ``datasets.load_dataset`` for a data set, and its name in titles.
+    """The arguments of ``datasets.load_dataset`` for a data set, and its name in titles; part of the tokens' cache key.
 
     ``pattern``: the files of a split in the repository, with ``{split}`` for the name of the split.  ``streamed``: the
     data set is never downloaded as a whole.
@@ -58,8 +52,8 @@ class Source:
     @property
     def base_split(self) -> str:
         """The split without a slice."""
-        match = SPLIT.match(self.split)
-        return match[0] if match else self.split
+        match = ONE_SPLIT.match(self.split)
+        return match["split"] if match else self.split
 
     @property
     def patterns(self) -> list[str]:
@@ -67,9 +61,24 @@ class Source:
         return [self.pattern.format(split=self.base_split)] if self.pattern else []
 
     @property
-    def builder(self) -> str:
-        """The library's reader of the files."""
-        return "json" if ".json" in self.pattern else "parquet"
+    def is_local(self) -> bool:
+        """True if the data set is in files of this machine."""
+        names = texts_in(self.data_files)
+        return exists(Path(self.path)) or (bool(names) and not any("://" in name for name in names))
+
+    def is_streamed(self, limit: int) -> bool:
+        """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is cut here instead.
+
+        ``limit``: as from ``row_limit``.
+        """
+        if "[" in self.split:
+            return FIRST_ROWS.fullmatch(self.split) is not None
+        return limit > 0 or self.streamed
+
+    def is_fetched(self, limit: int) -> bool:
+        """Return True if the files of a known name's split are downloaded and read in the hub's cache."""
+        whole = ONE_SPLIT.fullmatch(self.split) is not None and not self.is_streamed(limit)  # not "train+test"
+        return bool(self.pattern) and not self.streamed and whole
 
 
 WIKITEXT2 = Source(
@@ -78,23 +87,17 @@ WIKITEXT2 = Source(
 WIKITEXT103 = Source(
     "Salesforce/wikitext", "wikitext-103-raw-v1", display="wiki103", pattern="wikitext-103-raw-v1/{split}-*"
 )
-# 1,000 functions in Python, about as much text as WikiText-2's test split; the whole split is 29 MB.
-CODE = Source(
-    "code-search-net/code_search_net",
-    "python",
-    "test[:1000]",
-    column="whole_func_string",
-    display="CodeSearchNet",
-    pattern="python/{split}/*.parquet",
-    revision=CONVERTED,
-)
-WEB_TEXT = "plain_text/{split}/*.parquet"
+WEB_TEXT, SAMPLE = "plain_text/{split}/*.parquet", "sample/10BT/*.parquet"
 SOURCES = {
     "wiki2": WIKITEXT2,
     "wikitext2": WIKITEXT2,
     "wiki103": WIKITEXT103,
     "wikitext103": WIKITEXT103,
-    "code": CODE,
+    # 1,000 functions in Python, about as much text as WikiText-2's test split; the whole split is 29 MB.
+    "code": Source(
+        "code-search-net/code_search_net", "python", "test[:1000]", "whole_func_string", "CodeSearchNet",
+        pattern="python/{split}/*.parquet", revision=CONVERTED,
+    ),
     "ptb": Source(
         "ptb-text-only/ptb_text_only", column="sentence", display="PTB", pattern="penn_treebank/{split}/*.parquet",
         revision=CONVERTED,
@@ -113,12 +116,9 @@ SOURCES = {
     "openwebtext": Source(
         "Skylion007/openwebtext", split="train[:1000]", display="openwebtext", pattern=WEB_TEXT, revision=CONVERTED
     ),
-    "fineweb": Source(
-        "HuggingFaceFW/fineweb", "sample-10BT", "train[:1000]", display="fineweb", pattern="sample/10BT/*.parquet"
-    ),
+    "fineweb": Source("HuggingFaceFW/fineweb", "sample-10BT", "train[:1000]", display="fineweb", pattern=SAMPLE),
     "fineweb-edu": Source(
-        "HuggingFaceFW/fineweb-edu", "sample-10BT", "train[:1000]", display="fineweb-edu",
-        pattern="sample/10BT/*.parquet",
+        "HuggingFaceFW/fineweb-edu", "sample-10BT", "train[:1000]", display="fineweb-edu", pattern=SAMPLE
     ),
 }  # fmt: skip
 
@@ -149,55 +149,17 @@ def map_names(names: Any, change: Callable[[str], str]) -> Any:
     return {key: map_names(value, change) for key, value in names.items()} if isinstance(names, dict) else names
 
 
-def names_in(names: Any) -> list[str]:
-    """The file names of a string, list or mapping, in order."""
-    if isinstance(names, str):
-        return [names]
-    values = names.values() if isinstance(names, dict) else names if isinstance(names, list) else ()
-    return [name for value in values for name in names_in(value)]
-
-
 def row_limit(spec: DataSpec) -> int:
     """Return the maximum number of rows of the data set, 0 for all.  If both keys are set, ``max_text_rows`` counts."""
     return (spec.max_text_rows if "max_text_rows" in spec.model_fields_set else spec.max_dataset_rows) or 0
-
-
-def is_streamed(source: Source, limit: int) -> bool:
-    """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is cut here instead."""
-    if "[" in source.split:
-        return FIRST_ROWS.fullmatch(source.split) is not None
-    return limit > 0 or source.streamed
-
-
-def is_fetched(source: Source, limit: int) -> bool:
-    """Return True if the files of a known name's split are downloaded and read in the hub's cache."""
-    one_split = re.fullmatch(r"[\w.-]+(\[[^\]]*\])?", source.split) is not None  # not "train+test"
-    return bool(source.pattern) and one_split and not source.streamed and not is_streamed(source, limit)
-
-
-def is_local(source: Source) -> bool:
-    """Return True if the data set is in files of this machine."""
-    names = names_in(source.data_files)
-    return exists(Path(source.path)) or (bool(names) and not any("://" in name for name in names))
-
-
-def fetch(spec: DataSpec, progress: Progress) -> None:
-    """Download the files of a known data set if they are read whole; InputError with the reason.
-
-    Called before the files are read, because two progress bars cannot be shown at once.
-    """
-    source = source_of(spec)
-    if spec.path is not None or not is_fetched(source, row_limit(spec)):
-        return
-    with in_one_line(spec, source), progress.phase(f"fetching {source.path}", unit="bytes") as phase:
-        hub.fetch("dataset", source.path, source.revision, source.patterns, phase)
 
 
 @contextmanager
 def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
     """Turn errors of a data set into an InputError: its name in the spec, its path, the reason, a similar name."""
     try:
-        yield
+        with hub.warnings_to(SILENT, source.path):
+            yield
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
         if isinstance(error, InputError) and str(error).startswith("dataset "):
             raise
@@ -209,67 +171,69 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
         raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
 
 
-def hub_records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
-    """Yield the chosen columns of each row of a data set; InputError with the reason if it cannot be read."""
+def fetch(spec: DataSpec, progress: Progress) -> None:
+    """Download the files of a known data set if they are read whole; InputError with the reason.
+
+    Called before the files are read, because two progress bars cannot be shown at once.
+    """
     source = source_of(spec)
-    first, name = FIRST_ROWS.fullmatch(source.split), f"dataset {source.path!r}"
-    with in_one_line(spec, source), hub.warnings_to(SILENT, source.path):
-        rows = split_rows(source, row_limit(spec))
-        if rows.column_names:
-            choose(rows.column_names, name)
-        for number, row in enumerate(itertools.islice(rows, int(first["rows"])) if first else rows, 1):
-            yield f"{name}: row {number}", {key: row[key] for key in choose(row, name)}
+    if spec.path is None and source.is_fetched(row_limit(spec)):
+        with in_one_line(spec, source), progress.phase(f"fetching {source.path}", unit="bytes") as phase:
+            hub.fetch("dataset", source.path, source.revision, source.patterns, phase)
+
+
+def hub_records(spec: DataSpec) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (how errors call the row, its values) for each row; InputError if the data set cannot be read."""
+    source = source_of(spec)
+    first = FIRST_ROWS.fullmatch(source.split)
+    with in_one_line(spec, source):
+        rows = itertools.islice(split_rows(source, row_limit(spec)), int(first["rows"]) if first else None)
+        for number, row in enumerate(rows, 1):
+            yield f"dataset {source.path!r}: row {number}", row
 
 
 def split_rows(source: Source, limit: int) -> Any:
     """Return the rows of a split, as a data set or stream of ``datasets``."""
-    library, stream = quiet_library(), is_streamed(source, limit)
-    if not is_fetched(source, limit):
-        # The library identifies local files by name and time, and may return cached rows of other files.
-        anew = {"download_mode": "force_redownload", "verification_mode": "no_checks"}
-        split = source.base_split if stream else source.split
-        more = anew if is_local(source) and not stream else {}
-        return ask_library(library.load_dataset, source, split=split, streaming=stream, **more)
-    folder = hub.fetch("dataset", source.path, source.revision, source.patterns)
-    files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
-    # Local files can be streamed; only a slice needs the library's own copy of them.
-    return library.load_dataset(source.builder, data_files=files, split=source.split, streaming="[" not in source.split)
+    library = quiet_library()
+    if source.is_fetched(limit):
+        folder = hub.fetch("dataset", source.path, source.revision, source.patterns)
+        files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
+        builder = "json" if ".json" in source.pattern else "parquet"
+        # Local files can be streamed; only a slice needs the library's own copy of them.
+        stream = "[" not in source.split
+        return library.load_dataset(builder, data_files=files, split=source.split, streaming=stream)
+    if source.is_streamed(limit):
+        return ask_library(library.load_dataset, source, split=source.base_split, streaming=True)
+    # The library identifies local files by name and time, and may return cached rows of other files.
+    anew = {"download_mode": "force_redownload", "verification_mode": "no_checks"} if source.is_local else {}
+    return ask_library(library.load_dataset, source, split=source.split, **anew)
 
 
 def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
     """Call ``load_dataset`` or its builder; use the library's cache if the hub cannot be reached."""
+    from datasets import packaged_modules
+
     files = {source.base_split: source.patterns} if source.pattern else source.data_files
     name = None if source.pattern else source.name
     asked = {"name": name, "data_files": files, "revision": source.revision, **keys}
     try:
-        check_there(source)
+        if Path(source.path).is_file():
+            raise InputError('is a file; give "dataset": "text" and the file as "path"')
+        if not Path(source.path).exists() and source.path not in packaged_modules._PACKAGED_DATASETS_MODULES:
+            if "/" not in source.path:
+                raise InputError("unknown name; data sets of the hub are named owner/name")
+            hub.look_up("dataset", source.path, source.revision, files=False)
+        return call(source.path, **asked)
     except HubAwayError as error:
         try:
             with hub.offline():
                 return call(source.path, **asked)
         except Exception:  # the library raises different errors in each of its steps
             raise InputError(f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}") from None
-    try:
-        return call(source.path, **asked)
     except FileNotFoundError:
         if not source.pattern:
             raise
         raise InputError(f"no file {source.patterns[0]} on the hub") from None
-
-
-def check_there(source: Source) -> None:
-    """Raise InputError if the hub does not have the data set, HubAwayError if the hub cannot be reached."""
-    from datasets import packaged_modules
-
-    if Path(source.path).is_file():
-        raise InputError('is a file; give "dataset": "text" and the file as "path"')
-    if Path(source.path).exists():
-        return
-    if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
-        return
-    if "/" not in source.path:
-        raise InputError("unknown name; data sets of the hub are named owner/name")
-    hub.look_up("dataset", source.path, source.revision, files=False)
 
 
 def would_fetch(spec: DataSpec) -> str:
@@ -279,8 +243,8 @@ def would_fetch(spec: DataSpec) -> str:
     configuration or its split does not exist.
     """
     source = source_of(spec)
-    if is_fetched(source, row_limit(spec)):
-        with in_one_line(spec, source), hub.warnings_to(SILENT, source.path):
+    if source.is_fetched(row_limit(spec)):
+        with in_one_line(spec, source):
             size = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
         return f"{source.path}, {size}"
     processes.run_in_subprocess(check_split, f"asking for {source.path}", spec=reading.packed(spec))
@@ -291,7 +255,7 @@ def check_split(spec: Mapping[str, Any]) -> None:
     """Raise InputError unless ``datasets`` finds the data set, the configuration and the split of a packed ``spec``."""
     unpacked = reading.unpacked(spec)
     source = source_of(unpacked)
-    with in_one_line(unpacked, source), hub.warnings_to(SILENT, source.path):
+    with in_one_line(unpacked, source):
         builder = ask_library(quiet_library().load_dataset_builder, source)
         splits = list(map(str, builder.config.data_files or builder.info.splits or ()))
         if splits and source.base_split not in splits:
@@ -309,11 +273,3 @@ def quiet_library() -> Any:
     datasets.utils.logging.set_verbosity_error()
     datasets.config.USE_PARQUET_EXPORT = False
     return datasets
-
-
-def check_column(column: str, names: Iterable[str], where: str) -> None:
-    """Raise InputError unless ``column`` is one of ``names``."""
-    known = list(names)
-    if column not in known:
-        hint = CONVERSATIONS if CHAT_COLUMNS & set(known) else ""
-        raise InputError(f"{where}: no text column {column!r}; there are: {printable(', '.join(known))}{hint}")

@@ -17,7 +17,7 @@ import os
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,19 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import is_file, is_folder, read_bytes
 from compare_q.backends.common.messages import nearest, one_line, printable
 from compare_q.backends.common.packages import builds, installed_versions, package_folder
-from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.specs.types import DataSpec, texts_in
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.corpus import digests, files_in
-from compare_q.eval.text.hub_datasets import names_in
-from compare_q.eval.text.tokens import Requests, Tokens, tokens_of
+from compare_q.eval.text.tokens import Requests, Tokens, prefix_token, tokens_of
 
 SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 """The defaults of ``simple_evaluate`` in lm-eval 0.4.13."""
 LEAST = "0.4.13"
-INSTALL = f"pip install lm_eval=={LEAST}"
 FILES_VERSION = 2
 """Version of the questions of local files.  Raise it when they are read differently.
 
 2: local data are read without the cache of ``datasets``, which identifies files by path and time only.
 """
-SUFFIXES = (".yaml", ".yml")
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
 """Metrics of lm-eval for multiple choice.  lm-eval loads any other name as a program of Hugging Face's ``evaluate``."""
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
@@ -76,52 +73,47 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     version = installed_versions(("lm_eval",)).get("lm_eval")
     if version is None or Version(version) < Version(LEAST):
         given = f"{version} is installed" if version else "none is installed"
-        raise InputError(f'dataset: "lm_eval" needs lm-eval {LEAST} or newer, and {given}: {INSTALL}')
+        install = f"pip install lm_eval=={LEAST}"
+        raise InputError(f'dataset: "lm_eval" needs lm-eval {LEAST} or newer, and {given}: {install}')
     known: dict[str, Any] = {**builds(("lm_eval",)), "num_fewshot": spec.num_fewshot}
-    file = task_file(spec)
-    if file is None:
+    _, files = local_task(spec)
+    if not files:
         return {**known, "task": spec.task}
-    return {**known, "version": FILES_VERSION, "task": file.name, "files": digests(paths_of(spec))}
+    return {**known, "version": FILES_VERSION, "task": files[-1].name, "files": digests(paths_of(spec))}
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
     """Return the files of a spec's task: its YAML files, Python files that may run, data files and data folders."""
-    file = task_file(spec)
-    if file is None:
-        return []
-    config, parts = merged(file, trusted=spec.trust_remote_code)
-    has_code = next(codes_in(config), None) is not None
-    beside = {str(part.parent) for part in parts if not is_own(part)} if has_code else set()
+    config, files = local_task(spec)
+    beside = {str(file.parent) for file in files if not is_own(file)} if any(codes_in(config)) else set()
     functions = [code for code in files_in((), beside) if code.suffix == ".py"]
     names, folders = data_places(config)
-    return [*parts, *functions, *map(Path, folders), *files_in(names, folders)]
+    return [*files, *functions, *map(Path, folders), *files_in(names, folders)]
 
 
 def is_here(spec: DataSpec) -> bool:
     """Return True if the task's data are local files, so that nothing is downloaded."""
-    file = task_file(spec)
-    return file is not None and bool(data_files(merged(file, trusted=spec.trust_remote_code)[0]))
+    return bool(files_in(*data_places(local_task(spec)[0])))
 
 
-def task_file(spec: DataSpec) -> Path | None:
-    """Return the YAML file of the task, None for a task of lm-eval's package; InputError if the file does not exist."""
+def local_task(spec: DataSpec) -> tuple[dict[str, Any], list[Path]]:
+    """Return ``merged`` of a task's file, both empty for a task of lm-eval's package; InputError if it is missing."""
     name = spec.task or ""
     path = Path(spec.locate(name))
-    is_path = "/" in name or path.suffix.lower() in SUFFIXES
-    if is_path:
+    if "/" in name or path.suffix.lower() in (".yaml", ".yml"):
         if not is_file(path):
             raise InputError(f"task: {printable(path)}: no such file")
-        return path.resolve()
+        return merged(path, trusted=spec.trust_remote_code)
     if spec.include_path is None:
-        return None
+        return {}, []
     folder = Path(spec.locate(spec.include_path))
     if not folder.is_dir():
         raise InputError(f"include_path: {printable(folder)}: no such folder")
     # As in lm-eval: sorted by name, without its _IGNORE_DIRS; the first file with the task's name counts.
     for file in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
         if not IGNORED & set(file.parts) and task_name(file) == name:
-            return Path(file).resolve()
-    return None
+            return merged(file, trusted=spec.trust_remote_code)
+    return {}, []
 
 
 def task_name(file: Path) -> Any:
@@ -133,10 +125,10 @@ def task_name(file: Path) -> Any:
 
 
 def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Path]]:
-    """Return (the keys of a YAML file over those of the files that it includes, all these files).
+    """Return (the keys of a YAML file over those of the files that it includes, all these files, its own last).
 
-    ``trusted``: its functions may run.  Otherwise a file that names a function or a data set of pickles is refused.
-    Raises InputError if a file is malformed.
+    ``trusted``: its functions may run.  Otherwise a file that runs code is refused: by functions, metrics that are
+    programs, pickles, promptsource.  Raises InputError if a file is malformed.
     """
     file = Path(os.path.realpath(file.expanduser()))
     name = f"task: {printable(file)}"
@@ -148,8 +140,10 @@ def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple
         raise InputError(f"{name}: cannot be read as a task: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise InputError(f"{name}: a task is an object of keys and values")
-    if not trusted and not is_own(file):
-        check_harmless(config, name)
+    if not trusted and not is_own(file) and (code := [*codes_in(config), *programs_in(config)]):
+        raise InputError(
+            f'{name}: would run code ({printable(code[0])}); read that, and let it with "trust_remote_code": true'
+        )
     includes = config.pop("include", [])
     keys: dict[str, Any] = {}
     files: list[Path] = []
@@ -160,29 +154,25 @@ def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple
     return {**keys, **config}, [*files, file]
 
 
-def check_harmless(config: dict[str, Any], name: str) -> None:
-    """Raise InputError if a YAML file runs code: functions, metrics that are programs, pickles, promptsource."""
-    code = [f"!function {function}" for function in codes_in(config)]
-    code += [f"{key}: {config[key]}" for key in ("class", "use_prompt") if config.get(key) is not None]
-    code += [f"dataset_path: {PICKLES}"] if config.get("dataset_path") == PICKLES else []
+def codes_in(value: Any) -> Iterator[str]:
+    """Yield every function that a YAML file names."""
+    if isinstance(value, Code):
+        yield f"!function {value}"
+    elif isinstance(value, dict | list):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from codes_in(item)
+
+
+def programs_in(config: dict[str, Any]) -> Iterator[str]:
+    """Yield every key of a YAML file that runs code without a function."""
+    yield from (f"{key}: {config[key]}" for key in ("class", "use_prompt") if config.get(key) is not None)
+    if config.get("dataset_path") == PICKLES:
+        yield f"dataset_path: {PICKLES}"
     metrics = config.get("metric_list")
     for entry in metrics if isinstance(metrics, list) else []:
         metric = entry.get("metric") if isinstance(entry, dict) else entry
         if metric not in METRICS or entry.get("hf_evaluate"):
-            code.append(f"metric: {metric}")
-    if code:
-        raise InputError(
-            f'{name}: would run code ({printable(code[0])}); read that, and let it with "trust_remote_code": true'
-        )
-
-
-def codes_in(value: Any) -> Iterator[Code]:
-    """Yield every function that a YAML file names."""
-    if isinstance(value, Code):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from codes_in(item)
+            yield f"metric: {metric}"
 
 
 def is_own(file: Path) -> bool:
@@ -191,16 +181,11 @@ def is_own(file: Path) -> bool:
     return package is not None and file.is_relative_to(package.resolve())
 
 
-def data_files(config: dict[str, Any]) -> list[Path]:
-    """The local files of a task's data set."""
-    return files_in(*data_places(config))
-
-
 def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return (names of a task's data files, its data folders), relative to the working directory as in lm-eval."""
     options = config.get("dataset_kwargs")
     options = options if isinstance(options, dict) else {}
-    names = [name for name in names_in(options.get("data_files")) if "://" not in name]
+    names = [name for name in texts_in(options.get("data_files")) if "://" not in name]
     folders = options.get("data_dir"), config.get("dataset_path")
     return (
         [str(Path(str(options.get("data_dir") or ""), name)) for name in names],
@@ -213,14 +198,12 @@ def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 def read(spec: DataSpec, folder: Path) -> Tokens:
     """Return the requests of a task as tokens; InputError if lm-eval or compare_q cannot score the task."""
-    file = task_file(spec)
-    if file is not None:
-        config, _ = merged(file, trusted=spec.trust_remote_code)  # before anything of it runs
-        if "group" in config or not isinstance(config.get("task"), str):
-            raise InputError(f"task: {printable(file)}: is a group, or has no task; name a file with one task")
+    config, files = local_task(spec)  # before anything of it runs
+    if files and ("group" in config or not isinstance(config.get("task"), str)):
+        raise InputError(f"task: {printable(files[-1])}: is a group, or has no task; name a file with one task")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
-    with lm_eval_ready(spec, file):
-        task = built_task(spec, file)
+    with lm_eval_ready(spec, files):
+        task = built_task(spec, files)
         check_task(task)
         task.build_all_requests()
         instances = task.instances
@@ -241,78 +224,53 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
 
 
 @contextmanager
-def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
+def lm_eval_ready(spec: DataSpec, files: Sequence[Path]) -> Iterator[None]:
     """Set up lm-eval for one task; errors of lm-eval and of a task's functions become an InputError with the reason.
 
     Templates of untrusted files are rendered in a sandbox, because a template with access to attributes can run
     any code.  Local data are read with an empty cache of ``datasets``, which identifies files by path and time only.
     """
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    try:
-        with ExitStack() as stack:
-            if file is not None and not is_own(file) and not spec.trust_remote_code:
-                stack.enter_context(sandboxed())
-            if is_here(spec):
-                from datasets import config
+    from datasets import config
+    from jinja2.sandbox import SandboxedEnvironment
+    from lm_eval import utils
 
-                cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="compare_q."))
-                stack.enter_context(replaced(config, "HF_DATASETS_CACHE", cache))
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    own, own_cache = utils.env, config.HF_DATASETS_CACHE
+    try:
+        with tempfile.TemporaryDirectory(prefix="compare_q.") as empty:
+            if files and not is_own(files[-1]) and not spec.trust_remote_code:
+                utils.env = SandboxedEnvironment(loader=own.loader, undefined=own.undefined)
+                utils.env.keep_trailing_newline, utils.env.filters = own.keep_trailing_newline, own.filters
+            if is_here(spec):
+                config.HF_DATASETS_CACHE = empty
             yield
     except InputError:
         raise
     except Exception as error:
         name = type(error).__name__
         raise InputError(f"task: {spec.task}: lm-eval cannot build it: {name}: {one_line(error)}") from None
-
-
-def sandboxed() -> AbstractContextManager[None]:
-    """Let lm-eval render templates in Jinja's sandbox."""
-    from jinja2.sandbox import SandboxedEnvironment
-    from lm_eval import utils
-
-    sandbox = SandboxedEnvironment(loader=utils.env.loader, undefined=utils.env.undefined)
-    sandbox.keep_trailing_newline, sandbox.filters = utils.env.keep_trailing_newline, utils.env.filters
-    return replaced(utils, "env", sandbox)
-
-
-@contextmanager
-def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of a module, and restore it afterwards."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
     finally:
-        setattr(module, name, before)
+        utils.env, config.HF_DATASETS_CACHE = own, own_cache
 
 
-def built_task(spec: DataSpec, file: Path | None) -> Any:
+def built_task(spec: DataSpec, files: Sequence[Path]) -> Any:
     """Return lm-eval's task, set up as by ``simple_evaluate``; InputError for an unknown name or a group of tasks."""
     from lm_eval.tasks import TaskManager
 
     random.seed(SEED)
     np.random.seed(NUMPY_SEED)
-    manager = TaskManager(include_defaults=file is None)
-    if file is None:
-        check_name(str(spec.task), manager)
-    loaded = manager.load([str(spec.task if file is None else file)])
-    if loaded.get("groups") or len(loaded["tasks"]) != 1:
-        raise InputError(f"task: {spec.task}: is a group of tasks; name one of: {', '.join(loaded['tasks'])}")
-    (task,) = loaded["tasks"].values()
+    manager, name = TaskManager(include_defaults=not files), str(spec.task)
+    if not files and name not in manager.all_subtasks:
+        if name in manager.all_groups or name in manager.all_tags:
+            raise InputError(f"task: {name}: is a group of tasks; name one of them")
+        raise InputError(f"task: {name}: lm-eval has no such task{nearest(name, manager.all_subtasks)}")
+    (task,) = manager.load([str(files[-1]) if files else name])["tasks"].values()
     given = task.get_config("num_fewshot")
     if spec.num_fewshot is not None and given == 0 != spec.num_fewshot:
-        raise InputError(f"num_fewshot: the task {spec.task} fixes it at 0, and lm-eval keeps that; leave it out")
+        raise InputError(f"num_fewshot: the task {name} fixes it at 0, and lm-eval keeps that; leave it out")
     task.set_config("num_fewshot", (given or 0) if spec.num_fewshot is None else spec.num_fewshot)
     task.set_fewshot_seed(FEWSHOT_SEED)
     return task
-
-
-def check_name(name: str, manager: Any) -> None:
-    """Raise InputError unless the name is one task of lm-eval's package."""
-    if name in manager.all_groups or name in manager.all_tags:
-        raise InputError(f"task: {name}: is a group of tasks; name one of them")
-    if name not in manager.all_subtasks:
-        raise InputError(f"task: {name}: lm-eval has no such task{nearest(name, manager.all_subtasks)}")
 
 
 def check_task(task: Any) -> None:
@@ -337,6 +295,8 @@ def encoded(instances: Sequence[Any], tokenizer: Any) -> list[tuple[list[int], l
     """Return (tokens of the context, tokens of the answer) of each request, as lm-eval splits them."""
     from lm_eval.api.model import TemplateLM
 
+    prefix = prefix_token(tokenizer, "lm-eval needs one before an empty context")
+
     class Recorder(TemplateLM):  # type: ignore[misc]
         """A model for lm-eval that returns the tokens of a request instead of scores."""
 
@@ -346,11 +306,11 @@ def encoded(instances: Sequence[Any], tokenizer: Any) -> list[tuple[list[int], l
 
         @property
         def prefix_token_id(self) -> int:
-            return self.eot_token_id if tokenizer.bos_token_id is None else int(tokenizer.bos_token_id)
+            return prefix
 
         @lru_cache(maxsize=64)  # noqa: B019 - all answers to a question share one context; this object is used once
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            if add_special_tokens is None and string.startswith(tokenizer.decode(self.prefix_token_id)):
+            if add_special_tokens is None and string.startswith(tokenizer.decode(prefix)):
                 add_special_tokens = False  # otherwise BOS would be there twice
             special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
             return list(tokenizer.encode(string, **special))
@@ -366,10 +326,6 @@ def encoded(instances: Sequence[Any], tokenizer: Any) -> list[tuple[list[int], l
 
     if any(len(instance.args) != 2 for instance in instances):
         raise InputError("task: has images or sound")
-    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
-        raise InputError(
-            "tokenizer_dir: the tokenizer has no BOS and no EOS; lm-eval needs one before an empty context"
-        )
     return Recorder().loglikelihood(instances, disable_tqdm=True)  # type: ignore[no-any-return]
 
 

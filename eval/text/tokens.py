@@ -71,6 +71,11 @@ class Requests:
     task: str
     num_fewshot: int
 
+    @property
+    def questions(self) -> int:
+        """Number of questions."""
+        return int(self.question[-1]) + 1
+
     def first(self, count: int) -> Requests:
         """The first ``count`` requests."""
         return replace(self, **{name: getattr(self, name)[:count] for name in COLUMNS})
@@ -136,49 +141,47 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
 def lead_of(tokenizer: Any, method: Method) -> int | None:
     """Return the token before a document or instead of a chunk's first token; InputError if the tokenizer lacks one."""
     if method == "lm_eval":
-        lead: int | None = tokenizer.bos_token_id
-        lead = tokenizer.eos_token_id if lead is None else lead
-        if lead is None:
-            raise InputError(
-                'tokenizer_dir: the tokenizer has no BOS and no EOS; method "lm_eval" begins documents with one of them'
-            )
-        return lead
+        return prefix_token(tokenizer, 'method "lm_eval" begins documents with one of them')
     if method != "llamacpp":
         return None
     # The config's add_bos_token is not used, because many tokenizers ignore it.
     whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
-    if whole == bare:
-        return None
-    if whole[1:] != bare:
+    if whole != bare and whole[1:] != bare:
         raise InputError(
             'tokenizer_dir: adds more than BOS to a text, which method "llamacpp" cannot reproduce: '
             f"{tokenizer.convert_ids_to_tokens(whole)} for 'a'"
         )
-    return int(whole[0])
+    return None if whole == bare else int(whole[0])
+
+
+def prefix_token(tokenizer: Any, why: str) -> int:
+    """Return lm-eval's prefix token: BOS, or EOS without one; InputError with ``why`` if there is neither."""
+    found = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if found is None:
+        raise InputError(f"tokenizer_dir: the tokenizer has no BOS and no EOS; {why}")
+    return int(found)
 
 
 def encode(tokenizer: Any, text: str, method: Method, lead: int | None) -> Any:
-    """``input_ids`` of a text, and ``offset_mapping`` where the tokenizer gives one."""
+    """Return ``input_ids`` of a text, and ``offset_mapping`` where the tokenizer gives one.
+
+    Raises InputError if llama-perplexity would read the text of a special token as plain text, and this tokenizer
+    does not.
+    """
     options: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
     if method == "lm_eval" and text.startswith(tokenizer.decode(lead)):
         options["add_special_tokens"] = False
-    if method == "llamacpp":
-        options["split_special_tokens"] = True
-    encoded = tokenizer(text, **options)
-    if method == "llamacpp":
-        check_plain(tokenizer, text, encoded["input_ids"][lead is not None :])
-    return encoded
-
-
-def check_plain(tokenizer: Any, text: str, ids: Sequence[int]) -> None:
-    """Raise InputError if the text of a special token was tokenized as that special token."""
-    present = set(ids)
+    if method != "llamacpp":
+        return tokenizer(text, **options)
+    encoded = tokenizer(text, split_special_tokens=True, **options)
+    present = set(encoded["input_ids"][lead is not None :])
     for number, token in tokenizer.added_tokens_decoder.items():
         if token.special and number in present and token.content in text:
             raise InputError(
                 f"dataset: its text holds {token.content!r}, which llama-perplexity reads as plain text and this "
                 'tokenizer does not; use another method than "llamacpp"'
             )
+    return encoded
 
 
 def byte_sizes(text: str, offsets: Sequence[tuple[int, int]]) -> Ids:

@@ -45,35 +45,29 @@ def digest(vocabulary: Mapping[int, str]) -> str:
 
 
 @cache
-def of_folders(*wanted: tuple[Path, bool], seen: frozenset[int] = NONE) -> tuple[Mapping[int, str] | None, ...]:
-    """Return the vocabularies of the tokenizers in some folders, by Transformers in a subprocess; None without one.
+def of_folder(folder: Path, trusted: bool, seen: frozenset[int] = NONE) -> Mapping[int, str] | None:
+    """Return the vocabulary of the tokenizer in a folder, by Transformers in a subprocess; None if it does not load.
 
-    ``wanted``: (folder, True if its tokenizer may run code).  ``seen``: as for ``plain_tokens``.
+    ``trusted``: it may run code.  ``seen``: as for ``plain_tokens``.
     """
-    named = [(str(folder), trusted) for folder, trusted in wanted]
-    read = processes.run_in_subprocess(
-        pairs_of, f"reading the tokenizer in {named[0][0]}", wanted=named, seen=sorted(seen)
-    )
-    return tuple(None if pairs is None else dict(pairs) for pairs in read)
+    what = f"reading the tokenizer in {folder}"
+    pairs = processes.run_in_subprocess(pairs_of, what, folder=str(folder), trusted=trusted, seen=sorted(seen))
+    return None if pairs is None else dict(pairs)
 
 
-def pairs_of(wanted: Sequence[tuple[str, bool]], seen: Sequence[int]) -> list[list[tuple[int, str]] | None]:
-    """Return (id, token) pairs of each folder's vocabulary; None if no tokenizer loads.  Imports Transformers."""
-    vocabularies: list[list[tuple[int, str]] | None] = []
-    for folder, trusted in wanted:
-        try:
-            tokenizer = load_tokenizer(Path(folder), trust_remote_code=trusted)
-            vocabularies.append(list(plain_tokens(tokenizer, seen).items()))
-        except InputError:
-            vocabularies.append(None)
-    return vocabularies
+def pairs_of(folder: str, trusted: bool, seen: Sequence[int]) -> list[tuple[int, str]] | None:
+    """Return (id, token) pairs of a folder's vocabulary; None if its tokenizer does not load.  Imports Transformers."""
+    try:
+        return list(plain_tokens(load_tokenizer(Path(folder), trust_remote_code=trusted), seen).items())
+    except InputError:
+        return None
 
 
 @cache
 def of_file(folder: Path, seen: frozenset[int] = NONE) -> Mapping[int, str] | None:
     """Return the vocabulary in tokenizer.json, with the config's marks of special tokens; None if it cannot be read.
 
-    This takes 0.2 s for 49,152 tokens, ``of_folders`` 5 s.  Transformers may know more special tokens, such as one that
+    This takes 0.2 s for 49,152 tokens, ``of_folder`` 5 s.  Transformers may know more special tokens, such as one that
     the config calls EOS, and then returns fewer plain tokens.
     """
     from tokenizers import Tokenizer
@@ -104,20 +98,19 @@ def disagreement(
     folder.  Ids in only one of the vocabularies are ignored.  A folder without a tokenizer agrees with every other.
     The files are compared first; only Transformers can confirm a difference.
     """
-    if isinstance(model, Path) and (same_file(model, data_folder) or not any(model.glob("tokenizer*"))):
+    folder, known = (model, None) if isinstance(model, Path) else (None, model)
+    seen = seen if folder else NONE
+    if folder and (same_file(folder, data_folder) or not any(folder.glob("tokenizer*"))):
         return ""
     if not (trusted or data_trusted):
-        mine = of_file(model, seen) if isinstance(model, Path) else model
-        theirs = of_file(data_folder, seen if isinstance(model, Path) else NONE)
+        mine, theirs = of_file(folder, seen) if folder else known, of_file(data_folder, seen)
         if mine is not None and theirs is not None and differing(mine, theirs) is None:
             return ""
-    if isinstance(model, Path):
-        mine, theirs = of_folders((model, trusted), (data_folder, data_trusted), seen=seen)
-    else:
-        mine, (theirs,) = model, of_folders((data_folder, data_trusted))
+    mine = of_folder(folder, trusted, seen) if folder else known
+    theirs = of_folder(data_folder, data_trusted, seen)
     if mine is None or theirs is None or (number := differing(mine, theirs)) is None:
         return ""
-    where = str(model) if isinstance(model, Path) else "the model's own vocabulary"
+    where = folder or "the model's own vocabulary"
     return f"token {number} is {mine[number]!r} in {where} and {theirs[number]!r} in {data_folder}"
 
 

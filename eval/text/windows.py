@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from compare_q.backends.common.packages import builds
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs import reading, types
+from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import conversations, corpus, cutting, hub_datasets, tasks, tokens
 from compare_q.eval.text.tokens import TOKENS_VERSION, Chat, Requests, Tokens
@@ -58,100 +59,17 @@ class TextSize:
 
 
 @dataclass(frozen=True)
-class Conversations:
-    """Facts about the windows of a run whose text is conversations.
+class Documents:
+    """Facts about a text that is conversations or answers to questions.
 
-    ``begins``: text index of the first token of each window's conversation.  ``total``: conversations of the data set;
-    ``unscored``: how many have no scored token; ``too_long``: how many exceed ``eval_len``.  ``found_by``,
-    ``across`` and ``template``: see ``compare_q.eval.text.tokens.Chat``.
+    ``begins``: text index of the first token of each window's conversation or question.  ``title``: for titles, e.g.
+    ``2,376 questions, 0-shot, 9,501 answers``.  ``in_words``: for ``check``.  ``facts``: for results.json.
     """
 
     begins: tuple[int, ...]
-    total: int
-    unscored: int
-    too_long: int
-    found_by: str
-    across: int
-    template: str
-
-    @property
-    def scored(self) -> int:
-        """Number of conversations that have a window."""
-        return len(set(self.begins))
-
-    def subtitle(self, data: EvalData) -> str:
-        """Return the line below a title, e.g. ``ultrachat, 200 conversations, 61,234 scored tokens of the user``."""
-        split = "" if len(data.windows) == self.scored else f" in {len(data.windows):,} windows"
-        whose = " and ".join(f"the {role}" for role in data.spec.score_roles)
-        turns = ", last turn" if data.spec.score_turns == "last" else ""
-        name = corpus.display_name(data.spec)
-        return f"{name}, {self.scored:,} conversations{split}, {data.n_scored:,} scored tokens of {whose}{turns}"
-
-    def in_words(self, data: EvalData) -> str:
-        """Return the line that ``check`` prints."""
-        lost = f"; {self.unscored:,} without a scored token left out" if self.unscored else ""
-        lost += f"; {self.too_long:,} longer ones {LONG_IN_WORDS[data.spec.long]}" if self.too_long else ""
-        return (
-            f"{self.scored:,} of {self.total:,} conversations in {len(data.windows):,} windows, "
-            f"{data.n_scored:,} scored tokens ({', '.join(data.spec.score_roles)}; found by {self.found_by}){lost}"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the values for results.json, next to the spec."""
-        return {
-            "conversations": self.total,
-            "scored": self.scored,
-            "without_scored_tokens": self.unscored,
-            "longer_than_eval_len": self.too_long,
-            "turns_told_by": self.found_by,
-            "tokens_across_edges": self.across,
-            "chat_template_sha256": self.template,
-        }
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Facts about the windows of a run whose text is answers to questions.
-
-    ``requests``: one per window.  ``begins``: text index of the first token of each window's question.  ``total``:
-    questions of the task.  ``cut_off``: windows that lost the beginning of their context.
-    """
-
-    requests: Requests
-    begins: tuple[int, ...]
-    total: int
-    cut_off: int
-
-    @property
-    def questions(self) -> int:
-        """Number of questions that have a window."""
-        return int(self.requests.question[-1]) + 1
-
-    def subtitle(self, data: EvalData) -> str:
-        """Return the line below a title, e.g. ``arc_easy, 2,376 questions, 0-shot, 9,501 answers``."""
-        name = corpus.display_name(data.spec)
-        return f"{name}, {self.questions:,} questions, {self.requests.num_fewshot}-shot, {len(data.windows):,} answers"
-
-    def in_words(self, data: EvalData) -> str:
-        """Return the line that ``check`` prints."""
-        lost = f"; {self.cut_off:,} lost the beginning of their context" if self.cut_off else ""
-        return (
-            f"{self.questions:,} of {self.total:,} questions, {self.requests.num_fewshot}-shot, "
-            f"{len(data.windows):,} answers, {data.n_scored:,} scored tokens{lost}"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the values for results.json, next to the spec."""
-        asked = self.requests
-        key = json.dumps([column.tolist() for column in (asked.question, asked.right, asked.chars)])
-        return {
-            "task": asked.task,
-            "num_fewshot": asked.num_fewshot,
-            "questions": self.questions,
-            "questions_of_the_task": self.total,
-            "key_sha256": hashlib.sha256(key.encode()).hexdigest(),
-            "longer_than_eval_len": self.cut_off,
-        }
+    title: str
+    in_words: str
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -162,7 +80,7 @@ class EvalData:
     the first ones.  ``n_tokens``: tokens of the whole text.  ``vocabulary``: identifies the tokenizer by content;
     ``tokenizer``: its folder.  ``starts[window] + position``: index of a token in the whole text, documents one
     after the other.  ``available``: windows of the whole text.  ``text_size``: None if unknown, with the reason in
-    ``text_note``.
+    ``text_note``.  ``documents``: None for a text.  ``requests``: one per window, None unless these are answers.
     """
 
     spec: DataSpec
@@ -177,13 +95,8 @@ class EvalData:
     available: int
     text_size: TextSize | None
     text_note: str = ""
-    conversations: Conversations | None = None
-    answers: Answers | None = None
-
-    @property
-    def documents(self) -> Conversations | Answers | None:
-        """Facts about conversations or answers; None for a text."""
-        return self.conversations or self.answers
+    documents: Documents | None = None
+    requests: Requests | None = None
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Return the index in the whole tokenized text of each token, int64 [N], from its window and position [N]."""
@@ -196,7 +109,7 @@ class EvalData:
     @property
     def max_rows(self) -> int:
         """Number of questions or windows, whichever ``max_rows`` of a data spec counts."""
-        return self.answers.questions if self.answers else len(self.windows)
+        return len(self.windows) if self.requests is None else self.requests.questions
 
     @property
     def is_spread(self) -> bool:
@@ -206,7 +119,7 @@ class EvalData:
     @cached_property
     def seen(self) -> frozenset[int]:
         """Token ids in windows of conversations, whose special tokens the model must share; empty for a text."""
-        ids = [window.token_ids for window in self.windows if self.conversations is not None]
+        ids = [window.token_ids for window in self.windows if self.spec.is_chat]
         return frozenset(np.unique(np.concatenate(ids)).tolist()) if ids else frozenset()
 
     @property
@@ -220,23 +133,26 @@ class EvalData:
         return sum(window.n_scored for window in self.windows)
 
 
-# Tokens -> windows.
-
-
 def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
-    """Cut a tokenized text into windows; InputError if the text is too short for one."""
-    talks = asked = None
+    """Cut a tokenized text into windows; InputError if the text is too short for one.
+
+    ``max_rows``: the number of windows, or of questions; 0 and None: all.
+    """
+    documents, requests = None, text.requests
     if text.chat is not None:
-        every, talks = conversation_cuts(text, text.chat, spec, max_rows)
-    elif text.requests is not None:
-        every, asked = answer_cuts(text, text.requests, spec, max_rows)
+        every, too_long, unscored = cutting.chat(text.ids, text.chat.scored, text.ends, spec.eval_len, spec.long)
+        taken = every[: max_rows or None]
+        documents = conversations_in(taken, text, text.chat, spec, too_long, unscored)
+    elif requests is not None:
+        check_lengths(requests, spec.eval_len)
+        every = cutting.answers(text.ids, text.ends, requests.scored, spec.eval_len)
+        total = requests.questions
+        taken = every[: int(np.searchsorted(requests.question, min(max_rows or total, total)))]
+        requests = requests.first(len(taken))
+        documents = answers_in(taken, text, requests, spec, total)
     else:
         every = cutting.by_method(text, spec)
-    taken = every[: max_rows or None] if asked is None else every[: len(asked.begins)]
-    if not taken and talks is not None:
-        longer = f", and {talks.too_long:,} are longer than eval_len" if talks.too_long else ""
-        what = f"{talks.total:,} conversations has a token of {', '.join(spec.score_roles)} in a window"
-        raise InputError(f"score_roles: none of {what}{longer}")
+        taken = every[: max_rows or None]
     if not taken:
         least = cutting.least_tokens(spec.method, spec.eval_len)
         raise InputError(f"eval_len: the text has {len(text.ids)} tokens, one window takes {least}; shorten eval_len")
@@ -250,36 +166,67 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     return EvalData(
         spec, windows, len(text.ids), top_id, digest_of(windows, starts, spec.windows),
         series_of(text, every, spec.windows), text.vocabulary, tokenizer, starts,
-        len(every), *scored_size(text, taken), talks, asked,
+        len(every), *scored_size(text, taken), documents, requests,
     )  # fmt: skip
 
 
-def conversation_cuts(
-    text: Tokens, chat: Chat, spec: DataSpec, max_rows: int | None
-) -> tuple[list[cutting.Cut], Conversations]:
-    """Return all windows of conversations, and facts about the windows that a run uses."""
-    cuts, too_long, unscored = cutting.chat(text.ids, chat.scored, text.ends, spec.eval_len, spec.long)
-    starts = np.array([window.start for window in cuts[: max_rows or None]], np.int64)
-    begins = np.concatenate(([0], text.ends))[np.searchsorted(text.ends, starts, side="right")]
-    return cuts, Conversations(
-        tuple(begins.tolist()), len(text.ends), unscored, too_long, chat.found_by, chat.across, chat.template
+def conversations_in(
+    taken: Sequence[cutting.Cut], text: Tokens, chat: Chat, spec: DataSpec, too_long: int, unscored: int
+) -> Documents:
+    """Return facts about the windows of conversations that a run takes; InputError if there is none.
+
+    ``too_long``, ``unscored``: of all conversations, as ``cutting.chat`` counts them.
+    """
+    total, roles = len(text.ends), ", ".join(spec.score_roles)
+    if not taken:
+        longer = f", and {too_long:,} are longer than eval_len" if too_long else ""
+        raise InputError(f"score_roles: none of {total:,} conversations has a token of {roles} in a window{longer}")
+    begins = np.concatenate(([0], text.ends))[np.searchsorted(text.ends, [each.start for each in taken], side="right")]
+    count, n_scored = len(set(begins.tolist())), f"{sum(each.n_scored for each in taken):,} scored tokens"
+    whose = " and ".join(f"the {role}" for role in spec.score_roles) + (", last turn" * (spec.score_turns == "last"))
+    split = "" if len(taken) == count else f" in {len(taken):,} windows"
+    lost = f"; {unscored:,} without a scored token left out" if unscored else ""
+    lost += f"; {too_long:,} longer ones {LONG_IN_WORDS[spec.long]}" if too_long else ""
+    facts = {
+        "conversations": total, "scored": count, "without_scored_tokens": unscored, "longer_than_eval_len": too_long,
+        "turns_told_by": chat.found_by, "tokens_across_edges": chat.across, "chat_template_sha256": chat.template,
+    }  # fmt: skip
+    return Documents(
+        tuple(begins.tolist()),
+        f"{count:,} conversations{split}, {n_scored} of {whose}",
+        f"{count:,} of {total:,} conversations in {len(taken):,} windows, {n_scored} ({roles}; found by "
+        f"{chat.found_by}){lost}",
+        facts,
     )
 
 
-def answer_cuts(
-    text: Tokens, requests: Requests, spec: DataSpec, max_questions: int | None
-) -> tuple[list[cutting.Cut], Answers]:
-    """Return all windows of the requests, and facts about the first ``max_questions`` questions (0 and None: all)."""
-    question = requests.question
-    if (longest := int(requests.scored.max())) > spec.eval_len:
-        number = int(question[requests.scored.argmax()]) + 1
+def check_lengths(requests: Requests, eval_len: int) -> None:
+    """Raise InputError if an answer has more tokens than a window."""
+    if (longest := int(requests.scored.max())) > eval_len:
+        number = int(requests.question[requests.scored.argmax()]) + 1
         raise InputError(f"eval_len: an answer to question {number:,} has {longest:,} tokens; set eval_len above that")
-    total, lengths = int(question[-1]) + 1, np.diff(text.ends, prepend=0)
-    taken = int(np.searchsorted(question, min(max_questions or total, total)))
-    first = np.searchsorted(question, question[:taken])
-    n_cut_off = int((lengths[:taken] > spec.eval_len + 1).sum())
-    known = Answers(requests.first(taken), tuple((text.ends - lengths)[first].tolist()), total, n_cut_off)
-    return cutting.answers(text.ids, text.ends, requests.scored, spec.eval_len), known
+
+
+def answers_in(taken: Sequence[cutting.Cut], text: Tokens, requests: Requests, spec: DataSpec, total: int) -> Documents:
+    """Return facts about the windows of the answers that a run takes; ``total``: questions of the task."""
+    question, lengths = requests.question, np.diff(text.ends, prepend=0)
+    begins = (text.ends - lengths)[np.searchsorted(question, question)]
+    cut_off = int((lengths[: len(taken)] > spec.eval_len + 1).sum())
+    n_scored = sum(each.n_scored for each in taken)
+    shots, answers = f"{requests.num_fewshot}-shot", f"{len(taken):,} answers"
+    lost = f"; {cut_off:,} lost the beginning of their context" if cut_off else ""
+    key = json.dumps([column.tolist() for column in (question, requests.right, requests.chars)])
+    facts = {
+        "task": requests.task, "num_fewshot": requests.num_fewshot, "questions": requests.questions,
+        "questions_of_the_task": total, "key_sha256": hashlib.sha256(key.encode()).hexdigest(),
+        "longer_than_eval_len": cut_off,
+    }  # fmt: skip
+    return Documents(
+        tuple(begins.tolist()),
+        f"{requests.questions:,} questions, {shots}, {answers}",
+        f"{requests.questions:,} of {total:,} questions, {shots}, {answers}, {n_scored:,} scored tokens{lost}",
+        facts,
+    )
 
 
 def shifted(spans: Spans, by: int) -> Spans:
@@ -287,7 +234,7 @@ def shifted(spans: Spans, by: int) -> Spans:
     return tuple((begin + by, end + by) for begin, end in spans)
 
 
-def series_of(text: Tokens, every: Sequence[cutting.Cut], method: types.Windows) -> str:
+def series_of(text: Tokens, every: Sequence[cutting.Cut], method: str) -> str:
     """Return the SHA-256 of all windows of a text: its tokens, and the start, length and spans of each window."""
     digest = hashlib.sha256(f"{method} {text.lead} {len(text.prefix)} ".encode())
     digest.update(np.ascontiguousarray(text.prefix, dtype="<i4").tobytes())
@@ -298,7 +245,7 @@ def series_of(text: Tokens, every: Sequence[cutting.Cut], method: types.Windows)
     return digest.hexdigest()
 
 
-def digest_of(windows: Sequence[Window], starts: Sequence[int], method: types.Windows) -> str:
+def digest_of(windows: Sequence[Window], starts: Sequence[int], method: str) -> str:
     """Return the SHA-256 of the method and of the start, length, spans and tokens of each window.
 
     The lengths are needed: otherwise 4 windows of 128 tokens and 8 of 64 over the same text would be equal.
@@ -314,16 +261,17 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[TextSize | 
     """Return (bytes and words of the scored tokens by their share of the text or None, the reason if None)."""
     if text.requests is not None:
         return None, "bytes and words are not counted in answers"
-    if text.sizes is None and text.chat is not None:
-        return None, "bytes and words are not known: the text came as tokens"
-    if text.sizes is None:
-        return None, "bytes and words are not known: this tokenizer does not return the offsets of its tokens"
-    spans = [span for window in taken for span in shifted(window.spans, window.start)]
-    scored = sum(int(text.sizes[begin:end].sum()) for begin, end in spans)
-    if not scored:
-        return None, "bytes and words are not known: the scored tokens have no text"
-    read = int(text.sizes.sum())  # not the original's bytes where the text was detokenized
-    return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
+    why = "the scored tokens have no text"
+    if text.sizes is not None:
+        spans = [span for window in taken for span in shifted(window.spans, window.start)]
+        if scored := sum(int(text.sizes[begin:end].sum()) for begin, end in spans):
+            read = int(text.sizes.sum())  # not the original's bytes where the text was detokenized
+            return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
+    elif text.chat is not None:
+        why = "the text came as tokens"
+    else:
+        why = "this tokenizer does not return the offsets of its tokens"
+    return None, f"bytes and words are not known: {why}"
 
 
 # A data spec -> tokens, in the cache.
@@ -334,7 +282,12 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
 
     ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.
     """
-    folder = tokenizer_folder(spec, progress)
+    name = spec.locate(spec.tokenizer_dir)
+    if hub.is_hub_id(name):
+        with progress.phase(f"fetching the tokenizer of {name}", unit="bytes") as phase:
+            folder = hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
+    else:
+        folder = hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True)
     key = cache.key("tokens", identity(spec, folder))
     cache.use("tokens", key)
     if clear:
@@ -361,7 +314,7 @@ def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress)
     if unpacked.is_answers:
         with progress.phase(f"tokenizing {name}", unit="questions"):
             text = tasks.read(unpacked, folder)
-    elif corpus.is_trace(unpacked):
+    elif unpacked.is_chat and Path(unpacked.path or "").suffix.lower() == corpus.TRACE:
         with progress.phase(f"reading {name}", unit="rows"):
             text = conversations.read_trace(unpacked, folder)
     else:
@@ -390,7 +343,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
         "version": TOKENS_VERSION,
         "method": spec.method,
         "detokenize": spec.detokenize,
-        "text": text_identity(spec),
+        "text": reader_of(spec).identity(spec),
         "tokenizer": digest.hexdigest(),
         "chat_template": spec.chat_template,
         **({"chat": chat} if spec.is_chat else {}),
@@ -399,23 +352,17 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     }
 
 
-def text_identity(spec: DataSpec) -> dict[str, Any]:
-    """Return everything the text or the questions depend on, as JSON types; InputError that names a missing file."""
-    return tasks.identity(spec) if spec.is_answers else corpus.identity(spec)
-
-
-def paths_of(spec: DataSpec) -> list[Path]:
-    """Return the files and folders on this machine from which the text or the questions are read."""
-    return tasks.paths_of(spec) if spec.is_answers else corpus.paths_of(spec)
+def reader_of(spec: DataSpec) -> ModuleType:
+    """Return the module that reads the text or the questions; its ``identity``, ``paths_of`` and ``is_here`` say from
+    where, and raise InputError that names a missing file."""
+    return tasks if spec.is_answers else corpus
 
 
 def would_fetch(spec: DataSpec, cache: Cache, *, tokenizer_is_here: bool) -> str:
     """Describe the download of the text; empty if the text is on this machine or its tokens are in the cache."""
-    if tasks.is_here(spec) if spec.is_answers else corpus.is_here(spec):
+    if reader_of(spec).is_here(spec) or (tokenizer_is_here and are_stored(spec, cache)):
         return ""
-    if tokenizer_is_here and are_stored(spec, cache):
-        return ""
-    return f"the data set of the task {spec.task}, by lm-eval" if spec.is_answers else corpus.would_fetch(spec)
+    return f"the data set of the task {spec.task}, by lm-eval" if spec.is_answers else hub_datasets.would_fetch(spec)
 
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
@@ -424,39 +371,26 @@ def are_stored(spec: DataSpec, cache: Cache) -> bool:
     return cache.path("tokens", cache.key("tokens", identity(spec, folder)), ".npz").is_file()
 
 
-def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
-    """Return the tokenizer's folder; download it from the hub if necessary."""
-    name = spec.locate(spec.tokenizer_dir)
-    if not hub.is_hub_id(name):
-        return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True)
-    with progress.phase(f"fetching the tokenizer of {name}", unit="bytes") as phase:
-        return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
-
-
 # Descriptions of the windows.
 
 
 def subtitle(data: EvalData) -> str:
     """The line below a plot's title, e.g. ``wikitext2, 141 × 2048 tokens``."""
+    spec, name = data.spec, corpus.display_name(data.spec)
     if data.documents is not None:
-        return data.documents.subtitle(data)
-    spec = data.spec
+        return f"{name}, {data.documents.title}"
     count = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
     mixed = len({len(window.token_ids) for window in data.windows}) > 1
     size = f"{count} windows of up to {length} tokens" if mixed else f"{count} × {length} tokens"
-    parts = [f"{corpus.display_name(spec)}, {size}"]
-    if spec.warmup_tokens:
-        parts.append(f"{spec.warmup_tokens} tokens warm-up")
-    if spec.score_every:
-        parts.append(f"of each {spec.score_every} the last {spec.score_last} scored")
-    if spec.chat_template:
-        parts.append("formatted")
-    if spec.method != "exllamav3":
-        parts.append(f"method {spec.method}")
-    if data.is_spread:
-        parts.append(f"spread over the text's {data.available:,}")
-    return ", ".join(parts)
+    more = {
+        f"{spec.warmup_tokens} tokens warm-up": spec.warmup_tokens,
+        f"of each {spec.score_every} the last {spec.score_last} scored": spec.score_every,
+        "formatted": spec.chat_template,
+        f"method {spec.method}": spec.method != "exllamav3",
+        f"spread over the text's {data.available:,}": data.is_spread,
+    }
+    return ", ".join((name, size, *(words for words, holds in more.items() if holds)))
 
 
 def in_words(spec: DataSpec, data: EvalData | None) -> str:
@@ -470,7 +404,7 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
     if data is None:
         return f"{what}; their number is known after {whole} and tokenizer are downloaded"
     if data.documents is not None:
-        return f"{what}: {data.documents.in_words(data)}"
+        return f"{what}: {data.documents.in_words}"
     spread = f" spread over the text's {data.available:,}" if data.is_spread else ""
     counted = f"{len(data.windows):,} windows{spread}, {data.n_scored:,} scored tokens"
     return f"{what}: {counted}, of a text of {data.n_tokens:,} tokens"
@@ -478,20 +412,20 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
 
 def data_json(data: EvalData) -> dict[str, Any]:
     """Return the data of a run for results.json."""
+    spec, size = data.spec, data.text_size
     return {
-        "spec": json.loads(data.spec.model_dump_json(exclude_unset=True)),
-        "spec_sha256": data.spec.digest(),
+        "spec": json.loads(spec.model_dump_json(exclude_unset=True)),
+        "spec_sha256": spec.digest(),
         "windows_sha256": data.digest,
         "vocabulary_sha256": data.vocabulary,
         "text_tokens": data.n_tokens,
-        "method": data.spec.windows,
+        "method": spec.windows,
         "windows": len(data.windows),
         **({"windows_of_the_text": data.available} if data.is_spread else {}),
         "window_length": data.length,
         "scored_tokens": data.n_scored,
-        "bytes": data.text_size and data.text_size.n_bytes,
-        "words": data.text_size and data.text_size.n_words,
+        "bytes": size and size.n_bytes,
+        "words": size and size.n_words,
         **({"text_note": data.text_note} if data.text_note else {}),
-        **({"conversations": data.conversations.as_json()} if data.conversations else {}),
-        **({"answers": data.answers.as_json()} if data.answers else {}),
+        **({"answers" if spec.is_answers else "conversations": data.documents.facts} if data.documents else {}),
     }

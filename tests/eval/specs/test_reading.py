@@ -72,21 +72,15 @@ def test_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert expand(["*.json"])[0] == Path("a.json")
 
 
-def test_lists_and_single_objects(tmp_path: Path) -> None:
-    several = write(tmp_path / "a.json", [{**MODEL, "label": "one"}, {**MODEL, "label": "two"}])
-    single = write(tmp_path / "b.json", {**MODEL, "label": "three"})
-    assert [spec.name for spec in load_model_specs([single, several])] == ["three", "one", "two"]
-
-
 def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
     """Two files often hold one label; a label that looks like a number that was given is not given twice."""
-    one = write(tmp_path / "a.json", [{**MODEL, "label": "same"}, {**MODEL, "label": "same (2)"}])
-    two = write(
-        tmp_path / "b.json", [{**MODEL, "label": "same", "model_dir": str(tmp_path)}, {**MODEL, "label": "same"}]
-    )
-    found = load_model_specs([one, two])
-    assert [spec.name for spec in found] == ["same", "same (2)", "same (3)", "same (4)"]
-    assert [spec.located for spec in found] == ["m", "m", str(tmp_path), "m"]
+    same = {**MODEL, "label": "same"}
+    one = write(tmp_path / "a.json", [same, {**MODEL, "label": "same (2)"}])
+    two = write(tmp_path / "b.json", [{**same, "model_dir": str(tmp_path)}, same])
+    single = write(tmp_path / "d.json", {**MODEL, "label": "one"})
+    found = load_model_specs([one, single, two])
+    assert [spec.name for spec in found] == ["same", "same (2)", "one", "same (3)", "same (4)"]
+    assert [spec.located for spec in found] == ["m", "m", "m", str(tmp_path), "m"]
     unlabelled, said = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}]), list[str]()
     assert [spec.name for spec in load_model_specs([unlabelled], say=said.append)] == ["m", "m (2)"]
     assert said == ["label: an earlier model is called m too; this one (exllamav3 m) is called m (2)"]
@@ -116,23 +110,15 @@ def test_mask(mask: str | None, gold: list[str]) -> None:
     assert [spec.name for spec in apply_mask(models("EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"), mask)] == gold
 
 
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the settings are looked for."""
-    monkeypatch.setenv(reading.SETTINGS, str(tmp_path / "mine.json"))
-    return tmp_path / "mine.json"
-
-
-def test_pythons_of_engines(settings: Path) -> None:
-    assert reading.load_settings().python == {}
-    settings.write_text('{"python": {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}}')
-    assert reading.load_settings().python == {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}
-
-
-def test_where_the_file_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chosen", ["mine.json", "", None])
+def test_settings(chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Pythons of engines, from the file that the environment names, or from the user's configuration folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for unset in (lambda: monkeypatch.delenv(reading.SETTINGS, raising=False),
-                  lambda: monkeypatch.setenv(reading.SETTINGS, "")):  # fmt: skip
-        unset()
-        assert reading.settings_file().name == "settings.json"
-        assert reading.settings_file().parent.name == "compare_q"
+    monkeypatch.delenv(reading.SETTINGS, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(reading.SETTINGS, chosen and str(tmp_path / chosen))
+    assert reading.load_settings().python == {}
+    (tmp_path / "compare_q").mkdir()
+    pythons = {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}
+    write(tmp_path / (chosen or "compare_q/settings.json"), {"python": pythons})
+    assert reading.load_settings().python == pythons

@@ -58,23 +58,22 @@ def test_windows_are_what_lm_eval_feeds(tmp_path: Path, kind: str, keys: dict[st
     for window, (context, answer) in zip(data.windows, gold, strict=True):
         assert window.token_ids.tolist() == (context + answer)[-(eval_len + 1) :]
         assert window.targets.tolist() == answer
-    assert data.answers.cut_off == sum(len(context + answer) > eval_len + 1 for context, answer in gold)
-    assert (data.answers.cut_off > 0) == (eval_len == 45)
+    cut_off = data.documents.facts["longer_than_eval_len"]
+    assert cut_off == sum(len(context + answer) > eval_len + 1 for context, answer in gold)
+    assert (cut_off > 0) == (eval_len == 45)
 
 
 def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
     data = asked(tmp_path, write_task(tmp_path / "task"))
-    answers = data.answers
-    question, right, chars = (
-        column.tolist() for column in (answers.requests.question, answers.requests.right, answers.requests.chars)
-    )
+    answers = data.requests
+    question, right, chars = (column.tolist() for column in (answers.question, answers.right, answers.chars))
     assert question == [0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5]
     assert np.flatnonzero(right).tolist() == [0, 4, 6, 9, 10, 13]
     assert chars == [len(choice) for row in ROWS for choice in row["c"]]
     # A question's windows follow one another in the text; all of them begin where the first one does.
     lengths = [len(window.token_ids) for window in data.windows]
     firsts = [question.index(number) for number in question]
-    assert answers.begins == tuple(sum(lengths[:first]) for first in firsts)
+    assert data.documents.begins == tuple(sum(lengths[:first]) for first in firsts)
     assert data.begins(np.array([2, 5])).tolist() == [0, sum(lengths[:5])]
     assert windows.subtitle(data) == "odd, 6 questions, 0-shot, 14 answers"
     known = windows.data_json(data)
@@ -90,13 +89,13 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
     """As lm-eval's process_results: a list of right answers, a number beyond the choices, and winogrande's form."""
     several = [{"q": "Even?", "c": ["2", "3", "4"], "a": [0, 2]}, {"q": "Odd?", "c": ["2", "3", "4"], "a": [1]}]
     data = asked(tmp_path, write_task(tmp_path / "several", several))
-    assert data.answers.requests.right.tolist() == [True, False, True, False, True, False]
+    assert data.requests.right.tolist() == [True, False, True, False, True, False]
     rows = [{"q": "?", "c": ["a", "b"], "a": 1}, {"q": "?", "c": ["a", "b"], "a": 7}]
     beyond = asked(tmp_path, write_task(tmp_path / "beyond", rows))
-    assert beyond.answers.requests.right.tolist() == [False, True, False, False]
+    assert beyond.requests.right.tolist() == [False, True, False, False]
     rows = [{"c": ["Ann said that Ann", "Ann said that Bob"], "a": "slept.", "n": 1}]
     swapped = asked(tmp_path, write_task(tmp_path / "swapped", rows, doc_to_text="{{n}}"))
-    assert swapped.answers.requests.right.tolist() == [False, True]
+    assert swapped.requests.right.tolist() == [False, True]
     assert [window.n_scored for window in swapped.windows] == [len(" slept.")] * 2
 
 
@@ -133,6 +132,6 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
     os.utime(tmp_path / "task" / "rows.jsonl", (1, 1))
     second = asked(tmp_path, task)
     assert second.digest == first.digest
-    assert second.answers.requests.right[:3].tolist() == [False, True, False]
+    assert second.requests.right[:3].tolist() == [False, True, False]
     write_task(tmp_path / "task", doc_to_text="Q: {{q}}")
     assert asked(tmp_path, task).digest != first.digest

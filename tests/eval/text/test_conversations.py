@@ -3,6 +3,7 @@ hand and Transformers' own mask; and qbench's traces, in the form that its ``qbe
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import conversations, vocabulary, windows
 from compare_q.eval.text.conversations import Conversation
 from compare_q.eval.text.tokens import Tokens
@@ -41,9 +43,24 @@ def said_of(arguments: str) -> dict[str, Any]:
     return {"messages": [{"role": "a", "tool_calls": [{"name": "f", "arguments": arguments}]}]}
 
 
+def spec(folder: Path, **keys: Any) -> DataSpec:
+    base = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "a.jsonl", "eval_len": 512}
+    return parse_data_spec({**base, **keys}, folder / "d.json")
+
+
 def rows_of(file: Path, **keys: Any) -> list[Conversation]:
-    spec = parse_data_spec({"tokenizer_dir": "t", "dataset": "chat", "path": file.name, "eval_len": 9, **keys}, file)
-    return conversations.read(spec, Progress(quiet=True))
+    return conversations.read(spec(file.parent, path=file.name, **keys), Progress(quiet=True))
+
+
+def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
+    write_lines(folder / "a.jsonl", *(rows or (WEATHER, SUMS, QUESTION)))
+    tokenizer, wanted = save_chat_tokenizer(folder / "tokenizer", template), spec(folder, **keys)
+    progress = Progress(quiet=True)
+    return conversations.tokenize(conversations.read(wanted, progress), tokenizer, wanted, progress)
+
+
+def built(folder: Path, **keys: Any) -> EvalData:
+    return windows.build(spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True))
 
 
 def test_a_tool_call_from_lines_and_from_parquet_is_the_same(tmp_path: Path) -> None:
@@ -91,21 +108,6 @@ SCORED = [
     "4<|im_end|>", "It is 6.<|im_end|>",
 ]  # fmt: skip
 
-ECHO = {"messages": [{"role": role, "content": "Say yes"} for role in ("user", "assistant", "user", "assistant")]}
-PARTS = {"messages": [{**each, "content": [{"type": "text", "text": "Yes"}]} for each in ECHO["messages"]]}
-
-
-def spec(folder: Path, **keys: Any) -> Any:
-    base = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "a.jsonl", "eval_len": 512}
-    return parse_data_spec({**base, **keys}, folder / "d.json")
-
-
-def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
-    write_lines(folder / "a.jsonl", *(rows or (WEATHER, SUMS, QUESTION)))
-    tokenizer, wanted = save_chat_tokenizer(folder / "tokenizer", template), spec(folder, **keys)
-    progress = Progress(quiet=True)
-    return conversations.tokenize(conversations.read(wanted, progress), tokenizer, wanted, progress)
-
 
 def scored_texts(folder: Path, found: Tokens) -> list[str]:
     """Each run of scored tokens as text; of several documents, since none here begins with a scored token."""
@@ -114,16 +116,12 @@ def scored_texts(folder: Path, found: Tokens) -> list[str]:
     return [tokenizer.decode(found.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
 
 
-@pytest.mark.parametrize(("template", "way"), [(MARKED, "generation mask"), (UNMARKED, "rendered prefixes")])
-def test_scored_tokens(tmp_path: Path, template: str, way: str) -> None:
-    """Contents, calls and ends of turns are scored; headers, what others say and the newline behind a turn are not."""
-    found = tokenized(tmp_path, template)
-    assert (found.chat.found_by, found.chat.across) == (way, 0)
-    assert scored_texts(tmp_path, found) == SCORED
-
-
 def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
+    """Contents, calls and ends of turns are scored; headers, what others say and the newline behind a turn are not."""
     marked, unmarked = tokenized(tmp_path / "a", MARKED), tokenized(tmp_path / "b", UNMARKED)
+    assert (marked.chat.found_by, marked.chat.across) == ("generation mask", 0)
+    assert (unmarked.chat.found_by, unmarked.chat.across) == ("rendered prefixes", 0)
+    assert scored_texts(tmp_path / "a", marked) == SCORED
     np.testing.assert_array_equal(marked.ids, unmarked.ids)
     np.testing.assert_array_equal(marked.chat.scored, unmarked.chat.scored)
     assert marked.chat.template != unmarked.chat.template
@@ -176,23 +174,18 @@ def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any,
     assert refusal(tokenized, tmp_path, template, row).startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: {gold}")
 
 
-def built(folder: Path, **keys: Any) -> EvalData:
-    return windows.build(spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True))
-
-
 def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", WEATHER, QUESTION, SUMS)
     save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
     data = built(tmp_path)
     again = built(tmp_path)
     assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
-    assert (again.digest, again.series, again.conversations) == (data.digest, data.series, data.conversations)
+    assert (again.digest, again.series, again.documents) == (data.digest, data.series, data.documents)
     plain = vocabulary.plain_tokens(vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False))
     assert data.vocabulary == vocabulary.digest({**plain, 257: "<|im_start|>", 258: "<|im_end|>"})
     assert {257, 258} <= data.seen < {*range(259)}
-    talks = data.conversations
-    assert (talks.total, talks.scored, talks.unscored, talks.too_long) == (3, 2, 1, 0)
-    assert data.starts == talks.begins == (0, 220)
+    assert data.starts == data.documents.begins == (0, 220)
+    template = hashlib.sha256("\0".join((MARKED, MARKED)).encode()).hexdigest()  # without tools, and with
     assert [window.spans for window in data.windows] == [((114, 178), (201, 219)), ((42, 44), (72, 81))]
     subtitle = "a, 2 conversations, 93 scored tokens of the assistant"
     assert windows.subtitle(data) == subtitle
@@ -200,7 +193,7 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     assert windows.data_json(data)["method"] == "chat"
     assert windows.data_json(data)["conversations"] == {
         "conversations": 3, "scored": 2, "without_scored_tokens": 1, "longer_than_eval_len": 0,
-        "turns_told_by": "generation mask", "tokens_across_edges": 0, "chat_template_sha256": talks.template,
+        "turns_told_by": "generation mask", "tokens_across_edges": 0, "chat_template_sha256": template,
     }  # fmt: skip
 
 
@@ -232,7 +225,7 @@ def test_long_conversations(
     data = built(tmp_path, **{"eval_len": 160, **keys})
     assert (len(data.windows), data.n_scored) == (count, scored)
     assert [len(window.token_ids) for window in data.windows] == lengths
-    assert list(data.conversations.begins) == begins
+    assert list(data.documents.begins) == begins
     whole = np.concatenate([data.text_index(np.full(w.n_scored, w.index), w.positions) for w in data.windows])
     assert len(set(whole.tolist())) == scored  # no token twice
 
@@ -252,9 +245,21 @@ def trace(folder: Path) -> dict[str, Any]:
 
 def built_trace(folder: Path, content: Any, **keys: Any) -> EvalData:
     (folder / "trace.json").write_text(json.dumps(content))
-    base = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "trace.json", "eval_len": 99}
-    spec = parse_data_spec({**base, **keys}, folder / "d.json")
-    return windows.build(spec, None, Cache(folder / "cache"), Progress(quiet=True))
+    return built(folder, path="trace.json", **{"eval_len": 99, **keys})
+
+
+@pytest.mark.parametrize(
+    ("rows", "gold"),
+    [
+        ([], "rows: list should have at least 1 item"),
+        ([{"input_ids": [1], "response_ids": [2]}, {"input_ids": [1]}], "rows.1.response_ids: missing"),
+        ([{"input_ids": [1, "a"], "response_ids": [2]}], "rows.0.input_ids.1: input should be a valid integer"),
+        ([{"input_ids": [1], "response_ids": [259]}], "rows.0: has token ids from 259 on, and the tokenizer has 259"),
+    ],
+)
+def test_malformed_traces(tmp_path: Path, rows: Any, gold: str) -> None:
+    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    assert refusal(built_trace, tmp_path, {"rows": rows}).startswith(f"path: {tmp_path / 'trace.json'}: {gold}")
 
 
 def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
@@ -269,10 +274,10 @@ def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
     assert data.n_scored == content["meta"]["output_tokens"]
     assert data.n_tokens == data.n_scored + content["meta"]["input_tokens"]
     assert data.text_note == "bytes and words are not known: the text came as tokens"
-    assert data.conversations.found_by == "the trace"
-    smaller, padded = (built_trace(tmp_path, content | {"vocab_size": size}).conversations for size in (250, 512))
-    assert smaller.found_by == "the trace, of a tokenizer of 250 ids where this one has 259"
-    assert padded == data.conversations
+    assert data.documents.facts["turns_told_by"] == "the trace"
+    smaller, padded = (built_trace(tmp_path, content | {"vocab_size": size}).documents for size in (250, 512))
+    assert smaller.facts["turns_told_by"] == "the trace, of a tokenizer of 250 ids where this one has 259"
+    assert padded == data.documents
     assert len(built_trace(tmp_path, content, max_text_rows=1).windows) == 1
     cut = built_trace(tmp_path, content, eval_len=question + 1)  # the first token of each answer alone
     assert [window.spans for window in cut.windows] == [((question, question + 1),)] * 2

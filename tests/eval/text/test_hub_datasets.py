@@ -148,7 +148,7 @@ def test_what_is_not_there_is_one_line(
     """To a run, and to what says beforehand what it would fetch; that looks at no column."""
     assert read_reason in refusal(client, **keys)
     if probe_reason:
-        assert probe_reason in client.refusal(f"value = corpus.would_fetch(spec(**{keys}))")
+        assert probe_reason in client.refusal(f"value = hub_datasets.would_fetch(spec(**{keys}))")
 
 
 @pytest.mark.parametrize("keys", [{"dataset": "ptb", "split": "train"}, {"dataset": "c4"}, {"dataset": "org/other"}])

@@ -38,22 +38,34 @@ def tokenized(folder: Path, tokenizer: Path, text: str, method: str = "exllamav3
 @pytest.fixture
 def with_bos(tmp_path: Path) -> Path:
     """The toy tokenizer with a BOS, id 257, before each text; its config does not say so."""
-    return templated(tmp_path / "bos", "<|bos|> $A")
-
-
-def templated(folder: Path, single: str) -> Path:
     from tokenizers import Tokenizer, processors
 
-    folder.mkdir()
-    save_toy_tokenizer(folder)
+    folder = toy_tokenizer(tmp_path / "bos", bos_token="<|bos|>")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(["<|bos|>"])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, special_tokens=[("<|bos|>", END + 1), ("<|end|>", END)]
+        single="<|bos|> $A", special_tokens=[("<|bos|>", END + 1), ("<|end|>", END)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"bos_token": "<|bos|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def same(content: dict[str, Any]) -> None:
+    """Changes nothing."""
+
+
+def toy_tokenizer(folder: Path, change: Change = same, **config: Any) -> Path:
+    """The toy tokenizer in a folder of its own, its tokenizer.json changed, with more keys in its config."""
+    folder.mkdir()
+    save_toy_tokenizer(folder)
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | config))
     return folder
 
 
@@ -140,19 +152,8 @@ def test_pages_of_wikitext(page: str, gold: str) -> None:
     assert tokens.detokenized(page) == gold
 
 
-Change = Callable[[dict[str, Any]], None]
 A, B = 64, 65  # ids of "a" and "b" in the toy tokenizer: the bytes' letters in sorted order, "!" being 0
-
-
-def toy_tokenizer(folder: Path, change: Change = lambda content: None, indent: int | None = None) -> Path:
-    """The toy tokenizer in a folder of its own, its tokenizer.json changed."""
-    folder.mkdir()
-    save_toy_tokenizer(folder)
-    file = folder / "tokenizer.json"
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content, indent=indent))
-    return folder
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 def swap(content: dict[str, Any]) -> None:
@@ -160,18 +161,8 @@ def swap(content: dict[str, Any]) -> None:
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
 
 
-def added(number: int, token: str, *, special: bool) -> Change:
-    """Adds a token."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}
-    return lambda content: content["added_tokens"].append({"id": number, "content": token, **flags})
-
-
-def loaded(folder: Path) -> dict[int, str]:
-    return vocabulary.plain_tokens(vocabulary.load_tokenizer(folder, trust_remote_code=False))
-
-
-def disagreement(model: Path, data: Path) -> str:
-    return vocabulary.disagreement(model, data, trusted=False, data_trusted=False)
+def other_a(content: dict[str, Any]) -> None:
+    content["model"]["vocab"]["\u0100\u0100"] = content["model"]["vocab"].pop("a")
 
 
 def renamed(content: dict[str, Any]) -> None:
@@ -179,62 +170,53 @@ def renamed(content: dict[str, Any]) -> None:
     content["added_tokens"][0]["content"] = "<|stop|>"
 
 
+def added(*tokens: str, special: bool) -> Change:
+    """Adds tokens from id 257 on."""
+    entries = [{"id": 257 + at, "content": token, "special": special, **FLAGS} for at, token in enumerate(tokens)]
+    return lambda content: content["added_tokens"].extend(entries)
+
+
+def disagreement(model: Path, data: Path, seen: frozenset[int] = frozenset()) -> str:
+    return vocabulary.disagreement(model, data, trusted=False, data_trusted=False, seen=seen)
+
+
 @pytest.mark.parametrize(
     ("data", "model", "config", "gold"),
     [
-        ("same", "same", {}, ""),
-        ("same", "swapped", {}, f"token {A} is 'b' in {{model}} and 'a' in {{data}}"),
-        ("same", "word", {}, ""),
-        ("Wort", "word", {}, "token 257 is 'word' in {model} and 'Wort' in {data}"),
-        ("same", "renamed", {"eos_token": "<|stop|>"}, ""),
-        ("same", "other a", {}, f"token {A} is '\u0100\u0100' in {{model}} and 'a' in {{data}}"),
+        (same, same, {}, ""),
+        (same, swap, {}, f"token {A} is 'b' in {{model}} and 'a' in {{data}}"),
+        (same, added("word", special=False), {}, ""),
+        (added("Wort", special=False), added("word", special=False), {},
+         "token 257 is 'word' in {model} and 'Wort' in {data}"),
+        (same, renamed, {"eos_token": "<|stop|>"}, ""),
+        (same, other_a, {}, f"token {A} is '\u0100\u0100' in {{model}} and 'a' in {{data}}"),
     ],
-)
-def test_disagreements(tmp_path: Path, data: str, model: str, config: dict[str, str], gold: str) -> None:
-    def other_a(content: dict[str, Any]) -> None:
-        content["model"]["vocab"]["\u0100\u0100"] = content["model"]["vocab"].pop("a")
-
-    changes: dict[str, Change] = {
-        "same": lambda content: None, "swapped": swap, "renamed": renamed, "other a": other_a,
-        "word": added(257, "word", special=False), "Wort": added(257, "Wort", special=False),
-    }  # fmt: skip
-    folders = [toy_tokenizer(tmp_path / side, changes[kind]) for side, kind in (("data", data), ("model", model))]
-    file = folders[1] / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | config))
-    assert disagreement(folders[1], folders[0]) == gold.format(data=folders[0], model=folders[1])
+)  # fmt: skip
+def test_disagreements(tmp_path: Path, data: Change, model: Change, config: dict[str, str], gold: str) -> None:
+    one, other = toy_tokenizer(tmp_path / "data", data), toy_tokenizer(tmp_path / "model", model, **config)
+    assert disagreement(other, one) == gold.format(data=one, model=other)
 
 
 def test_special_tokens_that_a_conversation_holds(tmp_path: Path) -> None:
     """Control tokens in another order, under the same ordinary tokens."""
-    names = ["<|user|>", "<|stop|>"]
-    data, model = (
-        toy_tokenizer(
-            tmp_path / folder,
-            lambda content, named=named: [
-                added(257 + at, name, special=True)(content) for at, name in enumerate(named)
-            ],
-        )
-        for folder, named in (("data", names), ("model", names[::-1]))
-    )
-    assert disagreement(model, data) == ""
-    for seen, gold in (({A, 256}, ""), ({A, 258}, f"token 258 is '<|user|>' in {model} and '<|stop|>' in {data}")):
-        found = vocabulary.disagreement(model, data, trusted=False, data_trusted=False, seen=frozenset(seen))
-        assert found == gold
+    data = toy_tokenizer(tmp_path / "data", added("<|user|>", "<|stop|>", special=True))
+    model = toy_tokenizer(tmp_path / "model", added("<|stop|>", "<|user|>", special=True))
+    assert disagreement(model, data) == disagreement(model, data, frozenset({A, 256})) == ""
+    gold = f"token 258 is '<|user|>' in {model} and '<|stop|>' in {data}"
+    assert disagreement(model, data, frozenset({A, 258})) == gold
 
 
-def in_config(number: int, token: str, *, special: bool) -> dict[str, Any]:
-    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
-    return {"added_tokens_decoder": {str(number): {"content": token, "special": special, **flags}}}
+WORD = {"added_tokens_decoder": {"257": {"content": "word", "special": True, **FLAGS}}}
 
 
 @pytest.mark.parametrize(
     ("change", "config", "n_plain"),
     [
         (swap, {}, 256),
-        (added(257, "<image>", special=True), {}, 256),
-        (added(257, "word", special=False), {}, 257),
-        (added(257, "word", special=False), in_config(257, "word", special=True), 256),
-        (lambda content: None, {"bos_token": "<s>", "additional_special_tokens": ["<x>"]}, 256),
+        (added("<image>", special=True), {}, 256),
+        (added("word", special=False), {}, 257),
+        (added("word", special=False), WORD, 256),
+        (same, {"bos_token": "<s>", "additional_special_tokens": ["<x>"]}, 256),
         (lambda content: content["model"].update(byte_fallback=True), {"tokenizer_class": "LlamaTokenizer"}, 256),
     ],
 )
@@ -242,11 +224,9 @@ def test_a_tokenizer_file_says_what_transformers_says(
     tmp_path: Path, change: Change, config: dict[str, Any], n_plain: int
 ) -> None:
     """Ordinary tokens: one a byte, and added ones that are not special."""
-    folder = toy_tokenizer(tmp_path / "a", change)
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    folder = toy_tokenizer(tmp_path / "a", change, **config)
     found = vocabulary.of_file(folder)
-    assert found == loaded(folder)
+    assert found == vocabulary.plain_tokens(vocabulary.load_tokenizer(folder, trust_remote_code=False))
     assert len(found) == n_plain
 
 
