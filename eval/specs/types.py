@@ -388,9 +388,11 @@ def placed(reason: str, places: Mapping[str, str]) -> str:
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schemas of both specs by file name; ``python -m compare_q.eval.specs.types`` writes them."""
+    data: TypeAdapter[Any] = TypeAdapter(DataSpec | list[DataSpec])
+    models: TypeAdapter[Any] = TypeAdapter(SweptSpec | list[SweptSpec])
     found = {}
-    for name, kind in (("data", DataSpec), ("models", SweptSpec)):
-        schema = TypeAdapter(kind | list[kind]).json_schema()  # type: ignore[arg-type]
+    for name, kind in (("data", data), ("models", models)):
+        schema = kind.json_schema()
         for definition in schema["$defs"].values():
             definition["properties"]["$schema"] = {"type": "string"}
         found[f"{name}.schema.json"] = {"title": f"compare_q spec of {name}: one object or a list of them", **schema}

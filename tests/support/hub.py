@@ -1,15 +1,13 @@
 """A stand-in for the Hugging Face hub on the loopback, for the real ``huggingface_hub`` and ``datasets``.
 
 It speaks the part of the hub's HTTP API that the locked clients use (huggingface_hub 2.4.0, datasets 5.2.0), read in
-their sources: ``/api/{models,datasets}/...`` (info, revision, refs, tree in pages, paths-info) and ``resolve`` with
+their sources: ``/api/{models,datasets}/...`` (info, revision, tree in pages, paths-info) and ``resolve`` with
 ``ETag``, ``X-Repo-Commit``, ``X-Linked-ETag`` and ``X-Linked-Size``.  Large files (``LFS``) are redirected to a second
 server, as the hub does to its storage, which knows ``Range``.  Nothing has an ``xetHash``, so Xet is never used.
 
-Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``stale`` (a
-token that is no longer known), ``cut_once`` (the connection breaks in the middle of a file), ``instead``
-(answers what is asked of the model org/odd).
-Every request is kept in ``requests``.  Clients find it by ``HF_ENDPOINT``, which they read when they are imported:
-start them with ``Hub.environment()``.
+Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``cut_once``
+(the connection breaks in a file).  Every request is kept in ``requests``.  Clients find it by ``HF_ENDPOINT``, which
+they read when they are imported: start them with ``Hub.environment()``.
 
 One thing differs from the hub: for a repository that is not there it names its reason to anonymous clients too
 (``X-Error-Code: RepoNotFound``), since the client takes a bare 401 for that answer from https only.
@@ -21,7 +19,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,13 +33,11 @@ PAGE = 4
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for; ``where`` is "hub" or "storage"."""
+    """What a client asked for."""
 
-    where: str
     method: str
     path: str
     range: str = ""
-    token: str = ""
 
 
 @dataclass
@@ -66,8 +62,6 @@ class Hub:
         self.renamed: dict[tuple[str, str], str] = {}
         self.gated: dict[str, int] = {}
         self.failing: list[int] = []
-        self.stale = ""
-        self.instead: Callable[[Any], Any] | None = None
         self.cut: dict[str, int] = {}
         self.requests: list[Request] = []
         self.blobs: dict[str, bytes] = {}
@@ -157,15 +151,9 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with hub.lock:
                 status = hub.failing.pop(0) if hub.failing else 0
-                token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-                asked = self.headers.get("Range") or ""
-                hub.requests.append(Request(where, self.command, self.path, asked, token))
+                hub.requests.append(Request(self.command, self.path, self.headers.get("Range") or ""))
             if status:
                 self.reply({"error": "no"}, status, {"Retry-After": "300"} if status == 429 else {})
-            elif token and token == hub.stale:
-                self.fail(401, "", "Invalid credentials in Authorization header")
-            elif hub.instead is not None and self.path.startswith("/api/models/org/odd"):
-                hub.instead(self)
             elif where == "storage":
                 self.send_file(hub.blobs[self.path.removeprefix("/lfs/")], {}, self.path)
             else:
@@ -184,7 +172,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             else:
                 self.reply({}) if not parts else self.fail(404, "", "Not found")
                 return
-            words = ("revision", "tree", "paths-info", "refs", "resolve", "auth-check")
+            words = ("revision", "tree", "paths-info", "resolve", "auth-check")
             length = next((i for i, part in enumerate(rest) if part in words), len(rest))
             name, tail = "/".join(rest[:length]), [unquote(part) for part in rest[length:]]
             if new := hub.renamed.get((kind, name)):
@@ -195,37 +183,28 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             elif (files := repo.files(tail[1] if len(tail) > 1 else "main")) is None:
                 self.fail(404, "RevisionNotFound", f"Invalid rev id: {tail[1]}")
             elif name in hub.gated and (not api or tail[:1] == ["auth-check"]):
-                self.refuse(name)
+                text = f"Access to model {name} is restricted and you are not in the authorized list."
+                self.fail(hub.gated[name], "GatedRepo", text)  # 401 for anonymous clients, 403 for those without access
             elif api:
                 self.describe(repo, tail, files)
             else:
                 self.resolve(repo, tail[1], "/".join(tail[2:]), files)
-
-        def refuse(self, name: str) -> None:
-            """A gated repository; 401 for anonymous clients, 403 for those without access."""
-            text = f"Access to model {name} is restricted and you are not in the authorized list."
-            self.fail(hub.gated[name], "GatedRepo", text)
 
         def describe(self, repo: Repo, tail: list[str], files: dict[str, bytes]) -> None:
             """An answer of the API."""
             what = tail[0] if tail else "revision"
             revision = tail[1] if len(tail) > 1 else "main"
             query = parse_qs(urlsplit(self.path).query)
-            if what == "refs":
-                refs = [
-                    {"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha} for name, sha in repo.refs.items()
-                ]
-                self.reply({"branches": refs, "tags": [], "converts": []})
-            elif what == "tree":
+            if what == "tree":
                 self.tree(files, "".join(f"{part}/" for part in tail[2:]), query)
             elif what == "paths-info":
                 wanted = parse_qs(self.body.decode()).get("paths", [])
                 self.reply([entry(path, files[path]) for path in wanted if path in files])
             else:
-                keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda each: (  # noqa: E731
-                    {"size": each["size"], "blobId": each["oid"]} if "blobs" in query else {}
-                )
-                siblings = [{"rfilename": path, **keep(entry(path, data))} for path, data in files.items()]
+                siblings = [
+                    {"rfilename": path, **({"size": len(data), "blobId": git_oid(data)} if "blobs" in query else {})}
+                    for path, data in files.items()
+                ]
                 sha = repo.refs.get(revision, revision)
                 about = {"_id": "0", "id": repo.id, "sha": sha, "gated": "manual" if repo.id in hub.gated else False}
                 more = {"private": False, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0}

@@ -1,18 +1,14 @@
 """The data sets behind compare_q's known names as they lie on the hub, with tiny contents.
 
-Where the layouts were read (November 2026; file names and the YAML of the cards, nothing else, were taken over):
+The layouts (file names and the YAML of the cards) were read in November 2026 on the cards of:
 
-- Salesforce/wikitext: its card (``configs``: ``wikitext-2-raw-v1/test-*`` ...), files ``test-00000-of-00001.parquet``,
-  commit b08601e04326c79dfdd32d625aee71d232d685c3.
-- ptb-text-only/ptb_text_only: a script ``ptb_text_only.py``; ``refs/convert/parquet`` has
-  ``penn_treebank/{train,validation,test}/0000.parquet``, column ``sentence``.
-- code-search-net/code_search_net: a script; its parquet copy of ``python`` has columns ``whole_func_string`` and more,
-  22,176 rows of ``test`` in 29 MB (its card, and commit 4ba6f7a48afb0ae5a8713c7d214561dff8a11c57 of the copy); that the
-  copy has ``{config}/{split}/0000.parquet`` is what the hub's converter writes today.
-- allenai/c4: its card (``en/c4-validation.*.json.gz``), eight validation and 1,024 training files.
-- HuggingFaceH4/ultrachat_200k, HuggingFaceH4/no_robots, HuggingFaceTB/smoltalk (the sets of ``eval/spec/chat_*.json``):
-  split names and the column ``messages`` of their cards; the files' names stand for parquet files of each split.
-- HuggingFaceFW/fineweb and fineweb-edu: their cards (``sample-10BT``: ``sample/10BT/*``), ``000_00000.parquet`` and on.
+- Salesforce/wikitext, commit b08601e04326c79dfdd32d625aee71d232d685c3;
+- ptb-text-only/ptb_text_only and code-search-net/code_search_net, which are loading scripts with a parquet copy in
+  ``refs/convert/parquet`` (commit 4ba6f7a48afb0ae5a8713c7d214561dff8a11c57); that the latter has
+  ``{config}/{split}/0000.parquet`` is what the hub's converter writes;
+- allenai/c4, with eight validation and 1,024 training files;
+- HuggingFaceH4/ultrachat_200k, HuggingFaceH4/no_robots, HuggingFaceTB/smoltalk (the sets of ``eval/spec/chat_*.json``);
+- HuggingFaceFW/fineweb and fineweb-edu.
 """
 
 from __future__ import annotations

@@ -46,39 +46,33 @@ def scored(cuts: list[Cut]) -> list[int]:
 @pytest.mark.parametrize(
     ("n_tokens", "eval_len", "stride", "gold"),
     [
-        (10, 4, 2, [0, 2, 4]),
-        (11, 4, 2, [0, 2, 4, 6]),
-        (8, 4, 4, [0]),
-        (9, 4, 4, [0, 4]),
-        (4, 4, 1, []),
+        (10, 4, 2, [0, 2, 4]), (11, 4, 2, [0, 2, 4, 6]), (8, 4, 4, [0]), (9, 4, 4, [0, 4]), (4, 4, 1, []),
         (289_076, 2048, 512, list(range(0, 561 * 512, 512))),
     ],
-)
+)  # fmt: skip
 def test_exllamav3_starts(n_tokens: int, eval_len: int, stride: int, gold: list[int]) -> None:
     assert [cut.start for cut in cutting.exllamav3(text(n_tokens), eval_len, stride)] == gold
 
 
 @pytest.mark.parametrize(
-    ("method", "n_tokens", "eval_len", "bos", "gold"),
+    ("n_tokens", "eval_len", "bos", "gold"),
     [
-        ("llamacpp", 11, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3)]),
-        ("llamacpp", 12, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3), (8, [18, 19, 20, 21], 3)]),
-        ("llamacpp", 11, 4, BOS, [(0, [90, 11, 12, 13], 3), (4, [90, 15, 16, 17], 3)]),
+        (11, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3)]),
+        (12, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3), (8, [18, 19, 20, 21], 3)]),
+        (11, 4, BOS, [(0, [90, 11, 12, 13], 3), (4, [90, 15, 16, 17], 3)]),
         # The first one is 5 / 2 = 2: positions 3 and 4 are scored.
-        ("llamacpp", 11, 5, BOS, [(0, [90, 11, 12, 13, 14], 3), (5, [90, 16, 17, 18, 19], 3)]),
-        ("llamacpp", 3, 3, None, [(0, [10, 11, 12], 2)]),
-        ("llamacpp", 3, 4, None, []),
-        # ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``, ``[:, 1:]`` of it scored.
-        ("gptq", 11, 4, None, [(0, [10, 11, 12, 13], 1), (4, [14, 15, 16, 17], 1)]),
-        ("gptq", 12, 4, None, [(0, [10, 11, 12, 13], 1), (4, [14, 15, 16, 17], 1), (8, [18, 19, 20, 21], 1)]),
-        ("gptq", 4, 4, None, [(0, [10, 11, 12, 13], 1)]),
-        ("gptq", 3, 4, None, []),
+        (11, 5, BOS, [(0, [90, 11, 12, 13, 14], 3), (5, [90, 16, 17, 18, 19], 3)]),
+        (3, 3, None, [(0, [10, 11, 12], 2)]),
+        (3, 4, None, []),
     ],
-)  # fmt: skip
-def test_windows_that_follow_one_another(method: str, n_tokens: int, eval_len: int, bos: int | None, gold: Any) -> None:
+)
+def test_windows_that_follow_one_another(n_tokens: int, eval_len: int, bos: int | None, gold: Any) -> None:
+    """Of llamacpp, and of gptq: ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``, of
+    which ``[:, 1:]`` is scored: the same windows, scored from 1, with the text's own first token."""
     ids = text(n_tokens)
-    cuts = cutting.llamacpp(ids, eval_len, bos) if method == "llamacpp" else cutting.gptq(ids, eval_len)
-    assert plain(cuts) == gold
+    assert plain(cutting.llamacpp(ids, eval_len, bos)) == gold
+    own = [(start, text(n_tokens)[start : start + eval_len].tolist(), 1) for start, _, _ in gold]
+    assert plain(cutting.gptq(ids, eval_len)) == own
     assert ids.tolist() == text(n_tokens).tolist()  # BOS goes into copies
 
 
@@ -126,21 +120,16 @@ def test_once(n_tokens: int, eval_len: int, stride: int, gold: Any) -> None:
     assert scored(cuts) == list(range(1, n_tokens))
 
 
+FIRST, FOURTH = (0, [10, 11, 12], ((1, 3),)), (9, [19, 20], ((1, 2),))
+SECOND = [(5, [15, 16, 17], ((1, 2),)), (7, [17, 18], ((1, 2),))]
+
+
 @pytest.mark.parametrize(
     ("long", "gold", "counts"),
     [
-        ("truncate", [(0, [10, 11, 12], ((1, 3),)), (9, [19, 20], ((1, 2),))], (1, 2)),
-        ("skip", [(0, [10, 11, 12], ((1, 3),)), (9, [19, 20], ((1, 2),))], (1, 1)),
-        (
-            "split",
-            [
-                (0, [10, 11, 12], ((1, 3),)),
-                (5, [15, 16, 17], ((1, 2),)),
-                (7, [17, 18], ((1, 2),)),
-                (9, [19, 20], ((1, 2),)),
-            ],
-            (1, 1),
-        ),
+        ("truncate", [FIRST, FOURTH], (1, 2)),
+        ("skip", [FIRST, FOURTH], (1, 1)),
+        ("split", [FIRST, *SECOND, FOURTH], (1, 1)),
     ],
 )
 def test_conversations(long: Long, gold: Any, counts: tuple[int, int]) -> None:
@@ -207,31 +196,12 @@ def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
     assert data.starts == (-3,)  # tokens 2 and 3 at positions 5 and 6
 
 
-def test_digest_follows_content() -> None:
-    digest = cut(TEN, spec(), None).digest
-    hashed = hashlib.sha256(b"exllamav3")
-    for start in (0, 2, 4):
-        hashed.update(f" {start} 4 1 ".encode() + np.arange(start, start + 4, dtype=np.int32).tobytes())
-    assert digest == hashed.hexdigest()
-    assert cut(TEN, spec(dataset_display_name="other"), None).digest == digest
-    assert cut(TEN, spec(), 2).digest != digest
-    assert cut(TEN, spec(warmup_tokens=1), None).digest != digest
-    assert cut(Tokens(TEN.ids[::-1].copy(), TEN.prefix, 9, "words"), spec(), None).digest != digest
-
-
 METHODS = get_args(Method)
 
 
 def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: object) -> EvalData:
     stride = 2 if method == "exllamav3" else None
     return cut(text, spec(**{"method": method, "eval_stride": stride, **keys}), max_rows)
-
-
-def described(data: EvalData) -> list[tuple[int, list[int], int]]:
-    return [
-        (start, window.token_ids.tolist(), window.spans[0][0])
-        for start, window in zip(data.starts, data.windows, strict=True)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -248,30 +218,35 @@ def described(data: EvalData) -> list[tuple[int, list[int], int]]:
 def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: int) -> None:
     """Ten tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes, lead 90, two documents of 6 and 4 tokens: 12 bytes, 4 words."""
     data = of(method)
-    assert described(data) == gold
+    windows_of = zip(data.starts, data.windows, strict=True)
+    assert [(start, window.token_ids.tolist(), window.spans[0][0]) for start, window in windows_of] == gold
     assert (data.spec.method, data.n_tokens, data.length) == (method, 10, len(gold[0][1]))
     for start, window in zip(data.starts, data.windows, strict=True):
         for position in window.positions:
             assert LED.ids[start + position] == window.token_ids[position]
-    assert of(method, max_rows=1).windows[0].token_ids.tolist() == gold[0][1]
-    assert len(of(method, max_rows=1).windows) == 1
+    assert [window.token_ids.tolist() for window in of(method, max_rows=1).windows] == [gold[0][1]]
     assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
     found = windows.data_json(data)
     assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
 
-def test_digest_of_other_methods_follows_where_windows_lie_and_what_is_scored() -> None:
-    digests = [of(method).digest for method in METHODS]
-    digests += [of("llamacpp", replace(LED, lead=None)).digest, of("llamacpp", eval_len=5).digest]
-    digests += [of("lm_eval", replace(LED, ends=np.array([10]))).digest, of("once", eval_stride=3).digest]
-    assert len(set(digests)) == len(digests)
+def test_digest_follows_windows_and_what_is_scored() -> None:
+    """Not their names.  Among them: the same windows at another place, or scored from another position on."""
+    hashed = hashlib.sha256(b"exllamav3")
+    for start in (0, 2, 4):
+        hashed.update(f" {start} 4 1 ".encode() + np.arange(start, start + 4, dtype=np.int32).tobytes())
+    assert of("exllamav3").digest == of("exllamav3", dataset_display_name="other").digest == hashed.hexdigest()
     assert of("llamacpp").digest == of("llamacpp", eval_stride=4).digest
-    # The same tokens, cut into the same windows, at another place of the text, and scored from another position on.
+    digests = [of(method).digest for method in METHODS]
+    digests += [of("exllamav3", max_rows=2).digest, of("exllamav3", warmup_tokens=1).digest]
+    digests += [of("exllamav3", replace(LED, ids=LED.ids[::-1].copy())).digest, of("llamacpp", eval_len=5).digest]
+    digests += [of("llamacpp", replace(LED, lead=None)).digest, of("once", eval_stride=3).digest]
+    digests += [of("lm_eval", replace(LED, ends=np.array([10]))).digest]
     window = of("once").windows[1]
-    assert windows.digest_of([window], [2], "once") != windows.digest_of([window], [2], "llamacpp")
-    assert len({windows.digest_of([window], [start], "once") for start in (2, 3)}) == 2
-    spans = [((1, 4),), ((2, 4),), ((1, 3),), ((1, 2), (3, 4))]
-    assert len({windows.digest_of([replace(window, spans=each)], [2], "once") for each in spans}) == len(spans)
+    digests += [windows.digest_of([window], [start], method) for method in ("once", "llamacpp") for start in (2, 3)]
+    spans = [((1, 4),), ((1, 3),), ((1, 2), (3, 4))]
+    digests += [windows.digest_of([replace(window, spans=each)], [2], "once") for each in spans]
+    assert len(set(digests)) == len(digests)
 
 
 @pytest.mark.engine
