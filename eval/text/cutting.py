@@ -5,8 +5,8 @@
   warm-up) is scored.
 - ``llamacpp`` (llama-perplexity): ``n_tokens // eval_len`` adjacent chunks.  If the tokenizer adds BOS, BOS
   replaces the first token of each chunk.  Positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored.
-- ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each document follows a prefix
-  token (BOS, or EOS without one) that is not scored.  Every token is scored once, including a BOS added by the
+- ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each document follows a
+  prefix token (BOS, or EOS without one) that is not scored.  Every token is scored once, including a BOS added by the
   tokenizer, ``eval_len`` tokens per window; the last window has as much context as fits.  A window here includes its
   last target, one token more than lm-eval's input.
 - ``gptq`` (the evaluation of GPTQ's repository, which most papers on quantization took over): ``n_tokens // eval_len``

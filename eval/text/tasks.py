@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,15 +49,14 @@ PICKLES = "pandas"
 """The format of ``datasets`` that loads pickles, which are code."""
 
 
-class Code(str):
-    """A Python function that a YAML file names with ``!function``."""
+FUNCTION = b"!function"
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """lm-eval's YAML; any other tag is an error."""
+    """The YAML of a trusted task, in which tags such as lm-eval's ``!function`` become None."""
 
 
-Loader.add_constructor("!function", lambda loader, node: Code(loader.construct_scalar(node)))
+Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 # The files of a task.
@@ -67,8 +65,8 @@ Loader.add_constructor("!function", lambda loader, node: Code(loader.construct_s
 def identity(spec: DataSpec) -> dict[str, Any]:
     """Return everything the questions depend on, as JSON types: lm-eval's build, and the task's name or digests.
 
-    A data set of the hub is identified by its name.  Python functions are identified by all Python files in the folder
-    of the YAML file that names them.  Raises InputError with the install command if lm-eval is missing or too old.
+    A data set of the hub is identified by its name, a file that runs code by all files in its folder.  Raises
+    InputError with the install command if lm-eval is missing or too old.
     """
     version = installed_versions(("lm_eval",)).get("lm_eval")
     if version is None or Version(version) < Version(LEAST):
@@ -76,96 +74,73 @@ def identity(spec: DataSpec) -> dict[str, Any]:
         install = f"pip install lm_eval=={LEAST}"
         raise InputError(f'dataset: "lm_eval" needs lm-eval {LEAST} or newer, and {given}: {install}')
     known: dict[str, Any] = {**builds(("lm_eval",)), "num_fewshot": spec.num_fewshot}
-    _, files = local_task(spec)
-    if not files:
+    file = task_file(spec)
+    if file is None:
         return {**known, "task": spec.task}
-    return {**known, "version": FILES_VERSION, "task": files[-1].name, "files": digests(paths_of(spec))}
+    return {**known, "version": FILES_VERSION, "task": file.name, "files": digests(paths_of(spec))}
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """Return the files of a spec's task: its YAML files, Python files that may run, data files and data folders."""
-    config, files = local_task(spec)
-    beside = {str(file.parent) for file in files if not is_own(file)} if any(codes_in(config)) else set()
-    functions = [code for code in files_in((), beside) if code.suffix == ".py"]
+    """Return the files of a spec's task: its YAML file, those beside it if it runs code, data files, data folders."""
+    file = task_file(spec)
+    if file is None:
+        return []
+    config = keys_of(file, trusted=spec.trust_remote_code)
+    beside = files_in((), [str(file.parent)]) if not is_own(file) and any(codes_in(file, config)) else []
     names, folders = data_places(config)
-    return [*files, *functions, *map(Path, folders), *files_in(names, folders)]
+    return [file, *beside, *map(Path, folders), *files_in(names, folders)]
 
 
 def is_here(spec: DataSpec) -> bool:
     """Return True if the task's data are local files, so that nothing is downloaded."""
-    return bool(files_in(*data_places(local_task(spec)[0])))
+    file = task_file(spec)
+    return file is not None and bool(files_in(*data_places(keys_of(file, trusted=spec.trust_remote_code))))
 
 
-def local_task(spec: DataSpec) -> tuple[dict[str, Any], list[Path]]:
-    """Return ``merged`` of a task's file, both empty for a task of lm-eval's package; InputError if it is missing."""
+def task_file(spec: DataSpec) -> Path | None:
+    """Return the YAML file of the task, None for a task of lm-eval's package; InputError if the file does not exist."""
     name = spec.task or ""
     path = Path(spec.locate(name))
     if "/" in name or path.suffix.lower() in (".yaml", ".yml"):
         if not is_file(path):
             raise InputError(f"task: {printable(path)}: no such file")
-        return merged(path, trusted=spec.trust_remote_code)
+        return path.resolve()
     if spec.include_path is None:
-        return {}, []
+        return None
     folder = Path(spec.locate(spec.include_path))
     if not folder.is_dir():
         raise InputError(f"include_path: {printable(folder)}: no such folder")
-    # As in lm-eval: sorted by name, without its _IGNORE_DIRS; the first file with the task's name counts.
+    # As in lm-eval: sorted by name, without its _IGNORE_DIRS and files that cannot be read; the first of a name counts.
     for file in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
-        if not IGNORED & set(file.parts) and task_name(file) == name:
-            return merged(file, trusted=spec.trust_remote_code)
-    return {}, []
+        with suppress(InputError):
+            if not IGNORED & set(file.parts) and keys_of(file, trusted=True).get("task") == name:
+                return Path(file).resolve()
+    return None
 
 
-def task_name(file: Path) -> Any:
-    """Return the task's name in a YAML file; None if the file cannot be read, because lm-eval skips such files."""
+def keys_of(file: Path, *, trusted: bool) -> dict[str, Any]:
+    """Return the keys of a task's YAML file; InputError if it is malformed, or runs code and is not ``trusted``."""
+    name, trusted = f"task: {printable(file)}", trusted or is_own(file)
     try:
-        return merged(file, trusted=True)[0].get("task")
-    except InputError:
-        return None
-
-
-def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Path]]:
-    """Return (the keys of a YAML file over those of the files that it includes, all these files, its own last).
-
-    ``trusted``: its functions may run.  Otherwise a file that runs code is refused: by functions, metrics that are
-    programs, pickles, promptsource.  Raises InputError if a file is malformed.
-    """
-    file = Path(os.path.realpath(file.expanduser()))
-    name = f"task: {printable(file)}"
-    if file in inside:
-        raise InputError(f"{name}: includes itself")
-    try:
-        config = yaml.load(read_bytes(file), Loader=Loader)
-    except (InputError, OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        content = read_bytes(file)
+        config = yaml.load(content, Loader=Loader if trusted or FUNCTION in content else yaml.SafeLoader)
+        if not isinstance(config, dict):
+            raise InputError("a task is an object of keys and values")
+        if not trusted and (code := next(codes_in(file, config), "")):
+            why = 'read that, and let it with "trust_remote_code": true'
+            raise InputError(f"would run code ({printable(code)}); {why}")
+        return config
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: cannot be read as a task: {one_line(error)}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{name}: a task is an object of keys and values")
-    if not trusted and not is_own(file) and (code := [*codes_in(config), *programs_in(config)]):
-        raise InputError(
-            f'{name}: would run code ({printable(code[0])}); read that, and let it with "trust_remote_code": true'
-        )
-    includes = config.pop("include", [])
-    keys: dict[str, Any] = {}
-    files: list[Path] = []
-    for include in includes if isinstance(includes, list) else [includes]:
-        included, parts = merged(file.parent / str(include), trusted=trusted, inside=(*inside, file))
-        keys |= included
-        files += parts
-    return {**keys, **config}, [*files, file]
 
 
-def codes_in(value: Any) -> Iterator[str]:
-    """Yield every function that a YAML file names."""
-    if isinstance(value, Code):
-        yield f"!function {value}"
-    elif isinstance(value, dict | list):
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from codes_in(item)
-
-
-def programs_in(config: dict[str, Any]) -> Iterator[str]:
-    """Yield every key of a YAML file that runs code without a function."""
-    yield from (f"{key}: {config[key]}" for key in ("class", "use_prompt") if config.get(key) is not None)
+def codes_in(file: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Yield what runs code in a YAML file: functions, other files, promptsource, pickles, metrics that are programs."""
+    if FUNCTION in read_bytes(file):
+        yield FUNCTION.decode()
+    yield from (f"{key}: {config[key]}" for key in ("include", "class", "use_prompt") if config.get(key) is not None)
     if config.get("dataset_path") == PICKLES:
         yield f"dataset_path: {PICKLES}"
     metrics = config.get("metric_list")
@@ -198,12 +173,13 @@ def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 def read(spec: DataSpec, folder: Path) -> Tokens:
     """Return the requests of a task as tokens; InputError if lm-eval or compare_q cannot score the task."""
-    config, files = local_task(spec)  # before anything of it runs
-    if files and ("group" in config or not isinstance(config.get("task"), str)):
-        raise InputError(f"task: {printable(files[-1])}: is a group, or has no task; name a file with one task")
+    if (file := task_file(spec)) is not None:
+        config = keys_of(file, trusted=spec.trust_remote_code)  # before anything of it runs
+        if "group" in config or not (isinstance(config.get("task"), str) or "include" in config):
+            raise InputError(f"task: {printable(file)}: is a group, or has no task; name a file with one task")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
-    with lm_eval_ready(spec, files):
-        task = built_task(spec, files)
+    with lm_eval_ready(spec, file):
+        task = built_task(spec, file)
         check_task(task)
         task.build_all_requests()
         instances = task.instances
@@ -224,11 +200,11 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
 
 
 @contextmanager
-def lm_eval_ready(spec: DataSpec, files: Sequence[Path]) -> Iterator[None]:
+def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
     """Set up lm-eval for one task; errors of lm-eval and of a task's functions become an InputError with the reason.
 
     Templates of untrusted files are rendered in a sandbox, because a template with access to attributes can run
-    any code.  Local data are read with an empty cache of ``datasets``, which identifies files by path and time only.
+    any code.  Their data are read with an empty cache of ``datasets``, which identifies files by path and time only.
     """
     from datasets import config
     from jinja2.sandbox import SandboxedEnvironment
@@ -238,10 +214,10 @@ def lm_eval_ready(spec: DataSpec, files: Sequence[Path]) -> Iterator[None]:
     own, own_cache = utils.env, config.HF_DATASETS_CACHE
     try:
         with tempfile.TemporaryDirectory(prefix="compare_q.") as empty:
-            if files and not is_own(files[-1]) and not spec.trust_remote_code:
+            if file is not None and not is_own(file) and not spec.trust_remote_code:
                 utils.env = SandboxedEnvironment(loader=own.loader, undefined=own.undefined)
                 utils.env.keep_trailing_newline, utils.env.filters = own.keep_trailing_newline, own.filters
-            if is_here(spec):
+            if file is not None:
                 config.HF_DATASETS_CACHE = empty
             yield
     except InputError:
@@ -253,18 +229,18 @@ def lm_eval_ready(spec: DataSpec, files: Sequence[Path]) -> Iterator[None]:
         utils.env, config.HF_DATASETS_CACHE = own, own_cache
 
 
-def built_task(spec: DataSpec, files: Sequence[Path]) -> Any:
+def built_task(spec: DataSpec, file: Path | None) -> Any:
     """Return lm-eval's task, set up as by ``simple_evaluate``; InputError for an unknown name or a group of tasks."""
     from lm_eval.tasks import TaskManager
 
     random.seed(SEED)
     np.random.seed(NUMPY_SEED)
-    manager, name = TaskManager(include_defaults=not files), str(spec.task)
-    if not files and name not in manager.all_subtasks:
+    manager, name = TaskManager(include_defaults=file is None), str(spec.task)
+    if file is None and name not in manager.all_subtasks:
         if name in manager.all_groups or name in manager.all_tags:
             raise InputError(f"task: {name}: is a group of tasks; name one of them")
         raise InputError(f"task: {name}: lm-eval has no such task{nearest(name, manager.all_subtasks)}")
-    (task,) = manager.load([str(files[-1]) if files else name])["tasks"].values()
+    (task,) = manager.load([name if file is None else str(file)])["tasks"].values()
     given = task.get_config("num_fewshot")
     if spec.num_fewshot is not None and given == 0 != spec.num_fewshot:
         raise InputError(f"num_fewshot: the task {name} fixes it at 0, and lm-eval keeps that; leave it out")

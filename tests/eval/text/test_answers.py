@@ -111,9 +111,11 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
         ({"repeats": 2}, "", "has filter_list or repeats"),
         ({"doc_to_text": "{{nothing}}"}, "", "lm-eval cannot build it: UndefinedError: 'nothing' is undefined"),
         ({"task": None}, "", "is a group, or has no task; name a file with one task"),
-        ({}, "process_docs: !function code.run\n", "would run code (!function code.run); read that, and let it with"),
+        ({}, "process_docs: !function code.run\n", "would run code (!function); read that, and let it with"),
         ({"dataset_path": "pandas"}, "", "would run code (dataset_path: pandas)"),
-        ({"include": "odd.yaml"}, "", "includes itself"),
+        ({"include": "other.yaml"}, "", "would run code (include: other.yaml)"),
+        ({}, "process_docs: !<!function> code.run\n", "would run code (!function"),
+        ({}, "process_docs: !python/name:os.system ''\n", "could not determine a constructor for the tag '!python"),
     ],
 )
 def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: str) -> None:
