@@ -86,7 +86,10 @@ def paths_of(spec: DataSpec) -> list[Path]:
     if file is None:
         return []
     config = keys_of(file, trusted=spec.trust_remote_code)
-    beside = files_in((), [str(file.parent)]) if not is_own(file) and any(codes_in(file, config)) else []
+    runs_code = not is_own(file) and any(codes_in(file, config))
+    beside = [
+        each for each in files_in((), [str(file.parent)]) if each.suffix in (".py", ".yaml", ".yml") and runs_code
+    ]
     names, folders = data_places(config)
     return [file, *beside, *map(Path, folders), *files_in(names, folders)]
 

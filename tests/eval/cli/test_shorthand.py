@@ -142,7 +142,11 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
         (["-d", "wiki2", "-m", "x.json"], "wiki2: no such file; with -m, -d takes data specs (JSON)"),
         (["-d", toy_text, "-m", "x.json"], "text.txt: line 1, column 2: not valid JSON: "),
         (["-d", tmp_path / "data.json", "-m", toy_model], "toy-llama: cannot be read: ", "-m takes model specs (JSON)"),
-        (["-d", tmp_path / "models.json", "-m", tmp_path / "data.json"], "models.json: ", "model specs, which -m takes"),
+        (
+            ["-d", tmp_path / "models.json", "-m", tmp_path / "data.json"],
+            "models.json: ",
+            "model specs, which -m takes",
+        ),
         (["-d", tmp_path / "data.json", "-m", tmp_path / "data.json"], "data.json: ", "of data specs, which -d takes"),
         (["-d", toy_text, "-m", "x.json", "--save-specs", tmp_path], "--save-specs: "),
     ):
