@@ -1,19 +1,8 @@
 """Turn conversations into tokens, by the model's chat template or from a trace, and decide which tokens are scored.
 
-What is read, and the changes before messages go to the template, are in docs/chat.md.  A conversation is rendered and
-tokenized once, as a whole, without adding special tokens.  The tokens of turns whose role is in ``score_roles`` are
-scored.  There are two ways to find these turns in the text:
-
-- **generation mask**: used if only the assistant is scored, all its turns count, and the template marks what the model
-  generates (``{% generation %}``).  The last word of each turn must be in a separate marked part;
-- **rendered prefixes**: a turn begins where the rendering of the messages before it ends (for the assistant with the
-  generation prompt, so that its header is not scored), and ends where the rendering of the messages up to it ends.
-  Both renderings must be prefixes of the whole rendering.  For other roles the header is unknown, and scoring begins
-  with the content.  White space after the turn's last special token, such as the newline after ``<|im_end|>``, is not
-  generated and not scored.
-
-A token is scored if one of its characters is in a scored part, as in Transformers' ``return_assistant_tokens_mask``;
-tokens that extend beyond a part are counted.
+docs/chat.md says what is read and what is scored.  A conversation is rendered and tokenized once, as a whole, without
+adding special tokens.  The turns to score are found by the template's generation mask, or by rendered prefixes.  A
+token is scored if one of its characters is in a scored part, as in Transformers' ``return_assistant_tokens_mask``.
 """
 
 from __future__ import annotations
@@ -226,22 +215,23 @@ def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tupl
         return "", [], ""
     last, source = spec.score_turns == "last", template.source(talk.tools)
     has_marks = GENERATION.search(source) and not any(GENERATION.search(macro[0]) for macro in MACRO.finditer(source))
-    if set(spec.score_roles) == {"assistant"} and not last and has_marks:
-        text, marked = template.rendered(talk.messages, talk, return_assistant_tokens_mask=True)
-        check_written(talk, len(talk.messages), text)
-        check_marks(talk, wanted, text, marked)
-        return text, marked, "generation mask"
+    by_mask = bool(has_marks) and set(spec.score_roles) == {"assistant"} and not last
+    wanted = wanted[-1:] if last else wanted
     n_messages = wanted[-1] + 1 if last else len(talk.messages)
-    whole, _ = template.rendered(talk.messages[:n_messages], talk)
+    whole, marked = template.rendered(talk.messages[:n_messages], talk, return_assistant_tokens_mask=by_mask)
     check_written(talk, n_messages, whole)
-    parts = [turn_in(whole, template, talk, number) for number in (wanted[-1:] if last else wanted)]
-    return whole, parts, "rendered prefixes"
+    if by_mask:
+        check_marks(talk, wanted, whole, marked)
+        return whole, marked, "generation mask"
+    return whole, [turn_in(whole, template, talk, number) for number in wanted], "rendered prefixes"
 
 
 def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> tuple[int, int]:
     """Return [begin, end) of a message in the rendered conversation, by rendering the messages before it and up to it.
 
-    Raises InputError if the template renders these messages differently when more messages follow.
+    The assistant's header is in the first rendering (its generation prompt); other roles' headers are not known, so
+    that their turns begin with the content.  White space after a turn's last special token is not generated.  Raises
+    InputError if the template renders these messages differently when more messages follow.
     """
     message, before = talk.messages[number], talk.messages[:number]
     by_assistant = message["role"] == "assistant"

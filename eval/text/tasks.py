@@ -1,12 +1,9 @@
 """Turn a multiple-choice task of lm-eval into tokens; find the YAML file of a task and check whether it runs code.
 
-lm-eval reads the task, writes the prompts and splits each request into tokens of the context and tokens of the answer
-(``loglikelihood`` of its TemplateLM).  Only ``tok_encode`` is our own; it does the same as lm-eval 0.4.13's HFLM.  A
-request is one answer to one question.  Few-shot examples are drawn with the seeds of lm-eval's ``simple_evaluate``.
-
-A task is a YAML file, in the package of lm-eval or on this machine.  lm-eval runs the Python functions that a YAML file
-names with ``!function``.  Functions of its own package may run; functions of other files run only if the spec sets
-``trust_remote_code``.
+lm-eval reads the task, writes the prompts and splits each request (one answer to one question) into tokens of the
+context and of the answer.  Only ``tok_encode`` is our own; it does the same as lm-eval 0.4.13's HFLM.  lm-eval runs the
+Python functions that a YAML file names with ``!function``: those of its own package may run, others only if the spec
+sets ``trust_remote_code``.
 """
 
 from __future__ import annotations

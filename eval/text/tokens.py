@@ -1,12 +1,6 @@
 """Tokenize a text, and count the bytes of each token; tokens are kept in the cache.
 
-A text is tokenized as a whole, with BOS if the tokenizer adds it.  Two methods (``eval/text/cutting.py``) differ:
-
-- ``llamacpp``: one newline at the end of the text is dropped, special tokens in the text are read as plain text, and
-  the first token of each chunk is replaced by the token that the tokenizer puts before a text, if any;
-- ``lm_eval``: each document is tokenized separately.  A document that begins with the text of the prefix token is
-  tokenized without special tokens, as in lm-eval, to avoid two BOS.  With ``detokenize`` each document is rewritten
-  first (``detokenized``); bytes and words are counted in the original.
+A text is tokenized as a whole, with BOS if the tokenizer adds it; for method ``lm_eval`` each document separately.
 """
 
 from __future__ import annotations
@@ -165,8 +159,8 @@ def prefix_token(tokenizer: Any, why: str) -> int:
 def encode(tokenizer: Any, text: str, method: Method, lead: int | None) -> Any:
     """Return ``input_ids`` of a text, and ``offset_mapping`` where the tokenizer gives one.
 
-    Raises InputError if llama-perplexity would read the text of a special token as plain text, and this tokenizer
-    does not.
+    ``lm_eval`` adds no special tokens to a document that begins with the text of the prefix token, to avoid two BOS.
+    ``llamacpp`` reads special tokens in the text as plain text; InputError if this tokenizer does not.
     """
     options: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
     if method == "lm_eval" and text.startswith(tokenizer.decode(lead)):
@@ -218,10 +212,9 @@ def chat_prefix(tokenizer: Any) -> list[int]:
 def detokenized(page: str) -> str:
     """Return a page of WikiText as lm-eval's task ``wikitext`` scores it; the order of the steps matters.
 
-    WikiText has spaces around punctuation (``8 @,@ 600 , he said``).  The task removes most of them before it scores a
-    page, and counts words and bytes of the unchanged page.  This repeats lm-eval 0.4.13's detokenizer, including its
-    mistakes, because only the same text has the same perplexity.  Both return the same string for all 62 pages of
-    WikiText-2's test split (``benchmarks/against_lm_eval.py``).
+    WikiText has spaces around punctuation (``8 @,@ 600 , he said``), most of which the task removes; it counts words
+    and bytes of the unchanged page.  This repeats lm-eval 0.4.13's detokenizer, including its mistakes: both return the
+    same string for all 62 pages of WikiText-2's test split (``benchmarks/against_lm_eval.py``).
     """
     text = page.replace("s '", "s'")
     text = re.sub("/' [0-9]/", "/'[0-9]/", text)  # lm-eval's mistake: meant for years ('99), it only rewrites "/' 9/"

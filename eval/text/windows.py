@@ -1,9 +1,5 @@
 """Build the windows of a run from a data spec, and describe them for titles, ``check`` and results.json.
 
-A text is tokenized once, as a whole, with BOS if the tokenizer adds it (``lm_eval``: each document separately).  It is
-cut by one of the methods in ``eval/text/cutting.py``; the default is the method of exllamav3's compare_q.  Each
-conversation and each answer to a question is a window.  Without ``max_rows``, or with 0 or null, all windows are used.
-
 With ``chat_template`` the tokenizer's template (an empty system message, a user who says "Say something.", the
 generation prompt) precedes each window.  Its tokens and the first token of the window are not scored.
 """
