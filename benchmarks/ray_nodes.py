@@ -31,6 +31,8 @@ SEVERAL = [
 ]
 """The same checkpoint with another seed is another model, and loads once more."""
 ONE = [run.Row("bf16", "bf16", {})]
+TWO_RANKS = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
+"""vLLM turns its own all-reduce off between machines, and takes two nodes on one machine for one."""
 BY_RAY = {"distributed_executor_backend": "ray"}
 
 
@@ -87,10 +89,10 @@ def main() -> int:
         table("rows", SEVERAL, {}, "--gpus", "0")
         with nodes(folder) as address:
             table("rows over Ray", SEVERAL, {}, "--ray", address)
-        table("two ranks", ONE, {"tensor_parallel_size": 2}, "--gpus", "0,1")
+        table("two ranks", ONE, TWO_RANKS, "--gpus", "0,1")
         with nodes(folder) as address:
             os.environ |= {"RAY_ADDRESS": address, "VLLM_HOST_IP": "127.0.0.1"}
-            table("two ranks over Ray nodes", ONE, {"tensor_parallel_size": 2, **BY_RAY})
+            table("two ranks over Ray nodes", ONE, TWO_RANKS | BY_RAY)
     return 0
 
 
