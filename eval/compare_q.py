@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 ROOT = Path(__file__).resolve().parent.parent
 if not __package__:  # run as a file, not imported from an installation
-    sys.path[0] = str(ROOT)  # the repository, in place of eval/
+    sys.path[0] = str(ROOT)  # the repository instead of eval/
 
 
 def command_line() -> Callable[[], int]:

@@ -70,7 +70,7 @@ def run_command(args: argparse.Namespace) -> int:
     from compare_q.eval.run.workers import signals_interrupt
     from compare_q.eval.text import corpus
 
-    data, models = named_specs(args) if args.models else specs_of_files(args)
+    data, models = specs_of(args)
     texts = dict(zip(corpus.names_of(data), data, strict=True))
     reference = bool(args.logits_file) or any(spec.is_reference for spec in models)
     if args.until or (args.models and args.rows is None):
@@ -102,25 +102,27 @@ def run_command(args: argparse.Namespace) -> int:
         return 128 + done.signal if done.signal else status
 
 
-def specs_of_files(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]:
-    """Return the texts and models of the files of ``-d`` and ``-m``; print which model is the reference."""
-    data = reading.load_data_specs(reading.expand(map(str, args.dataspec)), NO_DATA_SPEC)
-    models = reading.load_model_specs(reading.expand(args.modelspec), NO_MODEL_SPEC, print_note)
-    models, said = reading.one_reference(models, stored=args.logits_file is not None)
+def specs_of(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]:
+    """Return the texts and models of the files of ``-d`` and ``-m``, or those that the command line names.
+
+    Prints which model is the reference, or each model's engine and why it was chosen.
+    """
+    texts = list(map(str, args.dataspec or []))
+    if args.models:
+        from compare_q.eval.cli import shorthand
+
+        elsewhere = {engine for engine, _ in args.python} | set(reading.load_settings().python)
+        named = shorthand.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
+        data, said = shorthand.texts(texts, named, args.tokenizer)
+        models = [each.spec for each in named]
+        said = [*(f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named), *said]
+    else:
+        data = reading.load_data_specs(reading.expand(texts), NO_DATA_SPEC)
+        models = reading.load_model_specs(reading.expand(args.modelspec), NO_MODEL_SPEC, print_note)
+        models, said = reading.one_reference(models, stored=args.logits_file is not None)
     chosen = reading.apply_mask(models, args.mask)
     print_note(*said)
     return data, chosen
-
-
-def named_specs(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]:
-    """Return the texts and models that the command line names; print each model's engine, and why it was chosen."""
-    from compare_q.eval.cli import shorthand
-
-    elsewhere = {engine for engine, _ in args.python} | set(reading.load_settings().python)
-    named = shorthand.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
-    data, said = shorthand.texts([str(each) for each in args.dataspec or []], named, args.tokenizer)
-    print_note(*(f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named), *said)
-    return data, reading.apply_mask([each.spec for each in named], args.mask)
 
 
 def run_config(args: argparse.Namespace) -> RunConfig:

@@ -18,7 +18,6 @@ import json
 import os
 import re
 import threading
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -60,8 +59,7 @@ class Cache:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.run = root / "runs" / uuid.uuid4().hex
-        self.running: FileLock | None = None
+        self.marks: Path | None = None
         self.locks: set[Path] = set()
         self.using = threading.Lock()
 
@@ -80,13 +78,11 @@ class Cache:
                 return error.strerror or one_line(error)
             if not os.access(folder, os.W_OK | os.X_OK):
                 return "it may only be read"
-        storage.sweep(self.root)
-        for folder in folders:
+        for folder in (self.root, *folders):
             storage.sweep(folder)
-            for file in storage.files_in(folder):
-                if file.suffix == ".lock":
-                    remove_lock(file)
-        self.used_by_runs()
+        for file in itertools.chain(*map(storage.files_in, folders)):
+            if file.suffix == ".lock":
+                remove_lock(file)
         return ""
 
     def check_writable(self) -> None:
@@ -101,15 +97,15 @@ class Cache:
         return hashlib.sha256(json.dumps([section, identity], sort_keys=True).encode()).hexdigest()[:40]
 
     def path(self, section: str, key: str, suffix: str) -> Path:
-        """Return the path of an entry, which need not exist."""
+        """Return the path of an entry, which may not exist."""
         return self.root / section / f"{key}{suffix}"
 
     def log_file(self, label: str, key: str) -> Path:
         """Return the log file of the engine that computes an entry."""
         self.check_writable()
-        name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)
-        numbered = (f"{name[:60]}{f'.{number}' if number else ''}.{key}.log" for number in itertools.count())
-        files = (self.root / "logs" / each for each in numbered)
+        name = re.sub(r"[^\w.-]", "_", label)[:60]
+        numbers = itertools.chain([""], map(".{}".format, itertools.count(1)))
+        files = (self.root / "logs" / f"{name}{number}.{key}.log" for number in numbers)
         return next(file for file in files if storage.is_regular(file) or not os.path.lexists(file))  # not a pipe
 
     @contextmanager
@@ -130,7 +126,7 @@ class Cache:
     def scratch(self) -> Iterator[Path]:
         """Yield a path for a file that is deleted after the block, or by the next run if this one is killed."""
         self.check_writable()
-        with storage.beside(self.root / "runs" / "scratch") as file:
+        with storage.beside(self.root / "scratch") as file:
             yield file
 
     def lock_at(self, file: Path) -> FileLock:
@@ -176,12 +172,11 @@ class Cache:
         if self.unwritable:
             return
         with self.using, suppress(OSError):
-            if self.running is None:
-                running = FileLock(f"{self.run}.lock", thread_local=False)
-                running.acquire()
-                self.running = running
-                weakref.finalize(self, remove_marks, self.run, running, self.locks)
-            with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
+            if self.marks is None:
+                marks = self.root / "runs" / storage.temporary_name()
+                weakref.finalize(self, end_run, marks, storage.hold(marks), self.locks)
+                self.marks = marks
+            with self.marks.open("a", encoding="utf-8") as file:
                 file.write(f"{key}\n")
         for entry in (self.path(section, key, suffix) for suffix in (".npz", "")):
             with suppress(OSError):
@@ -189,17 +184,12 @@ class Cache:
 
     def used_by_runs(self, *, others: bool = False) -> set[str]:
         """Return the keys of entries that runs use, this run's too unless ``others``; delete marks of killed runs."""
+        storage.sweep(self.root / "runs")
         keys: set[str] = set()
-        for file in (self.root / "runs").glob("*.keys"):
-            lock = file.with_suffix(".lock")
-            if file.stem != self.run.name:
-                with suppress(Timeout, OSError), FileLock(str(lock), timeout=0):
-                    file.unlink(missing_ok=True)
-                    lock.unlink(missing_ok=True)
-            elif others:
-                continue
-            with suppress(InputError):  # deleted, or a file of the user
-                keys.update(json_files.read_bytes(file).decode(errors="replace").split())
+        for file in storage.files_in(self.root / "runs"):
+            with suppress(InputError):  # deleted meanwhile
+                if not (others and file == self.marks):
+                    keys.update(json_files.read_bytes(file).decode(errors="replace").split())
         return keys
 
     def clear(self, section: str, key: str) -> None:
@@ -224,11 +214,8 @@ def own_files(section: str, path: Path) -> list[Path]:
     """
     if not NAMES[section].fullmatch(path.name):
         return []
-    if section == "scores":
-        return segments.own_files(path)
-    if section == "references":
-        return reference_store.own_files(path)
-    return [path] if storage.is_regular(path) else []
+    of_folder = {"scores": segments.own_files, "references": reference_store.own_files}.get(section)
+    return of_folder(path) if of_folder else [path] * storage.is_regular(path)
 
 
 def remove_lock(file: Path) -> None:
@@ -237,10 +224,9 @@ def remove_lock(file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def remove_marks(run: Path, running: FileLock, locks: set[Path]) -> None:
-    """Delete the marks and locks of a run that has ended; those of a killed run are deleted by the next run."""
-    running.release()
-    for suffix in (".keys", ".lock"):
-        run.with_suffix(suffix).unlink(missing_ok=True)
+def end_run(marks: Path, held: int, locks: set[Path]) -> None:
+    """Delete the marks and locks of a run that has ended; the next run deletes those of a killed run."""
+    marks.unlink(missing_ok=True)
+    os.close(held)
     for file in locks:
         remove_lock(file)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -30,24 +32,24 @@ def replacing(target: Path) -> Iterator[Path]:
     over /dev/null, every program would write into that file.  So is a file that may be written but not replaced, such
     as a mount point of ``docker -v``.  OSError if the target is a folder or cannot be written.
     """
-    if json_files.is_file(target) or not json_files.exists(target):
-        real = Path(os.path.realpath(target))
-        storage.sweep(real.parent)  # left by a killed run
-        with storage.beside(real) as temporary:
+    if is_device(target):
+        with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
+            temporary = Path(folder) / "content"
             yield temporary
-            with suppress(OSError):  # there is no old file
-                shutil.copymode(real, temporary)
-            try:
-                os.replace(temporary, real)
-            except OSError:
-                if not json_files.is_file(real):
-                    raise
-                real.write_bytes(temporary.read_bytes())
+            target.write_bytes(temporary.read_bytes())
         return
-    with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
-        temporary = Path(folder) / "content"
+    real = Path(os.path.realpath(target))
+    storage.sweep(real.parent)  # left by a killed run
+    with storage.beside(real) as temporary:
         yield temporary
-        target.write_bytes(temporary.read_bytes())
+        with suppress(OSError):  # there is no old file
+            shutil.copymode(real, temporary)
+        try:
+            os.replace(temporary, real)
+        except OSError:
+            if not json_files.is_file(real):
+                raise
+            real.write_bytes(temporary.read_bytes())
 
 
 def write_text(target: Path, text: str) -> None:
@@ -56,27 +58,27 @@ def write_text(target: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
 
+def is_device(target: Path) -> bool:
+    """True for what exists and is no regular file."""
+    return json_files.exists(target) and not json_files.is_file(target)
+
+
 def is_writable(target: Path) -> bool:
     """True if ``replacing`` can probably write the target."""
+    real = os.path.realpath(target)
     if json_files.exists(target) and (json_files.is_folder(target) or not os.access(target, os.W_OK)):
         return False
-    if json_files.is_file(target) or not json_files.exists(target):
-        real = os.path.realpath(target)
-        return os.access(Path(real).parent, os.W_OK) and not os.path.islink(real)  # a link to itself
-    return True
+    return is_device(target) or (os.access(Path(real).parent, os.W_OK) and not os.path.islink(real))  # to itself
 
 
 def file_names(labels: Sequence[str]) -> list[str]:
     """Return a safe file name without suffix for each label; no two are equal even if case is ignored."""
     names: list[str] = []
     for label in labels:
-        safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)[:50]
-        safe = f"_{safe[1:]}" if safe.startswith(".") else safe  # a hidden file
-        name, number = safe, 1
-        while name.casefold() in (taken.casefold() for taken in names):
-            number += 1
-            name = f"{safe}-{number}"
-        names.append(name)
+        safe = re.sub(r"^\.|[^\w.-]", "_", label)[:50]  # a dot first would hide the file
+        candidates = itertools.chain([safe], map(f"{safe}-{{}}".format, itertools.count(2)))
+        taken = {name.casefold() for name in names}
+        names.append(next(name for name in candidates if name.casefold() not in taken))
     return names
 
 

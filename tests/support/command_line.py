@@ -11,6 +11,7 @@ from tests.support.toy import Ran
 
 Run = Callable[..., Ran]
 Specs = Callable[..., tuple[Path, Path]]
+Models = Callable[..., tuple[Ran, list[dict[str, Any]]]]
 FAKE = {"load_fn": "fake", "label": "fake", "model_dir": "none"}
 
 

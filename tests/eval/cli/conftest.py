@@ -1,12 +1,16 @@
-"""A finished run for ``show``."""
+"""A finished run for ``show``, and the rows of a run of the command line."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.command_line import Models, Run, Specs
 from tests.support.made import FAILED, QUANT, REF, results_of, run_of
+from tests.support.toy import Ran
 
 
 @pytest.fixture
@@ -15,3 +19,17 @@ def finished(tmp_path: Path) -> Path:
     run = results_of(run_of(REF, QUANT, FAILED)).with_origin(["compare_q.py", "-d", "x"])
     run.write(tmp_path / "finished.json")
     return tmp_path / "finished.json"
+
+
+@pytest.fixture
+def run_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Models:
+    """Run models on the toy text, which ends with ``status``; (what was printed, the rows of results.json)."""
+
+    def run(models: list[dict[str, Any]], *flags: object, status: int = 0) -> tuple[Ran, list[dict[str, Any]]]:
+        data, spec = write_specs(models)
+        ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", *flags)
+        assert ran.status == status, ran.err
+        rows: list[dict[str, Any]] = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
+        return ran, rows
+
+    return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +19,8 @@ from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Mean
-from tests.support.command_line import Run
-from tests.support.comparisons import fake
 from tests.support.made import QUANT, REF, replace, run_of, with_against
-from tests.support.toy import assert_refused
+from tests.support.toy import refusal
 
 TWO = 0.02
 
@@ -126,28 +123,5 @@ def test_texts_that_it_decides() -> None:
     assert settled(None, {"own": texts["own"], "chat": chat}, reference=True)[0] is None
     asked, sized = settled(None, texts, reference=False)
     assert (asked, [spec.max_rows for spec in sized.values()]) == (None, [5, adaptive.ROWS, 7])
-
-
-def test_several_texts_of_different_lengths(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
-    """40 windows of one text, 18 of the other, all scored since the error of a KLD with a nan is not known."""
-    specs = []
-    for name, letters in (("long", 2001), ("short", 901), ("third", 1001)):
-        (tmp_path / f"{name}.txt").write_text("abcdefgh " * (letters // 9 + 1), encoding="utf-8")
-        specs.append({
-            "label": name, "tokenizer_dir": str(toy_model), "dataset": "text", "path": f"{name}.txt", "eval_len": 50,
-            "eval_stride": 50, "sample": "spread",
-        })  # fmt: skip
-    (tmp_path / "texts.json").write_text(json.dumps(specs[:2]))
-    (tmp_path / "models.json").write_text(
-        json.dumps([fake("ref", boost=3.0, reference=True), fake("a", nan_windows=[0])])
-    )
-    words = ("-d", tmp_path / "texts.json", "-m", tmp_path / "models.json", "-o", tmp_path / "r.json")
-    ran = compare_q(*words, "--until", "kld:2%")
-    assert ran.status == 0, ran.err
-    counts = [each["data"]["windows"] for each in json.loads((tmp_path / "r.json").read_text())["texts"]]
-    assert counts == [40, 18]
-    for name, count in (("long", 40), ("short", 18)):
-        assert f"{name}: after 16 of the text's {count} windows a has no error of its KLD; {count} windows" in ran.err
-    assert "short: after 18 of the text's 18 windows the whole text was scored" in ran.err
-    (tmp_path / "texts.json").write_text(json.dumps([specs[0], {**specs[2], "sample": "first", "max_rows": 3}]))
-    assert_refused(compare_q(*words, "--until", "kld:2%"), "--until: third: a run takes the first windows")
+    said = refusal(settled, TWO, {**texts, "third": text(sample="first")}, reference=True)
+    assert said.startswith("--until: third: a run takes the first windows")

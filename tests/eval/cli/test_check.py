@@ -29,6 +29,7 @@ TWO: list[dict[str, Any]] = [fake("ref", reference=True), fake("other")]
         (TWO, ["--csv", "x", "--html", "x"], "--html: x: is the file of --csv as well; name another file"),
         (TWO, ["-pf", "p.bmp"], "--plot_file: p.bmp: must end in .png, .svg, .pdf"),
         (TWO, ["--sort", "kld:there"], "--sort: kld:there: "),
+        (TWO, ["--pair", "ref", "othr"], "--pair: no model is called 'othr' (did you mean 'other'?); there are: ref, "),
     ],
 )  # fmt: skip
 def test_what_a_run_refuses_is_refused_before_a_text_is_tokenized(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from compare_q.eval.table.columns import BY_NAME
-from tests.support.command_line import FAKE, Run, Specs
-from tests.support.fake_engine import FakeEngine
+from tests.support.command_line import Run
 from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of
 from tests.support.toy import assert_refused
 
@@ -37,6 +34,8 @@ def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_
     assert_refused(compare_q("show", finished), "finished.json: results of format 3")
     results_of(run_of(BASE, reference=None)).with_origin([]).write(finished)
     assert_refused(compare_q("show", finished, "-kld"), "--kld: no model is the reference")
+    assert_refused(compare_q("show", finished, "-p", "-acc_norm"), "-acc_norm", "lm_eval")
+    assert_refused(compare_q("show", finished, "--pair", "x", "base"), "--pair: no model is called 'x'")
 
 
 def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
@@ -65,16 +64,6 @@ def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path
     head = (tmp_path / "o.html").read_text().partition("<table")[2].partition("</thead>")[0]
     assert re.findall(r"<th[^>]*>([^<]+)</th>", head) == ["label", "99.9 % KLD", "KLD", "kernel"]
     assert_refused(compare_q("show", finished, "--columns", ","), "--columns: ", *BY_NAME)
-
-
-def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
-    compare_q: Run, write_specs: Specs, finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded"))
-    data, spec = write_specs([FAKE])
-    ran = compare_q("-d", data, "-m", spec, "--pair", "fake", "fame")
-    assert_refused(ran, "--pair: no model is called 'fame' (did you mean 'fake'?); there are: fake")
-    assert_refused(compare_q("show", finished, "--pair", "x", "bf16"), "--pair: no model is called 'x'")
 
 
 def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Path) -> None:

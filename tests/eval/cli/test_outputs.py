@@ -58,10 +58,6 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
     assert told == [(card, plain | {"card": True, "size": measures.VRAM})]
 
 
-def test_a_plot_of_accuracy_needs_a_task(compare_q: Run, finished: Path) -> None:
-    assert_refused(compare_q("show", finished, "-p", "-acc_norm"), "-acc_norm", "lm_eval")
-
-
 def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """Two labels with one file name are two files; a failed model leaves its name free."""
     models = [{**FAKE, "label": "one [x]"}, {**FAKE, "label": "ONE/[x]", "engine": {"fail": 0}},

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import FAKE, Run, Specs, shown_ppl
+from compare_q.backends.worker import worker
+from tests.support.command_line import FAKE, Models, Run, Specs, shown_ppl
 from tests.support.fake_engine import FakeEngine
-from tests.support.toy import assert_refused
 
 
 def test_results_json_says_what_ran(
@@ -32,37 +33,41 @@ def test_results_json_says_what_ran(
     assert written["texts"][0]["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
 
 
-def test_a_second_run_comes_from_the_cache(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_comes_from_the_cache(run_models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it is cleared, or an option is another one."""
-    data, spec = write_specs([FAKE])
-    assert compare_q("-d", data, "-m", spec).status == 0
+    run_models([FAKE])
     with monkeypatch.context() as patch:
         patch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded again"))
-        again = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
-    assert again.status == 0, again.err
-    assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][0]["from_cache"] is True
+        again, rows = run_models([FAKE])
+    assert rows[0]["from_cache"] is True
     assert "1 of 1 rows come from the cache" in again.out
-    assert "*" not in compare_q("-d", data, "-m", spec, "-cc").out
-    data, spec = write_specs([{**FAKE, "engine": {"vocab_size": 600}}])
-    ran = compare_q("-d", data, "-m", spec)
+    assert "*" not in run_models([FAKE], "-cc")[0].out
+    ran, _ = run_models([{**FAKE, "engine": {"vocab_size": 600}}])
     assert shown_ppl(ran, "fake") == pytest.approx(600, rel=1e-5)
     assert "*" not in ran.out
 
 
-def test_a_failure_or_a_bug_does_not_lose_the_others(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+def test_cleared_scores_are_gone(run_models: Models, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so no later run shows them."""
+    monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, however slow the machine is
+    models = [{**FAKE, "label": "a", "reference": True}, {**FAKE, "label": "b", "engine": {"boost": 2.0}}]
+    found = []
+    for flags in ([], ["-cc"]):
+        run_models(models, *flags)
+        found.append(set((own_cache / "scores").glob("*/*")))
+    assert [len(files) for files in found] == [4, 4]  # a segment and a record of each
+    assert not found[0] & found[1]
+
+
+def test_a_failure_or_a_bug_does_not_lose_the_others(run_models: Models, tmp_path: Path) -> None:
     """The bug is no CompareQError: logits that have no row for a token id."""
     models = [{**FAKE, "label": "bad", "engine": {"fail": 2}}, {**FAKE, "label": "good"},
               {**FAKE, "label": "small", "engine": {"vocab_size": 5}}]  # fmt: skip
-    data, spec = write_specs(models)
-    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "-pf", tmp_path / "p.png")
-    assert ran.status == 1
+    ran, (bad, good, _) = run_models(models, "-pf", tmp_path / "p.png", status=1)
     assert "bad: failed: told to fail after 2 windows" in ran.out
     assert "small: failed: IndexError: " in ran.out
     assert "Traceback" not in ran.out + ran.err
     assert shown_ppl(ran, "good") == pytest.approx(1000, rel=1e-5)
-    bad, good, _ = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert (bad["ppl"], bad["error"]) == (None, "told to fail after 2 windows")
     assert good["error"] is None
     assert "bad: not in the plot" in ran.out
@@ -84,37 +89,27 @@ def test_nothing_measured_is_status_2(
     assert ran.err.splitlines()[-1] == f"error: fake: {gold}"
 
 
-@pytest.mark.parametrize("mark", ["reference", "out_logits"])
-def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: Path, mark: str) -> None:
+def test_kld_against_a_reference(run_models: Models, tmp_path: Path) -> None:
     """PPL = V for uniform logits; with boost b, PPL = (e^b + V - 1) / e^b: (e^3 + 499) / e^3 = 25.844.
 
     The real token has p = e^3 / (e^3 + 499), the others q = 1 / (e^3 + 499): p ln 500p + 499 q ln 500q = 0.07862.
     """
-    marked = {mark: True if mark == "reference" else str(tmp_path / "kept")}
-    data, spec = write_specs([
-        {**FAKE, "label": "uniform", "engine": {"vocab_size": 500}, "override_bpw_layer": 4.0},
-        {**FAKE, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "override_bpw_layer": 16.0, **marked},
-    ])  # fmt: skip
-    files = ("-pf", tmp_path / "p.svg", "-o", tmp_path / "r.json", "--csv", tmp_path / "r.csv")
-    ran = compare_q("-d", data, "-m", spec, "-kld", *files)
-    assert ran.status == 0, ran.err
+    uniform = {"label": "uniform", "engine": {"vocab_size": 500}, "override_bpw_layer": 4.0}
+    boosted = {"label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "override_bpw_layer": 16.0}
+    models = [{**FAKE, **uniform}, {**FAKE, **boosted, "reference": True}]
+    files = ("-pf", tmp_path / "p.svg", "--csv", tmp_path / "r.csv")
+    ran, (alone, marked) = run_models(models, "-kld", *files)
     first, second = (line.split() for line in ran.out.splitlines() if line.startswith((" uniform", " boosted")))
     assert (first[5].partition("±")[0], first[7].partition("±")[0]) == ("500.0000", "0.07862")
     assert (second[5].partition("±")[0], second[6:8]) == ("25.8437", ["ref", "ref"])
     assert "the most probable tokens of boosted (" in ran.out
     assert "\nuniform: PPL 500.0000, KLD 0.07862\n" in ran.err  # as soon as it is scored
-    written = json.loads((tmp_path / "r.json").read_text())
-    assert written["texts"][0]["reference"]["label"] == "boosted"
-    assert [model["reference"] for model in written["texts"][0]["models"]] == [False, True]
-    uniform, boosted = written["texts"][0]["models"]
-    assert uniform["kld"] == pytest.approx(0.078622, abs=1e-6)
-    assert (uniform["ppl"], uniform["tokens"]) == (pytest.approx(500.0, rel=1e-6), 9 * 99)
-    assert boosted["ppl"] == pytest.approx(25.8437, abs=1e-3)
+    assert (alone["reference"], marked["reference"]) == (False, True)
+    assert alone["kld"] == pytest.approx(0.078622, abs=1e-6)
+    assert (alone["ppl"], alone["tokens"]) == (pytest.approx(500.0, rel=1e-6), 9 * 99)
+    assert marked["ppl"] == pytest.approx(25.8437, abs=1e-3)
     with (tmp_path / "r.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert [(row["label"], float(row["ppl"])) for row in rows] == [
-        ("uniform", uniform["ppl"]), ("boosted", boosted["ppl"])
-    ]  # fmt: skip
+        assert [float(row["ppl"]) for row in csv.DictReader(stream)] == [alone["ppl"], marked["ppl"]]
     assert (tmp_path / "p.svg").is_file()
 
 
@@ -130,7 +125,7 @@ def test_interrupt(compare_q: Run, write_specs: Specs, monkeypatch: pytest.Monke
 
 
 def test_an_engine_that_cannot_describe_itself_loses_no_score(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor the reference's store; nor does one that cannot be closed."""
 
@@ -140,20 +135,7 @@ def test_an_engine_that_cannot_describe_itself_loses_no_score(
     monkeypatch.setattr(FakeEngine, "layers", broken)
     monkeypatch.setattr(FakeEngine, "close", broken)
     models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
-    data, spec = write_specs(models)
-    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
-    assert ran.status == 0, ran.err
-    ref, other = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
+    ran, (ref, other) = run_models(models)
     assert (ref["error"], ref["kernel"]) == (None, None)
     assert other["kld_tokens"] == other["tokens"] == 891
     assert "ref: what ran is not known: RuntimeError: cannot copy out of meta" in ran.out
-
-
-def test_mask_and_wildcards(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs([{**FAKE, "label": "EXL3 4.0"}, {**FAKE, "label": "GGUF Q4"}, {**FAKE, "label": "FP8"}])
-    ran = compare_q("-d", data, "-m", tmp_path / "mod*.json", "-mask", "exl3;fp8")
-    assert ran.status == 0, ran.err
-    assert "EXL3 4.0" in ran.out
-    assert "FP8" in ran.out
-    assert "GGUF" not in ran.out
-    assert_refused(compare_q("-d", data, "-m", spec, "-mask", "awq"), "--mask", "'awq' matches no label", "EXL3 4.0")

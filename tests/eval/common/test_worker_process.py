@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,15 +116,6 @@ def test_a_worker_that_is_killed_was_interrupted(tmp_path: Path, when: str) -> N
         worker.perform(QUESTION, 60.0, ignore)
     worker.close()
     wait_until(lambda: not workers_of(Path(os.environ["COMPARE_Q_CACHE"])))
-
-
-def test_a_worker_that_dies_says_how(tmp_path: Path) -> None:
-    worker = WorkerProcess(log_file=tmp_path / "log")
-    assert worker.perform(QUESTION, 60.0, ignore)["installed"]
-    os.killpg(worker.group, signal.SIGTERM)
-    with pytest.raises(ModelError, match="its worker was ended by SIGTERM"):
-        worker.perform(QUESTION, 60.0, ignore)
-    worker.close()
 
 
 def ignore(message: object) -> None:
