@@ -218,7 +218,7 @@ class VllmDriver:
     @property
     def probe_tokens(self) -> int:
         """Tokens of a window whose scores by vLLM take at most ``PROBE_BYTES``; fewer where vLLM is slow."""
-        vocab_size = self.llm.llm_engine.vllm_config.model_config.get_vocab_size()
+        vocab_size: int = self.llm.llm_engine.vllm_config.model_config.get_vocab_size()
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * vocab_size), 16)
         return min(tokens, PROBE_TOKENS_OF_SLOW) if self.on_cpu or self.step else tokens
 

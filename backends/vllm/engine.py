@@ -68,7 +68,7 @@ from compare_q.backends.vllm.options import (
 from compare_q.backends.vllm.plugin import KERNELS, register
 
 EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
-"""Name of the class whose methods vLLM adds to its workers, which import it."""
+"""Class whose methods vLLM adds to its workers."""
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 """Groups of entry points whose code vLLM runs before it loads a model."""
 HARMLESS = re.compile(

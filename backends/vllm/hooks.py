@@ -262,8 +262,8 @@ class Graphs:
 
     def __init__(self, runner: Any) -> None:
         self.last = UNKNOWN
-        chooser = getattr(runner, "cudagraph_manager", None) or getattr(runner, "cudagraph_dispatcher", None)
-        dispatch = getattr(chooser, "dispatch", None)
+        chooser: Any = getattr(runner, "cudagraph_manager", None) or getattr(runner, "cudagraph_dispatcher", None)
+        dispatch: Any = getattr(chooser, "dispatch", None)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             chosen = dispatch(*args, **kwargs)

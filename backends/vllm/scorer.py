@@ -85,20 +85,15 @@ class Buffer:
     landed: int = 0
 
 
-class Landing(NamedTuple):
-    """Partial statistics [N, F] of a step's rows, which are on the host when the GPU's ``event`` has happened."""
-
-    statistics: torch.Tensor
-    parts: Sequence[ScoredRows]
-    event: Any
-
-
 @dataclass
 class Buffers:
-    """Windows of a scoring run by index; ``recomputed``: positions of finished windows that were scored again."""
+    """Windows of a scoring run by index; ``recomputed``: positions of finished windows that were scored again.
+
+    ``landings``: (partial statistics [N, F] of a step, its rows, the GPU's event after which they are on the host).
+    """
 
     windows: dict[int, Buffer] = field(default_factory=dict)
-    landings: deque[Landing] = field(default_factory=deque)
+    landings: deque[tuple[torch.Tensor, Sequence[ScoredRows], Any]] = field(default_factory=deque)
     recomputed: int = 0
 
     def finished(self, window: int) -> Buffer:
@@ -123,7 +118,7 @@ class Buffers:
         if out.device.type == "cuda":
             host = on_host(len(out), out).copy_(out, non_blocking=True)
             event = torch.cuda.current_stream().record_event()
-        self.landings.append(Landing(host, parts, event))
+        self.landings.append((host, parts, event))
 
     def keep(self, kept: torch.Tensor, chunk: Chunk) -> None:
         """Start copying states [n, H] or logits [n, V] to their windows; they arrive with the step's statistics."""
@@ -137,12 +132,12 @@ class Buffers:
 
     def land(self, *, wait: bool = True) -> None:
         """Put statistics that have arrived on the host into their windows; ``wait`` for all that were sent."""
-        while self.landings and (wait or self.landings[0].event is None or self.landings[0].event.query()):
-            landed = self.landings.popleft()
-            if landed.event is not None:
-                landed.event.synchronize()
-            begin, values = 0, landed.statistics.numpy()
-            for part in landed.parts:
+        while self.landings and (wait or self.landings[0][2] is None or self.landings[0][2].query()):
+            host, parts, event = self.landings.popleft()
+            if event is not None:
+                event.synchronize()
+            begin, values = 0, host.numpy()
+            for part in parts:
                 rows, buffer = slice(part.rows.begin, part.rows.end), self.of(part.rows, values.shape[1])
                 buffer.statistics[rows] = values[begin : begin + part.n_rows]
                 buffer.written[rows] = buffer.statistics[rows, Column.SUM] != NO_STATES
@@ -199,12 +194,11 @@ class Scorer:
 
     def compared(self, path: Path) -> Comparison:
         """Return the comparison with a store; the store's head is kept for the next scoring run."""
-        store, head = open_reference(path), self.source.reference_head
+        store, head, (first, last) = open_reference(path), self.source.reference_head, self.shard
         if store.contents == "states" and (head is None or head.key != head_key(store, self.shard)):
             own = self.source.weight()
-            shared = None if isinstance(own, str) or own[1] is not None or self.plan.gathered else own[0]
-            first, last = self.shard
-            head = load_head(store, self.shard, self.device, None if shared is None else shared[: last - first])
+            has_other = isinstance(own, str) or own[1] is not None or self.plan.gathered
+            head = load_head(store, self.shard, self.device, None if has_other else own[0][: last - first])
             self.source.reference_head = head
         return Comparison(store, self.shard, self.device, head if store.contents == "states" else None)
 
