@@ -40,12 +40,6 @@ QUANTIZES = re.compile(
 wants."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
-ONLINE = {
-    "Fp8PerTensorOnline": "fp8 tensor", "Fp8OnlineLinear": "fp8 tensor", "Fp8PerBlockOnline": "fp8 block 128x128",
-    "Fp8PtpcOnline": "fp8 channel", "Mxfp8Online": "mxfp8 g32", "Mxfp4Online": "mxfp4 g32",
-    "Int8Online": "int8 channel", "Nvfp4Online": "nvfp4 g16",
-}  # fmt: skip
-"""Beginning of a class of methods that quantize while vLLM loads -> how the weights are stored."""
 READ_IN_PREFILL = {
     "FlashAttentionImpl", "FlashAttentionDiffKVImpl", "TritonAttentionImpl", "TritonAttentionDiffKVImpl",
     "FlashInferImpl", "CompositeAttentionImpl", "FlexAttentionImpl", "CPUAttentionBackendImpl", "HpcAttentionImpl",
@@ -92,9 +86,7 @@ def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str
     ran = activations(module, method, kernel, asked, dtype)
     if scheme is None:  # quantized while loading, or by an unknown method: nothing to deviate from
         key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
-        by_method = (words for begins, words in ONLINE.items() if type(method).__name__.startswith(begins))
-        stored = next(by_method, UNKNOWN) if key is None else key_text(key, "channel")
-        return Layer(name, stored, ran, class_name(kernel))
+        return Layer(name, UNKNOWN if key is None else key_text(key, "channel"), ran, class_name(kernel))
     return Layer(name, scheme.weights, ran, class_name(kernel), deviation(asked or dtype, ran))
 
 
