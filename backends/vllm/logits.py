@@ -136,8 +136,7 @@ class KeptLogits:
     def step(self, hidden_states: torch.Tensor, requests: Sequence[RequestRows], tokens: Tokens) -> None:
         """Keep the logits of a step; rows without states are left out, so that the count of rows shows them."""
         for request in requests:
-            rows = hidden_states[request.begin : request.begin + request.n_rows]
-            for states in torch.split(rows, self.chunk_rows):  # type: ignore[no-untyped-call]
+            for states in torch.split(hidden_states[request.begin :][: request.n_rows], self.chunk_rows):
                 # Under tensor parallelism every rank has to take part, and all but the first may get None back.
                 if (logits := self.source.gathered(states)) is not None:
                     self.kept.append(logits[states.any(1)].cpu())

@@ -197,8 +197,8 @@ class Scorer:
         store, head, (first, last) = open_reference(path), self.source.reference_head, self.shard
         if store.contents == "states" and (head is None or head.key != head_key(store, self.shard)):
             own = self.source.weight()
-            has_other = isinstance(own, str) or own[1] is not None or self.plan.gathered
-            head = load_head(store, self.shard, self.device, None if has_other else own[0][: last - first])
+            weight = None if isinstance(own, str) or own[1] is not None or self.plan.gathered else own[0]
+            head = load_head(store, self.shard, self.device, None if weight is None else weight[: last - first])
             self.source.reference_head = head
         return Comparison(store, self.shard, self.device, head if store.contents == "states" else None)
 
