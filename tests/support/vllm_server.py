@@ -21,8 +21,6 @@ from tests.support.planned import planned
 from tests.support.toy import toy_windows
 
 VOCAB = 320
-
-
 KEY = "sk-very-secret"
 
 

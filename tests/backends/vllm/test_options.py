@@ -72,8 +72,8 @@ def test_windows_that_the_spec_has_split(
         f"engine.enable_chunked_prefill: with a cache in {cache} vLLM forgets the first part of a window that it "
         "splits over two steps of prefill; compare_q sets it to false; leave it out"
     )
-    for other in (given | {"kv_cache_dtype": "fp8"}, given | {"enable_chunked_prefill": False}):
-        VllmEngine.check(request_for(toy_model, **other))
+    for other in ({"kv_cache_dtype": "fp8"}, {"enable_chunked_prefill": False}):
+        VllmEngine.check(request_for(toy_model, **given | other))
 
 
 def decoding(folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **options: Any) -> PlannedModel:
@@ -92,27 +92,24 @@ def test_steps_of_decode(toy_model: Path) -> None:
     assert whole["kv_cache_memory_bytes"] == 32 * (100_000 + 1 + 256) * (2 * 2 * 2 * 32) * 2  # 2 layers, heads, k and v
 
 
+SET = 'set by compare_q with "phase": "decode";'
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("name", "given", "reason"),
     [
-        ({"long_prefill_token_threshold": 1},
-         'engine.long_prefill_token_threshold: set by compare_q with "phase": "decode"; give "step" beside "phase" in '
-         "its place"),
-        ({"max_num_seqs": 8}, 'engine.max_num_seqs: set by compare_q with "phase": "decode"; give "batch" beside '
-         '"phase" in its place'),
-        ({"enable_prefix_caching": True},
-         'engine.enable_prefix_caching: set by compare_q with "phase": "decode"; leave it out'),
-        ({"max_num_batched_tokens": 63}, "engine.max_num_batched_tokens: 63 holds no step of 64 tokens (step x batch)"),
-        ({"speculative_config": {"method": "mtp"}}, "engine.speculative_config: drafted tokens share the states that "
-         "are scored, and have corrupted them (vllm issue 53488); leave it out"),
+        ("long_prefill_token_threshold", 1, f'{SET} give "step" beside "phase" in its place'),
+        ("max_num_seqs", 8, f'{SET} give "batch" beside "phase" in its place'),
+        ("enable_prefix_caching", True, f"{SET} leave it out"),
+        ("max_num_batched_tokens", 63, "63 holds no step of 64 tokens (step x batch)"),
     ],
-)  # fmt: skip
+)
 def test_options_with_which_steps_would_be_others(
-    toy_model: Path, options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    toy_model: Path, name: str, given: object, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {"long_prefill_token_threshold", "max_num_seqs", "enable_prefix_caching"}
-    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | known)
-    assert refusal(VllmEngine.check, decoding(toy_model, 2, 32, **options)) == reason
+    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {name})
+    said = refusal(VllmEngine.check, decoding(toy_model, 2, 32, **{name: given}))
+    assert said == f"engine.{name}: {reason}"
 
 
 @pytest.mark.parametrize(

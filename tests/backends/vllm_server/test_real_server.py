@@ -22,8 +22,6 @@ from tests.support.toy import GPU, TOY_CONTEXT, toy_windows
 from tests.support.vllm_server import request_for, scores_of
 
 ATOL_REAL = 1e-3 if GPU else 5e-5  # same kernels, other batches; vLLM's CPU log_softmax is off by up to 1.7e-5
-
-
 STARTUP_S = 300
 
 
@@ -49,7 +47,11 @@ def real_server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         wait_for(f"http://127.0.0.1:{port}/health", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        stop(process)
+        for number in (signal.SIGTERM, signal.SIGKILL):  # also for its workers, which are of one process group
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -60,17 +62,6 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             process.wait(1)
             break
     pytest.fail(f"vLLM's server did not start:\n{log.read_text()[-3000:]}")
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """The server and its workers."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(30)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @pytest.mark.engine
