@@ -32,8 +32,6 @@ from compare_q.eval.text.tokens import TODAY, Chat, Tokens, tokens_of
 
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
             "tool": "tool"}  # fmt: skip
-JSON_TYPES = {"NoneType": "missing or null", "str": "text", "dict": "an object", "list": "a list",
-              "bool": "true or false"}  # fmt: skip
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL)
 """Transformers places generation marks inside one of these blocks too early."""
@@ -89,7 +87,7 @@ def objects(value: Any, where: str, is_table: bool = False) -> Iterator[tuple[st
 def checked(value: Any, kind: type, where: str, what: str) -> Any:
     """The value, if it is of its type; InputError that says ``what`` it must be."""
     if not isinstance(value, kind):
-        raise InputError(f"{where}: must be {what}, is {JSON_TYPES.get(type(value).__name__, 'a number')}")
+        raise InputError(f"{where}: must be {what}, is {shortened(repr(value), 40)}")
     return value
 
 

@@ -1,9 +1,8 @@
 """Turn a multiple-choice task of lm-eval into tokens; find the YAML file of a task and check whether it runs code.
 
 lm-eval reads the task, writes the prompts and splits each request (one answer to one question) into tokens of the
-context and of the answer.  Only ``tok_encode`` is our own; it does the same as lm-eval 0.4.13's HFLM.  lm-eval runs the
-Python functions that a YAML file names with ``!function``: those of its own package may run, others only if the spec
-sets ``trust_remote_code``.
+context and of the answer.  Only ``tok_encode`` is our own; it does the same as lm-eval 0.4.13's HFLM.  Tasks of its
+package may run Python code; those in a YAML file of this machine only if the spec sets ``trust_remote_code``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from packaging.version import Version
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import is_file, is_folder, read_bytes
 from compare_q.backends.common.messages import nearest, one_line, printable
-from compare_q.backends.common.packages import builds, installed_versions, package_folder
+from compare_q.backends.common.packages import builds, installed_versions
 from compare_q.eval.specs.types import DataSpec, texts_in
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.corpus import digests, files_in
@@ -46,7 +45,7 @@ PICKLES = "pandas"
 """The format of ``datasets`` that loads pickles, which are code."""
 
 
-FUNCTION = b"!function"
+FUNCTION, YAML = b"!function", (".yaml", ".yml")
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -83,10 +82,8 @@ def paths_of(spec: DataSpec) -> list[Path]:
     if file is None:
         return []
     config = keys_of(file, trusted=spec.trust_remote_code)
-    runs_code = not is_own(file) and any(codes_in(file, config))
-    beside = [
-        each for each in files_in((), [str(file.parent)]) if each.suffix in (".py", ".yaml", ".yml") and runs_code
-    ]
+    folder = [str(file.parent)] if any(codes_in(file, config)) else []
+    beside = [each for each in files_in((), folder) if each.suffix in (".py", *YAML)]
     names, folders = data_places(config)
     return [file, *beside, *map(Path, folders), *files_in(names, folders)]
 
@@ -101,7 +98,7 @@ def task_file(spec: DataSpec) -> Path | None:
     """Return the YAML file of the task, None for a task of lm-eval's package; InputError if the file does not exist."""
     name = spec.task or ""
     path = Path(spec.locate(name))
-    if "/" in name or path.suffix.lower() in (".yaml", ".yml"):
+    if "/" in name or path.suffix.lower() in YAML:
         if not is_file(path):
             raise InputError(f"task: {printable(path)}: no such file")
         return path.resolve()
@@ -120,7 +117,7 @@ def task_file(spec: DataSpec) -> Path | None:
 
 def keys_of(file: Path, *, trusted: bool) -> dict[str, Any]:
     """Return the keys of a task's YAML file; InputError if it is malformed, or runs code and is not ``trusted``."""
-    name, trusted = f"task: {printable(file)}", trusted or is_own(file)
+    name = f"task: {printable(file)}"
     try:
         content = read_bytes(file)
         config = yaml.load(content, Loader=Loader if trusted or FUNCTION in content else yaml.SafeLoader)
@@ -148,12 +145,6 @@ def codes_in(file: Path, config: dict[str, Any]) -> Iterator[str]:
         metric = entry.get("metric") if isinstance(entry, dict) else entry
         if metric not in METRICS or entry.get("hf_evaluate"):
             yield f"metric: {metric}"
-
-
-def is_own(file: Path) -> bool:
-    """Return True if a file belongs to lm-eval's package."""
-    package = package_folder("lm_eval")
-    return package is not None and file.is_relative_to(package.resolve())
 
 
 def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -214,7 +205,7 @@ def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
     own, own_cache = utils.env, config.HF_DATASETS_CACHE
     try:
         with tempfile.TemporaryDirectory(prefix="compare_q.") as empty:
-            if file is not None and not is_own(file) and not spec.trust_remote_code:
+            if file is not None and not spec.trust_remote_code:
                 utils.env = SandboxedEnvironment(loader=own.loader, undefined=own.undefined)
                 utils.env.keep_trailing_newline, utils.env.filters = own.keep_trailing_newline, own.filters
             if file is not None:

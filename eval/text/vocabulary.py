@@ -100,7 +100,9 @@ def disagreement(
     """
     folder, known = (model, None) if isinstance(model, Path) else (None, model)
     seen = seen if folder else NONE
-    if folder and (same_file(folder, data_folder) or not any(folder.glob("tokenizer*"))):
+    files = [folder / FILE, data_folder / FILE] if folder else []
+    is_same = files and all(map(Path.is_file, files)) and len({file.read_bytes() for file in files}) == 1
+    if is_same or (folder and not any(folder.glob("tokenizer*"))):
         return ""
     if not (trusted or data_trusted):
         mine, theirs = of_file(folder, seen) if folder else known, of_file(data_folder, seen)
@@ -117,9 +119,3 @@ def disagreement(
 def differing(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
     """Return the lowest id that stands for different tokens in two vocabularies; None if they agree."""
     return min((number for number in one.keys() & other.keys() if one[number] != other[number]), default=None)
-
-
-def same_file(folder: Path, other: Path) -> bool:
-    """Return True if two folders have the same tokenizer file, which saves loading it."""
-    mine, theirs = folder / FILE, other / FILE
-    return mine.is_file() and theirs.is_file() and mine.read_bytes() == theirs.read_bytes()
