@@ -186,11 +186,9 @@ def row_of(model: PlannedModel, **fields: Any) -> ModelResult:
 def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cache: bool) -> ModelResult:
     """Return the row of a model on a text; ModelError if none of its scores is finite."""
     model, text, record = work.model, work.text, stored.run_record
-    index, size = text.text_index(stored.window, stored.position), text.text_size
-    found = estimates.summarize(
-        stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words),
-        text.begins(stored.window),
-    )  # fmt: skip
+    index = text.text_index(stored.window, stored.position)
+    begins = text.begins(stored.window)
+    found = estimates.summarize(stored.columns, index, stored.position, text.text_size, begins)
     if not found.ppl.tokens:
         raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite")
     if text.is_spread:

@@ -42,19 +42,6 @@ LONG_IN_WORDS = {"truncate": "cut off there", "split": "split", "skip": "left ou
 
 
 @dataclass(frozen=True)
-class TextSize:
-    """Bytes and words of the scored tokens of a run.  If windows overlap, a token counts each time.
-
-    ``n_bytes``: UTF-8 bytes; bits per byte = nats / ln 2 / ``n_bytes``.  ``n_words``: the same share of the words,
-    separated by white space as in lm-eval; for a whole text it equals lm-eval's count.  If the text was detokenized,
-    both are counted in the original, as in lm-eval's ``wikitext``.
-    """
-
-    n_bytes: int
-    n_words: float
-
-
-@dataclass(frozen=True)
 class Documents:
     """Facts about a text that is conversations or answers to questions.
 
@@ -75,8 +62,9 @@ class EvalData:
     ``digest``: identifies the windows by content.  ``series``: identifies all windows of the text; a run may use only
     the first ones.  ``n_tokens``: tokens of the whole text.  ``vocabulary``: identifies the tokenizer by content;
     ``tokenizer``: its folder.  ``starts[window] + position``: index of a token in the whole text, documents one
-    after the other.  ``available``: windows of the whole text.  ``text_size``: None if unknown, with the reason in
-    ``text_note``.  ``documents``: None for a text.  ``requests``: one per window, None unless these are answers.
+    after the other.  ``available``: windows of the whole text.  ``text_size``: UTF-8 bytes and words of the scored
+    tokens; None if unknown, with the reason in ``text_note``.  ``documents``: None for a text.  ``requests``: one per
+    window, None unless these are answers.
     """
 
     spec: DataSpec
@@ -89,7 +77,7 @@ class EvalData:
     tokenizer: Path
     starts: tuple[int, ...]
     available: int
-    text_size: TextSize | None
+    text_size: tuple[int, float] | None
     text_note: str = ""
     documents: Documents | None = None
     requests: Requests | None = None
@@ -253,8 +241,12 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: str) -> 
     return digest.hexdigest()
 
 
-def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
-    """Return (bytes and words of the scored tokens by their share of the text or None, the reason if None)."""
+def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[tuple[int, float] | None, str]:
+    """Return ((UTF-8 bytes, words) of the scored tokens or None, the reason if None).
+
+    If windows overlap, a token counts each time.  Words, separated by white space as in lm-eval, are counted by the
+    bytes' share of the text; for a whole text they are lm-eval's.  Both are those of the text before it is detokenized.
+    """
     if text.requests is not None:
         return None, "bytes and words are not counted in answers"
     why = "the scored tokens have no text"
@@ -262,7 +254,7 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[TextSize | 
         spans = [span for window in taken for span in shifted(window.spans, window.start)]
         if scored := sum(int(text.sizes[begin:end].sum()) for begin, end in spans):
             read = int(text.sizes.sum())  # not the original's bytes where the text was detokenized
-            return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
+            return (round(text.n_bytes * scored / read), text.n_words * scored / read), ""
     elif text.chat is not None:
         why = "the text came as tokens"
     else:
@@ -408,7 +400,7 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
 
 def data_json(data: EvalData) -> dict[str, Any]:
     """Return the data of a run for results.json."""
-    spec, size = data.spec, data.text_size
+    spec, (n_bytes, n_words) = data.spec, data.text_size or (None, None)
     return {
         "spec": json.loads(spec.model_dump_json(exclude_unset=True)),
         "spec_sha256": spec.digest(),
@@ -420,8 +412,8 @@ def data_json(data: EvalData) -> dict[str, Any]:
         **({"windows_of_the_text": data.available} if data.is_spread else {}),
         "window_length": data.length,
         "scored_tokens": data.n_scored,
-        "bytes": size and size.n_bytes,
-        "words": size and size.n_words,
+        "bytes": n_bytes,
+        "words": n_words,
         **({"text_note": data.text_note} if data.text_note else {}),
         **({"answers" if spec.is_answers else "conversations": data.documents.facts} if data.documents else {}),
     }

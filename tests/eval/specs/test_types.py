@@ -140,27 +140,25 @@ def test_refusals(keys: dict[str, Any], changes: dict[str, Any], gold: str) -> N
 
 
 def test_schemas_refuse_what_the_parser_refuses() -> None:
-    data, model = (jsonschema.Draft202012Validator(schema) for schema in json_schemas().values())
-    for keys in ({"evallen": 5}, {"eval_len": "2048"}, {"eval_len": 1}, {"max_rows": -1}, {"dataset": None}):
-        assert not data.is_valid({**DATA, **keys}), keys
-    assert not data.is_valid({key: value for key, value in DATA.items() if key != "eval_len"})
-    for entry in ({**MODEL, "bits": 4}, {"load_fn": "f"}, {**MODEL, "model_dir": 5}):
-        assert not model.is_valid([MODEL, entry]), entry
+    """Unknown and missing keys, and values of another type."""
+    schemas = [jsonschema.Draft202012Validator(schema) for schema in json_schemas().values()]
+    faults = (DATA, "evallen", 5), (DATA, "eval_len", "2048"), (DATA, "eval_len", 1), (DATA, "max_rows", -1)
+    for keys, name, value in (*faults, (DATA, "dataset", None), (MODEL, "bits", 4), (MODEL, "model_dir", 5)):
+        assert not schemas["dataset" not in keys].is_valid([keys, {**keys, name: value}]), name
+    for keys, name in ((DATA, "eval_len"), (MODEL, "model_dir")):
+        assert not schemas["dataset" not in keys].is_valid({key: keys[key] for key in keys if key != name}), name
 
 
 @pytest.mark.parametrize(
-    ("keys", "gold"),
+    ("method", "stride", "length", "gold"),
     [
-        ({}, 512),
-        ({"method": "llamacpp", "eval_stride": 2048}, 2048),
-        ({"method": "gptq", "eval_stride": None}, 2048),
-        ({"method": "once", "eval_stride": None}, 1024),
-        ({"method": "once", "eval_stride": None, "eval_len": 3}, 1),
-        ({"method": "once", "chat_template": True}, 512),
+        ("exllamav3", 512, 2048, 512), ("llamacpp", 2048, 2048, 2048), ("gptq", None, 2048, 2048),
+        ("once", None, 2048, 1024), ("once", None, 3, 1), ("once", 512, 2048, 512),
     ],
-)
-def test_stride_is_the_methods_where_the_spec_has_none(keys: dict[str, Any], gold: int) -> None:
-    assert parse_data_spec({**DATA, **keys}, Path("d.json")).stride == gold
+)  # fmt: skip
+def test_stride_is_the_methods_where_the_spec_has_none(method: str, stride: int | None, length: int, gold: int) -> None:
+    spec = parse_data_spec({**DATA, "method": method, "eval_stride": stride, "eval_len": length}, Path("d.json"))
+    assert spec.stride == gold
 
 
 LATER = {

@@ -189,7 +189,7 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     assert [window.spans for window in data.windows] == [((114, 178), (201, 219)), ((42, 44), (72, 81))]
     subtitle = "a, 2 conversations, 93 scored tokens of the assistant"
     assert windows.subtitle(data) == subtitle
-    assert data.text_size.n_bytes == sum(len(each.encode()) for each in SCORED)
+    assert data.text_size[0] == sum(len(each.encode()) for each in SCORED)
     assert windows.data_json(data)["method"] == "chat"
     assert windows.data_json(data)["conversations"] == {
         "conversations": 3, "scored": 2, "without_scored_tokens": 1, "longer_than_eval_len": 0,

@@ -19,7 +19,7 @@ from compare_q.eval.specs.types import DataSpec, Long, Method
 from compare_q.eval.text import cutting, windows
 from compare_q.eval.text.cutting import Cut
 from compare_q.eval.text.tokens import Tokens
-from compare_q.eval.text.windows import EvalData, TextSize
+from compare_q.eval.text.windows import EvalData
 from tests.support.command_line import Run, Specs
 from tests.support.planned import planned
 from tests.support.toy import ATOL_LOGPROB, brute_force
@@ -225,7 +225,7 @@ def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: i
         for position in window.positions:
             assert LED.ids[start + position] == window.token_ids[position]
     assert [window.token_ids.tolist() for window in of(method, max_rows=1).windows] == [gold[0][1]]
-    assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
+    assert data.text_size == (n_bytes, 4 * n_bytes / 12)
     found = windows.data_json(data)
     assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
