@@ -106,6 +106,7 @@ def test_a_wrong_text_and_missing_files(compare_q: Run, write_specs: Specs, tmp_
     ):  # fmt: skip
         data.write_text(good.replace('"eval_len"', new))
         assert_refused(compare_q("-d", data, "-m", spec), f"data.json: {gold}")
+    data.write_text(good)
     assert_refused(compare_q("-d", "no.json", "-m", spec), "no.json: no such file")
     assert_refused(compare_q("-d", data, "-m", "no.json"), "no.json: no such file")
     assert_refused(compare_q("-d", data, "-m", "no*.json"), "no*.json: no file matches")
