@@ -204,8 +204,8 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
 
             measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES[args.x_axis or "bpw"]
             pictures.draw(
-                results, file, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark, log_y=args.log_y,
-                card=file == args.card,
+                results, file, outputs, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark,
+                log_y=args.log_y, card=file == args.card,
             )  # fmt: skip
     if args.plots:
         with outputs.writing(args.plots):

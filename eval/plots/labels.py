@@ -21,14 +21,12 @@ Boxes = NDArray[np.float64]
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)
 """Points; the first size at which all labels fit is taken, with more labels than ``FEW`` not the largest."""
 FEW = 15
-PADDING = np.array([-4, -2, 4, 2])
-"""Pixels kept free around a label."""
+PADDING = 8, 4
+"""Pixels kept free around a label, in width and height."""
 RINGS = np.array([1, 5, 10, 16, 24, 34, 46, 60, 78, 100, 130, 170, 220, 280, 350])
 """Pixels between a marker and the places of its label."""
-LEADER_FROM = 14.0
-"""Pixels; a label that is farther from its marker has a line to it."""
-DOT, NEAREST = 8.0, 120
-"""Pixels between two dots of a line; places of a label that are compared."""
+LEADER_FROM, DOT, NEAREST = 14.0, 8.0, 120
+"""Pixels from which a line joins marker and label; pixels between dots of a line; compared places of a label."""
 OVERLAP, LEADER, BESIDE, HEIGHT, LINE = 1e4, 50.0, 25.0, 1.0, 0.1
 """Costs: a label on a label or marker; a leader through one; another marker as near as the label's own; a pixel above
 or below the point's height; dots of lines under the label, squared.  A pixel between marker and label costs 1."""
@@ -48,7 +46,7 @@ def place_labels(axes: Axes, texts: Sequence[Text], marks: Sequence[Line2D], nam
     for size in FONT_SIZES[len(texts) > FEW :]:
         for text in texts:
             text.set_fontsize(size)
-        sizes = [np.array(text.get_window_extent().size) + (PADDING[2:] - PADDING[:2]) for text in texts]
+        sizes = [np.array(text.get_window_extent().size) + PADDING for text in texts]
         places = [_places(i, each, axes.bbox, obstacles, dots) for i, each in enumerate(sizes)]
         boxes, fits = _arrange(places, spots[: len(texts)])
         if fits.all():
@@ -78,7 +76,7 @@ def _dots(path: Boxes) -> Boxes:
 
 def _place_name(axes: Axes, name: Text, spots: Boxes) -> Boxes:
     """Move the name of a horizontal line along it, to where it covers no marker; return its box [4]."""
-    width, height = np.array(name.get_window_extent().size) + (PADDING[2:] - PADDING[:2])
+    width, height = np.array(name.get_window_extent().size) + PADDING
     y = axes.transData.transform(name.get_position())[1]
     starts = np.linspace(axes.bbox.x0 + 2, axes.bbox.x1 - width, 40)
     boxes = np.array([(x, y + up, x + width, y + up + height) for up in (1, -height - 1) for x in starts])

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from compare_q.eval.results import ModelResult, RunResult, TextResult, macro_mean
 from compare_q.eval.stats.answers import difference_error
@@ -17,12 +16,8 @@ from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 
 
-@dataclass(frozen=True)
-class Size:
-    """An x axis: name in messages, title of the axis, and the field of a row, in units of ``unit``.
-
-    A small picture leaves out what the title has in parentheses.
-    """
+class Size(NamedTuple):
+    """An x axis: name in messages, title of the axis (a card leaves out its parentheses), field of a row, its unit."""
 
     name: str
     axis: str
@@ -35,9 +30,8 @@ class Size:
         return None if value is None else value / self.unit
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A y axis: title of the plot, name in messages, title of the axis, and the field of a row.
+class Measure(NamedTuple):
+    """A y axis: title of the plot, name in messages, title of the axis, field of a row.
 
     ``digits``: significant digits of a value without an error; 0: as many as the table shows.
     """
@@ -79,9 +73,7 @@ SIZES = {
 PPL = Measure("Perplexity", "PPL", "Perplexity", "ppl")
 ACCURACIES = {
     "acc": Measure("Accuracy", "acc", "Accuracy / % (acc: the answer of the largest log-probability)", "acc", 3),
-    "acc_norm": Measure(
-        "Accuracy", "acc norm", "Accuracy / % (acc norm: log-probability per character)", "acc_norm", 3
-    ),
+    "acc_norm": Measure("Accuracy", "acc norm", "Accuracy / % (acc norm: the same per character)", "acc_norm", 3),
 }
 """Values of ``-acc`` and ``-acc_norm``."""
 # Medians of 65,472 tokens are 0.3 to 0.4 % off by chance, 99.9 % KLDs 3 to 4 %.
@@ -96,8 +88,6 @@ BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
 KLD = KLD_VALUES["mean"]
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """File formats, each with the metadata that would otherwise hold the time of day."""
-AXIS_CHARACTERS = 70
-"""Longest title of a y axis."""
 
 
 def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
@@ -147,24 +137,21 @@ def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[fl
     """
     if measure.kld:
         return None if measure.is_percentile else model.kld_stderr, True
-    value, estimates = measure.of(model), model.estimates
-    if model.reference or value is None or estimates is None:
+    value, own = measure.of(model), model.estimates
+    if model.reference or value is None or own is None:
         return None, True
-    references = [other.estimates for other in text.models if other.reference and other.estimates]
+    reference = next((other.estimates for other in text.models if other.reference and other.estimates), None)
     if not measure.more:
-        ratio: Mean | Value | None = estimates.against.ln_ppl_ratio if estimates.against else None
-        for reference in references if ratio is None else ():
-            ratio = paired_difference(estimates.blocks, reference.blocks, "nll")
-        if ratio is None:
-            return model.ppl_stderr, False
-        return None if ratio.stderr is None else value * ratio.stderr, True
-    found: list[Any] = [getattr(each.answers, measure.field, None) for each in (estimates, *references)]
-    own, *others = found
-    for other in others:
-        if other is not None and own.right and len(other.right) == len(own.right):
-            stderr = difference_error(own.right, other.right)
-            return None if stderr is None else 100 * stderr, True
-    return None if own.accuracy.stderr is None else 100 * own.accuracy.stderr, False
+        ratio: Mean | Value | None = own.against.ln_ppl_ratio if own.against else None
+        if ratio is None and reference:
+            ratio = paired_difference(own.blocks, reference.blocks, "nll")
+        return (None if ratio.stderr is None else value * ratio.stderr, True) if ratio else (model.ppl_stderr, False)
+    answers, other = (getattr(each and each.answers, measure.field, None) for each in (own, reference))
+    if other is not None and answers.right and len(other.right) == len(answers.right):
+        stderr, paired = difference_error(answers.right, other.right), True
+    else:
+        stderr, paired = answers.accuracy.stderr, False
+    return None if stderr is None else 100 * stderr, paired
 
 
 def value_text(value: float, error: float | None, measure: Measure) -> str:
@@ -183,4 +170,4 @@ def value_text(value: float, error: float | None, measure: Measure) -> str:
 def kld_axis(text: TextResult, measure: Measure = KLD) -> str:
     """Return the title of a KLD axis, with the reference's label if that fits."""
     named = f"{measure.axis} against {text.reference['label']}" if text.reference else measure.axis
-    return named if len(named) <= AXIS_CHARACTERS else measure.axis
+    return named if len(named) <= 70 else measure.axis

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,13 +16,10 @@ from compare_q.eval.results import TextResult
 
 TITLE = "KL divergence of single tokens"
 EXPLANATION = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
-MOST_TICKS = 12
-ROW, MARGINS = 0.3, 3.0
-"""Inches: height of a row, and of everything above and below the rows."""
-LABEL_WIDTH, CHARACTERS = 2.3, 80
-"""Largest width of the rows' labels (inches), and of a line of the heading (characters)."""
-COLUMN = 57
-"""Width of a column of numbers (points)."""
+ROW, MARGINS, LABEL_WIDTH = 0.3, 3.0, 2.3
+"""Inches: height of a row, of everything above and below the rows, and largest width of the rows' labels."""
+CHARACTERS, COLUMN = 80, 57
+"""Longest line of the heading, and width of a column of numbers (points)."""
 SMALLEST = 1e-8
 """Smallest value on an axis (nats); smaller ones are float32 rounding."""
 
@@ -48,7 +44,7 @@ def percentile_plot(text: TextResult, *, title: str | None = None, dark: bool = 
     subtitle = f"{subtitle_of([text], labels)}\n{EXPLANATION}"
     with style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
         axes.set(xscale="log", xlabel=f"{TITLE} (nats)", xlim=(left, right))
-        style.log_ticks(axes.xaxis, most=MOST_TICKS)
+        style.log_ticks(axes.xaxis, most=12)
         models = looks.looks_of(text.models)
         _label_rows(axes, labels)
         for i, (mean, number, p) in enumerate(rows):
@@ -84,12 +80,10 @@ def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 def _draw_row(axes: Axes, i: int, gid: str, percentiles: dict[str, float], colour: str, theme: Theme) -> None:
     """Draw box, whiskers, median and maximum of row ``i``."""
-    left = axes.get_xlim()[0]
-    at = {name: max(value, left) for name, value in percentiles.items()}
-    box: dict[str, Any] = {"color": colour, "alpha": 0.45, "lw": 0, "zorder": 3, "gid": f"box{gid}"}
-    axes.barh(i, at["75"] - at["25"], 0.56, at["25"], **box)
-    axes.plot([at["1"], at["99"]], [i, i], color=colour, lw=1.3, zorder=2, gid=f"whisker{gid}")
+    at = {name: max(value, axes.get_xlim()[0]) for name, value in percentiles.items()}
     ends = [at[name] for name in ("1", "99") if at[name] == percentiles[name]]
+    axes.barh(i, at["75"] - at["25"], 0.56, at["25"], color=colour, alpha=0.45, lw=0, zorder=3, gid=f"box{gid}")
+    axes.plot([at["1"], at["99"]], [i, i], color=colour, lw=1.3, zorder=2, gid=f"whisker{gid}")
     axes.plot(ends, [i] * len(ends), "|", color=colour, ms=8, mew=1.3, zorder=2, gid=f"cap{gid}")
     axes.plot([at["50"]] * 2, [i - 0.28, i + 0.28], color=theme.ink, lw=1.8, zorder=4, gid=f"median{gid}")
     axes.plot(at["max"], i, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max{gid}")

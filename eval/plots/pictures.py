@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,13 @@ OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIE
 """Further ones of answers to questions."""
 
 
-def draw(results: RunResult, file: Path, measure: Measure, *, size: Size = BPW, **options: Any) -> None:
-    """Write the scatter plot of a run, or print one line that says why there is none.
-
-    Prints one line for each model that is not in it.  ``options``: of ``scatter.scatter_figure``.
-    """
+def draw(
+    results: RunResult, file: Path, outputs: Outputs, measure: Measure, *, size: Size = BPW, **options: Any
+) -> None:
+    """Write the scatter plot of a run; ``options``: of ``scatter.scatter_figure``."""
     print("".join(f"{line}\n" for line in points_of(results.texts, size, measure)[1]), end="")
-    try:
-        figure = scatter.scatter_figure(*results.texts, size=size, measure=measure, title=results.title, **options)
-    except ValueError as error:
-        print(f"no plot: {error}")
-        return
-    style.save_figure(figure, file)
-    print(f"plot: {file}")
+    same = {"size": size, "measure": measure, "title": results.title, **options}
+    write("plot", partial(scatter.scatter_figure, *results.texts, **same), [file], outputs)
 
 
 def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
@@ -46,7 +40,7 @@ def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool 
     if len(results.texts) > 1:
         measure = measures.chosen(results, None, None)
         mean = partial(scatter.scatter_figure, *results.texts, measure=measure, title=results.title, dark=dark)
-        write({"texts": mean}, folder, outputs)
+        write("texts", mean, [folder / "texts.png", folder / "texts.svg"], outputs)
         names = file_names(["texts.png", "texts.svg", *(text.name for text in results.texts)])[2:]
         folders = [folder / name for name in names]
     for text, place in zip(results.texts, folders, strict=True):
@@ -56,23 +50,22 @@ def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool 
         plots = [points_of([text], size, measure) for size, measure in axes_of(text).values()]
         for line in dict.fromkeys(line for points, left_out in plots if points for line in left_out):
             print(line)
-        write(pictures_of(text, dark=dark, title=results.title), place, outputs)
+        for name, picture in pictures_of(text, dark=dark, title=results.title).items():
+            write(name, picture, [place / f"{name}.png", place / f"{name}.svg"], outputs)
 
 
-def write(pictures: dict[str, Picture], folder: Path, outputs: Outputs) -> None:
-    """Write pictures as PNG and SVG; print a line for each file, and for each picture that cannot be drawn."""
-    for name, picture in pictures.items():
-        try:
-            figure = picture()
-        except ValueError as error:
-            print(f"no {name}: {error}")
-            continue
-        for suffix in (".png", ".svg"):
-            file = folder / f"{name}{suffix}"
-            with outputs.writing(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                style.save_figure(figure, file)
-                print(f"plot: {file}")
+def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) -> None:
+    """Write a picture to files, and print a line for each; or one line that says why it cannot be drawn."""
+    try:
+        figure = picture()
+    except ValueError as error:
+        print(f"no {name}: {error}")
+        return
+    for file in files:
+        with outputs.writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            style.save_figure(figure, file)
+            print(f"plot: {file}")
 
 
 def pictures_of(text: TextResult, *, dark: bool = False, title: str | None = None) -> dict[str, Picture]:

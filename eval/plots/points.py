@@ -17,13 +17,8 @@ from compare_q.eval.results import MARK, ModelResult, TextResult
 
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """Explanation of marked labels, for a subtitle."""
-NO_BARS = "no error bars: errors of percentiles are not known"
-NEAR = 1.2
-"""Unquantized points keep their x if it is at most this many times that of the largest quantized one."""
 ALIKE = 1.005
 """Sizes that differ by less are equal: with its global scales, NVFP4 of 4.5 bits has 4.501."""
-
-
 NO_LOOK = Look()
 
 
@@ -32,7 +27,8 @@ class Point:
     """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity, KLD or accuracy.
 
     ``shown``: y as text (empty: with three decimals).  ``error``: half the length of the error bar; None: no bar.
-    ``more``: larger y are better.  ``number``: index of the model in its run, for the ids of artists.
+    ``paired``: the error is that of the difference from the reference.  ``more``: larger y are better.  ``number``:
+    index of the model in its run, for the ids of artists.
     """
 
     label: str
@@ -44,11 +40,7 @@ class Point:
     unquantized: bool = False
     more: bool = False
     number: int = 0
-
-    @property
-    def cost(self) -> float:
-        """Return y, negated if larger values are better."""
-        return -self.y if self.more else self.y
+    paired: bool = True
 
 
 class Level(NamedTuple):
@@ -67,16 +59,15 @@ def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tupl
     drawn, left_out = [], []
     models = models_of(texts)
     for number, (model, look) in enumerate(zip(models, looks.looks_of(models), strict=True)):
-        x, y = size.of(model), measures.mean_over_texts(texts, number, measure)[0]
+        x, (y, paired) = size.of(model), measures.mean_over_texts(texts, number, measure)
         if x is None or y.value is None:
             missing = size.name if y.value is not None else measure.name
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
             continue
         is_zero = measure.kld and model.reference
         shown = "reference: 0" if is_zero else measures.value_text(y.value, y.stderr, measure)
-        drawn.append(Point(
-            model.marked_label, x, y.value, shown, y.stderr, look, not model.is_quantized, measure.more, number
-        ))  # fmt: skip
+        label, is_plain = model.marked_label, not model.is_quantized
+        drawn.append(Point(label, x, y.value, shown, y.stderr, look, is_plain, measure.more, number, paired))
     return drawn, left_out
 
 
@@ -112,25 +103,23 @@ def finite_reference(texts: Sequence[TextResult]) -> float | None:
     return known[0] if len(known) == 1 else math.exp(math.fsum(map(math.log, known)) / len(known))
 
 
-def error_note(texts: Sequence[TextResult], points: Sequence[Point], measure: Measure) -> str:
+def error_note(points: Sequence[Point], measure: Measure) -> str:
     """Return what the error bars of these points show; empty without bars, unless the measure has no error.
 
     The error of a perplexity is mostly about the choice of text, which all models share, so it would suggest that no
     two neighbours differ.  Bars therefore show the error of the ratio to the reference's perplexity where it is known,
     and the error of the difference from the reference's accuracy.
     """
-    bars = "error bars, where longer than the marker: one standard error of"
     barred = [point for point in points if point.error is not None]
-    if not barred or measure.is_percentile:
-        return NO_BARS if measure.is_percentile else ""
-    if measure.kld:
-        return f"{bars} the mean"
-    own = "accuracy" if measure.more else "perplexity"
-    alone = [p.label for p in barred if not measures.mean_over_texts(texts, p.number, measure)[1]]
+    alone = [point.label for point in barred if not point.paired]
+    if measure.is_percentile:
+        return "no error bars: errors of percentiles are not known"
+    own, what = ("accuracy", "difference from") if measure.more else ("perplexity", "ratio to")
+    words = f"{what} the reference's" + (f" ({', '.join(alone)}: of the {own})" if alone else "")
     if len(alone) == len(barred):
-        return f"{bars} the {own} (mostly common to all)"
-    apart = f" ({', '.join(alone)}: of the {own})" if alone else ""
-    return f"{bars} the {'difference from' if measure.more else 'ratio to'} the reference's{apart}"
+        words = f"{own} (mostly common to all)"
+    what = "mean" if measure.kld else words
+    return f"error bars, where longer than the marker: one standard error of the {what}" if barred else ""
 
 
 def subtitle_of(texts: Sequence[TextResult], labels: Collection[str]) -> str:
@@ -160,12 +149,11 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
     Equal points are all on the front.
     """
-    quantized = sorted((p for p in points if not p.unquantized), key=lambda p: (p.x, p.cost))
+    quantized = sorted((p for p in points if not p.unquantized), key=lambda p: p.x)
 
     def dominates(other: Point, one: Point) -> bool:
-        if other.cost < one.cost:
-            return other.x <= ALIKE * one.x
-        return other.cost == one.cost and ALIKE * other.x < one.x
+        gain = other.y - one.y if one.more else one.y - other.y
+        return other.x <= ALIKE * one.x if gain > 0 else gain == 0 and ALIKE * other.x < one.x
 
     return [one for one in quantized if not any(dominates(other, one) for other in quantized)]
 
@@ -179,11 +167,11 @@ def front_labels(text: TextResult) -> set[str]:
 def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
     """Return (the points, with unquantized ones moved near the quantized ones; their new x, None if nothing moved).
 
-    Otherwise half of the plot would be the empty space between 8 and 16 bits.
+    They move if they are more than 1.2 times as large; half of the plot would be the empty space from 8 to 16 bits.
     """
     sizes = [p.x for p in points if not p.unquantized]
     others = [p.x for p in points if p.unquantized]
-    if not sizes or not others or min(others) <= NEAR * max(sizes):
+    if not sizes or not others or min(others) <= 1.2 * max(sizes):
         return list(points), None
     edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
     return [replace(p, x=edge) if p.unquantized else p for p in points], edge

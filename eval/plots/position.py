@@ -15,10 +15,8 @@ from compare_q.eval.plots import looks, measures, points, style
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import ModelResult, TextResult
 
-HEIGHT = 7.8
-"""Inches."""
-LARGEST, PITCH, NAME_WIDTH = 10.5, 0.62, 3.5
-"""Names: largest font (points), its share of the height that a name has, and their largest width (inches)."""
+HEIGHT, LARGEST, PITCH, NAME_WIDTH = 7.8, 10.5, 0.62, 3.5
+"""Height (inches), and of the names: largest font (points), its share of a name's height, largest width (inches)."""
 MOST = 12
 """Most coloured lines."""
 X_LABEL = "Position in the window (tokens before it)"
@@ -65,8 +63,11 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
         texts = [_draw(axes, line, name, theme) for line, name in zip(lines, looks.names_of(labels), strict=True)]
-        for line in banded:
-            _draw_band(axes, line, log_y=log_y)
+        for number, _, x, y, error, colour, _ in banded:
+            low, high = np.maximum(y - error, np.minimum(y, 0.0)), y + error
+            if log_y:  # the error of the logarithm
+                low, high = y * np.exp(-error / y), y * np.exp(error / y)
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0, zorder=1, gid=f"band-{number}")
         axes.autoscale_view()
         if kld and not log_y:
             axes.set_ylim(bottom=min(0.0, axes.dataLim.y0))
@@ -114,14 +115,6 @@ def _draw(axes: Axes, line: Line, name: str, theme: Theme) -> Text:
     text = axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center", gid=f"label-{line.number}")
     text.set_color(style.ink_of(line.colour, theme) if line.colour else theme.muted)
     return text
-
-
-def _draw_band(axes: Axes, line: Line, *, log_y: bool) -> None:
-    """Draw one standard error below and above a line."""
-    low, high = np.maximum(line.y - line.error, np.minimum(line.y, 0.0)), line.y + line.error
-    if log_y:  # the error of the logarithm
-        low, high = line.y * np.exp(-line.error / line.y), line.y * np.exp(line.error / line.y)
-    axes.fill_between(line.x, low, high, color=line.colour, alpha=0.18, lw=0, zorder=1, gid=f"band-{line.number}")
 
 
 def _place_names(figure: Figure, axes: Axes, lines: Sequence[Line], texts: Sequence[Text]) -> None:

@@ -26,12 +26,9 @@ EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"
 HEIGHT, MORE = 8.4, 0.06
 """Height (inches), and what each point beyond the first ``labels.FEW`` adds to it."""
-MARKER_SIZE = 9.0
-"""Points."""
-RING, CARD_RING = 6.0, 4.0
-"""How much larger a marker is than one that covers it (points; less for each further one), in a plot and on a card."""
-COVERED = 10.0
-"""A point is covered by every later point that is nearer than this (pixels)."""
+MARKER_SIZE, RING, COVERED = 9.0, 5.0, 10.0
+"""Points; how much larger a marker is than one that covers it (points; less for each further one), which is a later
+one that is nearer than this (pixels)."""
 FLOOR, ZERO = 0.045, 0.1
 """Share of a linear axis below y = 0, and of a logarithmic one between 0 and the smallest value."""
 TICKS, CARD_TICKS = 16, 7
@@ -53,8 +50,9 @@ def scatter_figure(
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
     levels = [level for level in data.levels_of(texts, measure) if level.y <= max_y]
     wide = is_wide(point.y for point in shown) and not measure.more if log_y is None else log_y
-    scale, y_label = "log" if wide else "linear", measures.kld_axis(texts[0], measure) if measure.kld else measure.axis
-    notes = [data.subtitle_of(texts, [point.label for point in shown]), data.error_note(texts, shown, measure), BOLD]
+    scale = "log" if wide else "zero" if measure.kld else "linear"
+    y_label = measures.kld_axis(texts[0], measure) if measure.kld else measure.axis
+    notes = [data.subtitle_of(texts, [point.label for point in shown]), data.error_note(shown, measure), BOLD]
     reference = data.finite_reference(texts) if measure is PPL and log_y is None else None
     if reference:
         scale, y_label = "percent", EXCESS_AXIS
@@ -65,19 +63,19 @@ def scatter_figure(
         shown, x_label=size.axis.partition(ends)[0], y_label=y_label.partition(ends)[0],
         title=f"{measure.title} of quantized models" if title is None else title,
         subtitle=data.subtitle_of(texts, []) if card else "\n".join(filter(None, notes)), dark=dark,
-        levels=levels, from_zero=measure.kld, scale=scale, card=card,
+        levels=levels, scale=scale, card=card,
     )  # fmt: skip
 
 
 def scatter_plot(
     points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
-    levels: Sequence[Level] = (), from_zero: bool = False, scale: str = "linear", card: bool = False,
+    levels: Sequence[Level] = (), scale: str = "linear", card: bool = False,
 ) -> Figure:  # fmt: skip
     """Return the finished plot, in which labels of points on the Pareto front are bold.
 
-    ``scale``: "linear"; "log", on which 0 is at the bottom; "percent", logarithmic on both sides of 0 if excesses span
-    more than a decade and a half.  ``from_zero``: a linear y axis starts at 0.  ``card``: a small plot that labels only
-    the front.  Unquantized points far to the right are drawn at the edge, after a break of the axis.
+    ``scale``: "linear"; "zero", linear from 0; "log", on which 0 is at the bottom; "percent", logarithmic on both sides
+    of 0 if excesses span more than a decade and a half.  ``card``: a small plot that labels only the front.
+    Unquantized points far to the right are drawn at the edge, after a break of the axis.
     """
     if scale == "log" and not any(p.y > 0 for p in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
@@ -92,7 +90,7 @@ def scatter_plot(
         names = _draw_levels(axes, levels, theme)
         axes.autoscale_view()
         axes.autoscale(False)
-        if from_zero and (near or scale == "linear"):
+        if scale == "zero" or (scale == "log" and near):
             floor = near / 2 or FLOOR * axes.get_ylim()[1]
             axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - floor)
         text = percent if scale == "percent" else style.tick_text
@@ -110,7 +108,7 @@ def scatter_plot(
         spots = axes.transData.transform([(point.x, point.y) for point in points])
         for i, mark in enumerate(marks):  # enlarge covered markers so that their rims stay visible
             covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
-            mark.set_markersize(MARKER_SIZE + (CARD_RING if card else RING) * covering**0.75)
+            mark.set_markersize(MARKER_SIZE + RING * covering**0.75)
         marks = [marks[i] for i in sorted(range(len(marks)), key=lambda i: i not in texts)]
         labels.place_labels(axes, list(texts.values()), marks, names)
     return figure

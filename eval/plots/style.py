@@ -21,9 +21,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from compare_q.eval.common.files import replacing
 from compare_q.eval.plots.measures import SUFFIXES
 
-DPI = 160
-WIDTH, CHARACTERS = 10.5, 105
-"""Width of a picture (inches), and of a line of its heading (characters)."""
+DPI, WIDTH, CHARACTERS = 160, 10.5, 105
+"""Pixels per inch; width of a picture (inches) and of a line of its heading (characters)."""
 CARD = 7.5, 4.21875
 """Width and height (inches) of a picture for social media: 1,200 x 675 pixels."""
 WIDE = 10**1.5

@@ -86,12 +86,12 @@ def test_without_a_reference_only_perplexity_is_drawn(
 
 
 def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures.draw(run_result((run_of(REF, QUANT, FAILED),), "mine"), tmp_path / "a.png", PPL, dark=True)
+    pictures.draw(run_result((run_of(REF, QUANT, FAILED),), "mine"), tmp_path / "a.png", Outputs(), PPL, dark=True)
     assert capsys.readouterr().out.splitlines() == [
         "broken: not in the plot: PPL unknown", f"plot: {tmp_path / 'a.png'}"
     ]  # fmt: skip
     assert (tmp_path / "a.png").is_file()
-    pictures.draw(run_result((run_of(REF, QUANT),)), tmp_path / "b.png", PPL, max_x=1)
+    pictures.draw(run_result((run_of(REF, QUANT),)), tmp_path / "b.png", Outputs(), PPL, max_x=1)
     assert capsys.readouterr().out == "no plot: no model has both PPL and bits per weight within the limits\n"
     assert not (tmp_path / "b.png").exists()
 

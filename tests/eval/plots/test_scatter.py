@@ -101,7 +101,7 @@ def test_a_reference_of_no_finite_perplexity_has_no_excess(
 
 def test_a_logarithmic_axis_shows_all_to_scale_and_zero_at_its_bottom() -> None:
     values = (0.0, 0.0004, 0.02, 0.3, 9.0, -1e-6)
-    figure = draw([Point(f"EXL3 {i}", 2.0 + i, y) for i, y in enumerate(values)], scale="log", from_zero=True)
+    figure = draw([Point(f"EXL3 {i}", 2.0 + i, y) for i, y in enumerate(values)], scale="log")
     axes = figure.axes[0]
     assert sorted(mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")) == sorted(values)
     assert [text.get_text() for text in axes.get_yticklabels()][:3] == ["0", "0.0005", "0.001"]
