@@ -54,9 +54,8 @@ def place_labels(axes: Axes, texts: Sequence[Text], marks: Sequence[Line2D], nam
     to_data = axes.transData.inverted()
     for text, mark, box, spot, is_clear in zip(texts, marks, boxes, spots, fits, strict=False):
         middle = (box[0] + box[2]) / 2
-        side = np.sign(middle - np.clip(middle, spot[0], spot[2]))  # left -1, right 1
         text.set(position=to_data.transform((box[:2] + box[2:]) / 2))
-        text.set_multialignment({-1: "right", 0: "center", 1: "left"}[int(side)])
+        text.set_multialignment("right" if middle < spot[0] else "left" if middle > spot[2] else "center")
         if not is_clear:
             text.remove()
         elif _gaps(box[None], spot[None])[0, 0] > LEADER_FROM:
@@ -82,7 +81,7 @@ def _place_name(axes: Axes, name: Text, spots: Boxes) -> Boxes:
     boxes = np.array([(x, y + up, x + width, y + up + height) for up in (1, -height - 1) for x in starts])
     outside = (boxes[:, 1] < axes.bbox.y0) | (boxes[:, 3] > axes.bbox.y1)
     best = boxes[np.argmax(np.minimum(_gaps(boxes, spots).min(axis=1), 60) - 1000 * outside)]
-    name.set_position(axes.transData.inverted().transform((best[:2] + best[2:]) / 2))
+    name.set(position=axes.transData.inverted().transform((best[:2] + best[2:]) / 2))
     return np.asarray(best)
 
 

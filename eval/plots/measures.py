@@ -146,7 +146,8 @@ def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[fl
         if ratio is None and reference:
             ratio = paired_difference(own.blocks, reference.blocks, "nll")
         return (None if ratio.stderr is None else value * ratio.stderr, True) if ratio else (model.ppl_stderr, False)
-    answers, other = (getattr(each and each.answers, measure.field, None) for each in (own, reference))
+    found: list[Any] = [getattr(each and each.answers, measure.field, None) for each in (own, reference)]
+    answers, other = found
     if other is not None and answers.right and len(other.right) == len(answers.right):
         stderr, paired = difference_error(answers.right, other.right), True
     else:

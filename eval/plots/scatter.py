@@ -162,7 +162,8 @@ def _draw_legend(axes: Axes, points: Sequence[Point], theme: Theme) -> None:
     """Draw the legend beside the axes: a colour for each family, and a marker for each of several engines."""
     families = {p.look.family: theme.families[p.look.colour] for p in points}
     engines = {p.look.engine: p.look.marker for p in points}
-    marker, same = next(iter(engines.values())) if len(engines) == 1 else "s", {"ls": "", "ms": MARKER_SIZE}
+    marker = next(iter(engines.values())) if len(engines) == 1 else "s"
+    same: dict[str, Any] = {"ls": "", "ms": MARKER_SIZE}
     entries = [(name, Line2D([], [], marker=marker, color=families[name], **same))
                for name in sorted(families, key=str.casefold)]  # fmt: skip
     if len(engines) > 1:

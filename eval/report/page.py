@@ -27,7 +27,7 @@ from compare_q.backends.common.messages import printable
 from compare_q.eval.plots import measures, pictures, scatter, style
 from compare_q.eval.plots.pictures import Picture
 from compare_q.eval.plots.style import DARK, LIGHT
-from compare_q.eval.results import ModelResult, RunResult, WorstToken
+from compare_q.eval.results import RunResult
 from compare_q.eval.table import tables, verdict
 from compare_q.eval.table.tables import Cell, Filled
 
@@ -57,16 +57,16 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=on_one_line,
     )  # fmt: skip
+    environment.filters |= {"percent": percent, "signs": lambda text: text.translate(SPACES)}
     return environment.get_template("report.html").render(
         title=results.title or TITLE,
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'",
         style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
         script=Markup(script),
         parts=parts_of(results, names),
-        has_tokens=any(model.worst_tokens for text in results.texts for model in text.models),
+        sort_key=sort_key,
         command=shell_command(results.command),
-        created=results.created,
-        commit=results.commit,
+        run=results,
         # without any "<", so that no HTML parser mistakes a part of it for the end of the script element
         results=Markup((stored or results).model_dump_json().replace("<", "\\u003c")),
     )
@@ -84,52 +84,36 @@ def shell_command(words: Sequence[str]) -> str:
 
 
 def parts_of(results: RunResult, names: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return what the page shows of each text, with several texts after a part about all of them."""
-    several = len(results.texts) > 1
-    parts = [of_text(results, number, names) for number in range(len(results.texts))]
-    if several:
+    """Return what the page shows of each text, with several texts after a part about all of them.
+
+    ``models``: those that may have worst tokens.
+    """
+    parts: list[dict[str, Any]] = []
+    if len(results.texts) > 1:
         measure = measures.chosen(results, None, None)
         draw = partial(scatter.scatter_figure, *results.texts, measure=measure, title="")
-        parts.insert(0, {
-            "name": "All texts", "lead": "", "finding": verdict.verdict(results), "error": "",
-            "figures": figures_of({f"{measure.title}, mean of the texts": draw}, "all"),
-            "table": table_of(tables.tables_of(results, names)[0]), "worst": [],
-        })  # fmt: skip
+        figures = figures_of({f"{measure.title}, mean of the texts": draw}, "all")
+        parts.append({"name": "All texts", "lead": "", "error": "", "finding": verdict.verdict(results),
+                      "figures": figures, "table": tables.tables_of(results, names)[0], "models": ()})  # fmt: skip
+    of_texts = tables.tables_of(results, names, by_text=True)
+    for number, (text, table) in enumerate(zip(results.texts, of_texts, strict=True)):
+        same = {
+            "name": text.name if len(results.texts) > 1 else "",
+            "lead": text.subtitle,
+            "error": text.error,
+            "models": text.models,
+        }
+        if text.error:
+            parts.append(same)
+            continue
+        alone = results.updated(texts=(text,))
+        first = f"{measures.chosen(alone, None, None).field}_bpw"
+        drawn = pictures.pictures_of(text)
+        chosen = sorted((name for name in drawn if not name.endswith("_vram")), key=lambda name: name != first)
+        titles = {" ".join(WORDS.get(word, word) for word in name.split("_")): drawn[name] for name in chosen}
+        figures = figures_of(titles, f"text{number}")
+        parts.append(same | {"finding": verdict.verdict(alone), "figures": figures, "table": table})
     return parts
-
-
-def of_text(results: RunResult, number: int, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return what the page shows of one text: its finding, figures, table and the worst tokens of each model."""
-    text = results.texts[number]
-    same = {"name": text.name if len(results.texts) > 1 else "", "lead": text.subtitle, "error": text.error}
-    if text.error:
-        return {**same, "finding": "", "figures": [], "table": None, "worst": []}
-    first = f"{measures.chosen(RunResult(texts=(text,)), None, None).field}_bpw"
-    drawn = pictures.pictures_of(text)
-    chosen = sorted((name for name in drawn if not name.endswith("_vram")), key=lambda name: name != first)
-    titles = {" ".join(WORDS.get(word, word) for word in name.split("_")): drawn[name] for name in chosen}
-    return {
-        **same,
-        "finding": verdict.verdict(results.updated(texts=(text,))),
-        "figures": figures_of(titles, f"text{number}"),
-        "table": table_of(tables.tables_of(results, names, by_text=True)[number]),
-        "worst": [worst_of(model) for model in text.models if model.worst_tokens],
-    }
-
-
-def table_of(table: tables.Table) -> dict[str, Any]:
-    """Return a table for the template: its heads, its rows of cells, and its footnotes."""
-    heads, cells = [], []
-    for each in table.columns:
-        kind = "words" if each.column.digits is None else "number"
-        heads.append({"title": each.column.title, "means": each.column.note, "kind": kind})
-        same = {"kind": kind, "has_errors": any(cell.error for cell in each.cells)}
-        cells.append([{**same, "cell": cell, "key": sort_key(each, cell)} for cell in each.cells])
-    return {
-        "heads": heads,
-        "rows": list(zip(*cells, strict=True)),
-        "notes": [*table.notes, *table.legend_of(table.columns)],
-    }
 
 
 def sort_key(filled: Filled, cell: Cell) -> str:
@@ -143,26 +127,6 @@ def sort_key(filled: Filled, cell: Cell) -> str:
         return str(float(cell.value.replace(",", "")))
     except ValueError:
         return ""
-
-
-def worst_of(model: ModelResult) -> dict[str, Any]:
-    """Return a model's worst tokens for the template: numbers as texts, white space as signs."""
-    compared = any(token.kld is not None for token in model.worst_tokens)
-    return {
-        "label": model.marked_label, "compared": compared, "tokens": [token_of(token) for token in model.worst_tokens]
-    }  # fmt: skip
-
-
-def token_of(token: WorstToken) -> dict[str, str]:
-    """Return one worst token for the template."""
-    texts = {"before": token.before.lstrip(), "token": token.token or "…", "after": token.after}
-    return {
-        **{name: text.translate(SPACES) for name, text in texts.items()},
-        "kld": "" if token.kld is None else f"{token.kld:.3g}",
-        "reference": percent(token.ref_logprob),
-        "model": percent(token.logprob),
-        "place": f"window {token.window}, position {token.position}",
-    }
 
 
 def percent(logprob: float | None) -> str:
