@@ -47,58 +47,46 @@ class Private(NamedTuple):
 
 
 V1, V2 = "v1/worker/gpu_model_runner.py", "v1/worker/gpu/model_runner.py"
-V2_LOGPROBS, V2_BATCH = "v1/worker/gpu/sample/prompt_logprob.py", "v1/worker/gpu/input_batch.py"
-PROCESSOR, EMBEDDING = "model_executor/layers/logits_processor.py", "model_executor/layers/vocab_parallel_embedding.py"
-REGISTRY, KERNELS = "model_executor/models/registry.py", "model_executor/kernels/linear/__init__.py"
-PRIVATE = (
+LAYERS, KERNELS = "model_executor/layers", "model_executor/kernels/linear"
+PRIVATE = tuple(Private(file, text, used_for, on) for file, on, used_for, *texts in (
     # hooks.py
-    Private(V1, "def _get_prompt_logprobs_dict(", "final hidden states of each step (V1 runner)"),
-    Private(V1, "num_scheduled_tokens: dict[str, int]", "which requests a step has (V1 runner)"),
-    Private(V1, "self.query_start_loc", "where a request's rows begin (V1 runner)"),
-    Private("v1/worker/gpu_input_batch.py", "req_id_to_index", "where a request's rows begin (V1 runner)"),
-    Private(V1, "cudagraph_dispatcher", "which graph ran a step (V1 runner)"),
-    Private(V2, "prompt_logprobs_worker", "final hidden states of each step (V2 runner)", on="gpu"),
-    Private(V2_LOGPROBS, "def compute_prompt_logprobs(", "final hidden states of each step (V2 runner)", on="gpu"),
-    Private(V2_LOGPROBS, "def add_request(", "tags of requests (V2 runner)", on="gpu"),
-    Private(V2_LOGPROBS, "def remove_request(", "tags of requests (V2 runner)", on="gpu"),
-    Private(V2_BATCH, "idx_mapping_np", "which prompt a request has (V2 runner)", on="gpu"),
-    Private(V2_BATCH, "query_start_loc_np", "where a request's rows begin (V2 runner)", on="gpu"),
-    Private(V2_BATCH, "num_computed_prefill_tokens_np", "positions of a request's rows (V2 runner)", on="gpu"),
-    Private(V2, "input_buffers", "tokens of a step, for the noise (V2 runner)", on="gpu"),
-    Private(V2, "cudagraph_manager", "which graph ran a step (V2 runner)", on="gpu"),
-    Private("model_executor/layers/mamba/abstract.py", "class MambaBase", "models that keep a state"),
+    (V1, "", "final hidden states of each step (V1 runner)", "def _get_prompt_logprobs_dict("),
+    (V1, "", "whose rows a step has (V1 runner)", "num_scheduled_tokens: dict[str, int]", "self.query_start_loc"),
+    ("v1/worker/gpu_input_batch.py", "", "whose rows a step has (V1 runner)", "req_id_to_index"),
+    (V1, "", "which graph ran a step (V1 runner)", "cudagraph_dispatcher"),
+    (V2, "gpu", "final hidden states of each step (V2 runner)", "prompt_logprobs_worker"),
+    ("v1/worker/gpu/sample/prompt_logprob.py", "gpu", "final hidden states and tags of requests (V2 runner)",
+     "def compute_prompt_logprobs(", "def add_request(", "def remove_request("),
+    ("v1/worker/gpu/input_batch.py", "gpu", "whose rows a step has (V2 runner)",
+     "idx_mapping_np", "query_start_loc_np", "num_computed_prefill_tokens_np"),
+    (V2, "gpu", "tokens of a step, for the noise, and its graph (V2 runner)", "input_buffers", "cudagraph_manager"),
+    (f"{LAYERS}/mamba/abstract.py", "", "models that keep a state", "class MambaBase"),
     # driver.py
-    Private("v1/engine/core_client.py", "def call_utility(", "holding the scheduler while windows are queued"),
-    Private("v1/engine/core.py", "def pause_scheduler(", "holding the scheduler while windows are queued"),
-    Private("v1/engine/core.py", "def resume_scheduler(", "holding the scheduler while windows are queued"),
-    Private("v1/engine/llm_engine.py", "def abort_request(", "ending requests that nobody waits for"),
-    Private("logprobs.py", "start_indices", "vLLM's own scores in the probe"),
+    ("v1/engine/core_client.py", "", "holding the scheduler while windows are queued", "def call_utility("),
+    ("v1/engine/core.py", "", "holding the scheduler while windows are queued",
+     "def pause_scheduler(", "def resume_scheduler("),
+    ("v1/engine/llm_engine.py", "", "ending requests that nobody waits for", "def abort_request("),
+    ("logprobs.py", "", "vLLM's own scores in the probe", "start_indices"),
     # extension.py, engine.py
-    Private("v1/worker/worker_base.py", "worker_extension_cls", "running compare_q in vLLM's workers"),
-    Private("v1/worker/gpu_worker.py", "def get_kv_cache_spec(", "sizes of KV caches"),
-    Private("v1/sample/sampler.py", "batched_count_greater_than", "a faster probe"),
-    Private("config/vllm.py", "def set_current_vllm_config(", "asking attention what it can read"),
-    Private("distributed/parallel_state.py", "def get_tp_group(", "what each rank scores"),
-    Private(REGISTRY, "class _LazyRegisteredModel", "inspecting a model without a further process"),
-    Private(REGISTRY, "def load_model_cls(", "inspecting a model without a further process"),
-    Private(REGISTRY, "def register_model(", "inspecting a model without a further process"),
+    ("v1/worker/worker_base.py", "", "running compare_q in vLLM's workers", "worker_extension_cls"),
+    ("v1/worker/gpu_worker.py", "", "sizes of KV caches", "def get_kv_cache_spec("),
+    ("v1/sample/sampler.py", "", "a faster probe", "batched_count_greater_than"),
+    ("config/vllm.py", "", "asking attention what it can read", "def set_current_vllm_config("),
+    ("distributed/parallel_state.py", "", "what each rank scores", "def get_tp_group("),
+    ("model_executor/models/registry.py", "", "inspecting a model without a further process",
+     "class _LazyRegisteredModel", "def load_model_cls(", "def register_model("),
     # logits.py
-    Private(PROCESSOR, "def _gather_logits(", "logits of one rank"),
-    Private(PROCESSOR, "org_vocab_size", "logits without padding"),
-    Private(PROCESSOR, "logits_as_input", "models without a head"),
-    Private(PROCESSOR, "soft_cap", "the head of a reference"),
-    Private(EMBEDDING, "shard_indices", "vocabulary entries of one rank"),
-    Private(EMBEDDING, "org_vocab_start_index", "vocabulary entries of one rank"),
+    (f"{LAYERS}/logits_processor.py", "", "logits of one rank, and the head of a reference",
+     "def _gather_logits(", "org_vocab_size", "logits_as_input", "soft_cap"),
+    (f"{LAYERS}/vocab_parallel_embedding.py", "", "vocabulary entries of one rank",
+     "shard_indices", "org_vocab_start_index"),
     # cpu_kernels.py
-    Private(KERNELS, "_POSSIBLE_KERNELS", "4-bit kernels", on="cpu"),
-    Private(KERNELS, "_POSSIBLE_NVFP4_KERNELS", "NVFP4 kernels", on="cpu"),
-    Private("model_executor/kernels/linear/nvfp4/base.py", "class NvFp4LinearKernel", "NVFP4 kernels", on="cpu"),
-    Private("model_executor/layers/quantization/utils/nvfp4_emulation_utils.py", "def dequantize_to_dtype(",
-            "NVFP4 kernels", on="cpu"),
-    Private("model_executor/layers/quantization/utils/quant_utils.py", "def unpack_quantized_values_into_int32(",
-            "4-bit kernels", on="cpu"),
-    Private("model_executor/utils.py", "def replace_parameter(", "4-bit kernels", on="cpu"),
-)  # fmt: skip
+    (f"{KERNELS}/__init__.py", "cpu", "4-bit kernels", "_POSSIBLE_KERNELS", "_POSSIBLE_NVFP4_KERNELS"),
+    (f"{KERNELS}/nvfp4/base.py", "cpu", "NVFP4 kernels", "class NvFp4LinearKernel"),
+    (f"{LAYERS}/quantization/utils/nvfp4_emulation_utils.py", "cpu", "NVFP4 kernels", "def dequantize_to_dtype("),
+    (f"{LAYERS}/quantization/utils/quant_utils.py", "cpu", "4-bit kernels", "def unpack_quantized_values_into_int32("),
+    ("model_executor/utils.py", "cpu", "4-bit kernels", "def replace_parameter("),
+) for text in texts)  # fmt: skip
 """Names of classes that ``layers.py`` compares are not here: one that it does not know is reported as unknown."""
 
 
