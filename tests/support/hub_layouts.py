@@ -25,7 +25,7 @@ import pyarrow.parquet
 from tests.support.hub import Hub
 
 CONVERTED = "refs/convert/parquet"
-SCRIPT = "import datasets\n"
+SPLITS = ("train", "validation", "test")
 
 
 def parquet(rows: Sequence[Any], column: str = "text") -> bytes:
@@ -35,18 +35,13 @@ def parquet(rows: Sequence[Any], column: str = "text") -> bytes:
     return stream.getvalue()
 
 
-def lines(rows: Sequence[str]) -> bytes:
-    """JSON lines."""
-    return "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
-
-
-def card(configs: dict[str, dict[str, str]]) -> str:
-    """A data set card that names the files of each config's splits."""
+def add(hub: Hub, name: str, files: dict[str, bytes], splits: dict[str, dict[str, str]]) -> None:
+    """A data set whose card names the files of each configuration's splits."""
     text = "---\nconfigs:\n"
-    for config, splits in configs.items():
+    for config, paths in splits.items():
         text += f"- config_name: {config}\n  data_files:\n"
-        text += "".join(f"  - split: {split}\n    path: {path}\n" for split, path in splits.items())
-    return f"{text}---\n# A data set\n"
+        text += "".join(f"  - split: {split}\n    path: {path}\n" for split, path in paths.items())
+    hub.add("datasets", name, {"README.md": f"{text}---\n# A data set\n", **files})
 
 
 def rows(name: str, split: str = "test") -> list[str]:
@@ -55,48 +50,46 @@ def rows(name: str, split: str = "test") -> list[str]:
 
 
 def add_wikitext(hub: Hub) -> None:
-    splits = ("train", "validation", "test")
     configs = ("wikitext-103-raw-v1", "wikitext-103-v1", "wikitext-2-raw-v1", "wikitext-2-v1")
-    files: dict[str, bytes | str] = {"README.md": card({c: {s: f"{c}/{s}-*" for s in splits} for c in configs})}
-    for config in configs:
-        files |= {f"{config}/{split}-00000-of-00001.parquet": parquet(rows(config, split)) for split in splits}
-    hub.add("datasets", "Salesforce/wikitext", files)
+    files = {f"{c}/{s}-00000-of-00001.parquet": parquet(rows(c, s)) for c in configs for s in SPLITS}
+    add(hub, "Salesforce/wikitext", files, {c: {s: f"{c}/{s}-*" for s in SPLITS} for c in configs})
     hub.renamed["datasets", "wikitext"] = "Salesforce/wikitext"
 
 
 def add_scripts(hub: Hub) -> None:
     """Those that are still loading scripts, with the hub's parquet copies of them."""
-    hub.add("datasets", "ptb-text-only/ptb_text_only", {"README.md": "# PTB\n", "ptb_text_only.py": SCRIPT})
-    splits = ("train", "validation", "test")
-    files = {f"penn_treebank/{s}/0000.parquet": parquet(rows("ptb", s), "sentence") for s in splits}
-    hub.add("datasets", "ptb-text-only/ptb_text_only", files, CONVERTED)
-    name = "code-search-net/code_search_net"
-    hub.add("datasets", name, {"README.md": "# CodeSearchNet\n", "code_search_net.py": SCRIPT})
-    code = {s: parquet([f"def {s}_{i}(): pass" for i in range(1200)], "whole_func_string") for s in splits}
-    copies = {f"{c}/{s}/0000.parquet": code[s] for c in ("go", "python") for s in splits}
-    hub.add("datasets", name, copies, CONVERTED)
+    code = {s: parquet([f"def {s}_{i}(): pass" for i in range(1200)], "whole_func_string") for s in SPLITS}
+    copies = {
+        "ptb-text-only/ptb_text_only": {
+            f"penn_treebank/{s}/0000.parquet": parquet(rows("ptb", s), "sentence") for s in SPLITS
+        },
+        "code-search-net/code_search_net": {f"{c}/{s}/0000.parquet": code[s] for c in ("go", "python") for s in SPLITS},
+    }
+    for name, files in copies.items():
+        script = f"{name.partition('/')[2]}.py"
+        hub.add("datasets", name, {"README.md": "# A data set\n", script: "import datasets\n"})
+        hub.add("datasets", name, files, CONVERTED)
 
 
 def add_c4(hub: Hub) -> None:
-    configs = {c: {s: f"{c}/c4-{s}.*.json.gz" for s in ("train", "validation")} for c in ("en", "realnewslike")}
-    files: dict[str, bytes | str] = {"README.md": card(configs)}
-    for config, train, validation in (("en", 1024, 8), ("realnewslike", 512, 1)):
-        for split, count in (("train", train), ("validation", validation)):
-            for i in range(count if split == "validation" else 9):  # nine of them are enough for a listing of pages
-                packed = gzip.compress(lines([f"c4 {config} {split} file {i}"]), mtime=0)
-                files[f"{config}/c4-{split}.{i:05d}-of-{count:05d}.json.gz"] = packed
-    hub.add("datasets", "allenai/c4", files)
+    """Of the training files nine are enough for a listing of pages."""
+    files = {}
+    counts = {"en": {"train": 1024, "validation": 8}, "realnewslike": {"train": 512, "validation": 1}}
+    for config, split, count in ((c, s, n) for c, splits in counts.items() for s, n in splits.items()):
+        for i in range(min(count, 9)):
+            line = json.dumps({"text": f"c4 {config} {split} file {i}"}) + "\n"
+            packed = gzip.compress(line.encode(), mtime=0)
+            files[f"{config}/c4-{split}.{i:05d}-of-{count:05d}.json.gz"] = packed
+    add(hub, "allenai/c4", files, {c: {s: f"{c}/c4-{s}.*.json.gz" for s in splits} for c, splits in counts.items()})
 
 
 def add_fineweb(hub: Hub) -> None:
     for name in ("fineweb", "fineweb-edu"):
-        configs = {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}}
-        files: dict[str, bytes | str] = {"README.md": card(configs)}
+        texts = ([f"{name} file {i} row {j}" for j in range(600)] for i in range(3))
+        files = {f"sample/10BT/{i:03d}_00000.parquet": parquet(text) for i, text in enumerate(texts)}
         files["data/CC-MAIN-2024-10/000_00000.parquet"] = parquet(["another dump"])
-        for i in range(3):
-            text = [f"{name} file {i} row {j}" for j in range(600)]
-            files[f"sample/10BT/{i:03d}_00000.parquet"] = parquet(text)
-        hub.add("datasets", f"HuggingFaceFW/{name}", files)
+        splits = {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}}
+        add(hub, f"HuggingFaceFW/{name}", files, splits)
 
 
 def add_chats(hub: Hub) -> None:
@@ -106,17 +99,14 @@ def add_chats(hub: Hub) -> None:
         "HuggingFaceH4/no_robots": ("default", "data", ("test", "train")),
         "HuggingFaceTB/smoltalk": ("all", "data/all", ("test", "train")),
     }
-    for name, (config, folder, (split, *others)) in chats.items():
+    for name, (config, folder, splits) in chats.items():
         talks = [[{"role": "user", "content": f"{name} {i}"}, {"role": "assistant", "content": "Yes."}] for i in (0, 1)]
-        files: dict[str, bytes | str] = {
-            "README.md": card({config: {each: f"{folder}/{each}-*" for each in (split, *others)}}),
-            f"{folder}/{split}-00000-of-00001.parquet": parquet(talks, "messages"),
-        }
-        files |= {f"{folder}/{each}-00000-of-00001.parquet": parquet(["not asked for"], "messages") for each in others}
-        hub.add("datasets", name, files)
+        contents: dict[str, list[Any]] = {s: ["not asked for"] for s in splits} | {splits[0]: talks}
+        files = {f"{folder}/{s}-00000-of-00001.parquet": parquet(contents[s], "messages") for s in splits}
+        add(hub, name, files, {config: {s: f"{folder}/{s}-*" for s in splits}})
 
 
 def add_all(hub: Hub) -> None:
     """All of them."""
-    for add in (add_wikitext, add_scripts, add_c4, add_fineweb, add_chats):
-        add(hub)
+    for each in (add_wikitext, add_scripts, add_c4, add_fineweb, add_chats):
+        each(hub)

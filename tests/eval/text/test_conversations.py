@@ -38,11 +38,6 @@ ASK = {"role": "user", "content": "Hello"}
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"town": "Bern"}}}
 
 
-def said_of(arguments: str) -> dict[str, Any]:
-    """A row with a tool call."""
-    return {"messages": [{"role": "a", "tool_calls": [{"name": "f", "arguments": arguments}]}]}
-
-
 def spec(folder: Path, **keys: Any) -> DataSpec:
     base = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "a.jsonl", "eval_len": 512}
     return parse_data_spec({**base, **keys}, folder / "d.json")
