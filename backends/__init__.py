@@ -63,7 +63,7 @@ def outside() -> dict[str, type[Engine]]:
     Processes that the driver starts inherit the variable, and so have the same engines.  InputError for an entry that
     cannot be imported, is not an engine, or has a load_fn that another engine has.
     """
-    locations = [each.strip() for each in os.environ.get(OUTSIDE, "").split(",") if each.strip()]
+    locations = list(filter(None, map(str.strip, os.environ.get(OUTSIDE, "").split(","))))
     if not locations:
         return {}
     from compare_q.backends.base import Engine
@@ -96,14 +96,12 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
     """Return (engine name, its class) for a spec's ``load_fn`` and ``fwd_fn``; InputError if unknown."""
     known: list[str] = []
     for name, engine in engines():
-        capabilities = engine.capabilities
-        if load_fn in capabilities.load_fns:
-            if fwd_fn not in (None, capabilities.fwd_fn):
-                raise InputError(
-                    f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {capabilities.fwd_fn!r}"
-                )
+        wanted = engine.capabilities.fwd_fn
+        if load_fn in engine.capabilities.load_fns:
+            if fwd_fn not in (None, wanted):
+                raise InputError(f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {wanted!r}")
             return name, engine
-        known += capabilities.load_fns
+        known += engine.capabilities.load_fns
     if load_fn in ENGINE_ALIASES:
         raise InputError(f"load_fn: unknown engine {load_fn!r}: it is {ENGINE_ALIASES[load_fn]!r} here")
     near = nearest(load_fn, [*known, *ENGINE_ALIASES])
@@ -118,12 +116,12 @@ def reader_of(file: str) -> str | None:
     return None
 
 
-def files_in(model: str) -> list[str]:
-    """Return the sorted file names in a model's folder; empty if it holds safetensors."""
+def names_in(model: str) -> list[str]:
+    """Return a model's name and the file names in its folder, which are left out if it holds safetensors."""
     folder = Path(model).expanduser()
     if not is_folder(folder) or any(folder.glob("*.safetensors")):
-        return []
-    return sorted(file.name for file in folder.iterdir())
+        return [model]
+    return [model, *sorted(file.name for file in folder.iterdir())]
 
 
 def unnamed_method(model: str) -> str:
@@ -134,7 +132,7 @@ def unnamed_method(model: str) -> str:
     with suppress(InputError):  # loading reports it
         for file in sorted(Path(model).expanduser().glob("*.safetensors"))[:1]:
             parts = {name.rpartition(".")[2] for name in files.read_header(file)}
-    every = [engine.capabilities for _, engine in engines()]
+    every = (engine.capabilities for _, engine in engines())
     return next((each.quant_method for each in every if each.own_part in parts), "")
 
 
@@ -144,7 +142,7 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
     ``model``: a server's address, a file, a folder or a hub id; ``config``: of its folder, None without one;
     ``elsewhere``: engines and load_fns that have their own Python.
     """
-    for name in (model, *files_in(model)):
+    for name in names_in(model):
         if load_fn := reader_of(name):
             return load_fn, f"a {Path(name).suffix} file"
     quant_method = "" if config is None else config.quant_method or unnamed_method(model)
@@ -166,7 +164,7 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
 
 def check_files(model_dir: str, engine: type[Engine]) -> None:
     """InputError for a model that only another engine reads: a file with its suffix, or a folder of such files."""
-    for name in (model_dir, *files_in(model_dir)):
+    for name in names_in(model_dir):
         load_fn = reader_of(name)
         if load_fn is not None and load_fn not in engine.capabilities.load_fns:
             raise InputError(f'model_dir: {model_dir}: {Path(name).suffix} files are for "load_fn": "{load_fn}"')

@@ -124,8 +124,7 @@ class ScoreRequest(BaseModel):
         reference: folder of the reference store to compare with; None: no comparison.
         vocab_size: number of vocabulary entries that are compared, the first ones of both; None: all of the
             reference's.
-        record: existing folder into which this model's states or logits are written, as a reference store
-            (``backends/reference/store.py``); None: nothing is recorded.
+        record: existing folder into which this model's states or logits are written, as a reference store; None: none.
         divergences: also compute ``reverse_kld``, ``js``, ``tv`` and ``top5`` of ``TokenScores``.
     """
 
@@ -197,7 +196,7 @@ class Capabilities:
 
     Attributes:
         load_fns, fwd_fn: names of its load functions and of its forward function in specs (ExLlamaV3's names).
-        packages: distributions; each one provides the engine.  install: the command that installs it.
+        packages, install: distributions, each of which provides the engine; the command that installs it.
         override_tensors: ``model_dir`` can be ``[dir, files]``, whose tensors replace the model's.
         reference, compares: its models can be references; can be compared with one.
         suffixes: of model files that only this engine reads.
@@ -206,8 +205,8 @@ class Capabilities:
         here: it runs on this machine, so that its scores depend on this machine's hardware.
         torch: it computes with torch, so that a CPU build of torch does not use the GPUs.
         batches: windows are computed in batches, so that rounding depends on the windows of a run.
-        decodes: maximum number of windows at a time in decode; 0: no decode.
-        decodes_behind_prompts: decode can be limited to the scored tokens.
+        decodes, decodes_behind_prompts: maximum number of windows at a time in decode (0: none); decode can be limited
+            to the scored tokens.
     """
 
     load_fns: tuple[str, ...]
@@ -230,9 +229,7 @@ class Capabilities:
 
     def installed(self) -> tuple[str, str] | None:
         """Return (distribution, version) that provides the engine, ("built in", "") without one; None if missing."""
-        if not self.packages:
-            return "built in", ""
-        return next(iter(installed_versions(self.packages).items()), None)
+        return next(iter(installed_versions(self.packages).items()), None) if self.packages else ("built in", "")
 
 
 @dataclass(frozen=True)
@@ -271,8 +268,7 @@ class EngineInfo(BaseModel):
         versions: packages, settings and contents of named files that can change a score; part of the scores' key.
         cpu_only: torch of this Python is a build without GPU code.
         problem: why the model cannot run there, in one line; empty if it can.
-        facts: of a model on a server; None if the files are on this machine and can be read.
-        stamp: fingerprint of a model on a server (``ModelFiles.stamp``); empty if its files are on this machine.
+        facts, stamp: of a model on a server (``ModelFiles``); None and empty if its files are on this machine.
         silence: why a server did not answer; empty if it did.  Such a model is asked again when its turn comes.
     """
 
@@ -294,8 +290,7 @@ class PlannedModel(BaseModel):
 
     Attributes:
         label: the model's name in tables and messages.
-        engine: the engine's name in the registry (``backends/__init__.py``).
-        load_fn: which of the engine's ways to load it.
+        engine, load_fn: the engine's name in the registry; which of the engine's ways to load it.
         model_dir: folder, file, hub id or server URL; ``ModelFiles.fetch`` replaces a hub id by a local path, and from
             then on no engine asks the hub.
         max_tokens: length of the longest window of all texts, in tokens.
@@ -309,11 +304,9 @@ class PlannedModel(BaseModel):
     The driver alone reads, and fills while it plans:
 
     Attributes:
-        spec: the model spec as JSON types, without keys that the user did not set.
-        spec_sha256: digest of the whole spec.
+        spec, spec_sha256: the model spec as JSON types, without keys that the user did not set; digest of all of it.
         python: path of the Python that runs the engine; None: the driver's.
-        n_gpus: number of GPUs that each replica gets; 0: it runs on the CPU.
-        replicas: number of workers that share the windows.
+        n_gpus, replicas: GPUs that each replica gets (0: it runs on the CPU); workers that share the windows.
         resources: Ray's custom resources that a worker takes, by name.
         hardware: the part of the scores' key that names GPUs, driver, CPU and settings of the machine.
         info: what ``python`` has of the engine.

@@ -133,9 +133,11 @@ class LogitsEngine(Engine):
         try:
             for window in windows:
                 yield scorer.scores(window)
-            scorer.write_head()
+            if scorer.recorder is not None and scorer.recorder.contents == "states":
+                scorer.recorder.write_head(scorer.head)
         finally:
-            scorer.close()
+            if scorer.comparison is not None:
+                scorer.comparison.close()
 
 
 class LogitsScorer:
@@ -205,16 +207,6 @@ class LogitsScorer:
             entries = min(request.vocab_size or store.head.vocab_size, logits.shape[1])
             self.comparison = Comparison(store, (0, entries), logits.device, with_divergences=request.divergences)
         return self.comparison.statistics(rows, logits, targets)
-
-    def write_head(self) -> None:
-        """Write the head, if states were recorded."""
-        if self.recorder is not None and self.recorder.contents == "states":
-            self.recorder.write_head(self.head)
-
-    def close(self) -> None:
-        """Stop reading the reference."""
-        if self.comparison is not None:
-            self.comparison.close()
 
 
 def rows_of(values: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:

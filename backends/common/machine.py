@@ -55,15 +55,11 @@ def commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():  # installed, perhaps inside another project's checkout
         return os.environ.get("COMPARE_Q_COMMIT")
-    git = ["git", "-C", str(root)]
+    asked = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        edited = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
-        ).stdout
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMPARE_Q_COMMIT")
-    return f"{found}+changes" if edited.strip() else found
 
 
 @cache
@@ -123,15 +119,12 @@ def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
     used = [float(row[0]) for row in nvidia_smi(chosen, "--query-gpu=memory.used") if row[0].isdecimal()]
     if not devices or max(used, default=0.0) * 2**20 < MUCH_MEMORY:
         return ""
-    rows = nvidia_smi(chosen, "--query-compute-apps=pid,process_name,used_memory")
-    users = [f"{row[1]} (process {row[0]}{used_in_words(row[-1])})" for row in rows if len(row) == 3]
+    users = []
+    for pid, name, mib in nvidia_smi(chosen, "--query-compute-apps=pid,process_name,used_memory"):
+        size = f", {bytes_in_words(float(mib) * 2**20)}" if mib.isdecimal() else ""
+        users.append(f"{name} (process {pid}{size})")
     unnamed = "" if ours else f"other processes ({bytes_in_words(max(used) * 2**20)})"
     return ", ".join(users) if len(users) > ours else unnamed
-
-
-def used_in_words(mib: str) -> str:
-    """Return a number of MiB as nvidia-smi writes it, after a comma; empty for "[N/A]"."""
-    return f", {bytes_in_words(float(mib) * 2**20)}" if mib.isdecimal() else ""
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -156,26 +149,26 @@ def gpus() -> tuple[Gpu, ...]:
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def reported(cpuinfo: Path) -> dict[str, str]:
+def reported() -> dict[str, str]:
     """Linux' report on the first processor, name -> value; empty if there is none."""
     try:
-        lines = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+        lines = CPUINFO.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:
         return {}
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def cpu(cpuinfo: Path = CPUINFO) -> str:
+def cpu() -> str:
     """The processor's name."""
-    return reported(cpuinfo).get("model name") or platform.processor() or platform.machine()
+    return reported().get("model name") or platform.processor() or platform.machine()
 
 
-def cpu_kind(cpuinfo: Path = CPUINFO) -> str:
+def cpu_kind() -> str:
     """The widest instructions of an x86 processor that oneDNN may use: "AMX", "AVX-512", "AVX2" or "SSE", or "".
 
     Torch, vLLM and ggml choose kernels by them.
     """
-    flags = reported(cpuinfo).get("flags", "").split()
+    flags = reported().get("flags", "").split()
     if "amx_tile" in flags and _onednn_may_use("AMX"):
         return "AMX"
     if "avx512f" in flags and _onednn_may_use("AVX512", "AVX10"):
@@ -183,13 +176,13 @@ def cpu_kind(cpuinfo: Path = CPUINFO) -> str:
     return "AVX2" if "avx2" in flags else "SSE" if "sse2" in flags else ""
 
 
-def emulates_bf16(cpuinfo: Path = CPUINFO) -> bool:
+def emulates_bf16() -> bool:
     """True for an x86 processor without AVX-512 BF16, on which oneDNN emulates bf16 products.
 
     AVX-512 alone (Skylake to Ice Lake) is not enough; processors with AMX have AVX-512 BF16.
     """
-    has = "avx512_bf16" in reported(cpuinfo).get("flags", "").split()
-    return cpu_kind(cpuinfo) != "" and not (has and _onednn_may_use("BF16", "FP16", "AMX", "AVX10"))
+    has = "avx512_bf16" in reported().get("flags", "").split()
+    return cpu_kind() != "" and not (has and _onednn_may_use("BF16", "FP16", "AMX", "AVX10"))
 
 
 def _onednn_may_use(*instructions: str) -> bool:
@@ -198,16 +191,22 @@ def _onednn_may_use(*instructions: str) -> bool:
     return most in ("", "ALL", "DEFAULT") or any(each in most for each in instructions)
 
 
-def processor(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
+def processor() -> dict[str, Any]:
     """The processor and everything that changes the last digits of its results; part of the scores' key.
 
     Clouds give different processors one name.  Libraries choose kernels by maker, model and instruction sets, and the
     order of additions by the number of threads.
     """
-    found = reported(cpuinfo)
+    found = reported()
     kind = [found[name] for name in ("vendor_id", "cpu family", "model", "CPU part") if name in found]
     flags = sorted(filter(CHOOSES_KERNELS.match, found.get("flags", found.get("Features", "")).split()))
-    return {"cpu": cpu(cpuinfo), "instructions": " ".join([*kind, *flags]), **threads(), **variables(CPU_SETTINGS)}
+    return {"cpu": cpu(), "instructions": " ".join([*kind, *flags]), **threads(), **variables(CPU_SETTINGS)}
+
+
+def threads() -> dict[str, Any]:
+    """Numbers of cores and threads, which decide the order of additions on a CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cores": cores, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
 
 
 def instruction_sets() -> str:
@@ -264,12 +263,6 @@ def words(hardware: Mapping[str, Any]) -> str:
     found = [f"{count} × {name}" if count > 1 else name for name, count in names.items()]
     found += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
     return ", ".join([*found, *([str(hardware["cpu"])] if hardware.get("cpu") else [])])
-
-
-def threads() -> dict[str, Any]:
-    """Numbers of cores and threads, which decide the order of additions on a CPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cores": cores, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
 
 
 def choose_mkl_kernels() -> None:

@@ -7,7 +7,6 @@ cache changes no score, and a note is added.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,11 +74,11 @@ class KVCache:
 
 
 @cache
-def _validators() -> tuple[TypeAdapter[tuple[Layer, ...]], TypeAdapter[tuple[KVCache, ...]]]:
-    """Validators, built when needed, which takes 0.04 s."""
+def validator(of: Any) -> TypeAdapter[tuple[Any, ...]]:
+    """A validator of groups of a type, built when needed, which takes 0.02 s."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(tuple[Layer, ...]), TypeAdapter(tuple[KVCache, ...])
+    return TypeAdapter(tuple[of, ...])
 
 
 def group_layers(layers: Iterable[Layer]) -> tuple[Layer, ...]:
@@ -95,8 +94,7 @@ def groups_to_json(groups: Iterable[Layer]) -> list[dict[str, Any]]:
 
 def groups_from_json(objects: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
     """The groups that ``groups_to_json`` wrote; KeyError, TypeError or ValueError for anything else."""
-    named = [{**entry, "name": entry["layers"], "count": entry["count"]} for entry in objects]
-    return _validators()[0].validate_python(named)
+    return validator(Layer).validate_python([{**entry, "name": entry["layers"]} for entry in objects])
 
 
 def deviation(asked: str, activations: str) -> str:
@@ -127,17 +125,14 @@ def kernel_of(groups: Sequence[Layer]) -> str:
         counts[short_kernel_name(group.kernel)] += group.count
     counted = experts.most_common() + others.most_common() or plain.most_common()
     ranked = list(dict.fromkeys(name for name, _ in counted))
-    if not ranked:
-        return ""
-    return ranked[0] if len(ranked) == 1 else f"{ranked[0]} +{len(ranked) - 1}"
+    return f"{ranked[0]} +{len(ranked) - 1}" if len(ranked) > 1 else "".join(ranked)
 
 
 def deviations(groups: Sequence[Layer]) -> list[str]:
     """One clause for each difference between the kernels of layers and the checkpoint's scheme."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    for group in groups:
-        if group.asked:
-            counts[group.asked, group.activations, short_kernel_name(group.kernel)] += group.count
+    counts = Counter[tuple[str, str, str]]()
+    for group in filter(lambda group: group.asked, groups):
+        counts[group.asked, group.activations, short_kernel_name(group.kernel)] += group.count
     clauses = []
     for (asked, activations, kernel), count in counts.items():
         wanted = number_format(asked)
@@ -172,7 +167,7 @@ def group_kv_caches(caches: Iterable[KVCache]) -> tuple[KVCache, ...]:
 
 def kv_caches_from_json(objects: Any) -> tuple[KVCache, ...]:
     """Groups from the objects in results.json; ValueError for anything else."""
-    return _validators()[1].validate_python(objects) if objects else ()
+    return validator(KVCache).validate_python(objects) if objects else ()
 
 
 def kv_formats(groups: Iterable[KVCache]) -> str:
@@ -183,10 +178,8 @@ def kv_formats(groups: Iterable[KVCache]) -> str:
 
 def kv_token_bytes(groups: Sequence[KVCache]) -> float | None:
     """Bytes of one token in the caches of all layers; None if unknown for a layer."""
-    sizes = [group.token_bytes for group in groups]
-    known = [size for size in sizes if size is not None]
-    counts = [group.count for group in groups]
-    return sum(map(operator.mul, known, counts)) if known and len(known) == len(sizes) else None
+    sizes = [group.token_bytes * group.count for group in groups if group.token_bytes is not None]
+    return sum(sizes) if sizes and len(sizes) == len(groups) else None
 
 
 def kv_windows(groups: Sequence[KVCache]) -> str:
@@ -201,14 +194,14 @@ def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
 
     A format that the spec names is not a deviation: ``kv_notes`` has a note on it.
     """
-    asked = [
+    return [
         f"the checkpoint asks for a KV cache in {group.asked}, but keys and values were kept in {group.stored} "
         f"({group.count} layers)"
         for group in groups if group.asked and not group.named
+    ] + [
+        PREFILL_NOTES.get(group.prefill, PREFILL_NOTES[UNKNOWN]).format(**asdict(group))
+        for group in groups if group.prefill and group.stored not in PLAIN
     ]  # fmt: skip
-    unread = [group for group in groups if group.prefill and group.stored not in PLAIN]
-    notes = [PREFILL_NOTES.get(group.prefill, PREFILL_NOTES[UNKNOWN]) for group in unread]
-    return asked + [note.format(**asdict(group)) for note, group in zip(notes, unread, strict=True)]
 
 
 def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
@@ -217,18 +210,16 @@ def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
 
     ``told``: the engine's word for the number format of all caches.
     """
-    if not groups and told != "auto" and told not in PLAIN:
+    is_quantized, count = told != "auto" and told not in PLAIN, sum(group.count for group in groups)
+    if not groups and is_quantized:
         return [f"KV cache in {told}: how this model's layers keep it, and whether prefill reads it, is not known"]
-    chosen = [
+    return [
         f"KV cache in {group.stored}, as the spec asks ({group.count} layers); the checkpoint asks for {group.asked}"
         for group in groups if group.asked and group.named
-    ]  # fmt: skip
-    count = sum(group.count for group in groups)
-    left = [
+    ] + [
         f"{group.count} of {count} layers keep their KV cache in {group.stored}, not in {told}"
-        for group in groups if group.stored in PLAIN and not group.asked and told != "auto" and told not in PLAIN
-    ]  # fmt: skip
-    return chosen + left + [
+        for group in groups if is_quantized and group.stored in PLAIN and not group.asked
+    ] + [
         f"KV cache in {group.stored} with scales of 1.0 ({group.count} layers): the checkpoint brings no others"
         for group in groups if group.scales == ONE
     ]  # fmt: skip

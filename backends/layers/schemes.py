@@ -1,8 +1,8 @@
 """Schemes of layers and KV cache in a checkpoint's quantization config, in words that all engines share.
 
 Weights and activations are described by a number format and the granularity of its scales: ``int4 g128``, ``int8
-channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  `` 2:4`` at the end means that two of four
-weights are zero and not stored, `` e8m0`` that scales are powers of two in a format that does not require it.
+channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  `` e8m0`` at the end means that scales are
+powers of two in a format that does not require it.
 
 ``declared`` reads a config, with one reader per ``quant_method``.  It returns the scheme of *quantized* layers; the
 checkpoint's tensors show which layers are quantized.  Unknown words give None, never a guess.  No engine, no torch.
@@ -234,63 +234,36 @@ def gptq_or_awq(config: Config) -> Declared:
 
 
 def auto_round(config: Config) -> Declared:
-    """Intel's auto-round, called inc in vLLM; ``extra_config``: name or pattern of layers -> differing keys."""
+    """Intel's auto-round (inc in vLLM), integers alone; ``extra_config``: name or pattern of layers -> other keys."""
 
-    def scheme(own: Config) -> Scheme | None:
-        bits, group = own.get("bits"), own.get("group_size")
-        if not isinstance(bits, int) or bits >= 16:
+    def scheme(own: Any) -> Scheme | None:
+        bits, taken = at(own, "bits"), at(own, "act_bits")
+        if not isinstance(bits, int) or bits >= 16 or own.get("data_type", "int") != "int" or taken not in (None, 16):
             return None
-        if str(own.get("data_type", "int")) == "int":
-            awq = "awq" in f"{config.get('packing_format')} {config.get('backend')}"
-            weights = with_group_size(f"{'uint' if awq else 'int'}{bits}", group)
-        else:
-            weights = auto_round_float(own.get("data_type"), bits, group)
-        taken = 16 if own.get("act_bits") is None else own["act_bits"]
-        if not isinstance(taken, int):
-            return None
-        activations = "" if taken >= 16 else auto_round_float(
-            own.get("act_data_type"), taken, own.get("act_group_size", group)
-        )  # fmt: skip
-        return None if UNKNOWN in (weights, activations) else Scheme(weights, activations)
+        awq = "awq" in f"{config.get('packing_format')} {config.get('backend')}"
+        return Scheme(with_group_size(f"{'uint' if awq else 'int'}{bits}", own.get("group_size")))
 
-    own = {
+    return by_name(scheme(config), {
         f"re:.*(?:{name})" if set(name) & set(r"*+?^$()[]{}|\\") else name:
         scheme({**config, **changes}) if isinstance(changes, Mapping) else None
         for name, changes in part(config, "extra_config").items()
-    }  # fmt: skip
-    return by_name(scheme(config), own)
-
-
-def auto_round_float(data_type: Any, bits: int, group: Any) -> str:
-    """A float format of auto-round: mx_fp and nv_fp have fixed groups, and fp8 may have blocks."""
-    name = str(data_type)
-    if name.startswith("mx_fp") and bits in (4, 8):
-        return f"mxfp{bits} g32"
-    if name.startswith("nv_fp") and bits == 4:
-        return "nvfp4 g16"
-    if name.startswith("fp") and bits == 8 and isinstance(group, list | tuple):
-        return f"fp8 block {sizes_text(group)}"
-    return UNKNOWN
+    })  # fmt: skip
 
 
 def compressed(config: Config) -> Declared:
     """compressed-tensors: groups with targets, each a class ("Linear"), ``re:`` and a pattern, or a layer's name."""
-    sparse = part(config, "sparsity_config").get("sparsity_structure") == "2:4" or config.get("format") == "marlin-24"
     groups = []
     for entry in objects_in(config.get("config_groups")):
         weights, activations = entry.get("weights"), entry.get("input_activations")
         if not all(isinstance(args, Mapping) or not args for args in (weights, activations)):
             return Declared()
+        targets = entry.get("targets")
         scheme = Scheme(args_text(weights), args_text(activations))
-        pruned = sparse or entry.get("format") == "marlin-24"
-        groups.append((entry.get("targets"), Scheme(f"{scheme.weights} 2:4", scheme.activations) if pruned else scheme))
+        groups.append((map(str, targets if isinstance(targets, list) else []), scheme))
     schemes = {scheme for _, scheme in groups}
     if len(schemes) < 2:
-        return Declared(schemes.pop() if schemes else Scheme("2:4 sparse") if sparse else None)
-    every = [
-        (str(target), scheme) for targets, scheme in groups
-        for target in (targets if isinstance(targets, list) else [])
-    ]  # fmt: skip
+        return Declared(schemes.pop() if schemes else None)
+    every = [(target, scheme) for targets, scheme in groups for target in targets]
     layers = {name: scheme for name, scheme in every if name.startswith("re:") or "." in name or name.islower()}
     classes = {scheme for name, scheme in every if name not in layers}
     return by_name(classes.pop() if len(classes) == 1 else None, layers)
@@ -309,15 +282,6 @@ def fp8(config: Config) -> Declared:
         experts = ALGORITHMS.get(str(algorithm).upper()) if algorithm else Scheme("mxfp4 g32", default.activations)
         return Declared(default, patterns=((ROUTED, experts),))
     return Declared(Scheme("fp8 tensor", "fp8 tensor" if config.get("activation_scheme") == "static" else "fp8"))
-
-
-def w4afp8(config: Config) -> Declared:
-    """SGLang's: int4 experts with FP8 activations, everything else FP8 in blocks; other variants are unknown."""
-    group, scheme = config.get("group_size", 128), config.get("moe_activation_scheme", "static")
-    if config.get("moe_weight_format", "int4") != "int4" or config.get("linear_weight_format", "fp8") != "fp8":
-        return Declared()
-    experts = Scheme(with_group_size("int4", group), "fp8 tensor" if scheme == "static" else "fp8")
-    return Declared(block_scheme(config.get("weight_block_size") or [128, 128]), patterns=((ROUTED, experts),))
 
 
 def bitsandbytes(config: Config) -> Declared:
@@ -364,45 +328,32 @@ def torchao(config: Config) -> Declared:
 
 
 def torchao_scheme(config: Config) -> Scheme | None:
-    """One config object of torchao; None for an unknown class or granularity."""
-    data = part(config, "_data")
-    group = data.get("group_size")
-    int8, fp8_weights = grained("int8", data.get("granularity")), grained("fp8", data.get("granularity"))
-    intx = str(part(data, "weight_dtype").get("_data"))
-    few = grained(intx, data.get("granularity") or data.get("weight_granularity")) if intx.startswith("int") else ""
-    schemes: dict[str, tuple[str, str]] = {
-        "Int4WeightOnlyConfig": (with_group_size("int4", group or 128), ""),
-        "Int8WeightOnlyConfig": (with_group_size("int8", group) if group else int8, ""),
-        "IntxWeightOnlyConfig": (few, ""),
-        "Int8DynamicActivationInt8WeightConfig": (int8, "int8 token"),
-        "Int8DynamicActivationInt4WeightConfig": (with_group_size("int4", group or 32), "int8 token"),
-        "Int8DynamicActivationIntxWeightConfig": (few, "int8 token"),
-        "Float8WeightOnlyConfig": (fp8_weights, ""),
-        "Float8DynamicActivationInt4WeightConfig": ("int4 g128", "fp8 token"),
-        "Float8DynamicActivationFloat8WeightConfig": (
-            (fp8_weights, fp8_weights.replace("channel", "token"))
-            if data.get("granularity")
-            else ("fp8 tensor", "fp8 tensor")
-        ),
-    }
-    weights, activations = schemes.get(str(config.get("_type")), ("", ""))
-    return Scheme(weights, activations) if weights else None
-
-
-def grained(name: str, granularity: Any) -> str:
-    """A number format with torchao's granularity, the same for activations and weights; a row by default."""
+    """One config object of torchao; None for an unknown class or granularity (a row by default)."""
+    data, kind = part(config, "_data"), str(config.get("_type"))
+    group, granularity = data.get("group_size"), data.get("granularity") or data.get("weight_granularity")
     several = granularity if isinstance(granularity, list) and granularity else [granularity]
-    grain = several[0] if several.count(several[0]) == len(several) else None
+    grain = several[0] if several.count(several[0]) == len(several) else None  # activations' and weights'
     size = part(grain, "_data").get("group_size")
     words = {"PerRow": "channel", "PerTensor": "tensor", "PerGroup": f"g{size}" if size else ""}
     scale = "channel" if granularity is None else words.get(str(at(grain, "_type")), "")
-    return f"{name} {scale}" if scale else ""
-
-
-def fp_quant(config: Config) -> Declared:
-    """FP-Quant: weights and activations in the same format, after a Hadamard rotation."""
-    scheme = {"mxfp4": "mxfp4 g32", "nvfp4": "nvfp4 g16"}.get(str(config.get("forward_dtype", "mxfp4")))
-    return Declared(Scheme(scheme, scheme) if scheme else None)
+    intx = str(part(data, "weight_dtype").get("_data"))
+    schemes: dict[str, tuple[str, str]] = {
+        "Int4WeightOnlyConfig": (with_group_size("int4", group or 128), ""),
+        "Int8WeightOnlyConfig": (f"int8 g{group}" if group else f"int8 {scale}", ""),
+        "IntxWeightOnlyConfig": (f"{intx} {scale}" if intx.startswith("int") else "", ""),
+        "Int8DynamicActivationInt8WeightConfig": (f"int8 {scale}", "int8 token"),
+        "Int8DynamicActivationInt4WeightConfig": (with_group_size("int4", group or 32), "int8 token"),
+        "Int8DynamicActivationIntxWeightConfig": (f"{intx} {scale}" if intx.startswith("int") else "", "int8 token"),
+        "Float8WeightOnlyConfig": (f"fp8 {scale}", ""),
+        "Float8DynamicActivationInt4WeightConfig": ("int4 g128", "fp8 token"),
+        "Float8DynamicActivationFloat8WeightConfig": (
+            (f"fp8 {scale}", f"fp8 {scale}".replace("channel", "token"))
+            if granularity
+            else ("fp8 tensor", "fp8 tensor")
+        ),
+    }
+    weights, activations = schemes.get(kind, ("", ""))
+    return Scheme(weights, activations) if weights and not weights.endswith(" ") else None
 
 
 READERS: dict[str, Callable[[Config], Declared]] = {
@@ -417,11 +368,9 @@ READERS: dict[str, Callable[[Config], Declared]] = {
     "fbgemm_fp8": lambda _: Declared(Scheme("fp8 channel", "fp8 token")),
     "mxfp8": lambda _: Declared(Scheme(MX, MX)),
     "mxfp4": lambda _: Declared(Scheme("mxfp4 g32")),
-    "w4afp8": w4afp8,
     "bitsandbytes": bitsandbytes,
     "modelopt": modelopt,
     "quark": amd_quark,
     "torchao": torchao,
-    "fp_quant": fp_quant,
 }
 """``quant_method`` -> its reader."""

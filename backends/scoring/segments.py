@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -59,11 +60,6 @@ class Segment:
     session: str
     seconds: float
     windows: tuple[tuple[int, int, str], ...]
-
-    @property
-    def n_scored(self) -> int:
-        """Scored positions of all windows."""
-        return sum(count for _, count, _ in self.windows)
 
     @property
     def indices(self) -> frozenset[int]:
@@ -116,7 +112,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[Any]]:
     """Return the joined columns of windows; ModelError: see ``commit``."""
-    given: dict[str, list[NDArray[Any]]] = {}
+    given = dict[str, list[NDArray[Any]]]()
     for number, (window, scores) in enumerate(scored):
         there = {name: column for name in COLUMNS if (column := getattr(scores, name)) is not None}
         if number and there.keys() != given.keys():
@@ -141,14 +137,15 @@ def committed(folder: Path, tag: str) -> frozenset[int]:
 
     Segments of another tag count if they have all columns (``satisfies``).
     """
-    segments = (segment_in(file) for file in files_for(folder, tag))
-    return frozenset().union(*(segment.indices for segment in segments if segment is not None))
+    return frozenset().union(*(segment.indices for _, segment in segments_for(folder, tag) if segment is not None))
 
 
-def files_for(folder: Path, tag: str) -> list[Path]:
-    """Return the files of segments that have the columns of a tag, by their names."""
-    files = [(file, storage.what_of(file.name)) for file in storage.files_in(folder)]
-    return [file for file, what in files if TAG.fullmatch(what) and satisfies(what, tag)]
+def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]]:
+    """Yield each file of a segment that has the columns of a tag, by its name, and the segment (``segment_in``)."""
+    for file in storage.files_in(folder):
+        what = storage.what_of(file.name)
+        if TAG.fullmatch(what) and satisfies(what, tag):
+            yield file, segment_in(file)
 
 
 def satisfies(stored_tag: str, wanted_tag: str) -> bool:
@@ -173,20 +170,15 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
     then ``tag`` itself.  Other columns are left out.  A segment that is used in part counts its share of the seconds.
     """
     wanted = {window.index: window for window in windows}
-    damaged: list[Path] = []
-    segments: list[Segment] = []
-    for file in files_for(folder, tag):
-        segment = segment_in(file)
-        if segment is None:
-            damaged.append(file)
-        elif segment.indices & wanted.keys():
-            segments.append(segment)
-    covered: dict[str, set[int]] = {}
+    found = list(segments_for(folder, tag))
+    damaged = [file for file, segment in found if segment is None]
+    segments = [segment for _, segment in found if segment is not None]
+    covered = defaultdict[str, set[int]](set)
     for segment in segments:
-        covered.setdefault(segment.tag, set()).update(segment.indices & wanted.keys())
+        covered[segment.tag] |= segment.indices & wanted.keys()
     segments.sort(key=lambda each: (-len(covered[each.tag]), each.tag != tag, each.tag, each.windows, each.file.name))
     scores: dict[int, TokenScores] = {}
-    sessions: dict[str, float] = {}
+    sessions = defaultdict[str, float](float)
     for segment in segments:
         if not segment.indices & (wanted.keys() - scores.keys()):
             continue
@@ -197,10 +189,10 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
         new = {index: each for index, each in windows_of(segment, columns, wanted) if index not in scores}
         scores |= {index: asked_for(each, tag) for index, each in new.items()}
         if new:
-            share = sum(len(each.logprob) for each in new.values()) / segment.n_scored
-            sessions[segment.session] = sessions.get(segment.session, 0.0) + segment.seconds * share
+            n_scored = sum(count for _, count, _ in segment.windows)
+            sessions[segment.session] += segment.seconds * sum(len(each.logprob) for each in new.values()) / n_scored
     records, damaged_records = read_records(folder)  # after the segments, since a record precedes its last segment
-    return Loaded(scores, sessions, records, (*damaged_records, *damaged))
+    return Loaded(scores, dict(sessions), records, (*damaged_records, *damaged))
 
 
 def windows_of(

@@ -71,13 +71,9 @@ def width(has_reference: bool) -> int:
 
 
 def partial(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    first: int = 0,
+    logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, *, first: int = 0,
     reference: torch.Tensor | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write the partial statistics of one slice of the vocabulary into ``out``, which is filled as a whole.
 
     ``logits`` [n, V_local], any float dtype, a column slice of something wider included; ``targets`` int64 [n], global
@@ -109,14 +105,9 @@ def triton_kernels() -> Any:
 
 
 def torch_partial(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    out: torch.Tensor,
-    first: int,
-    reference: torch.Tensor | None,
-    rows_at_once: int | None = None,
+    logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, first: int, reference: torch.Tensor | None
 ) -> None:
-    """``partial`` in torch operations; ``rows_at_once`` None is the best known number for the device."""
+    """``partial`` in torch operations."""
     import torch
 
     rows, columns = logits.shape
@@ -125,7 +116,7 @@ def torch_partial(
         out[:] = torch.tensor(nothing * (out.shape[1] // 5), device=out.device)
         return
     on_cpu = logits.device.type == "cpu"
-    step = rows_at_once or max((CPU_ELEMENTS if on_cpu else DEVICE_ELEMENTS) // columns, 1)
+    step = max((CPU_ELEMENTS if on_cpu else DEVICE_ELEMENTS) // columns, 1)
     with torch.no_grad():
         for begin in range(0, rows, step):
             part = slice(begin, begin + step)
@@ -212,13 +203,6 @@ def _entropy(side: NDArray[np.float64], model: _Merged) -> NDArray[np.float64]:
     return np.asarray(np.log(model.total) - moved / model.total)
 
 
-def _divergence(side: NDArray[np.float64], model: _Merged, reference: _Merged) -> NDArray[np.float64]:
-    """D / S_r - (logZ_r - logZ)."""
-    gaps = side[..., Column.GAP - Column.REF_MAX]
-    gap = np.where(gaps == np.inf, np.inf, reference.weight * gaps).sum(0)  # inf also where the weight underflows
-    return np.asarray(gap / reference.total - (reference.log_total - model.log_total))
-
-
 def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]]) -> TokenScores:
     """Put the vocabulary's shards together, in float64, and score every position.
 
@@ -244,11 +228,14 @@ def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float
         if reference_side.shape[-1] == 0:
             return found
         reference = _merge(reference_side)
+        gaps = reference_side[..., Column.GAP - Column.REF_MAX]
+        gap = np.where(gaps == np.inf, np.inf, reference.weight * gaps).sum(0)  # inf also where the weight underflows
+        kld = gap / reference.total - (reference.log_total - model.log_total)
         return replace(
             found,
             ref_logprob=reference.logprob.astype(np.float32),
             ref_top1_logprob=reference.top_logprob.astype(np.float32),
-            kld=_divergence(reference_side, model, reference).astype(np.float32),
+            kld=kld.astype(np.float32),
             same_top=(model.top == reference.top) & finite & np.isfinite(reference.log_total),
         )
 

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,17 +28,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     machine.installed_gpus.cache_clear()
 
 
-def says(monkeypatch: pytest.MonkeyPatch, output: str | Exception, edited: str = "") -> None:
-    """Let nvidia-smi or git say that, or fail so; ``edited``: what git says of edited files."""
-
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        if isinstance(output, Exception):
-            raise output
-        return subprocess.CompletedProcess(command, 0, edited if "status" in command else output, "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-
-
 @pytest.mark.parametrize(
     ("visible", "gold"),
     [
@@ -59,7 +47,7 @@ def says(monkeypatch: pytest.MonkeyPatch, output: str | Exception, edited: str =
 def test_gpus_that_a_process_may_use(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, gold: tuple[Gpu, ...]
 ) -> None:
-    says(monkeypatch, TWO)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, TWO, ""))
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.gpus() == gold
@@ -105,8 +93,9 @@ def test_the_kind_of_cpu(
     if most is not None:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: any avx512f\nflags\t\t: fpu {flags} lm\n")
-    assert (machine.cpu_kind(tmp_path / "cpuinfo"), machine.emulates_bf16(tmp_path / "cpuinfo")) == (kind, emulated)
-    assert (machine.cpu_kind(tmp_path / "missing"), machine.emulates_bf16(tmp_path / "missing")) == ("", False)
+    for file, gold in (("cpuinfo", (kind, emulated)), ("missing", ("", False))):
+        monkeypatch.setattr(machine, "CPUINFO", tmp_path / file)
+        assert (machine.cpu_kind(), machine.emulates_bf16()) == gold
 
 
 def test_kernels_that_were_compiled_for_other_instructions_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
