@@ -162,11 +162,6 @@ def what_of(name: str) -> str:
     return kept[1] if kept else ""
 
 
-def is_content_of(name: str, data: bytes) -> bool:
-    """True if a kept file of this name has these bytes."""
-    return name.endswith(f".{hashlib.sha256(data).hexdigest()[:40]}.safetensors")
-
-
 def is_whole(file: Path) -> bool:
     """True if a kept file has the bytes that were written; OSError if it cannot be read."""
     with file.open("rb") as stream:

@@ -110,20 +110,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1))
 
 
-def holds_upstreams_logits(path: Path) -> bool:
-    """True for reference logits of ExLlamaV3's compare_q: one file per window in a folder, or one file for all."""
-    folder = path if path.is_dir() else path.with_name(f"{path.name}.rows")
-    if folder.is_dir() and any(folder.glob("row_*.safetensors")):
-        return True
-    with suppress(Exception):  # safetensors raises its own for what is something else
-        from safetensors import safe_open
-
-        if storage.is_regular(path):  # a pipe would be waited for
-            with safe_open(path, "np") as file:
-                return any(re.fullmatch(r"tensor(\.\d+)?", name) for name in file.keys())  # noqa: SIM118
-    return False
-
-
 class Reader:
     """A store to read; InputError names the file that is missing, damaged or of another version.
 
@@ -197,12 +183,10 @@ def open_reference(path: Path) -> Reader:
     """Return the store at ``path``; InputError names what is wrong with it."""
     if (path / MANIFEST).is_file():
         return Reader(path)
-    if holds_upstreams_logits(path):
-        raise InputError(
-            f"{path}: holds logits that ExLlamaV3's compare_q kept, which cannot be read; name another path and mark "
-            'the model as the reference ("reference": true), so that it is recorded anew'
-        )
-    raise InputError(f"{path}: holds no reference: there is no {MANIFEST}")
+    raise InputError(
+        f"{path}: holds no reference: there is no {MANIFEST}; name another path and mark the model as the reference "
+        '("reference": true), so that it is recorded'
+    )
 
 
 def problem_of(file: Path) -> str:

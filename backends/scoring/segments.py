@@ -221,8 +221,7 @@ def segment_in(file: Path) -> Segment | None:
 def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
     """Return the columns [N] of a segment by name; None if it is damaged."""
     try:
-        data = segment.file.read_bytes()
-        return safetensors.load(data) if storage.is_content_of(segment.file.name, data) else None
+        return safetensors.load_file(segment.file) if storage.is_whole(segment.file) else None
     except Exception:  # safetensors has its own error
         return None
 

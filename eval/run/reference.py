@@ -18,7 +18,7 @@ from compare_q import backends
 from compare_q.backends.base import PlannedModel
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.reference import store
-from compare_q.backends.reference.store import MANIFEST, Reader, holds_upstreams_logits, is_free, open_reference
+from compare_q.backends.reference.store import MANIFEST, Reader, is_free, open_reference
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.run import plan
 from compare_q.eval.run.config import RunConfig
@@ -97,9 +97,7 @@ def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Referenc
     if found.exists and (given is not None or not config.clear):
         check(open_reference(path), {"decode": None, **identity})
     elif not found.exists and path != in_cache and not is_free(path):
-        upstream = "logits that ExLlamaV3's compare_q kept"
-        what = upstream if holds_upstreams_logits(path) else "no store of this compare_q"
-        raise InputError(f"{option}: {path}: holds {what}; name another path")
+        raise InputError(f"{option}: {path}: holds no store of this compare_q; name another path")
     if path != in_cache and (config.clear or not found.has(len(text.windows))):
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -228,22 +228,6 @@ def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monk
     assert not is_same_weight(store_of(tmp_path / "bias", weight, torch.zeros(50)), weight, 0, 50)
 
 
-@pytest.mark.parametrize("names", [["tensor"], ["tensor.0", "tensor.1"], []])
-def test_logits_of_upstreams_compare_q_are_known_for_what_they_are(tmp_path: Path, names: list[str]) -> None:
-    """One file for all windows, or one file per window next to the path or in it."""
-    paths = [tmp_path / "logits.safetensors"]
-    if names:
-        save_file({name: numbers(1, 5, 8) for name in names}, paths[0])
-    else:
-        paths.append(tmp_path / "logits.safetensors.rows")
-        paths[1].mkdir()
-        save_file({"tensor": numbers(1, 5, 8)}, paths[1] / "row_000000.safetensors")
-    for path in paths:
-        text = refusal(open_reference, path)
-        assert text.startswith(f"{path}: holds logits that ExLlamaV3's compare_q kept")
-        assert '"reference": true' in text
-
-
 def test_no_store_at_all(tmp_path: Path) -> None:
     save_file({"lm_head.weight": numbers(5, 8)}, tmp_path / "model.safetensors")
     (tmp_path / "logits.safetensors.rows").mkdir()
@@ -252,4 +236,4 @@ def test_no_store_at_all(tmp_path: Path) -> None:
     for path in (
         tmp_path / name for name in ("nowhere", "", "logits.safetensors", "model.safetensors", "notes", "pipe")
     ):
-        assert refusal(open_reference, path) == f"{path}: holds no reference: there is no reference.json"
+        assert refusal(open_reference, path).startswith(f"{path}: holds no reference: there is no reference.json; ")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import numpy as safetensors
 
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common import storage
@@ -163,16 +162,6 @@ def test_every_flipped_bit_is_found(folder: Path) -> None:
         assert (found.keys(), damaged) == (GIVEN.keys() - windows, {file}), position
         assert segments.records(folder) == {name: each for name, each in whole.items() if name not in sessions}
     assert read(folder)[1] == set()
-
-
-def metadata(change: dict[str, Any]) -> bytes:
-    """A segment of window 2 whose metadata are changed, or of which nothing but {"x": 1} is there."""
-    made = {
-        "version": 2, "tag": TAG, "session": "s", "seconds": 1.0,
-        "windows": [[2, WINDOWS[2].n_scored, segments.digest_of(WINDOWS[2])]],
-    }  # fmt: skip
-    columns = {name: getattr(GIVEN[2], name) for name in segments.COLUMNS}
-    return safetensors.save(columns, metadata=storage.facts_line(change if "x" in change else made | change))
 
 
 def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from compare_q.backends.reference.store import MANIFEST, Reader
 from compare_q.eval.text import vocabulary
@@ -327,7 +326,7 @@ def test_a_model_with_another_tokenizer(measured: Compare, stub_model: Path, tmp
     assert abs(ran.models["same"]["kld"]) <= rounding_of_rows()
 
 
-@pytest.mark.parametrize("kind", ["nothing", "a file", "a folder", "upstream's logits"])
+@pytest.mark.parametrize("kind", ["nothing", "a file", "a folder"])
 def test_a_path_that_holds_something_else(measured: Compare, tmp_path: Path, kind: str) -> None:
     """It is neither read nor replaced."""
     path = tmp_path / "something"
@@ -336,12 +335,9 @@ def test_a_path_that_holds_something_else(measured: Compare, tmp_path: Path, kin
         (path / "mine").write_text("")
     elif kind == "a file":
         path.write_bytes(b"no store")
-    elif kind == "upstream's logits":
-        save_file({"tensor.0": torch.zeros(1, 5, 8)}, path)
     before = path.is_file() and path.read_bytes()
     assert_refused(measured(UNIFORM[1:], "-lf", path), f"{path}: holds ")
     if kind == "nothing":
         return
-    what = "logits that ExLlamaV3's compare_q kept" if kind.startswith("up") else "no store of this compare_q"
-    assert_refused(measured(UNIFORM, "-lf", path), "--logits_file", f"{path}: holds {what}")
+    assert_refused(measured(UNIFORM, "-lf", path), "--logits_file", f"{path}: holds no store of this compare_q")
     assert path.is_dir() if kind == "a folder" else path.read_bytes() == before
