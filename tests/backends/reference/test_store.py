@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.reference.head import Head
@@ -29,7 +25,7 @@ from compare_q.backends.reference.store import (
     tidy,
 )
 from tests.support.flips import KilledError, flips, killed_at
-from tests.support.stores import HEAD, IDENTITY, contents_of, numbers, record, state_store, window_of
+from tests.support.stores import HEAD, IDENTITY, contents_of, numbers, record, state_store
 from tests.support.toy import refusal
 
 INF, NAN = math.inf, math.nan
@@ -298,16 +294,3 @@ def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
         seal(folder, IDENTITY, 1)
     assert not (folder / MANIFEST).exists()
     assert recorded(folder) == {0}
-
-
-def test_windows_behind_a_gap_do_not_count(folder: Path) -> None:
-    edit(folder, lambda manifest: manifest["files"].pop(window_of(folder, 1).name))
-    assert Reader(folder).n_windows == 1
-
-
-def edit(store: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a store's manifest, and give it the checksum of what it says now."""
-    manifest = json.loads((store / MANIFEST).read_text())
-    del manifest["sha256"]
-    change(manifest)
-    (store / MANIFEST).write_bytes(storage.dump(manifest, indent=1))

@@ -44,35 +44,25 @@ SCORE = ScoreCommand(
 
 
 @pytest.mark.parametrize(
-    "job",
+    ("parse", "sent"),
     [
-        SCORE,
-        replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={}),
-        LoadCommand(REQUEST, ("0", "MIG-1"), (0, 2)),
-        LoadCommand(REQUEST),
-        InspectEngine(planned("fake", "fake", "none", 100)),
-        CallCommand("module:function", {"words": ["\u2028", "\ud800"]}),
+        (parse_command, SCORE),
+        (parse_command, replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={})),
+        (parse_command, LoadCommand(REQUEST, ("0", "MIG-1"), (0, 2))),
+        (parse_command, LoadCommand(REQUEST)),
+        (parse_command, InspectEngine(planned("fake", "fake", "none", 100))),
+        (parse_command, CallCommand("module:function", {"words": ["\u2028", "\ud800"]})),
+        (parse_message, Progress(3)),
+        (parse_message, Progress(total=16, phase="tokenizing", unit="bytes")),
+        (parse_message, Log("a\nb \u2028")),
+        (parse_message, Done(["\ud800", None])),
+        (parse_message, Failed("out of memory\nof two lines")),
+        (parse_message, Failed(status=-11)),
     ],
-    ids=lambda job: job.type,
+    ids=lambda each: getattr(each, "type", ""),
 )
-def test_jobs_come_back(job: Any) -> None:
-    assert parse_command(encoded(job)) == job
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Progress(3),
-        Progress(total=16, phase="tokenizing", unit="bytes"),
-        Log("a\nb \u2028"),
-        Done(["\ud800", None]),
-        Failed("out of memory\nof two lines"),
-        Failed(status=-11),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_messages_come_back(message: Any) -> None:
-    assert parse_message(encoded(message)) == message
+def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
+    assert parse(encoded(sent)) == sent
 
 
 @pytest.mark.parametrize("count", [0, 1, 30])
