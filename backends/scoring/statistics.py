@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -172,35 +172,18 @@ def argmax(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
 
 
-@dataclass(frozen=True)
-class _Merged:
-    """One model's softmax over all shards, float64: ``weight`` [R, T] scales a shard's sums, the rest are [T]."""
+def _merge(side: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """One softmax over all shards, float64, of MAX, SUM, TARGET and TOP of every shard, [R, T, 5].
 
-    weight: NDArray[np.float64]
-    total: NDArray[np.float64]
-    log_total: NDArray[np.float64]
-    logprob: NDArray[np.float64]
-    top_logprob: NDArray[np.float64]
-    top: NDArray[np.float64]
-
-
-def _merge(side: NDArray[np.float64]) -> _Merged:
-    """Of [R, T, 5]: MAX, SUM, TARGET and TOP of every shard."""
+    Returns the weights [R, T] that scale the shards' sums, and [T]: S, logZ, logprob, top1_logprob, id of the top.
+    """
     peaks = side[..., Column.MAX]
     peak = peaks.max(0)
     weight = np.exp(peaks - peak)
     total = (weight * side[..., Column.SUM]).sum(0)
     log_total = peak + np.log(total)
     top = np.where(peaks == peak, side[..., Column.TOP], np.inf).min(0)
-    return _Merged(weight, total, log_total, side[..., Column.TARGET].max(0) - log_total, peak - log_total, top)
-
-
-def _entropy(side: NDArray[np.float64], model: _Merged) -> NDArray[np.float64]:
-    """ln S - U / S, after the shards' u have been moved from each shard's maximum to the maximum of all shards."""
-    peaks = side[..., Column.MAX]
-    move = np.where(peaks == -np.inf, 0.0, peaks - peaks.max(0))  # an empty shard: 0 * -inf would be NaN
-    moved = (model.weight * (side[..., Column.SHIFTED] + move * side[..., Column.SUM])).sum(0)
-    return np.asarray(np.log(model.total) - moved / model.total)
+    return weight, total, log_total, side[..., Column.TARGET].max(0) - log_total, peak - log_total, top
 
 
 def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]]) -> TokenScores:
@@ -214,30 +197,27 @@ def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float
     if shapes not in ({(len(targets), width(False))}, {(len(targets), width(True))}):
         raise ValueError(f"window {window}: shards of shapes {sorted(shapes)} for {len(targets)} tokens")
     stacked = np.stack(shards).astype(np.float64)
-    model_side, reference_side = stacked[..., : Column.REF_MAX], stacked[..., Column.REF_MAX :]
+    side, ref_side = stacked[..., : Column.REF_MAX], stacked[..., Column.REF_MAX :]
     with np.errstate(invalid="ignore", divide="ignore"):
-        model = _merge(model_side)
-        finite = np.isfinite(model.logprob)
+        weight, total, log_total, logprob, top_logprob, top = _merge(side)
+        peaks = side[..., Column.MAX]
+        move = np.where(peaks == -np.inf, 0.0, peaks - peaks.max(0))  # an empty shard: 0 * -inf would be NaN
+        moved = (weight * (side[..., Column.SHIFTED] + move * side[..., Column.SUM])).sum(0)
+        finite = np.isfinite(logprob)
         found = TokenScores(
-            window,
-            logprob=model.logprob.astype(np.float32),
-            entropy=_entropy(model_side, model).astype(np.float32),
-            top1_logprob=model.top_logprob.astype(np.float32),
-            top1=(model.top == targets) & finite,
-        )
-        if reference_side.shape[-1] == 0:
+            window, logprob=logprob.astype(np.float32), entropy=(np.log(total) - moved / total).astype(np.float32),
+            top1_logprob=top_logprob.astype(np.float32), top1=(top == targets) & finite,
+        )  # fmt: skip
+        if ref_side.shape[-1] == 0:
             return found
-        reference = _merge(reference_side)
-        gaps = reference_side[..., Column.GAP - Column.REF_MAX]
-        gap = np.where(gaps == np.inf, np.inf, reference.weight * gaps).sum(0)  # inf also where the weight underflows
-        kld = gap / reference.total - (reference.log_total - model.log_total)
+        weight, total, ref_log_total, logprob, top_logprob, ref_top = _merge(ref_side)
+        gaps = ref_side[..., Column.GAP - Column.REF_MAX]
+        gap = np.where(gaps == np.inf, np.inf, weight * gaps).sum(0)  # inf also where the weight underflows
         return replace(
-            found,
-            ref_logprob=reference.logprob.astype(np.float32),
-            ref_top1_logprob=reference.top_logprob.astype(np.float32),
-            kld=kld.astype(np.float32),
-            same_top=(model.top == reference.top) & finite & np.isfinite(reference.log_total),
-        )
+            found, ref_logprob=logprob.astype(np.float32), ref_top1_logprob=top_logprob.astype(np.float32),
+            kld=(gap / total - (ref_log_total - log_total)).astype(np.float32),
+            same_top=(top == ref_top) & finite & np.isfinite(ref_log_total),
+        )  # fmt: skip
 
 
 def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torch.Tensor:

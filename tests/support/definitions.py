@@ -51,7 +51,7 @@ def definitions(logits: torch.Tensor, targets: Any, reference: torch.Tensor | No
         found["ref_logprob"].append(p[target])
         found["ref_top1_logprob"].append(max(p))
         found["kld"].append(math.fsum(math.exp(lp) * (lp - lq) for lp, lq in zip(p, q, strict=True) if lp > -INF))
-        found["same_top"].append(p.index(max(p)) == q.index(max(q)))
+        found["same_top"].append(p.index(max(p)) == q.index(max(q)) and q[target] > -INF)  # by convention
     return found
 
 

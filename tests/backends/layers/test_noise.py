@@ -28,24 +28,17 @@ class Returns(nn.Module):
         return given if len(given) > 1 else given[0]
 
 
-def started(noise: Noise, length: int, first: int = 0) -> Noise:
-    """Noise at the beginning of a forward of ``length`` tokens at positions from 0 on: ``first``, ``first`` + 1, ..."""
-    noise.begin(torch.arange(first, first + length, dtype=torch.int32), torch.arange(length))
+def started(noise: Noise, length: int) -> Noise:
+    """Noise at the beginning of a forward of ``length`` tokens at positions from 0 on: 0, 1, ..."""
+    noise.begin(torch.arange(length, dtype=torch.int32), torch.arange(length))
     return noise
-
-
-def draws(seed: int, number: int, like: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """What is left of 1 + SCALE * n after division."""
-    layer = Returns()
-    noise = started(Noise({number: layer}, seed), len(like), first)
-    found: torch.Tensor = (layer(like) / like - 1) / SCALE
-    noise.remove()
-    return found
 
 
 def test_size_in_float32() -> None:
     """A million draws: the standard deviation is known to 0.07 %, the fourth moment of a normal is 3."""
-    n = draws(0, 0, torch.full((1000, 1000), 3.0))
+    layer, given = Returns(), torch.full((1000, 1000), 3.0)
+    started(Noise({0: layer}, 0), 1000)
+    n = (layer(given) / given - 1) / SCALE
     assert abs(n.mean()) < 0.005
     assert abs(n.std() - 1) < 0.004
     assert abs((n**4).mean() - 3) < 0.05

@@ -97,17 +97,10 @@ def test_excluded_tokens(partial: Partial) -> None:
     """-inf on either side, both sides, at the target, and in all of a shard."""
     logits, reference = draw_excluding()
     targets = [5, 6, 7, 0, 8, 2999]
-    expected = definitions_with_infinity(logits, targets, reference)
+    expected = definitions(logits, targets, reference)
     assert [value == INF for value in expected["kld"]] == [False, False, True, False, False, True]
     for cuts in ([], [1000], [1000, 2000]):
         assert_scores(split(partial, logits, targets, cuts, reference), expected)
-
-
-def definitions_with_infinity(logits: torch.Tensor, targets: Any, reference: torch.Tensor) -> dict[str, list[float]]:
-    """``definitions``, where same_top of a target that the model excludes is False by convention."""
-    expected = definitions(logits, targets, reference)
-    pairs = zip(expected["same_top"], expected["logprob"], strict=True)
-    return {**expected, "same_top": [same and lp > -INF for same, lp in pairs]}
 
 
 def test_the_lowest_float_as_a_mask(partial: Partial) -> None:
