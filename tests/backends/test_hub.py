@@ -80,22 +80,11 @@ def refusal(name: str) -> str:
     return refusal_of(hub.resolve, name, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "gold"),
-    [
-        ("org/model", True),
-        ("Org-1/Llama-3.1_8B", True),
-        ("here/model", False),
-        ("here/file", False),
-        ("./org/model", False),
-        ("~/model", False),
-        ("a/b/c", False),
-        ("model", False),
-        ("org/my model", False),
-    ],
-)
-def test_hub_ids(name: str, gold: bool) -> None:
-    assert hub.is_hub_id(name) is gold
+def test_hub_ids() -> None:
+    no_ids = ["here/model", "here/file", "./org/model", "~/model", "a/b/c", "model", "org/my model"]
+    assert list(filter(hub.is_hub_id, ["org/model", *no_ids, "Org-1/Llama-3.1_8B"])) == [
+        "org/model", "Org-1/Llama-3.1_8B",
+    ]  # fmt: skip
 
 
 def test_a_sharded_model(server: Hub, client: Client) -> None:
@@ -158,19 +147,12 @@ def test_a_hub_that_fails(status: int, reason: str, server: Hub, client: Client)
     assert refused(client, "org/busy").startswith(f"org/busy: {reason.format(server.url)}")
 
 
-@pytest.mark.parametrize(
-    ("files", "reason"),
-    [
-        (
-            {"config.json": "{}", "pytorch_model.bin": b"p"},
-            "org/other: no .safetensors files; compare_q loads no pickled ",
-        ),
-        ({"a-Q4_K_M.gguf": b"GGUF"}, 'with "load_fn": "llamacpp" org/other/a-Q4_K_M.gguf can be measured'),
-    ],
-)
-def test_a_model_without_safetensors(files: dict[str, bytes | str], reason: str, server: Hub, client: Client) -> None:
-    server.add("models", "org/other", files)
-    assert reason in refused(client, "org/other")
+def test_a_model_without_safetensors(server: Hub, client: Client) -> None:
+    server.add("models", "org/pickled", {"config.json": "{}", "pytorch_model.bin": b"p"})
+    assert refused(client, "org/pickled") == "org/pickled: no .safetensors files; compare_q loads no pickled weights"
+    server.add("models", "org/other", {"a-Q4_K_M.gguf": b"GGUF"})
+    reason = 'with "load_fn": "llamacpp" org/other/a-Q4_K_M.gguf can be measured'
+    assert refused(client, "org/other").endswith(reason)
     assert server.fetched() == []
 
 

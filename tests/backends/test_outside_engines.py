@@ -39,18 +39,9 @@ def test_an_engine_of_the_users_runs_in_a_worker(
     assert [row["ppl"] for row in rows] == pytest.approx([300.0, 300.0])
 
 
-@pytest.mark.parametrize(
-    "location",
-    [
-        "nothing",
-        "no_such_module:Engine",
-        "json:Engine",
-        "json:JSONDecoder",
-        "broken_engine:E",
-        "taken_engine:Other",
-        ":",
-    ],
-)
+@pytest.mark.parametrize("location", [
+    "nothing", "no_such_module:Engine", "json:Engine", "json:JSONDecoder", "broken_engine:E", "taken_engine:Other", ":",
+])  # fmt: skip
 def test_what_is_no_engine_is_refused_by_its_name(
     tmp_path: Path, location: str, compare_q: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,3 @@ class StubEngine(LogitsEngine):
 
     def states(self) -> torch.Tensor:
         return self.last
-
-    def close(self) -> None:
-        """Nothing to release."""

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.common.json_files import (
-    open_regular,
-    parsed,
-    read_bytes,
-    read_json,
-)
+from compare_q.backends.common.json_files import open_regular, parsed, read_bytes, read_json
 from tests.support.toy import refusal
 
 

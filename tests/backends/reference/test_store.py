@@ -14,16 +14,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import (
-    MANIFEST,
-    Reader,
-    begin,
-    discard,
-    is_free,
-    recorded,
-    seal,
-    tidy,
-)
+from compare_q.backends.reference.store import MANIFEST, Reader, begin, discard, is_free, recorded, seal, tidy
 from tests.support.flips import KilledError, flips, killed_at
 from tests.support.stores import HEAD, IDENTITY, contents_of, numbers, record, state_store
 from tests.support.toy import refusal
