@@ -122,15 +122,6 @@ def sizes_text(sizes: Any) -> str:
     return "x".join(map(str, sizes)) if isinstance(sizes, list | tuple) else ""
 
 
-def block_scheme(sizes: Any, scale_format: Any = None) -> Scheme | None:
-    """FP8 weights in blocks of ``sizes``, activations in groups as long as a block; None if ``sizes`` is not a list.
-
-    ``scale_format``: "ue8m0" if scales are powers of two (DeepSeek).
-    """
-    rounded = f" {POWERS_OF_TWO}" if scale_format == "ue8m0" else ""
-    return Scheme(f"fp8 block {sizes_text(sizes)}", f"fp8 g{sizes[-1]}{rounded}") if sizes_text(sizes) else None
-
-
 def objects_in(value: Any) -> list[Mapping[str, Any]]:
     """The objects among an object's values; empty for anything else."""
     return [entry for entry in value.values() if isinstance(entry, Mapping)] if isinstance(value, Mapping) else []
@@ -216,38 +207,31 @@ def declared(config: Config) -> Declared:
     return reader(config) if reader else Declared()
 
 
-def gptq_or_awq(config: Config) -> Declared:
-    """GPTQ and AWQ; GPTQModel's ``dynamic`` has other bits for some layers (``+:pattern``), or none (``-:pattern``)."""
+def integers(config: Config) -> Declared:
+    """GPTQ, AWQ, and Intel's auto-round (inc in vLLM) in integers, which have other keys for some layers.
+
+    GPTQModel's ``dynamic``: ``+:pattern``, or ``-:pattern`` for layers that are not quantized.  auto-round's
+    ``extra_config``: name or pattern.
+    """
+    is_awq = "awq" in " ".join(str(config.get(key)) for key in ("quant_method", "packing_format", "backend")).lower()
 
     def scheme(own: Config) -> Scheme | None:
-        bits = own.get("bits", own.get("w_bit"))
-        name = "uint" if config["quant_method"].lower().startswith("awq") else "int"
-        group = own.get("group_size", own.get("q_group_size"))
-        return Scheme(with_group_size(f"{name}{bits}", group)) if isinstance(bits, int) else None
+        bits, group = own.get("bits", own.get("w_bit")), own.get("group_size", own.get("q_group_size"))
+        if not isinstance(bits, int) or bits >= 16 or own.get("data_type", "int") != "int":
+            return None
+        plain = own.get("act_bits") in (None, 16)
+        return Scheme(with_group_size(f"{'uint' if is_awq else 'int'}{bits}", group)) if plain else None
 
     rules = {
         f"re:{rule.removeprefix('+:').removeprefix('-:')}": None
         if rule.startswith("-:") else scheme({**config, **changes})
         for rule, changes in part(config, "dynamic").items() if isinstance(changes, Mapping)
-    }  # fmt: skip
-    return by_name(scheme(config), rules)
-
-
-def auto_round(config: Config) -> Declared:
-    """Intel's auto-round (inc in vLLM), integers alone; ``extra_config``: name or pattern of layers -> other keys."""
-
-    def scheme(own: Any) -> Scheme | None:
-        bits, taken = at(own, "bits"), at(own, "act_bits")
-        if not isinstance(bits, int) or bits >= 16 or own.get("data_type", "int") != "int" or taken not in (None, 16):
-            return None
-        awq = "awq" in f"{config.get('packing_format')} {config.get('backend')}"
-        return Scheme(with_group_size(f"{'uint' if awq else 'int'}{bits}", own.get("group_size")))
-
-    return by_name(scheme(config), {
+    } | {
         f"re:.*(?:{name})" if set(name) & set(r"*+?^$()[]{}|\\") else name:
         scheme({**config, **changes}) if isinstance(changes, Mapping) else None
         for name, changes in part(config, "extra_config").items()
-    })  # fmt: skip
+    }  # fmt: skip
+    return by_name(scheme(config), rules)
 
 
 def compressed(config: Config) -> Declared:
@@ -272,16 +256,21 @@ def compressed(config: Config) -> Declared:
 def fp8(config: Config) -> Declared:
     """FP8 of DeepSeek, Qwen and vLLM; DeepSeek-V4's experts are MXFP4, with FP8 activations, or NVFP4.
 
+    With blocks, activations are in groups as long as a block; ``scale_fmt`` "ue8m0": scales are powers of two.
     ``expert_dtype`` is a key of the model's config, which ``CheckpointConfig.quantization`` adds.
     """
-    if sizes := config.get("weight_block_size"):
-        default = block_scheme(sizes, config.get("scale_fmt"))
-        if config.get("expert_dtype") != "fp4" or default is None:
-            return Declared(default)
-        algorithm = config.get("moe_quant_algo")
-        experts = ALGORITHMS.get(str(algorithm).upper()) if algorithm else Scheme("mxfp4 g32", default.activations)
-        return Declared(default, patterns=((ROUTED, experts),))
-    return Declared(Scheme("fp8 tensor", "fp8 tensor" if config.get("activation_scheme") == "static" else "fp8"))
+    sizes = config.get("weight_block_size")
+    if not sizes:
+        return Declared(Scheme("fp8 tensor", "fp8 tensor" if config.get("activation_scheme") == "static" else "fp8"))
+    if not sizes_text(sizes):
+        return Declared()
+    rounded = f" {POWERS_OF_TWO}" if config.get("scale_fmt") == "ue8m0" else ""
+    default = Scheme(f"fp8 block {sizes_text(sizes)}", f"fp8 g{sizes[-1]}{rounded}")
+    if config.get("expert_dtype") != "fp4":
+        return Declared(default)
+    algorithm = config.get("moe_quant_algo")
+    experts = ALGORITHMS.get(str(algorithm).upper()) if algorithm else Scheme("mxfp4 g32", default.activations)
+    return Declared(default, patterns=((ROUTED, experts),))
 
 
 def bitsandbytes(config: Config) -> Declared:
@@ -358,11 +347,7 @@ def torchao_scheme(config: Config) -> Scheme | None:
 
 READERS: dict[str, Callable[[Config], Declared]] = {
     "compressed-tensors": compressed,
-    "gptq": gptq_or_awq,
-    "gptqmodel": gptq_or_awq,
-    "awq": gptq_or_awq,
-    "auto-round": auto_round,
-    "inc": auto_round,
+    **dict.fromkeys(("gptq", "gptqmodel", "awq", "auto-round", "inc"), integers),
     "fp8": fp8,
     "deepseek_v4_fp8": fp8,
     "fbgemm_fp8": lambda _: Declared(Scheme("fp8 channel", "fp8 token")),

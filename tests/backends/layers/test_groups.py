@@ -1,14 +1,19 @@
-"""Groups of layers and of KV caches, the kernel of a row, and deviations, against lists and sentences made by hand."""
+"""Groups of layers and of KV caches, deviations, and which layers are fused, against lists and sentences by hand."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from compare_q.backends.base import Layer
 from compare_q.backends.layers import groups as layers
 from compare_q.backends.layers.groups import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache
+from compare_q.backends.layers.names import FUSED
 
 
 def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
@@ -118,3 +123,25 @@ def test_sizes_of_a_models_caches() -> None:
     assert layers.kv_windows([full]) == ""
     assert layers.kv_token_bytes([full, SIXTEEN]) is None
     assert layers.kv_token_bytes([]) is None
+
+
+NOT_LANGUAGE = {("fc1", "fc3"), ("q", "k", "v"), ("gate_proj", "dense_h_to_4h"), ("q_conv1d", "k_conv1d", "v_conv1d")}
+"""Layers of vision towers, and convolutions."""
+MAPPING = re.compile(r"\bpacked_modules_mapping = (\{[^{}]*\})")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_what_the_installed_vllm_fuses_is_known() -> None:
+    """Its models say so in literals, read here without importing vLLM."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.origin is not None  # noqa: PT018
+    fused = {
+        tuple(name.split(".")[-1] for name in ast.literal_eval(members))
+        for file in (Path(spec.origin).parent / "model_executor" / "models").rglob("*.py")
+        for literal in MAPPING.findall(file.read_text(encoding="utf-8"))
+        for members in getattr(ast.parse(literal, mode="eval").body, "values", ())
+        if isinstance(members, ast.List) and len(members.elts) > 1
+    }
+    assert ("q_proj", "k_proj", "v_proj") in fused
+    known = [set(group) for group in FUSED]
+    assert [group for group in fused - NOT_LANGUAGE if not any(len(set(group) & names) > 1 for names in known)] == []
