@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -142,21 +143,18 @@ def parse_message(data: bytes) -> Message:
 
 def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Write windows as arrays into one file, without pickle."""
-    ids = np.concatenate([each.token_ids for each in windows]) if windows else np.zeros(0, np.int32)
-    shape = [[each.index, len(each.token_ids), len(each.spans)] for each in windows]
-    spans = [span for each in windows for span in each.spans]
-    storage.write_arrays(
-        file, ids=ids, shape=np.array(shape, np.int64).reshape(-1, 3), spans=np.array(spans, np.int64).reshape(-1, 2)
-    )
+    ids = np.concatenate([np.zeros(0, np.int32), *(each.token_ids for each in windows)])
+    shape = np.array([[each.index, len(each.token_ids), len(each.spans)] for each in windows], np.int64)
+    spans = np.array([span for each in windows for span in each.spans], np.int64)
+    storage.write_arrays(file, ids=ids, shape=shape.reshape(-1, 3), spans=spans.reshape(-1, 2))
 
 
 def read_windows(file: Path) -> list[Window]:
     """Return the windows that ``write_windows`` wrote, in order."""
     arrays = storage.read_arrays(file)
-    ids, shape, spans = arrays["ids"], arrays["shape"].tolist(), arrays["spans"].tolist()
-    windows, token, span = [], 0, 0
-    for index, length, n_spans in shape:
-        scored = tuple((begin, end) for begin, end in spans[span : span + n_spans])
-        windows.append(Window(index, ids[token : token + length], scored))
-        token, span = token + length, span + n_spans
+    ids, spans = arrays["ids"], map(tuple, arrays["spans"].tolist())
+    windows, token = [], 0
+    for index, length, n_spans in arrays["shape"].tolist():
+        windows.append(Window(index, ids[token : token + length], tuple(islice(spans, n_spans))))
+        token += length
     return windows

@@ -226,7 +226,12 @@ def inspect(model: PlannedModel) -> EngineInfo:
     try:
         engine.check(model)
         if capabilities.here:
-            check_pinned(model)
+            for name, value in model.options.items():
+                for each in filter(hub.is_hub_id, strings_in(value)):
+                    raise InputError(
+                        f"engine.{name}: {printable(each)} is no path here, and a repository on the hub may change; "
+                        "fetch it and give its folder, or owner/name@commit where the engine takes that"
+                    )
             if importlib.util.find_spec("torch") is None:
                 raise InputError(f"load_fn: scoring needs torch, which {sys.executable} lacks")
         else:
@@ -238,16 +243,6 @@ def inspect(model: PlannedModel) -> EngineInfo:
     except ModelError as error:
         found["silence"] = str(error)
     return EngineInfo(installed=installed, cpu_only=capabilities.torch and machine.cpu_build_of_torch(), **found)
-
-
-def check_pinned(model: PlannedModel) -> None:
-    """InputError for an option that names a hub repository, whose content may change under its name."""
-    for name, value in model.options.items():
-        for each in filter(hub.is_hub_id, strings_in(value)):
-            raise InputError(
-                f"engine.{name}: {printable(each)} is no path here, and a repository on the hub may change; fetch it "
-                "and give its folder, or owner/name@commit where the engine takes that"
-            )
 
 
 def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str) -> str:
