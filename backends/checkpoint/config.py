@@ -18,9 +18,8 @@ from compare_q.backends.common.json_files import exists, read_object
 from compare_q.backends.common.messages import printable
 from compare_q.backends.layers.schemes import objects_in, part
 
-QUANTIZATION = "quantization_config"
-OLD_QUANTIZATION = "compression_config"
-"""Its name in early versions of compressed-tensors."""
+QUANTIZATION = ("quantization_config", "compression_config")
+"""Keys of the quantization; the second one in early versions of compressed-tensors."""
 LEGACY_FILE = "hf_quant_config.json"
 """File of the quantization in NVIDIA ModelOpt up to 0.29, whose config.json has none, or only MIXED_PRECISION."""
 OTHER_CACHES = (
@@ -32,14 +31,12 @@ ELSEWHERE = {"transformers_weights": (SINGLE, INDEX), "text_model_id": (), "audi
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
 """Keys of the language model's part in multimodal configs: most, InternVL's, DeepSeek-VL2's.  Qwen-Omni's is in the
 text_config of its thinker_config."""
-WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
 FEATURE_PAIRS = (
     ("num_attention_heads", "head_dim"), ("num_key_value_heads", "head_dim"), ("num_attention_heads", "v_head_dim"),
     ("num_attention_heads", "global_head_dim"), ("num_key_value_heads", "global_head_dim"),
     ("num_global_key_value_heads", "global_head_dim"), ("n_shared_experts", "moe_intermediate_size"),
 )  # fmt: skip
 """Pairs of config keys whose product is a number of features."""
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 ROPE = "rope"
 """The key of the rope scaling in a row's provenance."""
 BY_CONTEXT = ("longrope", "su")
@@ -85,12 +82,12 @@ class CheckpointConfig:
     @property
     def vocab_size(self) -> int | None:
         """Rows of the head; None if not stated."""
-        return self._integer("vocab_size") or self._integer("padded_vocab_size")
+        return self._integer("vocab_size", "padded_vocab_size")
 
     @property
     def hidden_size(self) -> int | None:
         """Columns of the head; None if not stated."""
-        return next((size for key in WIDTH_KEYS if (size := self._integer(key))), None)
+        return self._integer("hidden_size", "n_embd", "d_model")
 
     @property
     def dtype(self) -> str | None:
@@ -106,7 +103,7 @@ class CheckpointConfig:
     @property
     def stated_context(self) -> int | None:
         """The number of positions that the config states, without its rope scaling; None if not stated."""
-        return next((length for key in LENGTH_KEYS if (length := self._integer(key))), None)
+        return self._integer("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
     @property
     def context(self) -> int | None:
@@ -147,7 +144,7 @@ class CheckpointConfig:
         DeepSeek-V4 states the format of its experts outside, in ``expert_dtype`` ("fp4" by default, as in vLLM), which
         is added here.
         """
-        stated = [config.get(key) for key in (QUANTIZATION, OLD_QUANTIZATION) for config in (self.text, self.raw)]
+        stated = [config.get(key) for key in QUANTIZATION for config in (self.text, self.raw)]
         for found in (self.legacy_quantization, *stated):
             if isinstance(found, dict) and found:
                 outside = str(self.text.get("model_type")).startswith("deepseek_v4")
@@ -207,12 +204,13 @@ class CheckpointConfig:
         if nope := known["qk_nope_head_dim"]:
             rope, value = known["qk_rope_head_dim"], known["v_head_dim"]
             layers |= {known["kv_lora_rank"] + rope, heads * (nope + rope), heads * (nope + value)}
-        head = {size for key in ("hidden_size", "vocab_size") if (size := self._integer(key))}
-        return {"layer": frozenset(layers - {0}), "head": frozenset(head)}
+        head = {self._integer("hidden_size") or 0, self._integer("vocab_size") or 0}
+        return {"layer": frozenset(layers - {0}), "head": frozenset(head - {0})}
 
-    def _integer(self, key: str) -> int | None:
-        value = self.text.get(key)
-        return value if type(value) is int and value > 0 else None  # True is an int in Python
+    def _integer(self, *keys: str) -> int | None:
+        """The value of the first key that has a positive integer."""
+        values = map(self.text.get, keys)
+        return next((value for value in values if type(value) is int and value > 0), None)  # True is an int in Python
 
 
 def has_longrope(found: Any) -> bool:

@@ -9,30 +9,33 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import tokenizers
 from compare_q.backends.checkpoint.contents import LARGEST, Contents, numbers_text, unequal
 from compare_q.backends.checkpoint.files import INDEX, Tensor, read_headers, strays
-from compare_q.backends.checkpoint.findings import Finding, Severity, one_finding
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
 from compare_q.backends.checkpoint.gguf import GgufModel, read_model
+from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
 from compare_q.backends.common.messages import bytes_in_words, printable, shortened
 from compare_q.backends.layers.names import NUMBER
 from compare_q.backends.layers.schemes import declared, kv_cache, objects_in, part
 
+Severity = Literal["wrong", "warning", "note"]
+"""``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
 SHOWN = 8
 """Names of groups of layers in one line."""
 CALIBRATION = ("dataset", "nsamples", "seqlen", "iters", "sym", "desc_act", "damp_percent", "algo")
 """Keys of quantization configs that describe the calibration (GPTQ, AWQ, auto-round)."""
 CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
 NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
+COPY = "copy the reference's tokenizer files into the model's folder"
+PADDING = ("pad_token", "unk_token")
 OTHER_CONFIG = "give the config.json that belongs to these files"
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
 """Keys of configs that list layers which are not quantized: compressed-tensors, fp8 and bitsandbytes, ModelOpt, ..."""
@@ -40,6 +43,26 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt"}
 KEPT_IN_FLOAT32 = ("gate", "router", "A_log")
 """Routers and states of Mamba, which are kept in float32 on purpose."""
+
+
+class Finding(NamedTuple):
+    """A fault: file and first tensor or layer with it, what it is, how to fix it, and the number of others like it."""
+
+    severity: Severity
+    where: str
+    what: str
+    fix: str
+    more: int = 0
+
+    def __str__(self) -> str:
+        others = f" (and {self.more:,} more like it)" if self.more else ""
+        return f"{self.severity}: {self.where}: {self.what}{others}; {self.fix}"
+
+
+def one_finding(severity: Severity, where: Iterable[str], what: str, fix: str) -> list[Finding]:
+    """One finding for all places with the same fault, which names the first place; none if there is no place."""
+    places = list(where)
+    return [Finding(severity, places[0], what, fix, len(places) - 1)] if places else []
 
 
 @dataclass(frozen=True)
@@ -82,9 +105,8 @@ def examine(path: Path, reference: Path | None = None, contents: Contents | None
             unchecked += [f"tensors against the config: {contents.unchecked}"] if contents.unchecked else []
     if reference is not None:
         try:
-            mine, its = (tokenizers.of_gguf(read_model(each)) if is_gguf(each) else tokenizers.of_folder(each)
-                         for each in (path, reference))  # fmt: skip
-            findings += tokenizers.differences(mine, its)
+            both = [of_gguf(read_model(each)) if is_gguf(each) else of_folder(each) for each in (path, reference)]
+            findings += differing_tokens(*both)
         except InputError as error:
             unchecked.append(f"tokens: {error}")
     findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
@@ -176,13 +198,50 @@ def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Findi
     shapes: dict[str, list[str]] = {}
     for module, stored, wanted, dtype in sorted(found.shapes):
         what = f"has the shape {stored} ({dtype}), and the config asks for {wanted}"
-        shapes.setdefault(what, []).append(checkpoint.where_module(module))
+        shapes.setdefault(what, []).append(checkpoint.where(module))
     for what, where in shapes.items():
         yield from one_finding("wrong", where, what, OTHER_CONFIG)
     layer, bias = "left over: the model that the config describes has", "its bias is "
     for modules, what in ((found.left_over, f"{layer} no such layer"), (found.biases, f"{bias}{layer} none there")):
-        places = map(checkpoint.where_module, sorted(modules))
+        places = map(checkpoint.where, sorted(modules))
         yield from one_finding("warning", places, what, f"{OTHER_CONFIG}, or save the model without it")
+
+
+def differing_tokens(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
+    """Differences of a model's tokens from its reference's.  What only one of them has is not a difference."""
+    if reference.vocabulary and not mine.vocabulary and mine.where == FILE:
+        yield Finding("warning", FILE, "missing, and the reference has one", COPY)
+    ours, theirs = mine.vocabulary, reference.vocabulary
+    differing = [number for number in sorted(ours.keys() & theirs.keys()) if ours[number] != theirs[number]]
+    if differing:
+        what = f"token {differing[0]} is {ours[differing[0]]!r}, and the reference's is {theirs[differing[0]]!r}"
+        yield Finding("wrong", mine.where, what, COPY, len(differing) - 1)
+    if other_merges := bool(mine.merges and reference.merges and mine.merges != reference.merges):
+        yield Finding("wrong", mine.where, "its merges are not the reference's: text becomes other tokens", COPY)
+    samples = zip(SAMPLES, mine.encoded, reference.encoded, strict=False)  # GGUF has none
+    cut = next((text for text, one, other in samples if one != other), None)
+    if cut is not None and not differing and not other_merges:
+        yield Finding("wrong", mine.where, f"its rules cut text into other tokens, such as {cut!r}", COPY)
+    own = CONFIG if mine.where == FILE else mine.where
+    for name in sorted(mine.special.keys() & reference.special.keys()):
+        if as_set(mine.special[name]) != as_set(reference.special[name]):
+            where = name.partition(": ")[0] if ": " in name else own
+            both = f"{mine.special[name]!r}, and the reference's {reference.special[name]!r}"
+            pads = name in PADDING  # no scored text has padding
+            why = "matters to padding and to unknown text only" if pads else "answers begin or end differently"
+            yield Finding("note" if pads else "wrong", where, f"{name.rpartition(': ')[2]} is {both}: {why}", COPY)
+    where = "chat template" if mine.where == FILE else f"{mine.where}.chat_template"
+    if reference.template is not None and mine.template is None:
+        yield Finding("wrong", where, "no chat template, and the reference has one: chats get another prompt", COPY)
+    elif reference.template is not None and mine.template != reference.template:
+        what = "not the reference's chat template: chats get another prompt than the reference does"
+        yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
+
+
+def as_set(stated: Any) -> Any:
+    """Ids as a set, since their order means nothing and one id may have no list; anything else as it is."""
+    ids = stated if isinstance(stated, list) else [stated]
+    return set(ids) if all(type(token) is int for token in ids) else stated
 
 
 def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -190,7 +249,7 @@ def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     places, first = [], ""
     for paths, scales in unequal(checkpoint.quantized).items():
         names = ", ".join(path.rpartition(".")[2] for path in paths)
-        places.append(f"{checkpoint.where_module(paths[0]).rpartition('.')[0]}: {names}")
+        places.append(f"{checkpoint.where(paths[0]).rpartition('.')[0]}: {names}")
         first = first or numbers_text(scales)
     yield from one_finding(
         "wrong", places, f"unequal global scales ({first}) of layers that vLLM fuses into one matrix with one scale",
@@ -221,7 +280,7 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
             without.append((module, kind))
     asked = asks_for_input_scales(checkpoint.config.quantization)
     yield from one_finding(
-        "wrong", [checkpoint.where_module(module) for module, kind in without if asked or kind in kinds],
+        "wrong", [checkpoint.where(module) for module, kind in without if asked or kind in kinds],
         "no scale of its activations (input_scale), for which engines take uninitialized memory or 1", CALIBRATE,
     )  # fmt: skip
     for fault, places in faulty(scales).items():
@@ -257,7 +316,7 @@ def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
     patterns = [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]
     against = [module for module in checkpoint.quantized if is_ignored(module, patterns)]
     yield from one_finding(
-        "wrong", map(checkpoint.where_module, against),
+        "wrong", map(checkpoint.where, against),
         "stored quantized, and the config says that it is not: engines refuse, or read its bytes as other numbers",
         "take it out of the config's list of ignored layers, or store it unquantized",
     )  # fmt: skip
@@ -269,7 +328,7 @@ def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
             "embedding": f"the embedding{tied}: quantized ({stored}); many engines read embeddings in 16 bits only",
         }.get(checkpoint.role(module))
         if what:
-            yield Finding("warning", checkpoint.where_module(module), what, "mind it where models are compared")
+            yield Finding("warning", checkpoint.where(module), what, "mind it where models are compared")
 
 
 def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -311,7 +370,7 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
     stated = (checkpoint.config.dtype or "").removeprefix("torch.")
     others, bare = dict[str, list[str]](), []
     for module, parts in checkpoint.matrices.items():
-        dtype, where = parts[main_part(parts) or ""].dtype, checkpoint.where_module(module)
+        dtype, where = parts[main_part(parts) or ""].dtype, checkpoint.where(module)
         if dtype in FLOATS:
             if stated not in ("", FLOATS[dtype]) and module.rpartition(".")[2] not in KEPT_IN_FLOAT32:
                 others.setdefault(FLOATS[dtype], []).append(where)

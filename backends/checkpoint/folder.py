@@ -106,12 +106,9 @@ class Checkpoint:
         return read_object(file, strict=False) if exists(file) else {}
 
     def where(self, name: str) -> str:
-        """File and name of a tensor, for messages."""
-        return f"{self.tensors[name].file.name}: {name}"
-
-    def where_module(self, module: str) -> str:
-        """File and name of a module, for messages."""
-        return f"{next(iter(self.modules[module].values())).file.name}: {module}"
+        """File and name of a tensor or a module, for messages."""
+        tensor = self.tensors.get(name) or next(iter(self.modules[name].values()))
+        return f"{tensor.file.name}: {name}"
 
 
 def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:

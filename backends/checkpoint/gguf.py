@@ -17,11 +17,12 @@ import math
 import mmap
 import re
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from compare_q.backends import hub
 from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storage
@@ -36,14 +37,7 @@ from compare_q.backends.hub import SILENT, Watch
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's number of a field's type -> ``struct``'s code."""
 STRING, ARRAY = 8, 9
-ALIGNMENT, TOKENS, TOKEN_TYPES = "general.alignment", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-USED = {
-    "general.architecture": str, ALIGNMENT: int, "tokenizer.ggml.model": str, TOKENS: list,
-    TOKEN_TYPES: tuple, "split.no": int, "split.count": int, "split.tensors.count": int, "{}.context_length": int,
-    "{}.vocab_size": int, "{}.rope.scaling.type": str, "{}.rope.scaling.factor": float,
-    "{}.rope.scaling.original_context_length": int, "{}.block_count": int, "{}.nextn_predict_layers": int,
-}  # fmt: skip
-"""Fields that this file uses (``{}``: the architecture) -> their Python types."""
+TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -62,7 +56,8 @@ TYPES = {
     41: ("q1_0", 128, 18),
 }  # fmt: skip
 """ggml's number of a type -> its name, and the elements and bytes of a block."""
-LONG_FACTORS = "rope_factors_long"
+LONG_FACTORS, ORIGINAL = "rope_factors_long", "{}.rope.scaling.original_context_length"
+T = TypeVar("T")
 TOWERS = ("v.", "a.", "mm.", "resampler.")
 ROUTERS = {"ffn_gate_inp", "ffn_gate_inp_shexp"}
 OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "embed_tokens"}
@@ -107,19 +102,13 @@ def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
         raise InputError(f"{printable(file)}: not a readable GGUF file: {one_line(error)}") from None
 
 
-def check_fields(fields: dict[str, Any]) -> None:
-    """ValueError if a field in ``USED`` has another type or an impossible value."""
-    for template, expected in USED.items():
-        name = template.format(fields.get("general.architecture", ""))
-        if name in fields and type(fields[name]) is not expected:
-            raise ValueError(f"{name} is of another type")
-        if expected is float and not abs(fields.get(name, 0)) < 1e9:
-            raise ValueError(f"{name} is {fields[name]}")
-    if fields.get(ALIGNMENT, 32) < 1:
-        raise ValueError(f"{ALIGNMENT} is {fields[ALIGNMENT]}")
-    tokens, types = fields.get(TOKENS, ()), fields.get(TOKEN_TYPES)
-    if types is not None and len(types) != len(tokens):
-        raise ValueError(f"{len(types)} token types for {len(tokens)} tokens")
+def field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """A field of a header; None if there is none of this type, or it is a number beyond 10 ** 9 that is not an integer.
+
+    ``{}`` in ``name`` stands for the architecture.
+    """
+    value = fields.get(name.format(fields.get("general.architecture", "")))
+    return value if type(value) is kind and not (isinstance(value, float) and not abs(value) < 1e9) else None
 
 
 class _Reader:
@@ -144,8 +133,7 @@ class _Reader:
             type_name, elements, size = TYPES.get(type_number, (f"ggml type {type_number}", 1, 0))
             nbytes = math.prod(shape) // elements * size if size else None
             placed.append((GgufTensor(name, tuple(shape), type_name, nbytes), offset))
-        check_fields(fields)
-        alignment = fields.get(ALIGNMENT, 32)
+        alignment = max(field(fields, "general.alignment", int) or 32, 1)
         start = -(-self.at // alignment) * alignment
         for tensor, offset in placed:
             if start + offset + (tensor.nbytes or 0) > len(self.data):
@@ -206,8 +194,9 @@ class GgufModel:
 
         Multi-token-prediction modules are the last of the blocks, and do not count.
         """
-        number, blocks = BLOCK.match(tensor.name), self.field("block_count")
-        drafts = number and blocks is not None and int(number[1]) >= blocks - (self.field("nextn_predict_layers") or 0)
+        number, blocks = BLOCK.match(tensor.name), self.field("{}.block_count", int)
+        last_block = None if blocks is None else blocks - (self.field("{}.nextn_predict_layers", int) or 0)
+        drafts = number and last_block is not None and int(number[1]) >= last_block
         path, _, part = tensor.name.rpartition(".")
         last = path.rpartition(".")[2]
         outside = last in ROUTERS | OTHER_EMBEDDINGS or "norm" in last or tensor.name.startswith(TOWERS)
@@ -216,9 +205,9 @@ class GgufModel:
             return ""
         return {"output": "head", "token_embd": "embedding"}.get(path, "layer")
 
-    def field(self, name: str) -> Any:
-        """The field ``<architecture>.<name>``; None if the file has none."""
-        return self.fields.get(f"{self.fields.get('general.architecture', '')}.{name}")
+    def field(self, name: str, kind: type[T]) -> T | None:
+        """A field of the first shard, as the function ``field`` returns it."""
+        return field(self.fields, name, kind)
 
     def has(self, name: str) -> bool:
         """True if the name of a tensor begins with ``name``."""
@@ -227,30 +216,30 @@ class GgufModel:
     @cached_property
     def facts(self) -> ModelFacts:
         """Vocabulary and context; of two sets of rope factors llama.cpp uses the long one for long contexts."""
-        tokens, context = self.fields.get(TOKENS), self.field("context_length")
-        original, factor = self.field("rope.scaling.original_context_length"), self.field("rope.scaling.factor")
-        if context is not None and factor and self.field("rope.scaling.type") == "yarn":  # left out by converters
-            context = extended_by_yarn(context, factor, original)
-        vocab_size = len(tokens) if tokens else self.field("vocab_size")
+        tokens, context = self.field(TOKENS, list), self.field("{}.context_length", int)
+        original, factor = self.field(ORIGINAL, int), self.field("{}.rope.scaling.factor", float)
+        if context is not None and factor and self.field("{}.rope.scaling.type", str) == "yarn":
+            context = extended_by_yarn(context, factor, original)  # which converters leave out
+        vocab_size = len(tokens) if tokens else self.field("{}.vocab_size", int)
         changes_above = original if self.has(LONG_FACTORS) else None
         return ModelFacts(vocab_size, context, self.vocabulary() or None, changes_above)
 
     def rope(self, context: int) -> dict[str, Any]:
         """The rope scaling that llama.cpp reads from the file, for a context of ``context`` tokens."""
-        original, name = self.field("rope.scaling.original_context_length"), self.field("rope.scaling.type")
+        original, name = self.field(ORIGINAL, int), self.field("{}.rope.scaling.type", str)
         if self.has(LONG_FACTORS):
             return scaling_json("longrope", None, original, context)
         if self.has("rope_freqs"):  # llama3's factors, made beforehand
             return scaling_json("rope_freqs", None, original, context)
-        if name in (None, "none"):
+        if name is None or name == "none":
             return {}
-        stated = self.field("context_length") if name == "yarn" else None
-        return scaling_json(name, self.field("rope.scaling.factor"), original or stated, context)
+        stated = self.field("{}.context_length", int) if name == "yarn" else None
+        return scaling_json(name, self.field("{}.rope.scaling.factor", float), original or stated, context)
 
     def vocabulary(self) -> dict[int, str]:
         """Id -> token of ordinary tokens; empty if the file's strings are not those of an HF vocabulary."""
-        tokens, types = self.fields.get(TOKENS), self.fields.get(TOKEN_TYPES)
-        if not tokens or not types or self.fields.get("tokenizer.ggml.model") not in AS_IN_HF:
+        tokens, types = self.field(TOKENS, list) or [], self.field(TOKEN_TYPES, tuple) or ()
+        if len(tokens) != len(types) or self.field("tokenizer.ggml.model", str) not in AS_IN_HF:
             return {}
         ordinary = (number for number, token_type in enumerate(types) if token_type in (NORMAL, BYTE))
         return {number: tokens[number].decode(errors="replace") for number in ordinary}
@@ -294,8 +283,11 @@ def shard_names(name: str) -> list[str]:
     return [f"{match[1]}-{number:05d}-of-{match[3]}.gguf" for number in shards if match] or [name]
 
 
-def model_files(path: Path) -> tuple[Path, ...]:
-    """The files of a model; ``path``: one of them, or a folder with one model.  InputError if one is missing."""
+def read_model(path: Path) -> GgufModel:
+    """The headers of a model; ``path``: one of its files, or a folder with one model.
+
+    InputError for missing, damaged or wrong files.
+    """
     if path.is_dir():
         # A multimodal model's projector is a separate file, but not a model.
         names = {shard_names(file.name)[0] for file in path.glob("*.gguf") if "mmproj" not in file.name}
@@ -308,18 +300,12 @@ def model_files(path: Path) -> tuple[Path, ...]:
         if not is_file(file):
             where = f"; shard of {path.name}, put all {len(files)} into one folder" if len(files) > 1 else ""
             raise InputError(f"model_dir: {printable(file)}: no such file{where}")
-    return files
-
-
-def read_model(path: Path) -> GgufModel:
-    """The headers of the model at ``path`` (see ``model_files``); InputError for missing, damaged or wrong files."""
-    files = model_files(path)
     headers = [read_header(file, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
-    fields, numbers = headers[0].fields, [header.fields.get("split.no", 0) for header in headers]
-    if fields.get("split.count", 0) not in ({0, 1} if len(files) == 1 else {len(files)}):
-        raise InputError(f"{files[0]}: one of {fields['split.count']} shards; keep the names that it was split under")
+    fields, numbers = headers[0].fields, [field(header.fields, "split.no", int) or 0 for header in headers]
+    if (count := field(fields, "split.count", int) or 0) not in ({0, 1} if len(files) == 1 else {len(files)}):
+        raise InputError(f"{files[0]}: one of {count} shards; keep the names that it was split under")
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
-    if numbers != list(range(len(files))) or len(tensors) != fields.get("split.tensors.count", len(tensors)):
+    if numbers != list(range(len(files))) or field(fields, "split.tensors.count", int) not in (None, len(tensors)):
         raise InputError(f"{files[0]}: its shards are not of one model; download them again")
     digest = hashlib.sha256("".join(header.digest for header in headers).encode()).hexdigest()
     return GgufModel(files, fields, tensors, digest)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.base import Window
@@ -33,20 +34,15 @@ MOST_WINDOWS = 1024
 
 @dataclass
 class WindowForward:
-    """One window's forward pass; ``layer``: the decoder layer that it waits for; ``found``: None until it has ended."""
+    """One window's forward pass; ``reached``: the decoder layer that it waits for, or its logits in pieces."""
 
     window: Window
     greenlet: Any
-    layer: int = -1
-    found: Iterator[torch.Tensor] | None = None
+    reached: int | Iterator[torch.Tensor] = -1
 
     def resume(self) -> None:
         """Run to the next layer, or to the end."""
-        reached = self.greenlet.switch()
-        if self.greenlet.dead:
-            self.found = reached
-        else:
-            self.layer = reached
+        self.reached = self.greenlet.switch()
 
 
 class Streamer:
@@ -87,18 +83,17 @@ class Streamer:
     def forwarded(self, window: Window) -> Iterator[torch.Tensor]:
         """Return logits of one window in pieces; the other windows of its group then wait for the last layer."""
         run = next((each for each in self.forwards if each.window is window), None) or self.start(window)
-        while run.found is None:
-            layer = run.layer
+        while isinstance(layer := run.reached, int):
             self.hold(layer)
             if layer == len(self.hosts) - 1:
                 run.resume()  # alone: a group's logits together are larger than the model
                 continue
-            for each in [each for each in self.forwards if each.layer == layer]:
+            for each in [each for each in self.forwards if each.reached == layer]:
                 each.resume()
-                if each.found is not None:
+                if not isinstance(each.reached, int):
                     raise ModelError("engine.streaming: this model's last decoder layer is not the one that runs last")
         self.forwards.remove(run)
-        return run.found
+        return layer
 
     def start(self, window: Window) -> WindowForward:
         """Run a group that begins with ``window`` up to the first layer."""
@@ -109,9 +104,7 @@ class Streamer:
         begin = next((i for i, other in enumerate(self.ahead) if other is window), None)
         chosen = [window] if begin is None else self.ahead[begin : begin + self.group]
         self.windows_left = 0 if begin is None else len(self.ahead) - begin - len(chosen)
-        self.forwards = [
-            WindowForward(each, greenlet.greenlet(lambda each=each: self.forward(each))) for each in chosen
-        ]
+        self.forwards = [WindowForward(each, greenlet.greenlet(partial(self.forward, each))) for each in chosen]
         for each in self.forwards:
             each.resume()
         return self.forwards[0]

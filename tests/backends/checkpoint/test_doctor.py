@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from compare_q.backends.checkpoint import doctor
 from compare_q.backends.checkpoint.contents import Contents, compare
-from compare_q.backends.checkpoint.doctor import Report, examine
+from compare_q.backends.checkpoint.doctor import Report, differing_tokens, examine
 from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.tokenizers import Tokens, differences, of_folder
+from compare_q.backends.checkpoint.tokenizers import Tokens, of_folder
 from tests.support.broken import FAULTS, good
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
 from tests.support.toy_moe_files import fp8_blocks
@@ -160,7 +160,7 @@ def test_where_index_and_files_disagree(tmp_path: Path) -> None:
 
 
 def tokens_found(mine: Tokens, reference: Tokens) -> list[tuple[str, str]]:
-    return [(each.severity, each.where) for each in differences(mine, reference)]
+    return [(each.severity, each.where) for each in differing_tokens(mine, reference)]
 
 
 def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
     ],
 )
 def test_special_tokens(name: str, mine: Any, reference: Any, said: str | None) -> None:
-    found = differences(
+    found = differing_tokens(
         Tokens("tokenizer.json", special={name: mine}), Tokens("tokenizer.json", special={name: reference})
     )
     assert [each.severity for each in found] == ([said] if said else [])

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from compare_q.backends.checkpoint.doctor import gguf_facts
-from compare_q.backends.checkpoint.gguf import TYPES, model_files, read_model
+from compare_q.backends.checkpoint.gguf import TYPES, read_model
 from tests.support.checkpoints import finish_gguf
 
 BLOCKS = {Type.F32: (1, 4), Type.F16: (1, 2), Type.Q8_0: (32, 34), Type.Q4_1: (32, 20),
@@ -114,7 +114,7 @@ def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
     assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
     assert whole.facts.vocab_size == len(TOKENS)
     (tmp_path / "mmproj-m.gguf").touch()  # a projector is no model
-    assert model_files(tmp_path) == (first, second)
+    assert read_model(tmp_path).files == (first, second)
 
 
 def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:
