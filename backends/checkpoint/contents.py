@@ -48,6 +48,7 @@ PACKED = re.compile(rf"(?<=\.)({'|'.join(FORMATS)})$")
 KNOWN_PARTS = NOT_BITS.union(*(bits.split() for _, bits in FORMATS.values()))
 STORED = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
 """Name of the weights' global scale -> name of the activations', in compressed-tensors and in ModelOpt."""
+FUSED, SHARED = "vLLM fuses them into one matrix with one scale", "quantize with a shared scale"
 TOLERANCE = 1e-5
 """Relative difference up to which scales count as equal, as in vLLM's own check of experts.
 
@@ -210,34 +211,27 @@ def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
             f"model_dir: {missing[0]}: no input_global_scale for its NVFP4 activations{and_more(missing)}, and vLLM "
             "would take uninitialized memory for it; calibrate the checkpoint, or quantize it weight-only"
         )
-    fused = unequal(layers)
-    for paths, scales in fused.items():
-        *names, last = (path.rpartition(".")[2] for path in paths)
-        scale = next(name for name in STORED if name in layers[paths[0]])
-        raise InputError(
-            f"model_dir: {paths[0].rpartition('.')[0]}: {', '.join(names)} and {last} have unequal {scale} "
-            f"({numbers_text(scales)}){and_more([*fused])}, and vLLM fuses them into one matrix with one scale; "
-            "quantize with a shared scale"
-        )
+    if fused := list(unequal(layers).values()):
+        raise InputError(f"model_dir: {fused[0]}{and_more(fused)}, and {FUSED}; {SHARED}")
 
 
-def unequal(layers: Mapping[str, Parts]) -> dict[tuple[str, ...], list[float]]:
-    """Paths of layers that engines fuse into one matrix -> their global scales, if they differ.
+def unequal(layers: Mapping[str, Parts]) -> dict[str, str]:
+    """First layer of those that engines fuse into one matrix and whose global scales differ -> text with all of them.
 
     Stacked experts are left out: each has its own scale.
     """
-    scales = {path: parts[name] for path, parts in layers.items() for name in STORED if name in parts}
-    numbers = {
-        path: float(values(scale).reshape(-1)[0])
-        for path, scale in scales.items() if scale.numel == 1 and scale.dtype in NUMBERS
-    }  # fmt: skip
-    fused = {paths: [numbers[path] for path in paths] for paths in fused_layers(numbers)}
-    return {paths: own for paths, own in fused.items() if not max(own) - min(own) <= TOLERANCE * max(own)}
-
-
-def numbers_text(numbers: Sequence[float]) -> str:
-    """``3,584, 2,912``."""
-    return ", ".join(f"{number:,.7g}" for number in numbers)
+    found, numbers, named = dict[str, str](), dict[str, float](), dict[str, str]()
+    for path, parts in layers.items():
+        for name in STORED.keys() & parts.keys():
+            if parts[name].numel == 1 and parts[name].dtype in NUMBERS:
+                numbers[path], named[path] = float(values(parts[name]).reshape(-1)[0]), name
+    for paths in fused_layers(numbers):
+        own = [numbers[path] for path in paths]
+        if not max(own) - min(own) <= TOLERANCE * max(own):
+            *names, last = (path.rpartition(".")[2] for path in paths)
+            scales = f"unequal {named[paths[0]]} ({', '.join(f'{number:,.7g}' for number in own)})"
+            found[paths[0]] = f"{paths[0].rpartition('.')[0]}: {', '.join(names)} and {last} have {scales}"
+    return found
 
 
 def and_more(things: Sequence[Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint.contents import LARGEST, Contents, numbers_text, unequal
+from compare_q.backends.checkpoint.contents import FUSED, LARGEST, SHARED, Contents, unequal
 from compare_q.backends.checkpoint.files import INDEX, Tensor, read_headers, strays
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
@@ -246,15 +246,9 @@ def as_set(stated: Any) -> Any:
 
 def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers that engines fuse into one matrix with one global scale, and whose global scales differ."""
-    places, first = [], ""
-    for paths, scales in unequal(checkpoint.quantized).items():
-        names = ", ".join(path.rpartition(".")[2] for path in paths)
-        places.append(f"{checkpoint.where(paths[0]).rpartition('.')[0]}: {names}")
-        first = first or numbers_text(scales)
-    yield from one_finding(
-        "wrong", places, f"unequal global scales ({first}) of layers that vLLM fuses into one matrix with one scale",
-        "quantize with one scale for the layers that share an input",
-    )  # fmt: skip
+    fused = unequal(checkpoint.quantized)
+    places = [f"{checkpoint.where(path).partition(': ')[0]}: {text}" for path, text in fused.items()]
+    yield from one_finding("wrong", places, FUSED, SHARED)
 
 
 def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
