@@ -92,7 +92,7 @@ def other_dtype(source: Path, folder: Path) -> Path:
 
 
 FAULTS = {
-    unequal_global_scales: ("wrong", f"{LAYER}.self_attn: q_proj, k_proj and v_proj have unequal weight_global_scale ("),
+    unequal_global_scales: ("wrong", f"{LAYER}.self_attn: q_proj, k_proj and v_proj have unequal "),
     missing_input_scale: ("wrong", f"{UP}: no scale of its activations"),
     kv_scales_of_one: ("warning", "model.layers.0.self_attn.k_scale: every scale of the fp8 KV cache is 1.0"),
     another_tokenizer: ("wrong", "tokenizer.json: token "),
