@@ -16,7 +16,6 @@ from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import check_unicode
 from compare_q.backends.common.options import strings_in
 from compare_q.backends.layers import noise
-from compare_q.eval.common.cache import Cache
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.workers import Hardware
 from compare_q.eval.specs.types import ModelSpec
@@ -269,11 +268,6 @@ def fetched(config: RunConfig, model: PlannedModel, texts: Mapping[str, EvalData
 def stamp_of(model: PlannedModel) -> str:
     """Return the fingerprint of a model that is on this machine, or the one that its server has sent."""
     return model.info.stamp if model.info.facts else backends.files_of(model).stamp()
-
-
-def score_key(config: RunConfig, model: PlannedModel, text: EvalData) -> str:
-    """Return the key of a model's token scores."""
-    return Cache.key("scores", identity(config, model, text))
 
 
 def identity(config: RunConfig, model: PlannedModel, text: EvalData) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
+from compare_q.eval.common.cache import Cache
 from compare_q.eval.results import ModelResult, TextResult
 from compare_q.eval.run import plan, reference, token_scores
 from compare_q.eval.run.config import RunConfig
@@ -153,7 +154,7 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
         return rows.fail(model, rows.texts, error)
     for name, text in rows.texts.items():
         with rows.failing(model, name):
-            key, against = plan.score_key(config, model, text), rows.references[name]
+            key, against = Cache.key("scores", plan.identity(config, model, text)), rows.references[name]
             cache.use("scores", key)
             works.append(Work(model, name, text, key, tag_of(model, against), against))
     for work in works if model.is_reference else ():
@@ -217,10 +218,10 @@ def all_cached(config: RunConfig, models: Sequence[PlannedModel], text: EvalData
             here = backends.files_of(model).cached()
             if config.clear or here is None:
                 return False
-            folder = config.cache.path("scores", plan.score_key(config, here, text), "")
+            key = Cache.key("scores", plan.identity(config, here, text))
         except CompareQError:  # the model's own row reports it
             return False
-        if not needed <= segments.committed(folder, tag_of(model, against)):
+        if not needed <= segments.committed(config.cache.path("scores", key, ""), tag_of(model, against)):
             return False
     return True
 
@@ -247,22 +248,10 @@ class Replicas:
         self.close()
 
     def score(self, work: Work) -> None:
-        """Score the windows of a text that have no scores yet.
+        """Score the windows of a text that have no scores yet, split among the workers; record a reference's store.
 
         If the machine of a worker is lost, new workers continue.  ModelError if the model fails; committed scores stay.
         """
-        while True:
-            try:
-                return self.score_missing(work)
-            except LostWorkerError as lost:
-                self.end()
-                self.n_lost += 1
-                if self.n_lost > MOST_LOST:
-                    raise ModelError(f"{lost}, as {MOST_LOST} workers of this model before") from None
-                self.config.progress.say(f"{work.title}: {lost}; what is not kept of it is scored again")
-
-    def score_missing(self, work: Work) -> None:
-        """Split the windows without scores among the workers.  The reference records its store if that is needed."""
         cache, windows, against, own = self.config.cache, work.text.windows, work.reference, work.store
         if own is not None and own.has(len(windows)):
             own = None  # nothing has to be recorded
@@ -290,12 +279,21 @@ class Replicas:
                 file = held.enter_context(cache.scratch())
                 write_windows(file, missing[begin:end])
                 commands.append(ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts))
-            if missing:
-                self.load(work.key)
-                title, timeout = f"scoring {work.title}{self.number}", self.config.window_timeout_s
-                self.each(commands, timeout, title, "windows", len(missing))
+            try:
+                if missing:
+                    self.load(work.key)
+                    title, timeout = f"scoring {work.title}{self.number}", self.config.window_timeout_s
+                    self.each(commands, timeout, title, "windows", len(missing))
+            except LostWorkerError as lost:
+                self.end()
+                self.n_lost += 1
+                if self.n_lost > MOST_LOST:
+                    raise ModelError(f"{lost}, as {MOST_LOST} workers of this model before") from None
+                self.config.progress.say(f"{work.title}: {lost}; what is not kept of it is scored again")
+                return self.score(work)
             if own is not None:
                 reference.seal(self.config, own, len(windows))
+        return None
 
     def load(self, key: str) -> None:
         """Start the workers and have them load the model, unless they have; a load that failed is not tried again."""

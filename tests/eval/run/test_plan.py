@@ -25,7 +25,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.gpus import GpuPool
-from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models, score_key
+from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models
 from compare_q.eval.run.workers import Workers
 from compare_q.eval.specs.reading import parse_model_spec
 from tests.support.fake_engine import FakeEngine
@@ -243,8 +243,8 @@ def test_an_engine_that_cannot_decode_so(load_fn: str, keys: dict[str, Any], rea
 
 def key_of(folder: Path, **options: Any) -> str:
     """The key of a model's scores in Transformers on the CPU; what the engine refuses is an error."""
-    config = config_of()
-    return score_key(config, model_of(config, load_fn="transformers", model_dir=str(folder), engine=options), TEXT)
+    model = model_of(config_of(), load_fn="transformers", model_dir=str(folder), engine=options)
+    return Cache.key("scores", identity(config_of(), model, TEXT))
 
 
 @pytest.fixture
