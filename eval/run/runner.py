@@ -28,10 +28,9 @@ from compare_q.eval.text.windows import EvalData
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The results of a run, and the windows of each text, None for a text that failed.
+    """The results of a run, the windows of each text, None for a text that failed, and the signal that ended it, or 0.
 
-    ``signal``: the signal that ended the run early; 0 if none did.  Models that were not finished then have a row with
-    that reason.
+    Models that were not finished then have a row with that reason.
     """
 
     results: RunResult

@@ -161,10 +161,9 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
         work.store = found = reference.of_model(config, model, work.text)
         cache.use("references", found.key)
         wanted = (config.logits_file is not None or model.out_logits is not None) and not found.exists
-        work.records = wanted or not all_cached(config, rows.others, work.text, found)
-        work.reads_store = work.records or not all_cached(config, rows.marked, work.text, found)
+        work.needs_store = wanted or not all_cached(config, rows.models, work.text, found)
     # Complete rows need no lock: another run may hold the lock while it scores for hours.
-    todo = [work for work in works if config.clear or work.reads_store or not rows.add(work)]
+    todo = [work for work in works if config.clear or work.needs_store or not rows.add(work)]
     files = {cache.path("scores", work.key, ".lock") for work in todo}
     files |= {work.store.lock_file for work in todo if work.store is not None}
     waits = f"{model.label}: another run is scoring it; this one waits for that"
@@ -172,7 +171,7 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
         for work in todo:
             if config.clear:
                 rows.forget(work)
-            if work.reads_store and work.store is not None and work.store.exists:
+            if work.needs_store and work.store is not None and work.store.exists:
                 reference.verify(config, work.store)
             if work.lacks_windows:
                 cache.check_writable()

@@ -46,7 +46,7 @@ class Work:
         key, tag: of the scores (``backends/scoring/segments.py``).
         reference: what the model is compared with; None without one.
         store: the reference that the model is; None if it is not the reference.
-        records, reads_store: the store is needed; it is read or extended if it exists.
+        needs_store: the store is read, made or extended, since scores that depend on it are missing.
     """
 
     model: PlannedModel
@@ -56,8 +56,7 @@ class Work:
     tag: str
     reference: Reference | None
     store: Reference | None = None
-    records: bool = False
-    reads_store: bool = False
+    needs_store: bool = False
 
     @property
     def title(self) -> str:
@@ -67,7 +66,7 @@ class Work:
     @property
     def lacks_windows(self) -> bool:
         """True if the reference must run although its scores may be complete, because its store lacks windows."""
-        return self.records and self.store is not None and not self.store.has(len(self.text.windows))
+        return self.needs_store and self.store is not None and not self.store.has(len(self.text.windows))
 
 
 @dataclass(frozen=True)
