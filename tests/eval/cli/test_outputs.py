@@ -38,7 +38,7 @@ def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path, mon
 def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(
-        pictures, "draw", lambda run, file, measure, **keys: told.append((file, {"measure": measure, **keys}))
+        pictures, "draw", lambda run, file, outputs, measure, **keys: told.append((file, {"measure": measure, **keys}))
     )
     plot = tmp_path / "p.svg"
     plain = {"size": measures.BPW, "measure": measures.KLD, "max_x": math.inf, "max_y": math.inf,
