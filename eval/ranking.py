@@ -43,20 +43,17 @@ Outcome = Literal["less", "more", "equal", "unranked", "unknown"]
 class Difference:
     """One model's mean minus another's, and what may be said about it.
 
-    Attributes:
-        outcome: "less" or "more" if the two differ; "equal" if no difference is seen; "unranked" if both are nearly
-            lossless and KLD does not rank them; "unknown" for a ``reason``.
-        value, stderr, limits: the difference, its error and interval; None where they are not known.
-        only: questions that only the first, and only the second model has right; ``p``: McNemar's.
+    ``outcome``: "less" or "more" if the two differ; "equal" if no difference is seen; "unranked" if both are nearly
+    lossless and KLD does not rank them; "unknown" for a ``reason``.
     """
 
     outcome: Outcome
-    value: float | None = None
+    value: float | None = None  # None, as error and interval, where it is not known
     stderr: float | None = None
     limits: tuple[float, float] | None = None
     reason: str = ""
-    only: tuple[int, int] = (0, 0)
-    p: float = 1.0
+    only: tuple[int, int] = (0, 0)  # questions that only the first, and only the second model has right
+    p: float = 1.0  # McNemar's
 
 
 def compare(
@@ -108,16 +105,13 @@ def compare_answers(a: ModelResult, b: ModelResult, rule: str, comparisons: int)
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows compared with the ``best`` one: those that do not differ from it, ``worse`` ones, and ``unknown`` ones.
-
-    ``reason``: why none can be compared with it.
-    """
+    """Rows compared with the best one."""
 
     best: ModelResult
     equal: Sequence[ModelResult] = ()
     worse: Sequence[ModelResult] = ()
     unknown: Sequence[ModelResult] = ()
-    reason: str = ""
+    reason: str = ""  # why none can be compared with it
 
 
 def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ()) -> Ranking:
@@ -140,10 +134,11 @@ def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ())
         return Ranking(first, unknown=others, reason="the text is too short")
     if reason := missing(first, score):
         return Ranking(first, unknown=others, reason=reason)
-    found = {m.label: compare(m, first, score, near=near, comparisons=len(others)).outcome for m in others}
-    equal = [model for model in others if found[model.label] in ("equal", "unranked")]
-    unknown = [model for model in others if found[model.label] == "unknown"]
-    return Ranking(first, equal, [model for model in others if model not in (*equal, *unknown)], unknown)
+    found: dict[str, list[ModelResult]] = {"equal": [], "worse": [], "unknown": []}
+    for model in others:
+        outcome = compare(model, first, score, near=near, comparisons=len(others)).outcome
+        found[{"unranked": "equal", "less": "worse", "more": "worse"}.get(outcome, outcome)].append(model)
+    return Ranking(first, **found)
 
 
 def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[ModelResult]:
@@ -174,10 +169,9 @@ def kld_limit(models: Sequence[ModelResult]) -> float | None:
     floor = noise_floor_of(models)
     if floor is None or floor.kld is None or floor.estimates is None:
         return None
-    limit, blocks = TIMES_FLOOR * floor.kld, floor.estimates.blocks
-    if floor.kld_stderr is None:
-        return limit
-    return max(limit, interval(floor.kld, floor.kld_stderr, blocks.waves)[1])
+    error = floor.kld_stderr
+    end = 0.0 if error is None else interval(floor.kld, error, floor.estimates.blocks.waves)[1]
+    return max(TIMES_FLOOR * floor.kld, end)
 
 
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
@@ -188,30 +182,25 @@ def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
 
 
 class Worst(NamedTuple):
-    """The largest relative standard error of the rows' means, and the label of its row."""
+    """The largest relative standard error of the KLDs of some rows."""
 
-    error: float
+    error: float  # infinite where one is not known
     label: str
-
-
-def rows_by_kld(text: TextResult) -> tuple[list[ModelResult], str]:
-    """The rows whose KLD matters, and their name in a sentence: quantized models, or without any all rows."""
-    rows = [model for model in text.models if model.kld is not None and not model.reference]
-    quantized = [model for model in rows if model.is_quantized and not model.noise_floor] or rows
-    return quantized, "quantized row" if len(quantized) < len(rows) else "row"
+    rows: str  # the kind of rows, in a sentence
 
 
 def worst_kld(text: TextResult) -> Worst | None:
-    """The largest error of the KLDs of ``rows_by_kld`` as the whole text's, relative to the KLD or to the KLD of
-    roundings.
+    """The largest error of the rows' KLDs as the whole text's, relative to the KLD or to the KLD of roundings.
 
-    Infinite where an error is not known; None without KLDs.
+    The quantized models count, or all rows if there are none.  None without KLDs.
     """
-    least, worst = kld_limit(text.models) or ROUNDINGS, []
-    for model in rows_by_kld(text)[0]:
+    rows = [model for model in text.models if model.kld is not None and not model.reference]
+    quantized = [model for model in rows if model.is_quantized and not model.noise_floor] or rows
+    kind, least, worst = "quantized row" if len(quantized) < len(rows) else "row", kld_limit(text.models), []
+    for model in quantized:
         found = model.estimates.sampled if model.estimates else None
         error = math.inf if found is None or found.kld is None else found.kld
-        worst.append(Worst(error / max(model.kld or 0.0, least), model.label))
+        worst.append(Worst(error / max(model.kld or 0.0, least or ROUNDINGS), model.label, kind))
     return max(worst, default=None)
 
 

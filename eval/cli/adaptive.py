@@ -115,8 +115,7 @@ def windows_needed(text: TextResult, wanted: float, done: int, available: int) -
     worst = ranking.worst_kld(text)
     if worst is None or done == available:
         return done, "no row has a KLD" if worst is None else "the whole text was scored"
-    rows = ranking.rows_by_kld(text)[1]
-    known = f"the whole text's KLD of every {rows} is known to {100 * worst.error:.2g} % or better"
+    known = f"the whole text's KLD of every {worst.rows} is known to {100 * worst.error:.2g} % or better"
     if worst.error <= wanted:
         return done, known
     ratio = (wanted / worst.error) ** 2

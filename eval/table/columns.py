@@ -23,45 +23,28 @@ DIVERGENCES, QUESTIONS = "--divergences", "a task of questions (-d lm_eval:TASK)
 class Column:
     """A column of the table.
 
-    Attributes:
-        name: chooses it in ``--columns`` and ``--sort``.
-        header: at most two lines.
-        note: what it means, for ``--notes`` and docs/outputs.md.
-        field: the field of results.json that it shows; empty: the one called ``name``.
-        digits: decimals of a number; None for words.
-        times, plus: the cell shows ``times`` * field + ``plus``.
-        signed: a positive number has a sign.
-        error: the field has a standard error, ``..._stderr``.
-        of_reference: the field's value for the reference by definition; None unless models are compared with it.
-        best: marks the best rows by this score (``SCORES`` of ``eval/ranking.py``).
-        more_is_better: sorting begins with the largest value.
-        per_model: it describes the model and not the text; a table of several texts has it once.
-        wraps: words that a narrow terminal may wrap.
-        needs: what a run needs for it in addition to a reference.
-        shown: when the table of a text has it by default; a column with ``of_reference`` also needs a reference.
-            "known": a row has a value; "different": rows have different ones; "nonzero": one is not 0; "questions": the
-            text is a task of questions; "compared": it is none, or a value is known; "no files": no row has the size of
-            its files.
-        spare: a narrow terminal leaves out the columns with the smallest numbers first; 0: never.
+    ``shown``: when the table of a text has it by default; with ``of_reference`` it also needs a reference.  "known": a
+    row has a value; "different": rows have different ones; "nonzero": one is not 0; "questions": the text is a task of
+    questions; "compared": it is none, or a value is known; "no files": no row has the size of its files.
     """
 
-    name: str
-    header: str
-    note: str
-    field: str = ""
-    digits: int | None = None
-    times: float = 1.0
+    name: str  # chooses it in --columns and --sort
+    header: str  # at most two lines
+    note: str  # what it means, for --notes and docs/outputs.md
+    field: str = ""  # the field of results.json that it shows; empty: the one called ``name``
+    digits: int | None = None  # decimals of a number; None for words
+    times: float = 1.0  # the cell shows ``times`` * field + ``plus``
     plus: float = 0.0
-    signed: bool = False
-    error: bool = False
-    of_reference: float | None = None
-    best: Literal["", "nll", "kld", "same_top"] = ""
-    more_is_better: bool = False
-    per_model: bool = False
-    wraps: bool = False
-    needs: str = ""
+    signed: bool = False  # a positive number has a sign
+    error: bool = False  # the field has a standard error, ``..._stderr``
+    of_reference: float | None = None  # the reference's value by definition; None: models are not compared with it
+    best: Literal["", "nll", "kld", "same_top"] = ""  # the score of ``eval/ranking.py`` that marks the best rows
+    more_is_better: bool = False  # sorting begins with the largest value
+    per_model: bool = False  # about the model and not the text; a table of several texts has it once
+    wraps: bool = False  # words that a narrow terminal may wrap
+    needs: str = ""  # what a run needs for it in addition to a reference
     shown: Literal["", "always", "known", "different", "nonzero", "questions", "compared", "no files"] = ""
-    spare: int = 0
+    spare: int = 0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
 
     @property
     def fields(self) -> tuple[str, ...]:

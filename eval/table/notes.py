@@ -102,7 +102,7 @@ def window_notes(text: TextResult) -> list[str]:
     kld = ranking.worst_kld(text)
     known = [f"PPL within {100 * max(errors):.2g} %"] if errors else []
     if kld and math.isfinite(kld.error):
-        known.append(f"KLD of every {ranking.rows_by_kld(text)[1]} within {100 * kld.error:.2g} %")
+        known.append(f"KLD of every {kld.rows} within {100 * kld.error:.2g} %")
     within = f"{', '.join(known)} (one standard error; the table's ± is about other texts, too)" if known else "n/a"
     return [*lines, f"what all {whole:,} windows of the text would give: {within}{ranking.rest_in_words(text)}"]
 

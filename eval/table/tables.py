@@ -49,35 +49,26 @@ class Cell:
 
 @dataclass(frozen=True)
 class Filled:
-    """A column with a cell for each row, and a ``note`` on it.
-
-    ``block``: columns with the same number stay together.  0: about the models; 1, 2, ...: about a text; -1: means over
-    the texts.
-    """
+    """A column with a cell for each row."""
 
     column: Column
     cells: tuple[Cell, ...]
-    block: int = 0
-    note: str = ""
+    block: int = (
+        0  # columns of a block stay together.  0: about the models; 1, 2, ...: a text; -1: means over the texts
+    )
+    note: str = ""  # a footnote on the column
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its ``title``, columns and footnotes; for a text that failed only the ``error``.
+    """A table: its title, columns and footnotes; for a text that failed only the ``error``."""
 
-    Attributes:
-        heading: the name of its text, if each of several texts has a table.
-        notes: notes that are special to it.
-        legend: meanings of its marks.
-        spare: columns, and errors of columns (``..._stderr``), that a narrow terminal leaves out, the last one first.
-    """
-
-    heading: str = ""
+    heading: str = ""  # the name of its text, if each of several texts has a table
     title: str = ""
     columns: list[Filled] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    legend: list[str] = field(default_factory=list)
-    spare: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)  # what is special to it
+    legend: list[str] = field(default_factory=list)  # meanings of its marks
+    spare: tuple[str, ...] = ()  # columns and errors (..._stderr) that a narrow terminal leaves out, the last one first
     error: str = ""
 
     def legend_of(self, columns: Sequence[Filled]) -> list[str]:

@@ -1,9 +1,7 @@
-"""Rows, runs, results.json and CSV, of hand-made results of one text and of several."""
+"""Rows, runs and results.json, of hand-made results of one text and of several."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,11 @@ import pytest
 
 from compare_q import __version__
 from compare_q.backends.base import Storage
-from compare_q.backends.common.messages import printable
 from compare_q.eval import results
 from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult, Timing
 from compare_q.eval.run.token_scores import timing_of
-from compare_q.eval.stats.estimates import Estimates, summarize
+from compare_q.eval.stats.estimates import summarize
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
-from compare_q.eval.table.render import csv_text
 from tests.support.made import (
     AGAINST,
     BASE,
@@ -46,26 +42,16 @@ CODE = with_against(
     kld=replace(AGAINST.kld, value=0.04),
 )
 TEXTS = run_result(
-    (
-        replace(run_of(REF, QUANT, FAILED), name="prose"),
-        replace(run_of(REF, CODE, FAILED), name="code"),
-    ),
-    "a title",
+    (replace(run_of(REF, QUANT, FAILED), name="prose"), replace(run_of(REF, CODE, FAILED), name="code")), "a title"
 )
 BROKEN = replace(TEXTS, texts=(*TEXTS.texts, text_result("chat", error="no conversation has a token that is scored")))
 
 
-def written(text: TextResult, folder: Path) -> dict[str, Any]:
-    """The only text in results.json, read strictly: NaN and Infinity are no JSON."""
-    results_of(text).with_origin(["compare_q.py"]).write(folder / "r.json")
-    content = (folder / "r.json").read_text()
+def written(text: TextResult) -> list[dict[str, Any]]:
+    """The rows of a text in results.json, read strictly: NaN and Infinity are no JSON."""
+    content = results_of(text).with_origin(["compare_q.py"]).json_text()
     found: dict[str, Any] = json.loads(content, parse_constant=lambda word: pytest.fail(word))
-    return dict(found["texts"][0])
-
-
-def json_of(text: TextResult) -> dict[str, Any]:
-    """results.json of a run of one text."""
-    return dict(raw_of(results_of(text), ["x"]))
+    return list(found["texts"][0]["models"])
 
 
 def scored(seed: int) -> ModelResult:
@@ -79,17 +65,15 @@ def scored(seed: int) -> ModelResult:
     columns["logprob"][7] = -np.inf
     columns["kld"][:3] = np.nan
     estimates = summarize(columns, np.arange(500), np.arange(1, 501), (2000.0, 300.0))
-    return replace(
-        QUANT,
-        label=f"seed {seed}",
-        estimates=estimates,
-        scores_key="ab",
-        spec={"noise_floor": True, "engine": {"a": [1]}},
+    spec = {"noise_floor": True, "engine": {"a": [1]}}
+    return replace(QUANT, label=f"seed {seed}", estimates=estimates, scores_key="ab", spec=spec)
+
+
+def test_flat_statistics() -> None:
+    some, none = (with_against(QUANT, kld=found) for found in (Mean(0.5, 4.0, 8, 2), Mean(None, 0.0, 0, 10)))
+    reference, quant, failed, first, second, floor = written(
+        run_of(REF, QUANT, FAILED, some, none, replace(BASE, spec={"noise_floor": True}))
     )
-
-
-def test_flat_statistics(tmp_path: Path) -> None:
-    reference, quant, failed = written(run_of(REF, QUANT, FAILED), tmp_path)["models"]
     expected = {
         "ppl_stderr": 0.852, "ppl_stderr_independent": 0.0123, "ln_ppl_ratio": 0.0339, "ln_ppl_ratio_stderr": 0.002,
         "kld_stderr": 0.000452, "kld_median": 0.5, "kld_p99": 0.99, "kld_max": 2.0, "same_top_stderr": 0.00521,
@@ -99,13 +83,7 @@ def test_flat_statistics(tmp_path: Path) -> None:
     alone = {"ppl_stderr", "ppl_stderr_independent", "bits_per_byte", "byte_perplexity", "word_perplexity"}
     assert {key for key in expected if reference[key] is not None} == alone
     assert not any(failed[key] is not None for key in expected)
-    assert written(run_of(replace(BASE, spec={"noise_floor": True})), tmp_path)["models"][0]["noise_floor"] is True
-    assert reference["noise_floor"] is False
-
-
-def test_non_finite_kld(tmp_path: Path) -> None:
-    some, none = (with_against(QUANT, kld=found) for found in (Mean(0.5, 4.0, 8, 2), Mean(None, 0.0, 0, 10)))
-    _, first, second = written(run_of(REF, some, none), tmp_path)["models"]
+    assert [row["noise_floor"] for row in (reference, floor)] == [False, True]
     assert [first[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [0.5, 4.0, 8, 2]
     assert [second[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [None, 0.0, 0, 10]
 
@@ -114,27 +92,28 @@ def test_non_finite_kld(tmp_path: Path) -> None:
 def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | None) -> None:
     """Every field of every model: floats to the last bit, tuples as tuples."""
     failed = replace(FAILED, notes=("a", "b"), reference=True)
-    cached = replace(
-        REF,
-        from_cache=True,
-        scores_key="k",
-        storage=replace(storage_of(REF), bpw_head=None, note="unknown", file_bytes=7),
-    )
-    run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
-    written(run, tmp_path)
+    size = replace(storage_of(REF), bpw_head=None, note="unknown", file_bytes=7)
+    cached = replace(REF, from_cache=True, scores_key="k", storage=size)
+    run = results_of(run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference))
+    run.with_origin(["x"]).write(tmp_path / "r.json")
     found = RunResult.read(tmp_path / "r.json")
-    assert found.texts == (run,)
+    assert found.texts == run.texts
     assert list(found.labels) == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
+
+
+@pytest.mark.parametrize("run", [TEXTS, BROKEN])
+def test_several_texts_come_back_as_they_were(run: RunResult, tmp_path: Path) -> None:
+    raw = raw_of(run, ["compare-q"])
+    assert (raw["format"], raw["command"], raw["title"]) == (8, ["compare-q"], "a title")
+    assert read_back(raw, tmp_path).texts == run.texts
 
 
 def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is read back and written on another machine says where it ran, not where it was copied."""
-    written(run_of(REF, QUANT), tmp_path)
-    found = RunResult.read(tmp_path / "r.json")
+    raw = raw_of(TEXTS, ["first"])
     monkeypatch.setattr(results.machine, "versions", lambda: {"python": "0"})
-    assert json_of(run_of(REF))["versions"] == {"python": "0", "compare-q": __version__}
-    again = raw_of(found, ["other"])
-    assert again == json.loads((tmp_path / "r.json").read_text())
+    assert raw_of(TEXTS)["versions"] == {"python": "0", "compare-q": __version__}
+    assert raw_of(read_back(raw, tmp_path), ["other"]) == raw
 
 
 @pytest.mark.parametrize(
@@ -143,41 +122,6 @@ def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.Mon
 def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
     assert refusal(RunResult.read, tmp_path / "x").startswith(f"{tmp_path / 'x'}: n")
-
-
-def test_csv_is_flat() -> None:
-    text = csv_text(results_of(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c")))))
-    failed, reference, quant = csv.DictReader(io.StringIO(text, newline=""))
-    assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")
-    errors = ("ppl_stderr", "ln_ppl_ratio_stderr")
-    assert [quant[key] for key in ("kld", "kld_stderr", "kld_p99", "same_top", *errors)] == [
-        "0.01234567", "0.000452", "0.99", "0.98765", "0.852", "0.002",
-    ]  # fmt: skip
-    assert (quant["entropy"], quant["notes"], quant["noise_floor"]) == ("1.25", "a, b; c", "False")
-    assert (failed["kld"], failed["error"]) == ("", "told to fail")
-    assert not {"spec", "provenance", "estimates"} & quant.keys()
-
-
-@pytest.mark.parametrize("sign", [*"=+-@\t", "＝", "＋"])
-def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path, sign: str) -> None:
-    """Text that a spreadsheet would run has an apostrophe before it; a number below zero stays one."""
-    text = f"{sign}HYPERLINK(A1)"
-    told = replace(QUANT, label=text, notes=(text,), windows=3)
-    result = results_of(replace(run_of(REF, told), name=text), text_result("failed", error=text))
-    rows = list(csv.reader(io.StringIO(csv_text(result), newline="")))
-    for cell in (cell for row in rows for cell in row if "HYPERLINK" in cell):
-        assert cell == f"'{printable(text)}"
-    assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 1, 3, 1]
-    assert "-80.0" in rows[2]
-
-
-def test_several_texts_come_back_as_they_were(tmp_path: Path) -> None:
-    for result in (TEXTS, BROKEN):
-        raw = raw_of(result, ["compare-q"])
-        assert (raw["format"], raw["command"], raw["title"]) == (8, ["compare-q"], "a title")
-        again = read_back(raw, tmp_path)
-        assert again.texts == result.texts
-        assert raw_of(again, ["another"]) == raw
 
 
 def test_means_are_worked_out_by_hand() -> None:
@@ -194,65 +138,18 @@ def test_means_are_worked_out_by_hand() -> None:
     assert without["W4A16"]["mean_kld"] is None  # a mean over some of the texts would look like one over all
 
 
-def test_a_file_is_read_whatever_it_holds(tmp_path: Path) -> None:
-    one, many = tmp_path / "one.json", tmp_path / "many.json"
-    run_result(TEXTS.texts[:1]).with_origin(["x"]).write(one)
-    TEXTS.with_origin(["x"]).write(many)
-    assert results.load([one]).texts[0].subtitle == "letters"
-    assert [text.name for text in results.load([many]).texts] == ["prose", "code"]
-    assert "number of texts" in refusal(results.load, [one, many])
-
-
-def test_csv_has_a_line_for_each_text_and_model() -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text(BROKEN))))
-    assert [(row["text"], row["label"]) for row in rows] == [
-        *(("prose", label) for label in ("bf16", "W4A16", "broken")),
-        *(("code", label) for label in ("bf16", "W4A16", "broken")),
-        ("chat", ""),
-    ]
-    assert rows[-1]["error"] == "no conversation has a token that is scored"
-    assert {float(row["kld"]) for row in rows if row["label"] == "W4A16"} == {0.01234567, 0.04}
-    chosen = csv_text(TEXTS, ["label", "kld"]).splitlines()
-    assert chosen[:3] == ["text,label,kld", "prose,bf16,0.0", "prose,W4A16,0.01234567"]
-
-
-def three_tokens(kld: float) -> Estimates:
-    """Three tokens against a reference, of this KLD each."""
-    half = np.log(np.full(3, 0.5, np.float32))
-    columns = {
-        "logprob": half, "ref_logprob": half, "ref_top1_logprob": half, "kld": np.full(3, kld, np.float32),
-        "same_top": np.ones(3, np.bool_),
-    }  # fmt: skip
-    return summarize(columns, np.arange(3), np.arange(1, 4))
-
-
-def floor(label: str, kld: float | None) -> ModelResult:
-    """A row that its spec calls the noise floor; failed if there is no KLD."""
-    spec = {"noise_floor": True}
-    if kld is None:
-        return ModelResult.of(label, "fake", spec=spec, error="no")
-    return ModelResult.of(label, "fake", spec=spec, estimates=three_tokens(kld))
-
-
-def text_of(*models: ModelResult) -> TextResult:
-    return text_result("text", {}, "", models)
-
-
 def test_the_noise_floor_is_the_row_whose_spec_says_so() -> None:
     """Of several the largest KLD; not one that failed or has no KLD, nor a row with a larger one that is none."""
-    other = ModelResult.of("other", "fake", spec={"noise_floor": False}, estimates=three_tokens(0.5))
-    assert not other.noise_floor
-    assert text_of(other).noise_floor is None
-    small, large = floor("small", 0.001), floor("large", 0.01)
-    assert text_of(other, small, large, floor("failed", None)).noise_floor == large
-    assert text_of(large, small).noise_floor == large
-    assert text_of(floor("failed", None)).noise_floor is None
-    assert text_of(floor("no KLD is finite", np.nan)).noise_floor is None
-    alone = ModelResult.of("reference", "fake", spec={"noise_floor": True}, estimates=summarize(
-        {"logprob": np.full(2, -1, np.float32)}, np.arange(2), np.arange(2)))  # fmt: skip
-    assert text_of(alone).noise_floor is None
-    same = floor("the reference again, bit for bit the same", 0.0)
-    assert text_of(same).noise_floor == same
+
+    def row(kld: float | None, is_floor: bool = True) -> ModelResult:
+        return replace(with_against(QUANT, kld=Mean(kld, 0.0, 40, 0)), spec={"noise_floor": is_floor})
+
+    failed = replace(FAILED, spec={"noise_floor": True})
+    small, large, other, same = row(0.001), row(0.01), row(0.5, is_floor=False), row(0.0)
+    assert run_of(other, small, large, failed).noise_floor == run_of(large, small).noise_floor == large
+    for rows in ([other], [failed], [row(None)], [replace(BASE, spec={"noise_floor": True})]):
+        assert run_of(*rows).noise_floor is None
+    assert run_of(same).noise_floor == same
 
 
 def test_a_deviation_marks_the_label() -> None:
@@ -260,8 +157,7 @@ def test_a_deviation_marks_the_label() -> None:
     group = {"layers": "*.q_proj", "count": 3, "weights": "nvfp4 g16", "activations": "bfloat16", "kernel": "Marlin",
              "asked": "nvfp4"}  # fmt: skip
     row = ModelResult.of("a", "fake", provenance={"layers": [group]})
-    assert len(row.deviation_clauses) == 1
-    assert row.marked_label == f"a {MARK}"
+    assert (len(row.deviation_clauses), row.marked_label) == (1, f"a {MARK}")
     assert ModelResult.of("a", "fake").marked_label == "a"
 
 
@@ -284,35 +180,32 @@ def test_what_is_quantized(bpw: float | None, weights: list[str], quantized: boo
 
 
 TIMED = Timing(110.0, 115.0, 116.0, 117.5, 127.5, 129.0)
-PARTS = {"load": 5.0, "first_step": 1.5, "scoring": 10.0, "close": 1.5}
+ONE: dict[str, Any] = vars(TIMED)
+OTHER = {**ONE, "started": 111.0, "loaded": 116.0, "first_window": 118.0, "last_window": 130.0, "closed": 131.0}
 
 
 def test_the_parts_of_a_workers_life() -> None:
-    assert replace(BASE, timing=TIMED).seconds == TIMED.seconds == PARTS
-    assert replace(TIMED, closed=None).seconds == {**PARTS, "close": None}
+    parts = {"load": 5.0, "first_step": 1.5, "scoring": 10.0, "close": 1.5}
+    assert replace(BASE, timing=TIMED).seconds == TIMED.seconds == parts
+    assert replace(TIMED, closed=None).seconds == {**parts, "close": None}
 
 
-def test_of_replicas_the_first_begins_and_the_last_ends() -> None:
-    one: dict[str, Any] = vars(TIMED)
-    other = {**one, "started": 111.0, "loaded": 116.0, "first_window": 118.0, "last_window": 130.0, "closed": 131.0}
-    assert timing_of([one]) == TIMED
-    assert timing_of([one, other]) == replace(TIMED, loaded=116.0, last_window=130.0, closed=131.0)
-    open_still = {name: at for name, at in other.items() if name != "closed"}
-    assert timing_of([one, open_still]) == replace(TIMED, loaded=116.0, last_window=130.0, closed=None)
-    assert timing_of([one, {}]) is timing_of([]) is None  # records of compare_q 0.2
-
-
-def test_moments_of_replicas_that_overlap_and_of_a_clock_that_was_set_back_are_in_order() -> None:
-    one: dict[str, Any] = vars(TIMED)
-    late = {**one, "loaded": 119.0, "score_began": 120.0, "first_window": 121.0}
-    found = timing_of([one, late])
-    assert found == Timing(110.0, 119.0, 119.0, 119.0, 127.5, 129.0)
-    back = timing_of([{**one, "first_window": 100.0}])
-    assert back == replace(TIMED, first_window=116.0)
-    assert min(each for each in back.seconds.values() if each is not None) >= 0
-
-
-def test_a_second_text_waits_for_no_load() -> None:
-    """Of replicas, one of which was ready earlier than the other one."""
-    found = [{**vars(TIMED), "started": at, "loaded": at} for at in (112.0, 115.0)]
-    assert timing_of(found) == replace(TIMED, started=115.0)
+@pytest.mark.parametrize(
+    ("records", "timing"),
+    [
+        # of replicas the first begins and the last ends
+        ([ONE], TIMED),
+        ([ONE, OTHER], replace(TIMED, loaded=116.0, last_window=130.0, closed=131.0)),
+        ([ONE, {name: at for name, at in OTHER.items() if name != "closed"}],
+         replace(TIMED, loaded=116.0, last_window=130.0, closed=None)),
+        ([], None), ([ONE, {}], None),  # records of compare_q 0.2
+        # moments of replicas that overlap, and of a clock that was set back, are in order
+        ([ONE, {**ONE, "loaded": 119.0, "score_began": 120.0, "first_window": 121.0}],
+         Timing(110.0, 119.0, 119.0, 119.0, 127.5, 129.0)),
+        ([{**ONE, "first_window": 100.0}], replace(TIMED, first_window=116.0)),
+        # a second text waits for no load, of replicas that were ready at different times
+        ([{**ONE, "started": at, "loaded": at} for at in (112.0, 115.0)], replace(TIMED, started=115.0)),
+    ],
+)  # fmt: skip
+def test_timing_of_the_records_of_workers(records: list[dict[str, Any]], timing: Timing | None) -> None:
+    assert timing_of(records) == timing
