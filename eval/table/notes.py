@@ -71,7 +71,12 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     notes += by_note(
         (label, beyond(rope, tokens)) for label, rope in ropes if isinstance(rope, dict) and isinstance(tokens, int)
     )
-    notes += [*error_notes(text), *reference_notes(text)]
+    measured = [model.estimates for model in rows if model.estimates]
+    if max((found.blocks.held for found in measured), default=2) > 1:
+        notes += short_text_cautions(measured, text.data.get("text_tokens"))
+    else:
+        notes.append("errors n/a: the text is too short to tell any")
+    notes += reference_notes(text)
     candidates = [each.estimates.blocks.length for each in candidates_for_best(rows, "nll") if each.estimates]
     if len(candidates) > 1 and (length := min(filter(None, candidates), default=LEAST_TOKENS)) < LEAST_TOKENS:
         reason = f"on {length:,} tokens of text even a KLD twice as large often cannot be told apart"
@@ -94,8 +99,8 @@ def window_notes(text: TextResult) -> list[str]:
     method, whole = text.data.get("method"), text.data.get("windows_of_the_text")
     cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
     spread = f" of {whole:,}, spread over the text" if whole else ""
-    scored = sorted({(model.windows, scored_tokens(model)) for model in text.models if model.estimates})
-    lines = [f"{cut}{count:,} windows{spread}, {tokens:,} scored tokens" for count, tokens in scored]
+    scored = {(m.windows, m.estimates.ppl.tokens + m.estimates.ppl.non_finite) for m in text.models if m.estimates}
+    lines = [f"{cut}{count:,} windows{spread}, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
     if not whole:
         return lines
     errors = [each.nll for m in text.models if m.estimates and (each := m.estimates.sampled) and each.nll is not None]
@@ -107,22 +112,17 @@ def window_notes(text: TextResult) -> list[str]:
     return [*lines, f"what all {whole:,} windows of the text would give: {within}{ranking.rest_in_words(text)}"]
 
 
-def scored_tokens(model: ModelResult) -> int:
-    """Return the number of scored tokens, including those without a finite log-probability."""
-    return (model.tokens or 0) + (model.non_finite or 0)
-
-
 def answer_notes(text: TextResult) -> list[str]:
     """Return notes on the number of questions, and on rows without flips and the reason."""
-    rows, shots = [model for model in text.models if model.estimates], text.data["answers"].get("num_fewshot")
+    rows = [(m.label, m.estimates, m.estimates.answers) for m in text.models if m.estimates and m.estimates.answers]
+    scored = {(answers.questions, found.ppl.tokens + found.ppl.non_finite) for _, found, answers in rows}
+    shots = (text.data.get("answers") or {}).get("num_fewshot")
     notes = [
-        f"{questions:,} questions, {shots}-shot, {count:,} scored tokens of all answers, wrong ones too"
-        for questions in sorted({model.questions for model in rows if model.questions is not None})
-        for count in sorted({scored_tokens(model) for model in rows})
-    ]  # fmt: skip
-    compared = {m.label: m.estimates.answers for m in rows if m.estimates and m.estimates.against}
-    without = [label for label, own in compared.items() if own and own.acc.right and not own.acc.flips]
-    if without and notes and text.reference is not None:
+        f"{questions:,} questions, {shots}-shot, {tokens:,} scored tokens of all answers, wrong ones too"
+        for questions, tokens in sorted(scored)
+    ]
+    without = [label for label, found, own in rows if found.against and own.acc.right and not own.acc.flips]
+    if without and text.reference is not None:
         why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
         notes.append(f"flips of {', '.join(without)} n/a: {why}")
     return notes
@@ -162,16 +162,6 @@ def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
         if note:
             labels.setdefault(note, []).append(label)
     return [f"{', '.join(named)}: {note}" for note, named in labels.items()]
-
-
-def error_notes(text: TextResult) -> list[str]:
-    """Return why no errors are known, or why they may be too small; no note if no model was measured."""
-    measured = [model.estimates for model in text.models if model.estimates]
-    count = max((found.blocks.held for found in measured), default=2)
-    if count > 1:
-        return short_text_cautions(measured, text.data.get("text_tokens"))
-    reason = "the text is too short to tell any" if count else "they were not measured with these results"
-    return [f"errors n/a: {reason}"]
 
 
 def model_notes(model: ModelResult, text: TextResult) -> list[str]:

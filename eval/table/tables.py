@@ -53,9 +53,7 @@ class Filled:
 
     column: Column
     cells: tuple[Cell, ...]
-    block: int = (
-        0  # columns of a block stay together.  0: about the models; 1, 2, ...: a text; -1: means over the texts
-    )
+    block: int = 0  # a block stays together.  0: about the models; 1, 2, ...: about a text; -1: means over the texts
     note: str = ""  # a footnote on the column
 
 
@@ -94,10 +92,9 @@ def tables_of(run: RunResult, names: Sequence[str] | None = None, *, by_text: bo
         spare = {name: number for name, number in shown.items() if number and names is None}
         if "same_top" in shown and names is None:
             spare |= {"same_top_stderr": TOP_ERROR, **({"same_top": 1} if text.is_answers else {})}
-        found.append(Table(
-            heading, text.subtitle, columns, notes.footnotes(text, shown), notes.legend(text),
-            tuple(sorted(spare, key=lambda name: -spare[name])),
-        ))  # fmt: skip
+        order = tuple(sorted(spare, key=lambda name: -spare[name]))
+        said = notes.footnotes(text, shown)
+        found.append(Table(heading, text.subtitle, columns, said, notes.legend(text), order))
     return found
 
 
@@ -147,11 +144,9 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
 
     ``names`` None: label, kernel, sizes, and for each text PPL and KLD, or accuracy if it is a task of questions.
     """
-    first = run.scored[0]
     rows = [[model for model in run.of_label(label) if model is not None] for label in run.labels]
-    models = first.updated(  # for each model the first row that did not fail
-        models=tuple(next((model for model in each if not model.error), each[0]) for each in rows)
-    )
+    measured = [next((model for model in each if not model.error), each[0]) for each in rows]  # or else a failed row
+    models = run.scored[0].updated(models=tuple(measured))
     compared = any(text.reference for text in run.scored)
     usual = [name for name in usual_columns(models) if BY_NAME[name].per_model and not BY_NAME[name].spare]
     chosen = [*usual, *OF_TEXT[: 1 + compared]] if names is None else names
@@ -163,11 +158,9 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
     headers = short if len(set(short)) == len(short) else texts
     for block, (text, header) in enumerate(zip(run.texts, headers, strict=True), 1):
         own = OF_ANSWERS[: 1 + 2 * compared] if text.is_answers else OF_TEXT[: 1 + compared]
-        failed = tuple(ModelResult.of(label, "", error=text.error) for label in run.labels if text.error)
-        for each in columns_of(text.updated(models=text.models or failed), own if names is None else of_text):
-            cells = tuple(
-                Cell("n/a") if m.error else cell for m, cell in zip(text.models or failed, each.cells, strict=True)
-            )
+        filled = text.models or tuple(ModelResult.of(label, "", error=text.error) for label in run.labels)
+        for each in columns_of(text.updated(models=filled), own if names is None else of_text):
+            cells = tuple(Cell("n/a") if m.error else cell for m, cell in zip(filled, each.cells, strict=True))
             columns.append(Filled(replace(each.column, header=f"{header}\n{each.column.title}"), cells, block))
     for column in (BY_NAME[name] for name in of_text if name in OF_TEXT):
         own_cells = []

@@ -1,4 +1,4 @@
-"""The table in a terminal, as Markdown, as CSV, and live."""
+"""The table in a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from compare_q.backends.base import Storage
-from compare_q.backends.common.messages import CONTROL
+from compare_q.backends.common.messages import CONTROL, printable
 from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import render
@@ -25,6 +25,7 @@ from tests.support.made import (
     results_of,
     run_of,
     storage_of,
+    text_result,
     with_ppl,
     with_sums,
 )
@@ -43,12 +44,11 @@ def shown(run: TextResult | RunResult, width: int = 80, names: tuple[str, ...] |
 class TestTerminal:
     def test_rows(self) -> None:
         rows = [" ".join(line.split()) for line in shown(run_of(REF, QUANT, FAILED), 100).splitlines()]
-        for row in (
+        assert {
             "bf16 Linear 4.50 1.00 7.5000±0.85 ref ref ref ref 20",
             "W4A16 Linear 4.50 1.00 7.5000±0.85 +3.45±0.21 0.01235±0.00045 0.9990 98.77±0.52 20",
             "broken failed",
-        ):
-            assert row in rows
+        } <= {*rows}
 
     def test_numbers_and_errors_are_aligned(self) -> None:
         """Values end and errors begin below the end of the header."""
@@ -86,23 +86,10 @@ class TestTerminal:
 
     def test_chosen_columns_are_all_there(self) -> None:
         """In a narrow terminal too, whose lines are then longer."""
-        chosen = (
-            "kld_p99.9",
-            "label",
-            "kernel",
-            "ppl",
-            "ratio",
-            "kld",
-            "same_top",
-            "entropy",
-            "bits_per_byte",
-            "where",
-        )
+        chosen = ("kld_p99.9", "label", "kernel", "ppl", "ratio", "kld", "same_top", "entropy", "where")
         (line,) = (line for line in shown(run_of(REF, QUANT), 60, chosen).splitlines() if "W4A16" in line)
-        assert line.split() == [
-            "0.9990", "W4A16", "Linear", "7.5000±0.85", "+3.45±0.21", "0.01235±0.00045", "98.77±0.52", "1.2500",
-            "1.2500", "n/a",
-        ]  # fmt: skip
+        numbers = ["7.5000±0.85", "+3.45±0.21", "0.01235±0.00045", "98.77±0.52", "1.2500", "n/a"]
+        assert line.split() == ["0.9990", "W4A16", "Linear", *numbers]
 
     def test_several_narrow_texts_drop_errors_and_then_split(self) -> None:
         """From wide to narrow: all errors, those of PPL, none, and then several tables that have them all again."""
@@ -162,15 +149,31 @@ class TestMarkdown:
 
 class TestCsv:
     def test_rows_and_fields(self) -> None:
-        """All fields unrounded, or those of chosen columns with their errors; a formula gets an apostrophe."""
-        run = results_of(run_of(REF, replace(QUANT, label="=SUM(A1)", notes=("one", "two"))))
-        (_, row) = csv.DictReader(io.StringIO(csv_text(run)))
-        assert (row["label"], row["notes"], float(row["kld"])) == ("'=SUM(A1)", "one; two", QUANT.kld)
-        assert csv_text(run, ["label", "kld", "kld_stderr"]).splitlines()[1] == "bf16,0.0,"
+        """All flat fields unrounded, or those of chosen columns with their errors."""
+        run = results_of(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "two"))))
+        failed, reference, row = csv.DictReader(io.StringIO(csv_text(run), newline=""))
+        assert (row["notes"], float(row["kld"]), row["entropy"]) == ("a, b; two", QUANT.kld, "1.25")
+        assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")
+        assert (failed["kld"], failed["error"]) == ("", "told to fail")
+        assert not {"spec", "provenance", "estimates"} & row.keys()
+        assert csv_text(run, ["label", "kld", "kld_stderr"]).splitlines()[2] == "bf16,0.0,"
 
     def test_several_texts(self) -> None:
         run = with_failed_text(three(), "c4", "no such file")
         rows = list(csv.DictReader(io.StringIO(csv_text(run))))
-        assert [row["text"] for row in rows].count("c4") == 1
-        assert [row["error"] for row in rows if row["text"] == "c4"] == ["no such file"]
+        assert [(row["text"], row["label"], row["error"]) for row in rows if row["text"] == "c4"] == [
+            ("c4", "", "no such file")
+        ]
         assert len(rows) == 1 + 2 * len(run.labels)
+        assert csv_text(run, ["label", "kld"]).splitlines()[:2] == ["text,label,kld", "wiki2,bf16,0.0"]
+
+    @pytest.mark.parametrize("sign", [*"=+-@\t", "＝", "＋"])
+    def test_no_cell_is_a_formula(self, sign: str) -> None:
+        """Text that a spreadsheet would run has an apostrophe before it; a number below zero stays one."""
+        text = f"{sign}HYPERLINK(A1)"
+        told = replace(QUANT, label=text, notes=(text,), windows=3)
+        run = results_of(replace(run_of(REF, told), name=text), text_result("failed", error=text))
+        rows = list(csv.reader(io.StringIO(csv_text(run), newline="")))
+        assert {cell for row in rows for cell in row if "HYPERLINK" in cell} == {f"'{printable(text)}"}
+        assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 1, 3, 1]
+        assert "-80.0" in rows[2]

@@ -90,22 +90,22 @@ def test_one_text_with_klds(models: list[ModelResult], facts: list[str], others:
 def test_one_text_without_a_reference() -> None:
     """PPL ranks: 7.5, 7.8 (4 % above), and one whose difference is within its error."""
     low, high, near = plain("a", 7.5, (10.0, 20.0, 30.0, 40.0)), plain("b", 7.8, HIGHER), plain("c", 7.6, SWAYING)
-    assert said(low, high, reference=None).startswith(
-        f"a has the lowest PPL, 7.50 ± 0.85; b has a higher one{CERTAIN}: by 4"
-    )
+    lowest = f"a has the lowest PPL, 7.50 ± 0.85; b has a higher one{CERTAIN}: by 4"
+    assert said(low, high, reference=None).startswith(lowest)
     assert "cannot be told apart from c" in said(low, near, reference=None)
     assert "a has a PPL of 7.50 ± 0.85" in said(low, reference=None)
     assert "no model" in said(plain("x", 1.0, HIGHER).updated(ppl=None), reference=None).lower()
 
 
-def test_answers() -> None:
-    """Of 20 questions: 10 lost and none won is p = 0.002, one lost and none won is p = 1."""
-    right = {"bf16": "1" * 20, "W4A16": "0" * 10 + "1" * 10}
-    text = with_answers(run_of(REF, made.QUANT), **right)
-    assert verdict(results_of(text)).startswith("bf16 has 100.0 % of 20 questions right; fewer")
-    assert "W4A16 (50.0 %)" in verdict(results_of(text))
-    text = with_answers(run_of(REF, made.QUANT), bf16="1" * 20, W4A16="0" + "1" * 19)
-    assert "cannot be told apart from it: W4A16 (95.0 %)" in verdict(results_of(text))
+@pytest.mark.parametrize(
+    ("right", "fact"),
+    [("0" * 10 + "1" * 10, "; fewer for certain: W4A16 (50.0 %)"),  # 10 lost and none won: p = 0.002
+     ("0" + "1" * 19, "cannot be told apart from it: W4A16 (95.0 %)")],  # one lost and none won: p = 1
+)  # fmt: skip
+def test_answers(right: str, fact: str) -> None:
+    text = verdict(results_of(with_answers(run_of(REF, made.QUANT), bf16="1" * 20, W4A16=right)))
+    assert text.startswith("bf16 has 100.0 % of 20 questions right")
+    assert fact in text
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,7 @@ def test_several_texts(klds: list[dict[str, float]], facts: list[str]) -> None:
 
 
 def test_words() -> None:
-    assert [listed(list("abcde"[:count])) for count in (1, 2, 4, 5)] == [
-        "a",
-        "a and b",
-        "a, b, c and d",
-        "a, b, c and 2 more",
-    ]
+    lists = ["a", "a and b", "a, b, c and d", "a, b, c and 2 more"]
+    assert [listed(list("abcde"[:count])) for count in (1, 2, 4, 5)] == lists
     assert [percent(share) for share in (1.0, 0.99999, 0.5)] == ["100.0 %", "over 99.9 %", "50.0 %"]
     assert [times(ratio) for ratio in (1.04, 4.11, 173.0, 1234.0)] == ["1.04", "4.1", "170", "1,200"]
