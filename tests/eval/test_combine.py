@@ -12,7 +12,7 @@ import pytest
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval import results
 from compare_q.eval.ranking import best_labels
-from compare_q.eval.results import RunResult
+from compare_q.eval.results import ModelResult, RunResult
 from tests.support.command_line import Run, Specs
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, replace, with_sums
 from tests.support.toy import refusal
@@ -46,17 +46,15 @@ def test_a_reference_of_another_label_is_the_same_by_its_key(write: Write) -> No
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_row_with_divergences_stands_for_the_same_without(write: Write, order: int) -> None:
-    more = on(QUANT, f"w4{DIVERGENCES_SUFFIX}", notes=("with divergences",))
-    files = [write("a.json", REF_A, QUANT_A), write("b.json", REF_A, more)]
-    assert combined(files[::order])[1].models == (REF_A, more)
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_measured_row_replaces_a_failed_one(write: Write, order: int) -> None:
-    failed = replace(FAILED, label="W4A16")
-    files = [write("a.json", REF_A, failed), write("b.json", REF_A, QUANT_A)]
-    assert combined(files[::order])[1].models == (REF_A, QUANT_A)
+@pytest.mark.parametrize(("worse", "better"), [
+    (QUANT_A, on(QUANT, f"w4{DIVERGENCES_SUFFIX}", notes=("with divergences",))),
+    (replace(FAILED, label="W4A16"), QUANT_A),
+])  # fmt: skip
+def test_a_row_with_more_stands_for_the_same_with_less(
+    write: Write, worse: ModelResult, better: ModelResult, order: int
+) -> None:
+    files = [write("a.json", REF_A, worse), write("b.json", REF_A, better)]
+    assert combined(files[::order])[1].models == (REF_A, better)
 
 
 def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
@@ -93,22 +91,18 @@ def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path)
     """What is shown, written and drawn of one run is of the combined one too."""
     third = with_sums(on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_BLOCKS.tokens)
     first, second = write("a.json", REF_A, QUANT_A, title="Two boxes"), write("b.json", REF_A, third)
-    files = {"-o": "o.json", "--csv": "o.csv", "-pf": "o.svg"}
-    written = [word for flag, name in files.items() for word in (flag, tmp_path / name)]
-    ran = compare_q("show", first, second, *written, "--pair", "AWQ", "W4A16")
-    assert ran.status == 0, ran.err
-    assert "AWQ against W4A16" in ran.out
+    files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "-pf", tmp_path / "o.svg")
+    ran = compare_q("show", first, second, *files, "--pair", "AWQ", "W4A16")
+    assert (ran.status, "AWQ against W4A16" in ran.out) == (0, True), ran.err
     assert "Two boxes" in (tmp_path / "o.svg").read_text()
     with (tmp_path / "o.csv").open(newline="") as stream:
-        assert [(row["label"], row["where"]) for row in csv.DictReader(stream)] == [
-            (label, "AMD EPYC") for label in ("bf16", "W4A16", "AWQ")
-        ]
+        rows = [(row["label"], row["where"]) for row in csv.DictReader(stream)]
+    assert rows == [(label, "AMD EPYC") for label in ("bf16", "W4A16", "AWQ")]
     assert json.loads((tmp_path / "o.json").read_text())["title"] == "Two boxes"
     assert compare_q("show", tmp_path / "o.json").out == compare_q("show", first, second).out
     ran = compare_q("show", first, write("c.json", QUANT_A, reference=ON_GPU))
     assert (ran.status, ran.out) == (2, "")
-    ran = compare_q("show", first, second, "--csv", second)
-    assert "--csv: " in ran.err
+    assert "--csv: " in compare_q("show", first, second, "--csv", second).err
 
 
 def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
