@@ -138,7 +138,7 @@ def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ())
     for model in others:
         outcome = compare(model, first, score, near=near, comparisons=len(others)).outcome
         found[{"unranked": "equal", "less": "worse", "more": "worse"}.get(outcome, outcome)].append(model)
-    return Ranking(first, **found)
+    return Ranking(first, found["equal"], found["worse"], found["unknown"])
 
 
 def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[ModelResult]:
