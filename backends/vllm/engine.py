@@ -95,8 +95,7 @@ class VllmFolder(HuggingFaceFolder):
         return replace(found, context=None) if "hf_overrides" in self.planned.options else found
 
     def storage(self) -> Storage:
-        options = self.planned.options
-        if how := quantized_on_load(options, quantized=bool(self.config.quantization)):
+        if how := quantized_on_load(self.planned.options, quantized=bool(self.config.quantization)):
             return Storage(note=f"quantized while loading ({how}); what that stores, the checkpoint does not say")
         return super().storage()
 
@@ -278,14 +277,10 @@ def set_ranks(count: int) -> None:
         if blockers:
             print(f"vLLM's processes are not forked: {'; '.join(blockers)}", file=sys.stderr, flush=True)
     if compat.is_cpu_build() and count > 1:  # by itself vLLM wants a NUMA node per rank
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", shared_cores(count))
-
-
-def shared_cores(parts: int) -> str:
-    """Return this process's cores in equal parts, in vLLM's notation: ``0,1|2,3`` for two parts."""
-    cores = sorted(os.sched_getaffinity(0))
-    size = max(len(cores) // parts, 1)
-    return "|".join(",".join(map(str, cores[part * size : (part + 1) * size] or cores[-1:])) for part in range(parts))
+        cores = sorted(os.sched_getaffinity(0))
+        size = max(len(cores) // count, 1)
+        parts = [cores[rank * size : (rank + 1) * size] or cores[-1:] for rank in range(count)]
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, part)) for part in parts))
 
 
 def register_architectures(config: dict[str, Any], options: dict[str, Any]) -> None:

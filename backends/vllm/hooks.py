@@ -1,8 +1,7 @@
 """Hooks in an unmodified vLLM: final hidden states of each step, and the window positions of their rows.
 
 Both generations of vLLM's model runner call one method on every step with the final hidden states of all scheduled
-tokens, whether or not a request wants prompt log-probabilities (read in vLLM 0.26, 0.32 and 0.33; run in 0.26 with V2
-and in 0.32 with V1):
+tokens, whether or not a request wants prompt log-probabilities (read in 0.26, 0.32 and 0.33; run in 0.26 and 0.32):
 
 - V1: ``model_runner._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)``
 - V2: ``model_runner.prompt_logprobs_worker.compute_prompt_logprobs(logits_fn, hidden_states, input_batch, ...)``, and

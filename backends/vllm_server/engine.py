@@ -132,7 +132,7 @@ class Choice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Answer of ``/v1/completions``; ``system_fingerprint`` is vLLM's digest of its version and configuration."""
+    """Answer of ``/v1/completions``; ``system_fingerprint``: vLLM's digest of its version and configuration."""
 
     choices: list[Choice] = Field(min_length=1)
     system_fingerprint: Name | None = None
