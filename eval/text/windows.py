@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -271,11 +272,9 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
     ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.
     """
     name = spec.locate(spec.tokenizer_dir)
-    if hub.is_hub_id(name):
-        with progress.phase(f"fetching the tokenizer of {name}", unit="bytes") as phase:
-            folder = hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
-    else:
-        folder = hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True)
+    fetching = progress.phase(f"fetching the tokenizer of {name}", unit="bytes") if hub.is_hub_id(name) else None
+    with fetching or nullcontext(hub.SILENT) as phase:
+        folder = hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
     key = cache.key("tokens", identity(spec, folder))
     cache.use("tokens", key)
     if clear:
