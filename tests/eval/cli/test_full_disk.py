@@ -56,19 +56,20 @@ def test_what_has_no_room_takes_nothing_with_it(finished: Path, tmp_path: Path) 
 def test_a_finished_table_on_a_full_disk(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file may grow: the table comes from the cache, whose reference may also lie elsewhere."""
+    """No file may grow: the table comes from the cache, whose reference lies elsewhere."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # as in a process of its own: it is part of the scores' key
     models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
     data, spec = write_specs(models)
-    for flags in ([], ["-lf", tmp_path / "kept"]):
-        first, gold = (compare_q("-d", data, "-m", spec, *flags) for _ in range(2))
-        assert first.status == 0, first.err
-        ran = in_a_process(
-            "-d", data, "-m", spec, *flags, stdout=subprocess.PIPE,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-        )  # fmt: skip
-        assert "2 of 2 rows come from the cache" in gold.out
-        assert (ran.returncode, ran.stdout) == (0, gold.out), ran.stderr
+    words = ("-d", data, "-m", spec, "-lf", tmp_path / "kept")
+    first, gold = (compare_q(*words) for _ in range(2))
+    assert first.status == 0, first.err
+    assert "2 of 2 rows come from the cache" in gold.out
+
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    ran = in_a_process(*words, stdout=subprocess.PIPE, preexec_fn=no_room)
+    assert (ran.returncode, ran.stdout) == (0, gold.out), ran.stderr
 
 
 @pytest.mark.engine
