@@ -59,8 +59,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print("\ninterrupted; what was finished is in the cache", file=sys.stderr)
         status = 128 + getattr(interrupt, "signal", signal.SIGINT)
-    if error := files.stdout_error():
-        status = max(status, print_errors(f"standard output: could not be written: {error}; {files.CURE}"))
+    if lost := files.stdout_error():
+        status = max(status, print_errors(f"standard output: could not be written: {lost}; {files.CURE}"))
     return status
 
 
@@ -163,7 +163,7 @@ def doctor_command(args: argparse.Namespace) -> int:
     return doctor.run(args.models)
 
 
-def list_engines(_: argparse.Namespace) -> int:
+def list_engines(args: argparse.Namespace) -> int:
     """``engines``: list the engines, their versions, and how to install those that are missing."""
     drawn = Table()
     for name in ("load_fn", "installed, or how to install", "what for"):

@@ -149,10 +149,12 @@ def write_run(
     if args.tokens_out:
         files = token_files(args.tokens_out, list(texts), [spec.name for spec in models])
         for text, data in zip(results.texts, done.data, strict=True):
-            for model in text.models if data is not None else ():
-                stored = None if model.error else token_scores.of_row(cache, model.scores_key, data.windows)
-                file = files[text.name, model.label]
+            for model in text.models:
+                if data is None or model.error:
+                    continue
+                stored = token_scores.of_row(cache, model.scores_key, data.windows)
                 if stored is not None:
+                    file = files[text.name, model.label]
                     with outputs.writing(file):
                         file.parent.mkdir(parents=True, exist_ok=True)
                         token_scores.write_parquet(stored, file)
