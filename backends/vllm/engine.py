@@ -229,7 +229,8 @@ class VllmEngine(Engine):
         core = self.llm.llm_engine.engine_core
         if not in_worker() or ranks(self.planned.options) > 1 or has_own_process(core):
             core.shutdown()
-            self.llm = self.driver.llm = None
+            self.llm = None
+            vars(self).pop("driver", None)  # there is none if loading failed
             gc.collect()
 
     def _log(self) -> str:

@@ -15,7 +15,7 @@ from compare_q.backends.vllm.scorer import Chunk, Scorer
 class SpyExtension(ScoringExtension):
     """Counts the rows of logits that are gathered across ranks, inside the scorer and in all."""
 
-    def compare_q_install(self) -> str:
+    def compare_q_install(self, decodes: bool = False) -> str:
         from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
         self._spy = {"inside": 0, "all": 0, "inside_now": False}
@@ -34,7 +34,7 @@ class SpyExtension(ScoringExtension):
             self._spy["inside_now"] = False
 
         LogitsProcessor._gather_logits, Scorer.step = counted, watched  # type: ignore[method-assign]
-        return super().compare_q_install()
+        return super().compare_q_install(decodes)
 
     def compare_q_spied(self) -> str:
         """What was counted since the last call."""
@@ -49,7 +49,7 @@ EDITED, BY = 300, -3.0  # an entry that two ranks of 160 do not have at this ind
 class EditedExtension(ScoringExtension):
     """A model that edits its logits after the LogitsProcessor: only gathered ones have the entry at its place."""
 
-    def compare_q_install(self) -> str:
+    def compare_q_install(self, decodes: bool = False) -> str:
         model = self.model_runner.get_model()
         original = model.compute_logits
 
@@ -60,7 +60,7 @@ class EditedExtension(ScoringExtension):
             return logits
 
         model.compute_logits = edited
-        return super().compare_q_install()
+        return super().compare_q_install(decodes)
 
 
 class KeepingExtension(ScoringExtension):
@@ -68,7 +68,7 @@ class KeepingExtension(ScoringExtension):
 
     _compare_q_kept: dict[int, list[torch.Tensor]] | None = None
 
-    def compare_q_install(self) -> str:
+    def compare_q_install(self, decodes: bool = False) -> str:
         score = Scorer.score
 
         def kept(scorer: Scorer, logits: Any, reference: Any, chunk: Chunk) -> None:
@@ -82,7 +82,7 @@ class KeepingExtension(ScoringExtension):
             score(scorer, logits, reference, chunk)
 
         Scorer.score = kept  # type: ignore[method-assign]
-        return super().compare_q_install()
+        return super().compare_q_install(decodes)
 
     def compare_q_keep(self) -> None:
         """Keep the logits of the next run."""
