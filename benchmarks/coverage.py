@@ -117,7 +117,7 @@ def windows_of_method(tokens: int, method: str) -> Windows:
     return Windows(
         times=np.bincount(index, minlength=tokens).astype(np.float32), starts=starts, entries=np.bincount(block),
         excess=np.bincount(block, np.tile(excess, len(begins))), first=begins + first, last=begins + length,
-        window_excess=float(excess.sum()), span=uncertainty.length_of(index),
+        window_excess=float(excess.sum()), span=uncertainty.places_of(index).length,
     )  # fmt: skip
 
 

@@ -275,7 +275,7 @@ def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Pla
         inside = place == number
         values = kld[inside & np.isfinite(kld)]
         median = float(np.median(values)) if len(values) else None
-        mean = mean_with_errors(kld[inside], None, places[inside])
+        mean = mean_with_errors(kld[inside], None, Places(places.block[inside], places.length))
         buckets.append(Bucket(low, high, float(inside.mean()), mean, median))
     return tuple(buckets)
 
@@ -367,35 +367,30 @@ def bucket_of(ref_top1_logprob: NDArray[Any]) -> NDArray[np.intp]:
     return np.searchsorted(CONFIDENCES[1:-1], np.exp(ref_top1_logprob.astype(np.float64)), side="right")
 
 
-def curve_over_position(
-    position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places | None = None
-) -> Curve:
+def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places) -> Curve:
     """Mean loss [N] and KLD [N] by position [N] in the window, in bins whose widths grow with the position.
 
-    Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.  ``places``: of the
-    entries in the text, for errors; None: without errors.
+    Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.
     """
     low, high = int(position.min()), int(position.max()) + 1
     edges = np.unique(np.geomspace(low + 1, high + 1, CURVE_BINS + 1).round().astype(np.int64)) - 1
-    place, bins = np.searchsorted(edges, position, side="right") - 1, len(edges) - 1
+    place, bins, blocks = (
+        np.searchsorted(edges, position, side="right") - 1,
+        len(edges) - 1,
+        int(places.block.max()) + 1,
+    )
 
-    def means(values: NDArray[Any]) -> tuple[float | None, ...]:
+    def by_bin(values: NDArray[Any]) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         finite = np.isfinite(values)
-        count = np.bincount(place[finite], minlength=bins)
-        total = np.bincount(place[finite], values[finite].astype(np.float64), minlength=bins)
-        return tuple(float(t / n) if n else None for t, n in zip(total, count, strict=True))
-
-    def errors(values: NDArray[Any]) -> tuple[float | None, ...] | None:
-        if places is None:
-            return None
-        finite, blocks = np.isfinite(values), int(places.block.max()) + 1
-        cell, cells = place[finite] * blocks + places.block[finite], bins * blocks
+        own, kept = place[finite], values[finite].astype(np.float64)
+        cell, cells = own * blocks + places.block[finite], bins * blocks
+        sums = np.bincount(cell, kept, cells).reshape(bins, blocks)
         counts = np.bincount(cell, minlength=cells).reshape(bins, blocks)
-        sums = np.bincount(cell, values[finite].astype(np.float64), minlength=cells).reshape(bins, blocks)
-        return tuple(
+        totals = zip(np.bincount(own, kept, bins), np.bincount(own, minlength=bins), strict=True)
+        return tuple(float(total / n) if n else None for total, n in totals), tuple(
             clustered_error(s, n, places.length) if np.count_nonzero(n) >= LEAST_BLOCKS else None
             for s, n in zip(sums, counts, strict=True)
         )
 
-    of_kld = (None, None) if kld is None else (means(kld), errors(kld))
-    return Curve(tuple(edges.tolist()), means(nll), of_kld[0], errors(nll), of_kld[1])
+    (losses, loss_errors), of_kld = by_bin(nll), (None, None) if kld is None else by_bin(kld)
+    return Curve(tuple(edges.tolist()), losses, of_kld[0], loss_errors, of_kld[1])

@@ -62,10 +62,6 @@ class Places:
     block: NDArray[Any]
     length: int
 
-    def __getitem__(self, chosen: NDArray[np.bool_]) -> Places:
-        """The places of some entries in the same text."""
-        return Places(self.block[chosen], self.length)
-
 
 @dataclass(frozen=True)
 class Perplexity:
@@ -107,19 +103,15 @@ class Value:
 def places_of(index: NDArray[Any], begin: NDArray[Any] | None = None) -> Places:
     """Places of entries, from the index [N] of the token of each in the text, in any order and with any gaps.
 
+    The length is that from the first scored token to the last, those in gaps between windows included.
     ``begin`` [N]: where the conversation of each entry begins in the text; a whole conversation is then in the
     block of its first token.
     """
-    length = length_of(index)
+    length = int(index.max()) - int(index.min()) + 1 if len(index) else 0
     count = min(max(length // LEAST_BLOCK, FEWEST_BLOCKS), MOST_BLOCKS)
     lowest = int(index.min()) if length else 0
     place = np.maximum((index if begin is None else begin).astype(np.int64) - lowest, 0)
     return Places(np.asarray(place * count // max(length, 1)), length)
-
-
-def length_of(index: NDArray[Any]) -> int:
-    """Tokens of text from the first scored one to the last, those in gaps between windows included."""
-    return int(index.max()) - int(index.min()) + 1 if len(index) else 0
 
 
 def longest_documents(length: int) -> int:

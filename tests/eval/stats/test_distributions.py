@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from compare_q.eval.stats import estimates
 from compare_q.eval.stats.estimates import Curve, bucket_of, curve_over_position, histogram_of, percentiles_of
-from compare_q.eval.stats.uncertainty import mean_with_errors, places_of
+from compare_q.eval.stats.uncertainty import Places, mean_with_errors, places_of
 
 
 def test_percentiles() -> None:
@@ -48,8 +46,10 @@ def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     position = np.array([1, 2, 2, 3, 7, 7], np.int32)
     nll = np.array([8, 4, np.inf, 2, 1, 0], np.float32)
     kld = np.array([np.nan, np.nan, np.inf, 1, 2, 3], np.float32)
-    assert curve_over_position(position, nll, kld) == Curve((1, 3, 8), (6.0, 1.0), (None, 2.0))
-    assert curve_over_position(position, nll, None).kld is None
+    places, unknown = places_of(np.arange(6)), (None, None)
+    found = curve_over_position(position, nll, kld, places)
+    assert found == Curve((1, 3, 8), (6.0, 1.0), (None, 2.0), unknown, unknown)
+    assert curve_over_position(position, nll, None, places).kld is None
 
 
 def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +64,7 @@ def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(monkeypatch:
     assert found.nll_stderr is not None
     for low, high, mean, error in zip(found.edges[:-1], found.edges[1:], found.nll, found.nll_stderr, strict=True):
         inside = (low <= position) & (position < high)
-        expected = mean_with_errors(nll[inside], None, places[inside])
+        expected = mean_with_errors(nll[inside], None, Places(places.block[inside], places.length))
         assert (mean, error) == (pytest.approx(expected.value), pytest.approx(expected.stderr))
         assert (error or 0) > 0.1
     assert found.kld_stderr == (None, None, None)
-    assert replace(found, nll_stderr=None, kld_stderr=None) == curve_over_position(position, nll, kld)
