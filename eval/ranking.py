@@ -61,8 +61,8 @@ def compare(
 ) -> Difference:
     """Decide whether the mean of a model's ``score`` (one of ``SCORES``, "acc" or "acc_norm") differs from another's.
 
-    ``near``: labels of rows that KLD does not rank; ``comparisons``: how many are made with one model, each of which
-    has its share of the level (Bonferroni).
+    ``near``: labels of rows that KLD does not rank; ``comparisons``: how many are made with one model; each has
+    its share of the level (Bonferroni).
     """
     if score not in SCORES:
         return compare_answers(a, b, score, comparisons)
@@ -165,7 +165,7 @@ def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
 
 
 def kld_limit(models: Sequence[ModelResult]) -> float | None:
-    """The KLD in nats up to which rows are nearly lossless; None without a noise floor that has a KLD."""
+    """The largest KLD of nearly lossless rows, nats; None without a noise floor that has a KLD."""
     floor = noise_floor_of(models)
     if floor is None or floor.kld is None or floor.estimates is None:
         return None

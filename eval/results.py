@@ -599,7 +599,7 @@ def combine(runs: Mapping[str, RunResult]) -> RunResult:
 
 
 COMPARABLE = ("tokenizer", "cut into windows", "key of right answers", "reference")
-"""What rows must share.  The digest of the windows includes the method and the scored positions."""
+"""Rows must share these to be in one table.  The digest of the windows includes the method and the scored positions."""
 
 
 def identity(text: TextResult) -> list[tuple[str | None, str]]:

@@ -76,7 +76,7 @@ def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], asked: 
         name: np.bincount(window, columns[name].astype(np.float64), len(asked.question))
         for name in ("logprob", "ref_logprob") if name in columns
     }  # fmt: skip
-    # Undecided are questions whose best sum is nan, as a maximum of numbers one of which is nan is, or infinite.
+    # Undecided are questions whose best sum is infinite or nan, as is a maximum over a nan.
     undecided = {name: int((~np.isfinite(np.maximum.reduceat(sums[name], starts))).sum()) for name in sums}
     accuracies = []
     for scale in (np.ones(len(asked.chars)), asked.chars.astype(np.float64)):

@@ -19,7 +19,7 @@ error itself is known to 35 % (4 waves) or better.
 
 The lengths of documents do not follow from the scores of a text: one that is all one document shows no change.  So the
 rule is fixed, and ``longest_documents`` says for which documents it holds.  docs/statistics.md and results/coverage.md
-have how often intervals cover on simulated texts (``benchmarks/coverage.py``).
+list how often intervals cover on simulated texts (``benchmarks/coverage.py``).
 
 Functions of means (perplexity, ratios) have the error of their linear approximation.  ``stderr_independent`` is
 llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent: it is several times too small.
@@ -48,7 +48,7 @@ FEWEST_BLOCKS, MOST_BLOCKS, LEAST_BLOCK = 3, 30, 100
 FEWEST_WAVES, MOST_WAVES, UNIT = 4, 16, 30_000
 """The errors come from root(tokens of text / UNIT) waves, within the two limits, and fewer than there are blocks."""
 MEMORY = 12_000
-"""Tokens; the value with which the intervals of the simulated texts cover (``benchmarks/coverage.py``)."""
+"""Tokens; with this value the intervals of simulated texts cover (``benchmarks/coverage.py``)."""
 SHORT = 20_000
 """Tokens: a shorter text is treated as one of this length, and a caution is shown."""
 TAIL = 0.025

@@ -19,7 +19,7 @@ NAMED = 3
 MOST_TIMES = 1000
 """The largest ratio of two KLDs that is given as a ratio; beyond it the KLDs themselves are."""
 VERBS = {"kld": ("loses more", "lose more"), "nll": ("has a higher one", "have higher ones")}
-"""What a worse row does, and what several do."""
+"""The verb for one worse row, and for several."""
 
 
 def verdict(run: RunResult) -> str:
@@ -42,14 +42,14 @@ def of_text(text: TextResult) -> list[str]:
     if text.reference is None or not rows:
         return [*of_ppl(measured), *caution(measured)]
     said, reference = of_kld(text, rows), next((model for model in measured if model.reference), None)
-    kinds: dict[str, list[str]] = {}
-    for model in rows if reference and len(rows) <= NAMED else ():
-        outcome = compare(model, reference, "nll").outcome if reference else ""
-        words = {"more": f"is higher than {{}}'s{certainly(rows)}", "less": f"is lower than {{}}'s{certainly(rows)}",
-                 "equal": "cannot be told apart from {}'s"}.get(outcome)  # fmt: skip
-        if words and reference:
-            kinds.setdefault(words.format(reference.label), []).append(model.marked_label)
-    said += [f"PPL {words}: {listed(labels)}." for words, labels in kinds.items()]
+    if reference is not None and len(rows) <= NAMED:
+        outcomes = {model.marked_label: compare(model, reference, "nll").outcome for model in rows}
+        kinds = {"more": f"is higher than {reference.label}'s{certainly(rows)}",
+                 "less": f"is lower than {reference.label}'s{certainly(rows)}",
+                 "equal": f"cannot be told apart from {reference.label}'s"}  # fmt: skip
+        for kind in [each for each in dict.fromkeys(outcomes.values()) if each in kinds]:
+            labels = [label for label, outcome in outcomes.items() if outcome == kind]
+            said.append(f"PPL {kinds[kind]}: {listed(labels)}.")
     without = [model.label for model in measured if model.kld is None]
     return [*said, *([f"No KLD: {listed(without)}."] if without else []), *caution(rows)]
 
