@@ -86,7 +86,6 @@ def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
         ((*ESTIMATES, "curve", "edges"), [1, 2, 3], f"W4A16: estimates.curve: {TOGETHER}"),
         ((*ESTIMATES, "curve", "nll_stderr"), [0.1] * 9, f"W4A16: estimates.curve: {TOGETHER}"),
         ((*ESTIMATES, "curve", "nll_stderr"), [-0.1], "texts.0.models.1.estimates.curve.nll_stderr"),
-        ((*AGAINST, "kld_percentiles"), {"50": 0.5}, f"W4A16: estimates.against: {TOGETHER}"),
         ((*AGAINST, "kld", "value"), None, f"W4A16: estimates.against: {TOGETHER}"),
         ((*AGAINST, "kld_histogram"), {"first": 0, "per_decade": 8, "counts": [], "below": 0, "above": 0},
          f"W4A16: estimates.against: {TOGETHER}"),
@@ -111,9 +110,8 @@ def test_texts_that_do_not_go_together(tmp_path: Path) -> None:
 def test_results_of_another_format(tmp_path: Path) -> None:
     assert NO_RESULTS in refusal(read_back, [], tmp_path)
     assert NO_RESULTS in refusal(read_back, damaged(RAW, "format"), tmp_path)
-    assert "results of format 7, but this compare_q reads format 8" in refusal(
-        read_back, {**RAW, "format": 7}, tmp_path
-    )
+    older = refusal(read_back, {**RAW, "format": 7}, tmp_path)
+    assert "results of format 7, but this compare_q reads format 8" in older
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
