@@ -76,6 +76,7 @@ about = partial(Column, per_model=True)
 extra = partial(Column, error=True, needs=DIVERGENCES, shown="known")
 share = partial(Column, digits=2, times=100.0, error=True)
 asked = partial(share, needs=QUESTIONS)
+"""Columns about the model, of extra divergences, of shares in percent, and of answers to questions."""
 COLUMNS = (
     about("label", "label", "the model, with its marks", wraps=True, shown="always"),
     about("engine", "engine", "the load_fn of its spec", wraps=True),
