@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from compare_q.eval.plots import looks, style
+from compare_q.eval.plots import style
 from compare_q.eval.plots.points import subtitle_of
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import TextResult
@@ -45,7 +45,7 @@ def percentile_plot(text: TextResult, *, title: str | None = None, dark: bool = 
     with style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
         axes.set(xscale="log", xlabel=f"{TITLE} (nats)", xlim=(left, right))
         style.log_ticks(axes.xaxis, most=12)
-        models = looks.looks_of(text.models)
+        models = style.looks_of(text.models)
         _label_rows(axes, labels)
         for i, (mean, number, p) in enumerate(rows):
             colour = theme.families[models[number].colour]
@@ -69,7 +69,7 @@ def percentile_plot(text: TextResult, *, title: str | None = None, dark: bool = 
 def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Write the labels at the left of rows 0, 1, ... downwards, smaller if they need more than ``LABEL_WIDTH``."""
     axes.set_ylim(len(labels) - 0.4, -1.6)
-    axes.set_yticks(range(len(labels)), looks.names_of(labels))
+    axes.set_yticks(range(len(labels)), style.names_of(labels))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)

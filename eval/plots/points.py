@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from compare_q.backends.common.messages import unicode
-from compare_q.eval.plots import looks, measures
-from compare_q.eval.plots.looks import Look
+from compare_q.eval.plots import measures, style
 from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
+from compare_q.eval.plots.style import Look
 from compare_q.eval.results import MARK, ModelResult, TextResult
 
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
@@ -58,7 +58,7 @@ def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tupl
     """
     drawn, left_out = [], []
     models = models_of(texts)
-    for number, (model, look) in enumerate(zip(models, looks.looks_of(models), strict=True)):
+    for number, (model, look) in enumerate(zip(models, style.looks_of(models), strict=True)):
         x, (y, paired) = size.of(model), measures.mean_over_texts(texts, number, measure)
         if x is None or y.value is None:
             missing = size.name if y.value is not None else measure.name
@@ -89,7 +89,7 @@ def levels_of(texts: Sequence[TextResult], measure: Measure) -> list[Level]:
         if measure.more and model.reference and height is not None:
             found.append(Level(height, f"reference {height:.1f}"))
         elif measure.kld and model.label == floor and height:
-            name = looks.names_of([model.label])[0]
+            name = style.names_of([model.label])[0]
             found.append(Level(height, f"noise floor ({name}) {height:.2g}", dotted=True))
     return found
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from compare_q.eval.plots import looks, measures, points, style
+from compare_q.eval.plots import measures, points, style
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import ModelResult, TextResult
 
@@ -62,7 +62,7 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
         y_label = measures.kld_axis(text) if kld else "Loss (nats, mean over tokens)"
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
-        texts = [_draw(axes, line, name, theme) for line, name in zip(lines, looks.names_of(labels), strict=True)]
+        texts = [_draw(axes, line, name, theme) for line, name in zip(lines, style.names_of(labels), strict=True)]
         for number, _, x, y, error, colour, _ in banded:
             low, high = np.maximum(y - error, np.minimum(y, 0.0)), y + error
             if log_y:  # the error of the logarithm
@@ -84,7 +84,7 @@ def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Li
     Lines of one family differ by their dashes.  Bins in which no model has a score are left out; these are no gaps.
     """
     curves = {number: m.estimates.curve for number, m in enumerate(text.models) if m.estimates}
-    best, found = points.front_labels(text), looks.looks_of(text.models)
+    best, found = points.front_labels(text), style.looks_of(text.models)
     matters = [n for n in curves if text.models[n].reference or text.models[n] is text.noise_floor]
     matters += [n for n in curves if text.models[n].marked_label in best]
     coloured = list(curves) if len(curves) <= MOST else matters[:MOST]
@@ -99,7 +99,7 @@ def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Li
         error = np.array(errors or [np.nan] * len(y), np.float64)
         kin = [n for n in coloured if found[n].family == found[number].family]
         colour = theme.families[found[number].colour] if number in kin else None
-        dashes = looks.DASHES[kin.index(number) % len(looks.DASHES)] if colour else ()
+        dashes = style.DASHES[kin.index(number) % len(style.DASHES)] if colour else ()
         if np.isfinite(y).any():
             lines.append(Line(number, text.models[number], x[scored], y[scored], error[scored], colour, dashes))
     return lines

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from compare_q.eval.plots import labels, looks, measures, style
+from compare_q.eval.plots import labels, measures, style
 from compare_q.eval.plots import points as data
 from compare_q.eval.plots.measures import BPW, PPL, Measure, Size
 from compare_q.eval.plots.points import Level, Point
@@ -206,7 +206,7 @@ def _draw_labels(axes: Axes, points: Sequence[Point], theme: Theme, *, card: boo
     best = data.pareto_front(points)
     ends = [*{p.look.family: p for p in best}.values(), *{p.look.family: p for p in reversed(best)}.values()]
     texts = {}
-    for i, (point, name) in enumerate(zip(points, looks.names_of([p.label for p in points]), strict=True)):
+    for i, (point, name) in enumerate(zip(points, style.names_of([p.label for p in points]), strict=True)):
         if not card or point in ends:
             words = textwrap.fill(name, 24) + ("" if card else f"\n{point.shown or f'{point.y:.3f}'}")
             text = axes.text(point.x, point.y, words, ha="center", va="center", linespacing=1.05, in_layout=False)

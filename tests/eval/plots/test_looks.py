@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from compare_q.backends.base import Storage
-from compare_q.eval.plots import looks, style
+from compare_q.eval.plots import style
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import ModelResult
 from tests.support import real_table
@@ -46,16 +46,16 @@ def model(label: str, weights: str = "", **fields: object) -> ModelResult:
     ],
 )
 def test_the_family_is_the_spec_group_or_the_format_or_the_first_word(row: ModelResult, family: str) -> None:
-    assert looks.family_of(row) == family
+    assert style.family_of(row) == family
 
 
 def test_up_to_eight_families_have_eight_colours_and_engines_a_marker_each() -> None:
-    found = looks.looks_of([model(f"group{i}") for i in range(7)] + [model("a", "int4 g32")])
+    found = style.looks_of([model(f"group{i}") for i in range(7)] + [model("a", "int4 g32")])
     assert len({look.colour for look in found}) == 8
     assert found[-1].colour == 2
-    assert {look.colour for look in looks.looks_of([model(f"group{i}") for i in range(30)])} == set(range(8))
+    assert {look.colour for look in style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(8))
     table = real_table.real_text().models
-    markers = {(look.engine, look.marker) for look in looks.looks_of(table)}
+    markers = {(look.engine, look.marker) for look in style.looks_of(table)}
     assert len(markers) == len({marker for _, marker in markers}) == len({row.engine for row in table}) == 5
 
 
@@ -83,4 +83,4 @@ def test_colours_can_be_told_apart(theme: Theme) -> None:
     ],
 )
 def test_names_are_short_where_no_other_label_becomes_the_same(labels: list[str], names: list[str] | None) -> None:
-    assert looks.names_of(labels) == (names or labels)
+    assert style.names_of(labels) == (names or labels)
