@@ -48,18 +48,10 @@ def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: in
 
 
 WORST = (
-    WorstToken(
-        window=1,
-        position=7,
-        kld=4.25,
-        logprob=-4.605,
-        ref_logprob=-0.693,
-        before="before\n",
-        token=" <i>",
-        after=" after",
-    ),
+    WorstToken(window=1, position=7, kld=4.25, logprob=-4.605, ref_logprob=-0.693, before="before\n", token=" <i>",
+               after=" after"),
     WorstToken(window=0, position=9, kld=3.0, logprob=-9.0, after="</script>"),
-)
+)  # fmt: skip
 REFERENCE = measured("bf16 base", None, 16.0, reference=True)
 MODELS = (
     REFERENCE,

@@ -1,8 +1,6 @@
-"""Appearance of families and names: the same in every picture, told apart on both papers, in grey and in any sight."""
+"""Appearance of families and names: the same in every picture, told apart on both papers and in grey."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
@@ -13,15 +11,6 @@ from compare_q.eval.plots import style
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import ModelResult
 from tests.support import real_table
-
-SIGHTS = {
-    "all": np.eye(3),
-    "no red": np.array([[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]),
-    "no green": np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]),
-}
-"""Machado, Oliveira and Fernandes 2009, for linear RGB."""
-LMS = np.array([[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]])
-OKLAB = np.array([[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]])
 
 
 def model(label: str, weights: str = "", **fields: object) -> ModelResult:
@@ -60,15 +49,11 @@ def test_up_to_eight_families_have_eight_colours_and_engines_a_marker_each() -> 
 
 
 @pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
-def test_colours_can_be_told_apart(theme: Theme) -> None:
-    """In grey by 6 of lightness (CIE L*), of which 2 can be seen; in colour by 0.08 in Oklab."""
+def test_colours_differ_in_grey(theme: Theme) -> None:
+    """By 6 of lightness (CIE L*), of which 2 can be seen."""
     rgb = np.array([to_rgb(colour) for colour in theme.families])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    lightness = np.sort(116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]) - 16)
-    assert np.diff(lightness).min() > 5.9
-    for sight in SIGHTS.values():
-        seen = np.cbrt(np.clip(linear @ sight.T, 0, 1) @ LMS.T) @ OKLAB.T
-        assert min(np.hypot.reduce(a - b) for a, b in itertools.combinations(seen, 2)) > 0.079
+    assert np.diff(np.sort(116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]))).min() > 5.9
 
 
 @pytest.mark.parametrize(

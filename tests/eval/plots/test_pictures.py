@@ -1,10 +1,8 @@
 """Pictures of a run: which files there are, what is missing and why, and that each shows what the run holds."""
 
-import functools
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from compare_q.eval.common.files import Outputs
 from compare_q.eval.plots import measures, pictures, style
@@ -26,12 +24,6 @@ def small() -> TextResult:
     models = {model.label: model for model in real_table.real_text().models}
     kept = ("bf16 vLLM", real_table.FLOOR, real_table.MARKED, "EXL3 4.0 bpw")
     return replace(real_table.real_text(), models=tuple(models[label] for label in kept))
-
-
-@functools.cache
-def drawn() -> dict[str, Figure]:
-    """The pictures of the small run."""
-    return {name: draw() for name, draw in pictures.pictures_of(small()).items()}
 
 
 def test_every_picture_is_written(
@@ -65,15 +57,10 @@ def test_several_texts_have_a_picture_of_their_means_and_a_folder_each(
     assert (tmp_path / "texts.svg").stat().st_size
 
 
-@pytest.fixture
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written."""
-    monkeypatch.setattr(style, "save_figure", lambda *_: None)
-
-
 def test_without_a_reference_only_perplexity_is_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], unwritten: None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(style, "save_figure", lambda *_: None)
     pictures.write_all(run_result((run_of(BASE, FAILED, reference=None),)), tmp_path, Outputs())
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("/")[2] for line in lines if line.startswith("plot: ")] == [
@@ -97,7 +84,7 @@ def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: p
 
 
 def test_pictures_show_what_the_run_holds() -> None:
-    found = drawn()
+    found = {name: draw() for name, draw in pictures.pictures_of(small()).items()}
     words = {"bpw": "Bits per weight", "vram": "Stored weights", "size": "Weight files"}
     for name in SCATTER:
         assert found[name].axes[0].get_xlabel().startswith(words[name.rpartition("_")[2]])

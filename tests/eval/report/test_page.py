@@ -70,9 +70,6 @@ def test_commands_are_for_a_shell() -> None:
     words = ["compare-q", "-t", "Newton's $HOME", "--python", "vllm=/a b/python"]
     assert shlex.split(page.shell_command(words)) == words
     assert page.shell_command(["compare_q.py", "-d", "a.json"]) == "python eval/compare_q.py -d a.json"
-
-
-def test_without_a_scored_text_there_is_no_page() -> None:
     with pytest.raises(ValueError, match="every text failed"):
         html_of(run_result((text_result("a", error="no such file"),)))
 
