@@ -55,11 +55,9 @@ def seed_of(options: Mapping[str, Any]) -> int | None:
 
 def provenance_of(seed: int | None) -> dict[str, Any]:
     """The entries of a model's provenance about its noise; empty without noise."""
-    if seed is None:
-        return {}
     noise = {"kind": "bf16", "distribution": "normal, relative to each element", "scale": SCALE, "seed": seed}
     note = f"bf16-rounding noise added on every decoder layer's output (normal, 2**-9 of each element, seed {seed})"
-    return {"noise": noise, "notes": [note]}
+    return {} if seed is None else {"noise": noise, "notes": [note]}
 
 
 class Noise:
@@ -120,9 +118,8 @@ class Noise:
 
     def missed(self) -> str:
         """An error if a layer has run without noise, after all have run; else empty."""
-        if not self.silent:
-            return ""
-        return f"engine.noise: layer {min(self.silent)} has run without it; this model cannot be given noise"
+        missed = f"layer {min(self.silent, default=0)} has run without it; this model cannot be given noise"
+        return f"engine.noise: {missed}" if self.silent else ""
 
     def remove(self) -> str:
         """Stop the noise; returns ``missed``."""

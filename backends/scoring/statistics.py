@@ -84,12 +84,10 @@ def partial(
     import torch
 
     rows, columns = logits.shape
-    if reference is not None and reference.shape != logits.shape:
-        raise ValueError(f"reference {tuple(reference.shape)} for logits {tuple(logits.shape)}")
-    if tuple(out.shape) != (rows, width(reference is not None)) or out.dtype != torch.float32:
-        raise ValueError(f"out is {out.dtype} {tuple(out.shape)} for {rows} rows")
-    if tuple(targets.shape) != (rows,) or targets.dtype != torch.int64:
-        raise ValueError(f"targets are {targets.dtype} {tuple(targets.shape)} for {rows} rows")
+    given = [(tuple(each.shape), each.dtype) for each in (targets, out)]
+    fits = given == [((rows,), torch.int64), ((rows, width(reference is not None)), torch.float32)]
+    if not fits or (reference is not None and reference.shape != logits.shape):
+        raise ValueError(f"targets and out are {given} for logits {(rows, columns)} and a reference of their shape")
     fused = triton_kernels() if logits.is_cuda and columns > 0 else None
     (fused.partial_statistics if fused else torch_partial)(logits, targets, out, first, reference)
 

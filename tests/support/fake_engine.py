@@ -49,15 +49,9 @@ class FakeEngine(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
-        load_fns=("fake",),
-        fwd_fn="fake",
-        packages=(),
-        install="nothing to install",
-        summary="closed-form logits: PPL known in advance, for tests",
-        decodes=512,
-        decodes_behind_prompts=True,
-    )
-
+        load_fns=("fake",), fwd_fn="fake", packages=(), install="nothing to install",
+        summary="closed-form logits: PPL known in advance, for tests", decodes=512, decodes_behind_prompts=True,
+    )  # fmt: skip
     options_type = FakeOptions
 
     def __init__(self, model: PlannedModel) -> None:
@@ -74,16 +68,17 @@ class FakeEngine(LogitsEngine):
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        if self.options.fail is not None and self.windows_done >= self.options.fail:
+        options = self.options
+        if options.fail is not None and self.windows_done >= options.fail:
             self._fail()
-        if self.options.meet is not None and not self.windows_done:
-            _meet(Path(self.options.meet))
+        if options.meet is not None and not self.windows_done:
+            _meet(Path(options.meet))
         self.windows_done += 1
-        time.sleep(self.options.seconds)
-        logits = torch.zeros(len(window.token_ids), self.options.vocab_size)
+        time.sleep(options.seconds)
+        logits = torch.zeros(len(window.token_ids), options.vocab_size)
         targets = torch.from_numpy(window.token_ids[1:]).long()
-        logits[torch.arange(len(targets)), targets] = self.options.boost
-        if window.index in self.options.nan_windows:
+        logits[torch.arange(len(targets)), targets] = options.boost
+        if window.index in options.nan_windows:
             logits[window.spans[0][0] - 1] = float("nan")
         yield logits
 
