@@ -41,12 +41,15 @@ class Watch(Protocol):
 
     def expect(self, total: int) -> None:
         """``total`` bytes will come."""
+        return
 
     def advance(self, amount: int = 1) -> None:
         """``amount`` more bytes have come; negative where some have to come again."""
+        return
 
     def say(self, text: str) -> None:
         """One line for the user."""
+        return
 
 
 class Silent(Watch):

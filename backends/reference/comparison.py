@@ -148,13 +148,15 @@ class Blocks:
 
     def get(self, parts: Sequence[StoredRows]) -> list[torch.Tensor]:
         """Return the rows of each part; empty if they are too many, or several parts of one window."""
+        import torch
+
         size = min(ROWS // len(parts), MOST)
         if size < 2 or max(part.n_rows for part in parts) > size or len({part.window for part in parts}) < len(parts):
             return []
         missing = [part._replace(end=min(part.begin + size, part.n_scored)) for part in parts if not self.has(part)]
         if missing:
             rows = joined([self.read(part) for part in missing], pin=self.device.type == "cuda")
-            there = rows.to(self.device, non_blocking=True).split([part.n_rows for part in missing])
+            there = torch.split(rows.to(self.device, non_blocking=True), [part.n_rows for part in missing])
             self.held |= {part.window: (part.begin, held) for part, held in zip(missing, there, strict=True)}
         found = [(part, *self.held[part.window]) for part in parts]
         return [held[part.begin - first : part.end - first] for part, first, held in found]
@@ -254,7 +256,7 @@ class Comparison:
         if len(stored) == 1:
             return stored[0].to(self.device, non_blocking=True)
         out = torch.empty(n_rows, stored[0].shape[1], dtype=stored[0].dtype, device=self.device)
-        for part, place in zip(stored, out.split(list(map(len, stored))), strict=True):
+        for part, place in zip(stored, torch.split(out, list(map(len, stored))), strict=True):
             place.copy_(part, non_blocking=True)
         return out
 
