@@ -9,7 +9,7 @@ from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.layers import groups
 from compare_q.eval import ranking
 from compare_q.eval.ranking import LEAST_TOKENS, best_labels, candidates_for_best, near_lossless
-from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult
+from compare_q.eval.results import MARK, ModelResult, TextResult
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, number_text
@@ -231,20 +231,8 @@ def column_notes(text: TextResult) -> dict[str, str]:
     return notes
 
 
-def notes_of_texts(run: RunResult, columns: Collection[str]) -> list[str]:
-    """Return the notes that are special to a table of several texts; each text's first note is its subtitle."""
-    notes = {text.name: [text.subtitle, *footnotes(text)] for text in run.scored}
-    kv = kv_size_notes(run.scored[0]) if "kv_mb" in columns else []
-    return [*(f"{text.name}: failed: {text.error}" for text in run.texts if text.error), *once(notes), *kv]
-
-
-def legend_of_texts(run: RunResult) -> list[str]:
-    """Return the meanings of the columns and marks in a table of several texts."""
-    return [MEANS, *once({text.name: legend(text) for text in run.scored})]
-
-
 def once(notes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the notes of texts: first those of single texts, after the text's name, then those of all texts."""
+    """Return the notes of several texts: first those of one text, after its name, then those that all texts have."""
     first, *others = notes.values()
     everywhere = [note for note in first if all(note in own for own in others)]
     return [*(f"{name}: {note}" for name, own in notes.items() for note in own if note not in everywhere), *everywhere]

@@ -170,6 +170,9 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
             number = number_text(mean.value, column.digits or 0)
             own_cells.append(Cell("ref") if exact else Cell(number, error_text(mean.stderr)))
         columns.append(Filled(replace(column, header=f"mean\n{column.title}"), tuple(own_cells), MEANS))
-    said = notes.notes_of_texts(run, {each.column.name for each in columns})
+    said = [f"{text.name}: failed: {text.error}" for text in run.texts if text.error]
+    said += notes.once({text.name: [text.subtitle, *notes.footnotes(text)] for text in run.scored})
+    said += notes.kv_size_notes(run.scored[0]) if "kv_mb" in of_models else []
+    legend = [notes.MEANS, *notes.once({text.name: notes.legend(text) for text in run.scored})]
     title = f"{len(run.texts)} texts: {', '.join(texts)}"
-    return Table("", title, columns, said, notes.legend_of_texts(run), spare=("kld_stderr", "ppl_stderr"))
+    return Table("", title, columns, said, legend, spare=("kld_stderr", "ppl_stderr"))
