@@ -102,13 +102,9 @@ def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: De
 
 def kernel_of(module: Any, method: Any) -> Any:
     """Return the object whose class computes the product: the kernel, else the scheme, else the method."""
-    if (experts := experts_of(method)) is not None:
-        return experts
-    for owner in (getattr(module, "scheme", None), method):
-        for name in KERNEL_ATTRIBUTES:
-            if (kernel := getattr(owner, name, None)) is not None:
-                return kernel
-    return getattr(module, "scheme", None) or method
+    scheme = getattr(module, "scheme", None)
+    held = (getattr(owner, name, None) for owner in (scheme, method) for name in KERNEL_ATTRIBUTES)
+    return next((each for each in (experts_of(method), *held) if each is not None), scheme or method)
 
 
 def experts_of(method: Any) -> Any:

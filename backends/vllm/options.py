@@ -82,7 +82,12 @@ def check_options(model: PlannedModel) -> None:
         raise InputError(f"engine.load_format: {options['load_format']} loads pickled weights; leave it out")
     check_names(options, compat.arguments() | OWN_OPTIONS, "the installed vLLM")
     for name in compat.WORDS:
-        check_word(name, options.get(name))
+        given, known = options.get(name), compat.words(name)
+        if known and isinstance(given, str):
+            spelled = given.upper() if name == "attention_backend" else given  # as vLLM reads it
+            if spelled not in known and given.lower() != "auto":
+                hint = nearest(spelled, known) or f"; it has {', '.join(sorted(known))}"
+                raise InputError(f"engine.{name}: the installed vLLM has no {printable(given)!r}{hint}")
     for name, reason in BREAKS_STATES.items():
         if options.get(name):
             raise InputError(f"engine.{name}: {reason}; leave it out")
@@ -99,15 +104,6 @@ def check_options(model: PlannedModel) -> None:
     longest = options.get("max_model_len")
     if longest is not None and longest <= model.max_tokens:
         raise InputError(f"engine.max_model_len: {longest} is too short for windows of {model.max_tokens} tokens + 1")
-
-
-def check_word(name: str, given: Any) -> None:
-    """Raise InputError if the installed vLLM lists the option's values and ``given`` is another one."""
-    known = compat.words(name)
-    spelled = given.upper() if isinstance(given, str) and name == "attention_backend" else given  # as vLLM reads it
-    if known and isinstance(given, str) and spelled not in known and given.lower() != "auto":
-        hint = nearest(spelled, known) or f"; it has {', '.join(sorted(known))}"
-        raise InputError(f"engine.{name}: the installed vLLM has no {printable(given)!r}{hint}")
 
 
 def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:
