@@ -79,7 +79,7 @@ def on_one_line(value: Any) -> Any:
 
 def shell_command(words: Sequence[str]) -> str:
     """Return a command line for a shell, started from the checkout if ``words`` names the file of compare_q."""
-    start = ["python", "eval/compare_q.py"] if words[:1] == ["compare_q.py"] else words[:1]
+    start = ["python", "eval/compare_q.py"] if "compare_q.py" in words[:1] else words[:1]
     return shlex.join([*start, *words[1:]])
 
 

@@ -64,7 +64,6 @@ MODELS = (
     measured("GGUF Q2_K", 8.0, 2.5, seed=7),
 )
 FAILED = ModelResult.of("broken", "fake", error="told to fail")
-SIZELESS = measured("server", 0.1, None, seed=8)
 
 
 def text_of(*models: ModelResult, name: str = "wiki2") -> TextResult:

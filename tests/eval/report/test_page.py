@@ -69,7 +69,7 @@ def test_the_page_reads_back_and_names_its_only_script(tmp_path: Path) -> None:
 def test_commands_are_for_a_shell() -> None:
     words = ["compare-q", "-t", "Newton's $HOME", "--python", "vllm=/a b/python"]
     assert shlex.split(page.shell_command(words)) == words
-    assert page.shell_command(["compare_q.py", "-d", "a.json"]) == "python eval/compare_q.py -d a.json"
+    assert page.shell_command(("compare_q.py", "-d", "a.json")) == "python eval/compare_q.py -d a.json"
     with pytest.raises(ValueError, match="every text failed"):
         html_of(run_result((text_result("a", error="no such file"),)))
 
