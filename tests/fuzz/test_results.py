@@ -29,11 +29,8 @@ from tests.support.made import FAILED, LAYERS, QUANT, REF, raw_of, replace, run_
 from tests.support.report_page import WORST
 
 DATA = {"windows": 2, "windows_sha256": "w", "vocabulary_sha256": "v", "text_tokens": 100_000, "method": "exllamav3"}
-PROVENANCE = {
-    "gpus": ["NVIDIA H200"],
-    "driver": "580",
-    "layers": [{**LAYERS, "weights": "nvfp4 g16", "asked": "nvfp4"}],
-}
+LAYER = {**LAYERS, "weights": "nvfp4 g16", "asked": "nvfp4"}
+PROVENANCE = {"gpus": ["NVIDIA H200"], "driver": "580", "layers": [LAYER]}
 RUN = run_of(REF, QUANT, FAILED)
 
 
