@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support import ROOT
-from tests.support.command_line import Specs
+from tests.support.toy import Specs
 from tests.support.vllm_server import Stub, gold
 
 IMPORTED_BY_ENGINES = {

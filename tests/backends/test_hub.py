@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends import hub
-from tests.support.hub import Hub
-from tests.support.hub_client import Client
+from tests.support.hub import Client, Hub
 from tests.support.toy import refusal as refusal_of
 
 pytestmark = pytest.mark.engine

@@ -21,8 +21,7 @@ from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import comparison, head
 from compare_q.backends.reference import store as reference
 from tests.support.definitions import assert_divergences_of
-from tests.support.planned import planned
-from tests.support.toy import brute_force, toy_windows, with_gaps
+from tests.support.toy import brute_force, planned, toy_windows, with_gaps
 
 REQUEST = planned("given", "given", "none", 100)
 

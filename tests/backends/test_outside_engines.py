@@ -11,8 +11,7 @@ import pytest
 from compare_q import backends
 from compare_q.backends.common.errors import InputError
 from tests.support import fake_engine
-from tests.support.command_line import Specs
-from tests.support.toy import Ran
+from tests.support.toy import Ran, Specs
 
 OTHER = """
 from tests.support.fake_engine import FakeEngine

@@ -11,9 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.support import ROOT
-from tests.support.command_line import Run, in_transformers
 from tests.support.questions import evaluated, model_class
-from tests.support.toy import ATOL_LOGPROB, needs_accelerate
+from tests.support.toy import ATOL_LOGPROB, Run, in_transformers, needs_accelerate
 
 TASKS = ROOT / "demo" / "questions"
 QUESTIONS = 40

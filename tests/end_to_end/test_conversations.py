@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tests.support.chats import MARKED, QUESTION, SUMS, WEATHER, save_chat_tokenizer, write_lines
-from tests.support.command_line import Run
-from tests.support.toy import GPU, log_softmax, needs_accelerate
+from tests.support.toy import GPU, Run, log_softmax, needs_accelerate
 
 pytestmark = pytest.mark.engine
 

@@ -24,8 +24,7 @@ from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.definitions import assert_divergences_of
-from tests.support.planned import planned
-from tests.support.toy import rounds_by_place
+from tests.support.toy import planned, rounds_by_place
 
 pytestmark = pytest.mark.engine
 

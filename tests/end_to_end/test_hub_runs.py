@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import hub_layouts
-from tests.support.hub import Hub
-from tests.support.hub_client import Client
+from tests.support.hub import Client, Hub
 
 COMMAND = """
 import contextlib, io

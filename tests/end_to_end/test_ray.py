@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT
-from tests.support.command_line import Specs
 from tests.support.processes import processes_of, wait_until
+from tests.support.toy import Specs
 
 NO_RAY = importlib.util.find_spec("ray") is None
 APART = ["unshare", "-r", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"']

@@ -16,8 +16,8 @@ import pytest
 
 from compare_q.backends.worker.engine_process import ENDING
 from tests.support import ROOT
-from tests.support.command_line import Specs
 from tests.support.processes import processes_of, wait_until, workers_of
+from tests.support.toy import Specs
 
 pytestmark = pytest.mark.engine
 

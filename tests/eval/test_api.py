@@ -13,9 +13,8 @@ import pytest
 
 from compare_q.eval import api
 from compare_q.eval.api import compare, load
-from tests.support.command_line import Run, Specs
 from tests.support.made import FAILED, QUANT, REF, replace, results_of, run_of, storage_of
-from tests.support.toy import refusal
+from tests.support.toy import Run, Specs, refusal
 
 UNIFORM = {"load_fn": "fake", "label": "uniform", "model_dir": "none", "engine": {"vocab_size": 500}}
 BOOSTED = {**UNIFORM, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "reference": True}

@@ -21,9 +21,9 @@ from compare_q.eval.cluster import Cluster, Node, RayWorker, class_of_nodes, pro
 from compare_q.eval.common.cache import ENVIRONMENT
 from compare_q.eval.common.processes import PROCESSES
 from compare_q.eval.run.plan import hardware_of
-from tests.support.planned import planned
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, record, state_store
+from tests.support.toy import planned
 
 WINDOWS = random_windows(4)
 

@@ -13,9 +13,8 @@ from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval import results
 from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult, RunResult
-from tests.support.command_line import Run, Specs
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, replace, with_sums
-from tests.support.toy import refusal
+from tests.support.toy import Run, Specs, refusal
 from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, combined, labels, on, writer
 
 

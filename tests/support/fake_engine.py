@@ -13,6 +13,10 @@ position: with boost 0 the model is uniform, and PPL = V exactly.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,3 +113,47 @@ def _meet(folder: Path) -> None:
         if time.monotonic() > last:
             raise ModelError(f"no other model came to {folder} within {MEETING_SECONDS:.0f} s")
         time.sleep(0.05)
+
+
+MADE = f"{__name__}:MadeEngine"
+IMPORT = "MADE_IMPORT"
+LONG_S = 600
+
+
+class MadeEngine(FakeEngine):
+    """One that misbehaves in real processes: when imported as ``$MADE_IMPORT`` says, when loaded as its label says."""
+
+    @classmethod
+    def import_engine(cls, *, verbose: bool) -> None:
+        super().import_engine(verbose=verbose)
+        match os.environ.get(IMPORT):
+            case "thread":
+                threading.Thread(target=time.sleep, args=(LONG_S,), daemon=True).start()
+            case "long":
+                made("importing")
+                time.sleep(LONG_S)
+            case "death":
+                os.kill(os.getpid(), signal.SIGSEGV)
+
+    def load(self) -> None:
+        match self.planned.label:
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "killed":  # as the system does when memory is full
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "huge":
+                import torch
+
+                torch.empty(1 << 50)
+            case "thread":
+                threading.Thread(target=time.sleep, args=(LONG_S,)).start()
+            case "child":
+                child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG_S})"])
+                made("child").write_text(str(child.pid))
+
+
+def made(name: str) -> Path:
+    """A file of this name in the cache, which is there now."""
+    file = Path(os.environ["COMPARE_Q_CACHE"]) / name
+    file.touch()
+    return file

@@ -11,7 +11,7 @@ import pytest
 
 from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.llamacpp import LlamacppEngine
-from tests.support.planned import planned
+from tests.support.toy import planned
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 

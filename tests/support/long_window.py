@@ -23,7 +23,7 @@ from compare_q.backends.hf import engine as hf
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import comparison, store
 from tests.support import ROOT
-from tests.support.planned import planned
+from tests.support.toy import planned
 
 VOCAB, SHORT, LONG = 16_384, 512, 4_096
 LOGITS = (LONG - SHORT) * VOCAB * 4

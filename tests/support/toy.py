@@ -1,10 +1,10 @@
-"""The toy model that every engine runs, its tokenizer and windows, and its scores by brute force."""
+"""The toy model that every engine runs: its tokenizer, windows and specs, what a run says, and brute force."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import Window
+from compare_q import backends
+from compare_q.backends.base import PlannedModel, Window
 from compare_q.backends.common.errors import InputError
 
 TOY_VOCAB = 320
@@ -39,6 +40,29 @@ class Ran:
     status: int
     out: str
     err: str
+
+
+Run = Callable[..., Ran]
+Specs = Callable[..., tuple[Path, Path]]
+Models = Callable[..., tuple[Ran, list[dict[str, Any]]]]
+FAKE = {"load_fn": "fake", "label": "fake", "model_dir": "none"}
+
+
+def in_transformers(model: Path, **keys: Any) -> dict[str, Any]:
+    """The spec of a model that Transformers would load."""
+    return {"load_fn": "transformers", "label": "toy", "model_dir": str(model), **keys}
+
+
+def planned(
+    label: str, load_fn: str, model_dir: str, max_tokens: int, options: Mapping[str, Any] | None = None,
+    override_tensors: tuple[Path, ...] = (), **more: Any,
+) -> PlannedModel:  # fmt: skip
+    """A model whose engine is the one that has this ``load_fn``."""
+    having = (name for name, engine in backends.engines() if load_fn in engine.capabilities.load_fns)
+    return PlannedModel(
+        label=label, engine=next(having, load_fn), load_fn=load_fn, model_dir=model_dir, max_tokens=max_tokens,
+        options=dict(options or {}), override_tensors=override_tensors, **more,
+    )  # fmt: skip
 
 
 def assert_refused(ran: Ran, *parts: str) -> None:

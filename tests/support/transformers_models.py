@@ -11,7 +11,7 @@ import torch
 
 from compare_q.backends.base import Decode
 from compare_q.backends.hf.engine import TransformersEngine
-from tests.support.planned import planned
+from tests.support.toy import planned
 
 
 def loaded(

@@ -19,8 +19,7 @@ from compare_q.backends.common.process import captured
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.definitions import assert_divergences_of
-from tests.support.planned import planned
-from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows, with_gaps
+from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows, with_gaps
 
 EAGER = {"enforce_eager": True, "dtype": "float32", **({"gpu_memory_utilization": 0.05} if GPU else {})}
 EXACT = 1e-3 if GPU else 1e-5  # products of other shapes differ by up to 3e-4 in TF32

@@ -17,8 +17,7 @@ from compare_q.backends.base import EngineInfo, PlannedModel, ScoreRequest, Toke
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.worker import worker
-from tests.support.planned import planned
-from tests.support.toy import toy_windows
+from tests.support.toy import planned, toy_windows
 
 VOCAB = 320
 KEY = "sk-very-secret"

@@ -17,8 +17,7 @@ from compare_q.backends.exllama.family import ExLlamaEngine
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.hf.engine import TransformersEngine
-from tests.support.planned import planned
-from tests.support.toy import TOY_VOCAB, refusal, save_llama, toy_windows
+from tests.support.toy import TOY_VOCAB, planned, refusal, save_llama, toy_windows
 
 ENGINE_CLASSES: dict[str, type[ExLlamaEngine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
 

@@ -14,8 +14,7 @@ from compare_q.backends.base import Layer
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
-from tests.support.planned import planned
-from tests.support.toy import TOY_VOCAB, toy_windows
+from tests.support.toy import TOY_VOCAB, planned, toy_windows
 
 
 @pytest.fixture

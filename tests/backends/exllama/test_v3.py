@@ -17,9 +17,8 @@ from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.reference.head import Head, head_logits
 from tests.support import exllamav3_stub
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model
-from tests.support.planned import planned
 from tests.support.stores import kept_as_reference
-from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
+from tests.support.toy import TOY_VOCAB, brute_force, planned, toy_windows
 
 
 @pytest.fixture

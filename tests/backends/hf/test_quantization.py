@@ -13,8 +13,7 @@ import torch
 from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.engine import TransformersEngine, check_resident
-from tests.support.planned import planned
-from tests.support.toy import ATOL_LOGPROB, brute_force, needs_accelerate, refusal, toy_windows
+from tests.support.toy import ATOL_LOGPROB, brute_force, needs_accelerate, planned, refusal, toy_windows
 from tests.support.transformers_models import changed, loaded
 
 pytestmark = pytest.mark.engine

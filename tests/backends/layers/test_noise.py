@@ -16,7 +16,7 @@ from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.layers.noise import Noise
 from compare_q.backends.reference import store
 from demo.__main__ import BASE, ROOT, make_models
-from tests.support.planned import planned
+from tests.support.toy import planned
 
 SCALE = 2.0**-9
 

@@ -19,8 +19,7 @@ from compare_q.backends.reference import store as reference
 from tests.backends.llamacpp.conftest import write_gguf
 from tests.support.llama_cpp import EXACT, loaded, runs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
-from tests.support.planned import planned
-from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, save_llama, toy_windows, with_gaps
+from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, planned, save_llama, toy_windows, with_gaps
 
 
 @runs_llama_cpp

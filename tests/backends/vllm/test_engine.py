@@ -20,7 +20,6 @@ from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import compat, driver
 from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
-from tests.support.planned import planned
 from tests.support.stores import window_of
 from tests.support.toy import (
     ATOL_BATCH,
@@ -29,6 +28,7 @@ from tests.support.toy import (
     TOY_CONTEXT,
     TOY_VOCAB,
     brute_force,
+    planned,
     toy_windows,
 )
 from tests.support.vllm_engine import (

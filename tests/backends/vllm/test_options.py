@@ -23,8 +23,7 @@ from compare_q.backends.vllm.options import (
     engine_arguments,
 )
 from tests.support.checkpoints import ENDS, write_checkpoint
-from tests.support.planned import planned
-from tests.support.toy import refusal
+from tests.support.toy import planned, refusal
 from tests.support.vllm_engine import ARGUMENTS, request_for
 
 pytestmark = pytest.mark.usefixtures("stand_in_vllm")

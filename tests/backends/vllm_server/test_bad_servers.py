@@ -14,7 +14,7 @@ import pytest
 from compare_q.backends.base import ModelFacts
 from compare_q.backends.common.errors import ModelError
 from compare_q.eval.run.workers import Workers
-from tests.support.command_line import Run, Specs
+from tests.support.toy import Run, Specs
 from tests.support.vllm_server import Handler, Stub, described, request_for
 
 ENOUGH = 1 << 27

@@ -13,7 +13,7 @@ import pytest
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
-from tests.support.command_line import Run, Specs
+from tests.support.toy import Run, Specs
 from tests.support.vllm_server import (
     VOCAB,
     Stub,

@@ -18,12 +18,11 @@ from compare_q import backends
 from compare_q.backends.worker.messages import LoadCommand, encoded
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import PROCESSES, EngineProcess, WorkerProcess
-from tests.support import ROOT, fake_engine, made_engine
+from tests.support import ROOT, fake_engine
 from tests.support.comparisons import fake
-from tests.support.made_engine import IMPORT
-from tests.support.planned import planned
+from tests.support.fake_engine import IMPORT
 from tests.support.processes import parent_of, processes_of, runs, wait_until, workers_of
-from tests.support.toy import Ran
+from tests.support.toy import Ran, planned
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.extend([engine] if engine != backends.TOKENIZING else [])  # that one decodes the worst tokens
         return command(module, descriptor, driver, engine, verbose, python=python)
 
-    monkeypatch.setenv(backends.OUTSIDE, made_engine.LOCATION)
+    monkeypatch.setenv(backends.OUTSIDE, fake_engine.MADE)
     monkeypatch.setattr(processes, "command", noted)
     return found
 
@@ -166,7 +165,7 @@ processes.PROCESSES.get(sys.executable, "fake", None, verbose=False)
 def test_the_drivers_end_ends_an_import(own_cache: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """At once, also in the midst of C code."""
     monkeypatch.setenv(IMPORT, "long")
-    monkeypatch.setenv(backends.OUTSIDE, made_engine.LOCATION)
+    monkeypatch.setenv(backends.OUTSIDE, fake_engine.MADE)
     wait = f"while not __import__('os').path.exists({str(own_cache / 'importing')!r}): time.sleep(0.01)"
     code = DRIVER.format(end=f"{wait}\n{end}")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as driver:

@@ -18,8 +18,7 @@ from compare_q.backends.base import ScoreRequest
 from compare_q.backends.worker import worker
 from compare_q.backends.worker.messages import Failed, LoadCommand, ScoreCommand, write_windows
 from tests.support import ROOT, mkl
-from tests.support.planned import planned
-from tests.support.toy import toy_windows
+from tests.support.toy import planned, toy_windows
 
 
 def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_a_death_is_told_and_a_good_end_is_not(how: signal.Signals | None, gold:
 
 LOADS = """
 from tests.support.fake_engine import FakeEngine
-from tests.support.planned import planned
+from tests.support.toy import planned
 from compare_q.backends.worker import messages, worker
 FakeEngine.load = lambda self: print(mkl.cpu_type())
 worker.Worker(0.0).load(messages.LoadCommand(planned("m", "fake", "none", 100, {})), print)

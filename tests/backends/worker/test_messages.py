@@ -29,8 +29,8 @@ from compare_q.backends.worker.messages import (
     write_windows,
 )
 from tests.support import ROOT
-from tests.support.planned import planned
 from tests.support.scores import random_windows
+from tests.support.toy import planned
 
 REQUEST = planned(
     'Q4 "\n\u2028ü', "vllm_score", "/models/q4", 2048, {"nested": {"a": [1, 0.1, None, True]}, "ü": "\t"},

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_line import Models, Run, Specs
 from tests.support.made import FAILED, QUANT, REF, results_of, run_of
-from tests.support.toy import Ran
+from tests.support.toy import Models, Ran, Run, Specs
 
 
 @pytest.fixture

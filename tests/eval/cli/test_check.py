@@ -10,9 +10,8 @@ import pytest
 
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.eval.text import windows
-from tests.support.command_line import FAKE, Run, Specs, in_transformers
 from tests.support.comparisons import fake
-from tests.support.toy import needs_accelerate
+from tests.support.toy import FAKE, Run, Specs, in_transformers, needs_accelerate
 
 TWO: list[dict[str, Any]] = [fake("ref", reference=True), fake("other")]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.cli.flags import COMMANDS, PAGE, parser
-from tests.support.command_line import Run
-from tests.support.toy import assert_refused
+from tests.support.toy import Run, assert_refused
 
 
 def test_the_page_fits_a_screen(compare_q: Run) -> None:

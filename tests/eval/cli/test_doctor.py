@@ -10,8 +10,7 @@ import pytest
 
 from compare_q.eval.common import processes
 from tests.support.broken import FAULTS, good
-from tests.support.command_line import Run, in_transformers
-from tests.support.toy import Ran
+from tests.support.toy import Ran, Run, in_transformers
 
 
 @pytest.fixture(scope="module")

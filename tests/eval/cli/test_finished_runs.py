@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 from compare_q.eval.table.columns import BY_NAME
-from tests.support.command_line import Run
 from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of
-from tests.support.toy import assert_refused
+from tests.support.toy import Run, assert_refused
 
 
 def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from compare_q.eval.common.files import CURE
 from compare_q.eval.results import RunResult
 from tests.support import ROOT
-from tests.support.command_line import FAKE, Run, Specs
+from tests.support.toy import FAKE, Run, Specs
 
 LIMIT = 4000
 """Bytes of a file on the "full disk": the table as CSV and Markdown is smaller, results, report and pictures larger."""

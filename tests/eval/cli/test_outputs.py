@@ -13,8 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from compare_q.eval.plots import measures, pictures
-from tests.support.command_line import FAKE, Run, Specs
-from tests.support.toy import assert_refused
+from tests.support.toy import FAKE, Run, Specs, assert_refused
 
 
 def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ import pytest
 from compare_q import backends
 from compare_q.backends.vllm import compat
 from compare_q.eval.cli import flags
-from tests.support.command_line import FAKE, Run, Specs, in_transformers
-from tests.support.toy import TOY_VOCAB, assert_refused, needs_accelerate
+from tests.support.toy import FAKE, TOY_VOCAB, Run, Specs, assert_refused, in_transformers, needs_accelerate
 
 needs_vllm = pytest.mark.skipif(compat.installed() is None, reason="vLLM is not installed")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compare_q.eval.results import RunResult
-from tests.support.command_line import Run
 from tests.support.comparisons import fake, write_texts
+from tests.support.toy import Run
 
 MODELS = [fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0)]
 

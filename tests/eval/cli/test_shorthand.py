@@ -16,8 +16,7 @@ from compare_q import backends
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
-from tests.support.command_line import Run, in_transformers
-from tests.support.toy import assert_refused, needs_accelerate
+from tests.support.toy import Run, assert_refused, in_transformers, needs_accelerate
 
 WEIGHTS = "model.safetensors"
 

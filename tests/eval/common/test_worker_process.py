@@ -17,9 +17,8 @@ from compare_q.backends.worker.messages import InspectEngine
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import WorkerProcess
 from tests.support import ROOT
-from tests.support.planned import planned
 from tests.support.processes import wait_until, workers_of
-from tests.support.toy import refusal
+from tests.support.toy import planned, refusal
 
 pytestmark = pytest.mark.engine
 CODE = Path(backends.__file__).resolve().parent

@@ -5,9 +5,18 @@ import pytest
 from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import KLD
 from compare_q.eval.results import RunResult
-from tests.support import ROOT, real_table
-from tests.support.drawn import artists_of_kind, boxes_of, extents, is_within, pixels_apart, smallest_gap
-from tests.support.scatter_cases import CASES, draw
+from tests.support import ROOT
+from tests.support.figures import (
+    CASES,
+    artists_of_kind,
+    boxes_of,
+    draw,
+    extents,
+    is_within,
+    pixels_apart,
+    real_text,
+    smallest_gap,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +42,10 @@ def test_labels_of_the_demo_stand_at_their_points() -> None:
 
 def test_the_published_table_names_every_row_and_no_label_stands_beside_another_row() -> None:
     """41 rows, "bf16 vLLM, noise" among them, whose label once stood beside the lone point of "bf16 vLLM, FP8 KV"."""
-    figure = scatter.scatter_figure(real_table.real_text(), measure=KLD)
+    figure = scatter.scatter_figure(real_text(), measure=KLD)
     texts, marks = artists_of_kind(figure, "label"), extents(artists_of_kind(figure, "point"))
     names = {text.get_text().rpartition("\n")[0] for text in texts}
-    assert names == {model.marked_label for model in real_table.real_text().models}
+    assert names == {model.marked_label for model in real_text().models}
     assert len(texts) == len(marks) == 41
     for label, own in zip(extents(texts), marks, strict=True):
         assert pixels_apart(label, own) < 40 or min(pixels_apart(label, mark) for mark in marks) > 4

@@ -10,7 +10,7 @@ from compare_q.backends.base import Storage
 from compare_q.eval.plots import style
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import ModelResult
-from tests.support import real_table
+from tests.support.figures import real_text
 
 
 def model(label: str, weights: str = "", **fields: object) -> ModelResult:
@@ -43,7 +43,7 @@ def test_up_to_eight_families_have_eight_colours_and_engines_a_marker_each() -> 
     assert len({look.colour for look in found}) == 8
     assert found[-1].colour == 2
     assert {look.colour for look in style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(8))
-    table = real_table.real_text().models
+    table = real_text().models
     markers = {(look.engine, look.marker) for look in style.looks_of(table)}
     assert len(markers) == len({marker for _, marker in markers}) == len({row.engine for row in table}) == 5
 

@@ -8,8 +8,7 @@ from compare_q.eval.common.files import Outputs
 from compare_q.eval.plots import measures, pictures, style
 from compare_q.eval.plots.measures import KLD, PPL
 from compare_q.eval.results import TextResult
-from tests.support import real_table
-from tests.support.drawn import artists_of_kind
+from tests.support.figures import FLOOR, MARKED, artists_of_kind, real_text
 from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, run_result
 from tests.support.several_texts import text_of, three, with_answers, with_failed_text
 
@@ -21,9 +20,9 @@ OTHERS = ("kld_percentiles", "loss_by_position", "kld_by_position")
 
 def small() -> TextResult:
     """Four rows of the real table: reference, noise floor, a marked one, EXL3."""
-    models = {model.label: model for model in real_table.real_text().models}
-    kept = ("bf16 vLLM", real_table.FLOOR, real_table.MARKED, "EXL3 4.0 bpw")
-    return replace(real_table.real_text(), models=tuple(models[label] for label in kept))
+    models = {model.label: model for model in real_text().models}
+    kept = ("bf16 vLLM", FLOOR, MARKED, "EXL3 4.0 bpw")
+    return replace(real_text(), models=tuple(models[label] for label in kept))
 
 
 def test_every_picture_is_written(
@@ -89,7 +88,7 @@ def test_pictures_show_what_the_run_holds() -> None:
     for name in SCATTER:
         assert found[name].axes[0].get_xlabel().startswith(words[name.rpartition("_")[2]])
     rows = [text.get_text() for text in artists_of_kind(found["kld_percentiles"], "label")]
-    assert rows == [real_table.FLOOR, "EXL3 4.0 bpw", f"{real_table.MARKED} †"]
+    assert rows == [FLOOR, "EXL3 4.0 bpw", f"{MARKED} †"]
     assert "†: ran otherwise" in found["kld_percentiles"].axes[0].texts[0].get_text()
     loss, kld = found["loss_by_position"], found["kld_by_position"]
     assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)

@@ -8,7 +8,7 @@ import pytest
 from compare_q.eval.plots import position, style
 from compare_q.eval.results import TextResult
 from compare_q.eval.stats.estimates import Curve
-from tests.support.drawn import artists_of_kind
+from tests.support.figures import artists_of_kind
 from tests.support.made import QUANT, REF, replace, run_of
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,8 @@ from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import BPW, KLD, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import Point, points_of
 from compare_q.eval.results import TextResult
-from tests.support import real_table
-from tests.support.drawn import artists_of_kind, extents
+from tests.support.figures import artists_of_kind, draw, extents, real_text
 from tests.support.made import replace
-from tests.support.scatter_cases import draw
 from tests.support.several_texts import three
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
@@ -22,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
 @pytest.mark.parametrize(("measure", "size"), [(PPL, BPW), (KLD, VRAM)])
 def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size: Size) -> None:
     """At its size, or at the edge if it is not quantized; PPL at its excess over the reference's 21.98 in percent."""
-    text = real_table.real_text()
+    text = real_text()
     figure = scatter.scatter_figure(text, measure=measure, size=size)
     points, left_out = points_of([text], size, measure)
     sizes = [point.x for point in points if not point.unquantized]
@@ -40,7 +38,7 @@ def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size:
 
 def of_rows(*labels: str) -> TextResult:
     """The real table with these rows alone."""
-    run = real_table.real_text()
+    run = real_text()
     return replace(run, models=tuple(model for model in run.models if model.label in labels))
 
 

@@ -29,8 +29,7 @@ from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models
 from compare_q.eval.run.workers import Workers
 from compare_q.eval.specs.reading import parse_model_spec
 from tests.support.fake_engine import FakeEngine
-from tests.support.planned import planned
-from tests.support.toy import needs_accelerate, refusal
+from tests.support.toy import needs_accelerate, planned, refusal
 
 MIB = 1024**2
 GPU_MIB, ROOM_MIB = 1000.0, 700

@@ -23,8 +23,7 @@ from compare_q.eval.run.token_scores import file_bytes
 from tests.support.checkpoints import write_checkpoint
 from tests.support.comparisons import N_WINDOWS, Compare, fake
 from tests.support.fake_engine import FakeEngine
-from tests.support.planned import planned
-from tests.support.toy import refusal
+from tests.support.toy import planned, refusal
 
 KEY, TAG = "0" * 40, "0123456789abcdef"
 KNOWN = {"known": {"engine": "fake", "python": "3"}, "provenance": {"python": "4"}}

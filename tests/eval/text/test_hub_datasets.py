@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT, hub_layouts
-from tests.support.hub import Hub
-from tests.support.hub_client import Client
+from tests.support.hub import Client, Hub
 
 pytestmark = pytest.mark.engine
 

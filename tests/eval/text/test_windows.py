@@ -20,9 +20,7 @@ from compare_q.eval.text import cutting, windows
 from compare_q.eval.text.cutting import Cut
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData
-from tests.support.command_line import Run, Specs
-from tests.support.planned import planned
-from tests.support.toy import ATOL_LOGPROB, brute_force
+from tests.support.toy import ATOL_LOGPROB, Run, Specs, brute_force, planned
 
 BOS = 90
 
