@@ -10,15 +10,12 @@ text: a KLD up to ``ranking.least_kld`` counts as that one, and if there are qua
 
 from __future__ import annotations
 
-import argparse
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import nearest
 from compare_q.eval import ranking
 from compare_q.eval.results import TextResult
 from compare_q.eval.specs.types import DataSpec, ModelSpec
@@ -35,15 +32,6 @@ DEFAULT = 0.02
 """Relative standard error for models and texts that are named without specs."""
 ROWS = 64
 """Windows of such a run without a reference."""
-
-
-def relative_error(given: str) -> float:
-    """Return 0.02 for ``kld:2%``."""
-    found = re.fullmatch(r"kld:(?=.*[1-9])(\d?\d(\.\d+)?|\.\d+)%", given)
-    if not found:
-        near = nearest(given, {re.sub(r"\D*([\d.]+).*", r"kld:\1%", given)} - {given})
-        raise argparse.ArgumentTypeError(f"{given!r}: expected kld:PERCENT%, such as kld:2%{near}")
-    return float(found[1]) / 100
 
 
 def settled(

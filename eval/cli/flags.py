@@ -7,7 +7,6 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +16,6 @@ from compare_q import __version__
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
-from compare_q.eval.cli import adaptive
 from compare_q.eval.common.cache import default_root
 from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES
 from compare_q.eval.table import columns, pairs
@@ -49,11 +47,9 @@ called like a command is ./NAME.
 """
 """``compare-q --help``."""
 FOREIGN_FLAGS = {
-    "-f": "-d", "--file": "-d", "--tasks": "-d lm_eval:TASK", "--chunks": "-r", "--limit": "-r", "--output_path": "-o",
-    "--model": "the models alone, as compare-q MODEL MODEL ...", "--model_args": "the models alone",
-    "-c": "eval_len in a data spec", "--ctx-size": "eval_len in a data spec", "--device": "--gpus",
-    "-ngl": 'n_gpu_layers in "engine" of a model spec', "--batch_size": 'options in "engine" of a model spec',
-    "--kl-divergence": "nothing: KLD is measured anyway, against the first model", "--kl-divergence-base": "-lf",
+    "-f": "-d", "--tasks": "-d lm_eval:TASK", "--chunks": "-r", "--limit": "-r", "--device": "--gpus",
+    "-c": "eval_len in a data spec", "-ngl": 'n_gpu_layers in "engine" of a model spec',
+    **dict.fromkeys(("--model", "--model_args"), "the models alone, as compare-q MODEL MODEL ..."),
 }  # fmt: skip
 """Flags of llama-perplexity and lm-eval, and what compare-q has instead."""
 
@@ -64,6 +60,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
+    def _get_value(self, action: argparse.Action, given: str) -> Any:
+        """Convert a value; an unset shell variable gives an empty one, which as a path is the working directory."""
+        if action.type in (Path, str, names) and not given.strip():
+            raise argparse.ArgumentError(action, "is empty; give it a value")
+        try:
+            return super()._get_value(action, given)
+        except InputError as error:
+            raise argparse.ArgumentError(action, str(error)) from None
+
 
 class Help(argparse.HelpFormatter):
     """Help with one metavar per flag and as little wrapping as possible."""
@@ -72,12 +77,11 @@ class Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=28)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = ", ".join(action.option_strings) or str(action.metavar)
+        shown = ", ".join(action.option_strings) or str(action.metavar)
         if action.nargs == 0 or not action.option_strings:
-            return names
-        if action.nargs == "+":
-            return f"{names} {action.metavar} ..."
-        return f"{names} {self._format_args(action, action.dest.upper())}"
+            return shown
+        values = f"{action.metavar} ..." if action.nargs == "+" else self._format_args(action, action.dest.upper())
+        return f"{shown} {values}"
 
 
 class Once(argparse.Action):
@@ -93,10 +97,9 @@ def value(pattern: str, expected: str, convert: Callable[[re.Match[str]], Any]) 
     """Return a ``type`` for ``add_argument``: words that match the pattern, in any case, are converted."""
 
     def of(given: str) -> Any:
-        found = re.fullmatch(pattern, given, re.IGNORECASE)
-        if not found:
-            raise argparse.ArgumentTypeError(f"{given!r}: expected {expected}")
-        return convert(found)
+        if found := re.fullmatch(pattern, given, re.IGNORECASE):
+            return convert(found)
+        raise InputError(f"{given!r}: expected {expected}")
 
     return of
 
@@ -104,136 +107,129 @@ def value(pattern: str, expected: str, convert: Callable[[re.Match[str]], Any]) 
 WINDOWS = value(r"\d+|all", "a number of windows, or all", lambda found: int(found[0]) if found[0].isdigit() else 0)
 SECONDS = value(r"(?=.*[1-9])\d*\.?\d+", "a positive number of seconds", lambda found: float(found[0]))
 PYTHON = value(r"([^=]+)=(.+)", "ENGINE=PYTHON", lambda found: found.groups())
+ERROR = value(r"kld:(?=.*[1-9])(\d?\d(\.\d+)?|\.\d+)%", "kld:PERCENT%, such as 'kld:2%'",
+              lambda found: float(found[1]) / 100)  # fmt: skip
 BYTES = value(  # a number without a unit is refused: 20 for 20 GB would empty the cache
     r"\s*\d{0,15}\.?\d{1,15}\s*([kmgtpe]i?b?|b)\s*", "a size with a unit, for example 20GB or 500MiB",
     lambda found: TypeAdapter(ByteSize).validate_python(found[0]),
 )  # fmt: skip
 
 
-def non_empty(given: str) -> str:
-    """Return the value; an unset shell variable gives an empty one, which as a path is the working directory."""
-    if not given.strip():
-        raise argparse.ArgumentTypeError("is empty; give it a value")
-    return given
-
-
-def path(given: str) -> Path:
-    """A file or folder."""
-    return Path(non_empty(given))
-
-
 def names(given: str) -> list[str]:
     """Names with commas between."""
-    return [name for each in non_empty(given).split(",") if (name := each.strip())]
+    return [name for each in given.split(",") if (name := each.strip())]
 
 
 def column_names(given: str) -> tuple[str, ...]:
     """``--columns``: names of columns with commas between."""
-    try:
-        return columns.checked(names(given))
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return columns.checked(names(given))
 
 
 def sort_key(given: str) -> str:
     """``--sort``: the name of a column, or COLUMN:TEXT."""
-    column_names(given.partition(":")[0])
+    columns.checked(names(given.partition(":")[0]))
     return given
 
 
-def one_of(known: Sequence[str], given: str) -> str:
-    """Return the value if it is one of the ``known`` ones."""
-    if given not in known:
-        raise argparse.ArgumentTypeError(f"{given!r} is none of {', '.join(known)}{nearest(given, known)}")
-    return given
+def one_of(known: Iterable[str]) -> Callable[[str], str]:
+    """Return a ``type`` for one of the ``known`` words."""
+
+    def of(given: str) -> str:
+        if given in known:
+            return given
+        raise InputError(f"{given!r} is none of {', '.join(known)}{nearest(given, known)}")
+
+    return of
 
 
 Option = tuple[list[str], list[str], dict[str, Any]]
 """The names of an option, the commands that take it, and the other arguments of ``add_argument``."""
 
 
-def option(names: str, commands: str, help: str, **keys: Any) -> Option:
+def option(names: str, commands: str, metavar: Any, help: str, type: Any = None, **keys: Any) -> Option:
     """An option, from names and commands with spaces between; it stores one value unless ``keys`` say otherwise."""
     keys = {"action": Once, **keys} if names.startswith("-") else keys
-    return names.split(), commands.split(), {"help": help, **keys}
+    keys |= {"metavar": metavar} if metavar else {}
+    return names.split(), commands.split(), {"help": help, **keys, **({"type": type} if type else {})}
 
 
-on, many = partial(option, action="store_true"), {"nargs": "+", "action": "extend"}
-file, folder = (partial(option, type=path, metavar=name) for name in ("FILE", "FOLDER"))
+def on(names: str, commands: str, help: str, action: Any = "store_true") -> Option:
+    """An option without a value."""
+    return names.split(), commands.split(), {"help": help, "action": action}
+
+
+def drawn(names: str, help: str, const: str, dest: str = "measure") -> Option:
+    """An option without a value that chooses one of the axes of a plot."""
+    return names.split(), SHOWN.split(), {"help": help, "action": Once, "nargs": 0, "const": const, "dest": dest}
+
+
+many, no_limit = {"nargs": "+", "action": "extend"}, {"type": float, "default": math.inf}
 RUN, SHOWN, EVERY = "run check", "run check show", " ".join(COMMANDS)
 OPTIONS: dict[str, list[Option]] = {
     "what": [
-        option("models", RUN, "folders, hub ids, files or servers as [LABEL=]MODEL[@ENGINE]; the first is the "
-               "reference", nargs="*", default=[], metavar="MODEL"),
-        option("models", "doctor", "folders, GGUF files, hub ids, or model specs", nargs="+", default=[],
-               metavar="MODEL"),
-        file("source", "show", "results.json or report.html of finished runs; several become one table", nargs="+",
-             default=[]),
-        option("-d --dataspec", RUN, "data specs (JSON); with MODELs also wiki2, code, chat, lm_eval:TASK, or a file "
-               "of text", type=path, metavar="TEXT", **many),
-        option("-m --modelspec", RUN, "model specs (JSON)", metavar="SPEC", **many),
-        option("-mask --mask", SHOWN, "only models with one of these words in the label", metavar="A;B"),
-        option("--tokenizer", RUN, "tokenizer for MODELs without one, as GGUF files", type=non_empty,
-               metavar="FOLDER"),
+        option("models", RUN, "MODEL", "folders, hub ids, files or servers as [LABEL=]MODEL[@ENGINE]; the first is the "
+               "reference", nargs="*", default=[]),
+        option("models", "doctor", "MODEL", "folders, GGUF files, hub ids, or model specs", nargs="+", default=[]),
+        option("source", "show", "FILE", "results.json or report.html of finished runs; several become one table", Path,
+               nargs="+", default=[]),
+        option("-d --dataspec", RUN, "TEXT", "data specs (JSON); with MODELs also wiki2, code, chat, lm_eval:TASK, or "
+               "a file of text", Path, **many),
+        option("-m --modelspec", RUN, "SPEC", "model specs (JSON)", **many),
+        option("-mask --mask", SHOWN, "A;B", "only models with one of these words in the label"),
+        option("--tokenizer", RUN, "FOLDER", "tokenizer for MODELs without one, as GGUF files", str),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
-        option("-r --rows", RUN, "number of windows, or all", type=WINDOWS, metavar="N"),
-        option("--until", RUN, "choose the number of windows by the KLD's error", type=adaptive.relative_error,
-               metavar="kld:PERCENT%"),
+        option("-r --rows", RUN, "N", "number of windows, or all", WINDOWS),
+        option("--until", RUN, "kld:PERCENT%", "choose the number of windows by the KLD's error", ERROR),
         on("--divergences", RUN, "also measure reverse KLD, JS, TV, top-5 agreement"),
-        file("-lf --logits_file", RUN, "reference store to read, or to make"),
+        option("-lf --logits_file", RUN, "FILE", "reference store to read, or to make", Path),
         on("-cc --clear_cache", RUN, "first delete what is cached of text and models"),
         on("--verify-weights", RUN, "identify models by every byte, not by samples"),
     ],
     "where": [
-        option("--gpus", RUN, "GPUs to use, as 0,1", type=names, metavar="LIST"),
-        option("--python", RUN, "Python or virtual environment for an engine", type=PYTHON, action="append",
-               default=[], metavar="ENGINE=PYTHON"),
-        option("--ray", RUN, "run on the nodes of a Ray cluster; auto: the local", type=non_empty, metavar="ADDRESS"),
-        option("--deadline", RUN, "stop a model that is silent for this time", type=SECONDS, metavar="SECONDS"),
+        option("--gpus", RUN, "LIST", "GPUs to use, as 0,1", names),
+        option("--python", RUN, "ENGINE=PYTHON", "Python or virtual environment for an engine", PYTHON, action="append",
+               default=[]),
+        option("--ray", RUN, "ADDRESS", "run on the nodes of a Ray cluster; auto: the local", str),
+        option("--deadline", RUN, "SECONDS", "stop a model that is silent for this time", SECONDS),
         on("--verbose", SHOWN, "let engines print their logs"),
-        folder("--cache-dir", "run check cache", "where tokens, scores and references are kept", default=None),
-        option("--cache-limit", "run check cache", "delete the oldest entries above SIZE, as 20GB", type=BYTES,
-               metavar="SIZE"),
-        option("--version", "run", "print the version", action="version", version=f"compare_q {__version__}"),
-        option("-h --help", EVERY, "print this", action="help"),
+        option("--cache-dir", "run check cache", "FOLDER", "where tokens, scores and references are kept", Path),
+        option("--cache-limit", "run check cache", "SIZE", "delete the oldest entries above SIZE, as 20GB", BYTES),
+        option("--version", "run", None, "print the version", action="version", version=f"compare_q {__version__}"),
+        on("-h --help", EVERY, "print this", "help"),
     ],
     "table": [
-        option("--columns", SHOWN, "columns of table, Markdown, CSV and report", type=column_names, metavar="A,B,C"),
-        option("--sort", SHOWN, "order rows by a column, or by COLUMN:TEXT", type=sort_key, metavar="COLUMN"),
+        option("--columns", SHOWN, "A,B,C", "columns of table, Markdown, CSV and report", column_names),
+        option("--sort", SHOWN, "COLUMN", "order rows by a column, or by COLUMN:TEXT", sort_key),
         on("--by-text", SHOWN, "one table per text"),
         on("--notes", SHOWN, "explain the columns and marks of the table"),
         on("--pairs", SHOWN, "print the difference of each row from the next"),
-        option("--pair", SHOWN, "print the difference of two models, by label", nargs=2, action="append", default=[],
-               metavar=("A", "B")),
+        option("--pair", SHOWN, ("A", "B"), "print the difference of two models, by label", nargs=2, action="append",
+               default=[]),
     ],
     "files": [
-        file("-o --output", SHOWN, "write the results as JSON"),
-        file("--csv", SHOWN, "write the results as CSV"),
-        file("--markdown", SHOWN, "write the table as Markdown"),
-        file("--html", SHOWN, "write a report as one HTML file"),
-        folder("--tokens-out", RUN, "write the token scores of each model as Parquet"),
-        folder("--save-specs", RUN, "write data.json and models.json of what ran"),
+        option("-o --output", SHOWN, "FILE", "write the results as JSON", Path),
+        option("--csv", SHOWN, "FILE", "write the results as CSV", Path),
+        option("--markdown", SHOWN, "FILE", "write the table as Markdown", Path),
+        option("--html", SHOWN, "FILE", "write a report as one HTML file", Path),
+        option("--tokens-out", RUN, "FOLDER", "write the token scores of each model as Parquet", Path),
+        option("--save-specs", RUN, "FOLDER", "write data.json and models.json of what ran", Path),
     ],
     "picture": [
         on("-p --plot", SHOWN, "draw a scatter plot, into -pf or compare_q.png"),
-        file("-pf --plot_file", SHOWN, "file of the plot: .png, .svg or .pdf; implies -p"),
-        file("--card", SHOWN, "draw the plot in 1,200 x 675 pixels, to be shared"),
-        folder("--plots", SHOWN, "draw every kind of plot"),
-        option("-kld --kld", SHOWN, "plot KLD, the default if known", nargs=0, const="kld", dest="measure"),
-        option("-ppl --ppl", SHOWN, "plot perplexity", nargs=0, const="ppl", dest="measure"),
-        option("-acc --acc", SHOWN, "plot accuracy, the default of a task", nargs=0, const="acc", dest="measure"),
-        option("-acc_norm --acc_norm", SHOWN, "plot length-normalized accuracy", nargs=0, const="acc_norm",
-               dest="measure"),
-        option("--kld-value", SHOWN, f"plot this KLD: {', '.join(KLD_VALUES)}", type=partial(one_of, [*KLD_VALUES]),
-               metavar="VALUE"),
-        option("--x-axis", SHOWN, f"plot over one of {', '.join(SIZES)}", type=partial(one_of, [*SIZES]),
-               metavar="SIZE"),
-        option("-v --vram", SHOWN, "plot over VRAM", nargs=0, const="vram", dest="x_axis"),
-        option("-mx --max_x", SHOWN, "leave out points beyond this x", type=float, default=math.inf, metavar="X"),
-        option("-my --max_y", SHOWN, "leave out points beyond this y", type=float, default=math.inf, metavar="Y"),
-        option("--log_y", SHOWN, "logarithmic or linear y axis; default: by the data",
-               action=argparse.BooleanOptionalAction),
-        option("-t --title", SHOWN, "title of plots and report", type=unicode),
+        option("-pf --plot_file", SHOWN, "FILE", "file of the plot: .png, .svg or .pdf; implies -p", Path),
+        option("--card", SHOWN, "FILE", "draw the plot in 1,200 x 675 pixels, to be shared", Path),
+        option("--plots", SHOWN, "FOLDER", "draw every kind of plot", Path),
+        drawn("-kld --kld", "plot KLD, the default if known", "kld"),
+        drawn("-ppl --ppl", "plot perplexity", "ppl"),
+        drawn("-acc --acc", "plot accuracy, the default of a task", "acc"),
+        drawn("-acc_norm --acc_norm", "plot length-normalized accuracy", "acc_norm"),
+        option("--kld-value", SHOWN, "VALUE", f"plot this KLD: {', '.join(KLD_VALUES)}", one_of(KLD_VALUES)),
+        option("--x-axis", SHOWN, "SIZE", f"plot over one of {', '.join(SIZES)}", one_of(SIZES)),
+        drawn("-v --vram", "plot over VRAM", "vram", "x_axis"),
+        option("-mx --max_x", SHOWN, "X", "leave out points beyond this x", **no_limit),
+        option("-my --max_y", SHOWN, "Y", "leave out points beyond this y", **no_limit),
+        on("--log_y", SHOWN, "logarithmic or linear y axis; default: by the data", argparse.BooleanOptionalAction),
+        option("-t --title", SHOWN, None, "title of plots and report", unicode),
         on("-dark --dark", SHOWN, "dark plots"),
     ],
 }  # fmt: skip
@@ -243,19 +239,16 @@ OPTIONS: dict[str, list[Option]] = {
 def parser(command: str) -> Parser:
     """The parser of a subcommand; what only other subcommands take has its default."""
     arguments = {"show": " FILE ...", "cache": "", "engines": ""}.get(command, " MODEL ...")
-    note = "In long flags - and _ are the same. docs/specs.md says more about each flag."
-    is_check = command == "check"
     p = Parser(
         prog=f"compare-q {command}", usage=f"compare-q {command}{arguments} [flags]", allow_abbrev=False,
         add_help=False, formatter_class=Help, description=f"{COMMANDS[command].capitalize()}.",
-        epilog="It takes the words and flags of a run: compare-q run --help" if is_check else note,
+        epilog="In long flags - and _ are the same. docs/specs.md says more about each flag.",
     )  # fmt: skip
     others = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
     for title, options in OPTIONS.items():
         group = p.add_argument_group(title)
         for names, commands, keys in options:
-            shown = {**keys, "help": argparse.SUPPRESS} if is_check else keys
-            (group if command in commands else others).add_argument(*names, **shown)
+            (group if command in commands else others).add_argument(*names, **keys)
     known = {action.dest for action in p._actions}
     p.set_defaults(**{each.dest: each.default for each in others._actions if each.dest not in known})
     return p
@@ -329,17 +322,16 @@ def check_run(args: argparse.Namespace) -> None:
     texts, see = [str(each) for each in args.dataspec or []], f"see compare-q {args.command} --help"
     cure = f"; -d has taken all of {printable(' '.join(texts))}: put models before it" if len(texts) > 1 else ""
     first = printable("".join(args.models[:1]))
-    instead = "is for models that are named without specs; give MODEL arguments instead of -m"
     refuse(
         (not args.models and not args.modelspec, f"name models, or give -d and -m{cure}; {see}"),
         (args.models and args.modelspec, f"{first}: cannot be combined with -m; give either MODEL arguments or -m"),
         (not args.models and not texts, f"-d: is missing: specs of models go with a spec of a text; {see}"),
         (args.until and args.rows is not None, "--until: chooses the number of windows itself; remove -r"),
-        (args.save_specs and not args.models, f"--save-specs: {instead}"),
-        (args.tokenizer and not args.models, f"--tokenizer: {instead}"),
-        (args.no_reference and not args.models, f"--no-reference: {instead}"),
         (args.ray and args.gpus,
          "--gpus: cannot be combined with --ray, which assigns the cluster's GPUs; remove --gpus"),
+        *((not args.models and getattr(args, flag.strip("-").replace("-", "_")),
+           f"{flag}: is for models that are named without specs; give MODEL arguments instead of -m")
+          for flag in ("--save-specs", "--tokenizer", "--no-reference")),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ needs_vllm = pytest.mark.skipif(compat.installed() is None, reason="vLLM is not 
         ("show r.json --kld-value mena", ["'mena'", "mean, median, p99, p99.9", "'mean'"]),
         ("show r.json --x-axis vrm", ["'vrm'", "bpw, vram, size, kv", "'vram'"]),
         ("a b --until kdl:2%", ["'kdl:2%'", "'kld:2%'"]),
-        ("a b --until kld:0.5", ["'kld:0.5'", "'kld:0.5%'"]),
+        ("a b --until kld:0.5", ["'kld:0.5'", "kld:PERCENT%"]),
         ("show r.json -kdl", ["-kdl", "'-kld'"]),
         ("m -c 512", ["-c", "eval_len in a data spec"]),
         ("--model hf --model_args pretrained=m", ["--model", "compare-q MODEL"]),
