@@ -43,21 +43,25 @@ def settled(
     or if a text's windows are not a sample of the text.
     """
     spread = {name for name, spec in texts.items() if spec.sample == "spread" and (asked or spec.max_rows is None)}
-    rows = None if reference else ROWS
-    sized = {name: sized_to(spec, rows) if name in spread else spec for name, spec in texts.items()}
+    rows = dict.fromkeys(spread, None if reference else ROWS)
+    sized = sized_to(texts, rows)
     if asked is None:
         return DEFAULT if reference and spread else None, sized
     if not reference:
         raise InputError("--until: needs a reference for KL divergence; mark one, or give -r instead")
     first = [name for name, spec in texts.items() if name not in spread and not (spec.is_chat or spec.is_answers)]
     if first:
-        raise InputError(
-            f"--until: {', '.join(sorted(first))}: a run takes the first windows, which say little of the whole text; "
-            'add "sample": "spread" to the data spec, or give -r instead of --until'
-        )
+        raise InputError(f"--until: {', '.join(sorted(first))}: its first windows say little of the whole text; "
+                         'add "sample": "spread" to the data spec, or give -r instead of --until')  # fmt: skip
     if not spread:
         raise InputError("--until: is for texts that are cut into windows; give -r for conversations and questions")
     return asked, sized
+
+
+def sized_to(texts: Mapping[str, DataSpec], rows: Mapping[str, int | None]) -> dict[str, DataSpec]:
+    """Return the texts by name, each with its number of windows if ``rows`` has it."""
+    changes = {name: {"max_rows": rows[name]} if name in rows else {} for name in texts}
+    return {name: spec.model_copy(update=changes[name]) for name, spec in texts.items()}
 
 
 def run(config: RunConfig, wanted: float, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> RunOutcome:
@@ -69,8 +73,7 @@ def run(config: RunConfig, wanted: float, texts: Mapping[str, DataSpec], models:
 
     counts = {name: PILOT for name, spec in texts.items() if spec.sample == "spread" and spec.max_rows is None}
     for is_last in (False, True):
-        sized = {name: sized_to(spec, counts[name]) if name in counts else spec for name, spec in texts.items()}
-        done = runner.run(replace(config, clear=config.clear and not is_last), sized, models)
+        done = runner.run(replace(config, clear=config.clear and not is_last), sized_to(texts, counts), models)
         more = {}
         for text, data in zip(done.results.texts, done.data, strict=True):
             if data is None or text.error or text.name not in counts or done.signal:
@@ -88,11 +91,6 @@ def run(config: RunConfig, wanted: float, texts: Mapping[str, DataSpec], models:
             break
         counts |= more
     return done
-
-
-def sized_to(spec: DataSpec, windows: int | None) -> DataSpec:
-    """Return the spec with this number of windows; None: without a number."""
-    return spec.model_copy(update={"max_rows": windows})
 
 
 def windows_needed(text: TextResult, wanted: float, done: int, available: int) -> tuple[int, str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from filelock import Timeout
 from rich.console import Console
@@ -26,17 +27,15 @@ from compare_q.eval.common.cache import NAMES, Cache, own_files, remove_lock
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One entry of the cache: ``size`` in bytes, ``used`` last in seconds since 1970, and the ``label`` of its model,
-    empty if unknown."""
+class Entry(NamedTuple):
+    """One entry: ``size`` in bytes, ``used`` last in seconds since 1970, the ``label`` of its model."""
 
     section: str
     key: str
     path: Path
     size: int
     used: float
-    label: str = ""
+    label: str
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,17 +44,15 @@ def run(args: argparse.Namespace) -> int:
     if args.cache_limit is not None:
         print(limited(cache, args.cache_limit))
     drawn, found = Table("what", "of", "size", "last used", "key"), entries(cache)
+    sizes: dict[str, list[int]] = {section: [] for section in NAMES}
     for entry in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         drawn.add_row(MEANING[entry.section], Text(entry.label), bytes_in_words(entry.size), when, entry.key[:8])
+        sizes[entry.section].append(entry.size)
     if found:
         Console().print(drawn)
-    parts = []
-    for section in NAMES:
-        if sizes := [entry.size for entry in found if entry.section == section]:
-            parts.append(f"{len(sizes)} {section} {bytes_in_words(sum(sizes))}")
-    total = bytes_in_words(sum(entry.size for entry in found))
-    print(f"{cache.root}: {', '.join([*parts, f'{total} in all'])}")
+    parts = [f"{len(each)} {section} {bytes_in_words(sum(each))}" for section, each in sizes.items() if each]
+    print(f"{cache.root}: {', '.join([*parts, bytes_in_words(sum(map(sum, sizes.values()))) + ' in all'])}")
     return 0
 
 
@@ -77,12 +74,13 @@ def entries(cache: Cache) -> list[Entry]:
 
 def label_of(section: str, path: Path) -> str:
     """Return the label of the model in the run that wrote an entry; empty if unknown."""
-    if section == "scores":
-        return str(next((record["label"] for record in segments.records(path).values() if record.get("label")), ""))
-    if section == "references":
-        with suppress(InputError):
-            return str(read_manifest(path).identity.get("label") or "")
-    return ""
+    labels: Iterable[Any] = ()
+    with suppress(InputError):
+        if section == "scores":
+            labels = (record.get("label") for record in segments.records(path).values())
+        elif section == "references":
+            labels = [read_manifest(path).identity.get("label")]
+    return str(next(filter(None, labels), ""))
 
 
 def prune(cache: Cache, limit: int) -> tuple[list[Entry], int]:
@@ -90,12 +88,10 @@ def prune(cache: Cache, limit: int) -> tuple[list[Entry], int]:
 
     Entries that a run uses or locks stay, also above the limit.
     """
-    kept = entries(cache)
+    kept, removed = entries(cache), list[Entry]()
     remaining = sum(entry.size for entry in kept)
-    removed = []
-    for entry in reversed(kept):
-        if remaining <= limit:
-            break
+    while kept and remaining > limit:
+        entry = kept.pop()
         lock = cache.path(entry.section, entry.key, ".lock")
         with suppress(Timeout, OSError):
             with cache.lock_at(lock).acquire(timeout=0):

@@ -32,12 +32,10 @@ def run(
 ) -> int:
     """Print what a run would do, and its problems; return the exit status, 1 if a number would be wrong.
 
-    ``texts``: by their names.  A text is tokenized to count its windows if its data is on this machine or its tokens
-    are in the cache, unless there is a problem already.  The hub is only asked for the names of files.
+    A text is tokenized to count its windows if its data is on this machine or its tokens are in the cache, unless there
+    is a problem already.  The hub is only asked for the names of files.
     """
-    lines: list[str] = []
-    problems: list[str] = []
-    models: list[PlannedModel] = []
+    lines, problems, models = list[str](), list[str](), list[PlannedModel]()
     try:
         models = plan.plan_models(config, model_specs, max(spec.longest for spec in texts.values()))
     except InputError as error:
@@ -55,12 +53,16 @@ def run(
             lines += [f"{title}: {line}" for line in missing]
         except InputError as error:
             problems.append(spec.blamed(error) if len(texts) == 1 else f"{title}: {error}")
-    said, wrong = checked_files(models, problems)
-    lines += said
+    wrong = checked_files(models, lines, problems)
     if built and not problems:
         try:
             fitted = plan.fitted(config, model_specs, models, built)
-            check_references(config, next((model for model in fitted if model.is_reference), None), built)
+            marked = next((model for model in fitted if model.is_reference), None)
+            for text in built.values():
+                if marked is None and config.logits_file is not None:
+                    reference.of_store(config, config.logits_file, text)
+                elif marked is not None and not backends.files_of(marked).is_remote:
+                    reference.of_model(config, marked, text)
         except InputError as error:
             problems += str(error).splitlines()
     lines += filter(None, [plan.emulated_dtypes(config, models)])
@@ -70,9 +72,9 @@ def run(
     return print_errors("\n".join(problems)) or int(wrong)
 
 
-def checked_files(models: Sequence[PlannedModel], problems: list[str]) -> tuple[list[str], bool]:
-    """Return (lines about the models' files, True if a number would be wrong); add to the ``problems``."""
-    lines, wrong = list[str](), False
+def checked_files(models: Sequence[PlannedModel], lines: list[str], problems: list[str]) -> bool:
+    """Add ``lines`` about the models' files, and ``problems``; return True if a number would be wrong."""
+    wrong = False
     reference = next((Path(model.model_dir) for model in models if model.is_reference), None)
     for model in models:
         label, path, files = model.label, Path(model.model_dir), backends.files_of(model)
@@ -83,24 +85,14 @@ def checked_files(models: Sequence[PlannedModel], problems: list[str]) -> tuple[
                 report = examine(path, None if reference == path else reference)
                 facts = dict(reversed(report.facts))  # the first of the groups of layers
                 layers = facts.get("layers", "").partition(":")[0]
-                lines += [f"{label}: {layers}; {facts['size']}; {facts['files']}"]
-                lines += [f"{label}: {finding}" for finding in report.findings]
+                said = [f"{layers}; {facts['size']}; {facts['files']}", *map(str, report.findings)]
+                lines += [f"{label}: {each}" for each in said]
                 wrong = wrong or report.is_wrong
         except InputError as error:
             problems.append(f"{label}: {error}")
             continue
-        if model.info.silence:
-            problems.append(f"{label}: {model.info.silence}")
-    return lines, wrong
-
-
-def check_references(config: RunConfig, marked: PlannedModel | None, texts: Mapping[str, EvalData]) -> None:
-    """InputError if the texts cannot be compared with the requested reference."""
-    for text in texts.values():
-        if marked is None and config.logits_file is not None:
-            reference.of_store(config, config.logits_file, text)
-        elif marked is not None and not backends.files_of(marked).is_remote:
-            reference.of_model(config, marked, text)
+        problems += [f"{label}: {model.info.silence}"] if model.info.silence else []
+    return wrong
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:

@@ -21,9 +21,6 @@ from compare_q.eval.common.processes import run_in_subprocess
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 
-TITLE_WIDTH = 11
-NOTHING = "nothing wrong found"
-
 
 def run(names: Sequence[str]) -> int:
     """Examine every model that is named, and print what was found; return the exit status."""
@@ -33,8 +30,8 @@ def run(names: Sequence[str]) -> int:
     for number, (name, path) in enumerate(models):
         with progress.phase(f"examining {name}"):
             report = examine(path, models[0][1] if number else None, found.get(path))
-        facts = [f"  {title:{TITLE_WIDTH}} {text}" for title, text in report.facts]
-        findings = [f"  {finding}" for finding in report.findings] or [f"  {NOTHING}"]
+        facts = [f"  {title:11} {text}" for title, text in report.facts]
+        findings = [f"  {finding}" for finding in report.findings] or ["  nothing wrong found"]
         unchecked = [f"  not checked: {reason}" for reason in report.unchecked]
         print(*([""] if number else []), *map(printable, [name, *facts, *findings, *unchecked]), sep="\n")
         wrong = wrong or report.is_wrong
@@ -58,10 +55,8 @@ def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
     with progress.phase(f"fetching {name}", unit="bytes") as phase:
         if load_fn := backends.reader_of(name):
             engine, engine_class = backends.resolve(load_fn, None)
-            model = PlannedModel(
-                label=name, engine=engine, load_fn=load_fn, model_dir=name, max_tokens=1, revision=revision
-            )
-            files = engine_class.files(model)
+            files = engine_class.files(PlannedModel(label=name, engine=engine, load_fn=load_fn, model_dir=name,
+                                                    max_tokens=1, revision=revision))  # fmt: skip
             if files.is_remote:
                 return Path(files.fetch(phase).model_dir)
         elif hub.is_hub_id(name):
@@ -74,11 +69,9 @@ def compared(paths: Sequence[Path], progress: Progress) -> dict[Path, Contents]:
     folders = [path for path in paths if not is_gguf(path)]
     for folder in folders:  # what cannot be read is reported before a process starts
         checkpoint = Checkpoint(folder)
-        assert checkpoint.config.raw is not None
-        assert checkpoint.tensors is not None
+        assert None not in (checkpoint.config.raw, checkpoint.tensors)
     if not folders:
         return {}
-    title = "building models from configs"
-    with progress.phase(title):
+    with progress.phase(title := "building models from configs"):
         found = run_in_subprocess(compare_all, title, folders=[str(folder) for folder in folders])
     return {folder: Contents(**fields) for folder, fields in zip(folders, found, strict=True)}

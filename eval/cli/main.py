@@ -10,6 +10,7 @@ What only a run needs is imported when it starts, so that --help and show answer
 from __future__ import annotations
 
 import argparse
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -37,9 +38,7 @@ from compare_q.eval.specs.types import DataSpec, ModelSpec
 if TYPE_CHECKING:
     from compare_q.eval.run.config import RunConfig
 
-NO_DATA_SPEC = (
-    "with -m, -d takes data specs (JSON); a text alone goes with MODEL arguments: compare-q MODEL ... -d TEXT"
-)
+NO_DATA_SPEC = "with -m, -d takes data specs (JSON); a text goes with MODEL arguments: compare-q MODEL ... -d TEXT"
 NO_MODEL_SPEC = "-m takes model specs (JSON); a model without a spec is an argument: compare-q MODEL ... -d TEXT"
 
 
@@ -84,21 +83,17 @@ def run_command(args: argparse.Namespace) -> int:
 
         return check.run(config, args, texts, models)
     with signals_interrupt(config.workers):
-        if args.until:
-            done = adaptive.run(config, args.until, texts, models)
-        else:
-            done = runner.run(config, texts, models, args.rows)
+        until = partial(adaptive.run, config, args.until, texts, models)
+        done = until() if args.until else runner.run(config, texts, models, args.rows)
         done = replace(done, results=done.results.updated(title=args.title))
-        if failures := outputs.nothing_scored(done.results):
-            status = print_errors("\n".join(failures))
-        else:
+        status = print_errors("\n".join(outputs.nothing_scored(done.results)))
+        if not status:
             written = Outputs(args.verbose)
             outputs.print_table(args, done.results, written)
             results = outputs.write_run(args, config.cache, done, texts, models, written)
             status = outputs.write_files(args, results, written)
             status = status or int(any(text.error or text.failed for text in results.texts))
-            if done.signal:
-                print("interrupted; run again to continue", file=sys.stderr)
+            print_note("interrupted; run again to continue" if done.signal else None)
         return 128 + done.signal if done.signal else status
 
 
@@ -156,13 +151,6 @@ def show_command(args: argparse.Namespace) -> int:
     return outputs.write_files(args, results, written)
 
 
-def doctor_command(args: argparse.Namespace) -> int:
-    """``doctor``."""
-    from compare_q.eval.cli import doctor
-
-    return doctor.run(args.models)
-
-
 def list_engines(args: argparse.Namespace) -> int:
     """``engines``: list the engines, their versions, and how to install those that are missing."""
     drawn = Table()
@@ -178,6 +166,6 @@ def list_engines(args: argparse.Namespace) -> int:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "run": run_command, "check": run_command, "show": show_command, "doctor": doctor_command,
-    "cache": cache_command.run, "engines": list_engines,
+    "run": run_command, "check": run_command, "show": show_command, "cache": cache_command.run, "engines": list_engines,
+    "doctor": lambda args: importlib.import_module("compare_q.eval.cli.doctor").run(args.models),
 }  # fmt: skip

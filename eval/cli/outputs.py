@@ -28,10 +28,8 @@ from compare_q.eval.table import columns, pairs, render
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import RunOutcome
 
-FILES = {"--output": "output", "--csv": "csv", "--markdown": "markdown", "--html": "html", "--plot_file": "plot_file",
-         "--card": "card"}  # fmt: skip
-FOLDERS = {"--tokens-out": "tokens_out", "--plots": "plots", "--save-specs": "save_specs"}
-"""Flags of outputs, and their names among the parsed arguments."""
+FILES = ("--output", "--csv", "--markdown", "--html", "--plot_file", "--card")
+FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 
 
 def print_errors(problems: str) -> int:
@@ -57,10 +55,11 @@ def print_row(say: Callable[[str], object], text: str, row: ModelResult) -> None
 
 def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: Sequence[ModelSpec] = ()) -> None:
     """InputError, before anything runs, for an output that cannot be written, or that is read."""
-    files = [(flag, file) for flag, name in FILES.items() if (file := getattr(args, name)) is not None]
-    folders = [(flag, folder) for flag, name in FOLDERS.items() if (folder := getattr(args, name)) is not None]
+    given = {flag: path for flag in (*FILES, *FOLDERS) if (path := getattr(args, flag[2:].replace("-", "_")))}
     tokens = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
-    written = [*files, *(("--tokens-out", file) for file in tokens.values() if os.path.lexists(file))]
+    written = [(flag, given[flag]) for flag in FILES if flag in given]
+    written += [("--tokens-out", file) for file in tokens.values() if os.path.lexists(file)]
+    folders = [(flag, given[flag]) for flag in FOLDERS if flag in given]
     read = {os.path.realpath(path) for path in inputs_of(args, texts, models) if exists(path)}
     taken: dict[str, str] = {}
     for flag, file in written:
@@ -77,7 +76,8 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: 
         if read & set(map(str, (place, *place.parents))):
             raise InputError(f"{flag}: {path}: is read here, or lies in a folder that is; name another")
     for flag, folder in folders:
-        if not can_hold(folder):
+        there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+        if not (is_folder(there) and os.access(there, os.W_OK | os.X_OK)):
             raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
 
 
@@ -96,26 +96,13 @@ def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: S
     return read if args.logits_file is None else [*read, args.logits_file]
 
 
-def can_hold(folder: Path) -> bool:
-    """True if a folder can be written, or created."""
-    try:
-        folder.stat()
-    except FileNotFoundError:
-        return not folder.is_symlink() and can_hold(folder.parent)
-    except OSError:
-        return False
-    return folder.is_dir() and os.access(folder, os.W_OK)
-
-
 def nothing_scored(results: RunResult) -> list[str]:
     """Return why no model was scored, one line for each failed text and model; empty if a model was scored."""
     if any(len(text.failed) < len(text.models) for text in results.scored):
         return []
-    failed = [f"{text.name}: {text.error}" for text in results.texts if text.error]
-    for label in results.labels:
-        reasons = dict.fromkeys(model.error for model in results.of_label(label) if model is not None)
-        failed += [f"{label}: {reason}" for reason in reasons]
-    return failed
+    failed = [(model.label, model.error) for label in results.labels for model in results.of_label(label) if model]
+    failed = [*((text.name, text.error) for text in results.texts if text.error), *failed]
+    return [f"{name}: {error}" for name, error in dict.fromkeys(failed)]
 
 
 def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
@@ -146,19 +133,16 @@ def write_run(
 
         with outputs.writing(args.save_specs):
             print_note(shorthand.save(args.save_specs, list(texts.values()), models, done))
-    if args.tokens_out:
-        files = token_files(args.tokens_out, list(texts), [spec.name for spec in models])
-        for text, data in zip(results.texts, done.data, strict=True):
-            for model in text.models:
-                if data is None or model.error:
-                    continue
-                stored = token_scores.of_row(cache, model.scores_key, data.windows)
-                if stored is not None:
-                    file = files[text.name, model.label]
-                    with outputs.writing(file):
-                        file.parent.mkdir(parents=True, exist_ok=True)
-                        token_scores.write_parquet(stored, file)
-                        print(f"tokens of {model.label}{f' on {text.name}' if len(texts) > 1 else ''}: {file}")
+    files = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
+    for text, data in zip(results.texts, done.data, strict=True):
+        for model in text.models if files and data is not None else ():
+            stored = None if model.error else token_scores.of_row(cache, model.scores_key, data.windows)
+            if stored is not None:
+                file = files[text.name, model.label]
+                with outputs.writing(file):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    token_scores.write_parquet(stored, file)
+                    print(f"tokens of {model.label}{f' on {text.name}' if len(texts) > 1 else ''}: {file}")
     if args.output or args.html:
         from compare_q.eval.report.tokens import with_worst_tokens
 
@@ -185,7 +169,7 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
     table = columns.ordered(results, args.sort)
 
     def report_text() -> str:
-        from compare_q.eval.report import page
+        from compare_q.eval.report import page  # a missing package fails this output alone
 
         return page.page_of(table, args.columns, results)
 
@@ -202,7 +186,7 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
                 print(f"{name}: {file}")
     for file in filter(None, (args.plot_file, args.card)):
         with outputs.writing(file):
-            from compare_q.eval.plots import pictures  # a missing package fails this output alone
+            from compare_q.eval.plots import pictures
 
             measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES[args.x_axis or "bpw"]
             pictures.draw(

@@ -31,37 +31,25 @@ from compare_q.eval.text import hub_datasets
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import RunOutcome
 
-LABELLED = re.compile(r"([^=/\\]+)=(.+)")
-SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-ENGINE = re.compile(r"(.+)@([\w.-]+)")
 LENGTH = 2048
 """Tokens per window, unless a model's context is shorter."""
-CHAT = {
-    "dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "dataset_split": "test_sft",
-    "max_text_rows": 200, "dataset_display_name": "UltraChat",
-}  # fmt: skip
-DEFAULT_TEXT = "wiki2"
+CHAT = {"dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "dataset_split": "test_sft",
+        "max_text_rows": 200, "dataset_display_name": "UltraChat"}  # fmt: skip
 SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
 TASK = "lm_eval:"
-NO_MODEL = (
-    "is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's address; specs "
-    "are given with -m, texts with -d, and finished runs are shown by compare-q show"
-)
+NO_MODEL = """is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's \
+address; specs are given with -m, texts with -d, and finished runs are shown by compare-q show"""
 COMMAND_LINE = Path("command line")
 """The file of these specs in error messages; relative paths start in the working directory."""
 
 
 class Named(NamedTuple):
-    """A model of the command line, and the reason for its engine.
-
-    ``config``: its config.json, None without a folder in Transformers' format; ``context``: the tokens that it can
-    take, None if unknown.
-    """
+    """A model of the command line, the reason for its engine, and what of it is known."""
 
     spec: ModelSpec
     why: str
-    config: CheckpointConfig | None
+    has_tokenizer: bool
     context: int | None
 
 
@@ -87,9 +75,9 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
 def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
     """Return one model, from ``[label=]MODEL[@engine]``."""
     label, name, asked = "", word, ""
-    if not exists(expanded(name)) and (found := LABELLED.fullmatch(name)):
+    if not exists(expanded(name)) and (found := re.fullmatch(r"([^=/\\]+)=(.+)", name)):
         label, name = found[1], found[2]
-    if not exists(expanded(name)) and (found := ENGINE.fullmatch(name)):
+    if not exists(expanded(name)) and (found := re.fullmatch(r"(.+)@([\w.-]+)", name)):
         name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
     config = config_of(name, progress)
     if is_file(expanded(name)) and not backends.reader_of(name):
@@ -103,14 +91,14 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
         planned = PlannedModel(engine=engine, max_tokens=LENGTH, **{**keys, "model_dir": spec.located})
         files = engine_class.files(planned)
         context = None if files.is_remote else files.facts().context
-    return Named(spec, why, config, context)
+    return Named(spec, why, config is not None, context)
 
 
 def short_name(name: str) -> str:
     """Return a label: the last part of a path or hub id, or the address of a server."""
     address = urlsplit(name)
     last = Path(os.path.abspath(expanded(name)) if exists(expanded(name)) else name).stem
-    return address.netloc or SHARD.sub("", last) or name
+    return address.netloc or re.sub(r"-\d{5}-of-\d{5}$", "", last) or name
 
 
 def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
@@ -123,13 +111,13 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
             folder = hub.resolve(name, None, tokenizer_only=True, watch=phase)
     elif not exists(folder) and not urlsplit(name).netloc:
         hint = "" if "/" in name else "; a model on the hub is named owner/name"
-        raise InputError(f"no such folder or file{nearest(folder.name, names_beside(folder))}{hint}")
+        raise InputError(f"no such folder or file{near(folder)}{hint}")
     return CheckpointConfig.read(folder) if exists(folder / "config.json") else None
 
 
-def names_beside(path: Path) -> list[str]:
-    """Return the names in the folder of a path that does not exist."""
-    return sorted(os.listdir(path.parent)) if is_folder(path.parent) else []
+def near(path: Path, *others: str) -> str:
+    """Return a hint at a name in the folder of a path that does not exist, or at one of the others."""
+    return nearest(path.name, [*(os.listdir(path.parent) if is_folder(path.parent) else ()), *others])
 
 
 def texts(
@@ -143,9 +131,9 @@ def texts(
     """
     said: list[str] = []
     if not words:
-        words = [DEFAULT_TEXT]
+        words = ["wiki2"]
         try:
-            known = {**text(DEFAULT_TEXT), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
+            known = {**text("wiki2"), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
             hub_datasets.would_fetch(reading.parse_data_spec(known, COMMAND_LINE))
         except InputError as error:
             words = [str(SHIPPED)]
@@ -172,21 +160,16 @@ def text(word: str) -> dict[str, Any]:
     if exists(expanded(word)):
         return {"dataset": "text", "path": word, "sample": "spread"}
     known = [*hub_datasets.SOURCES, "chat"]
-    near = nearest(Path(word).name, [*names_beside(Path(word)), *known])
-    raise InputError(
-        f"-d: {printable(word)}: no such file{near}; a text is a file, a spec (.json), {TASK}TASK, "
-        f"or one of {', '.join(known)}"
-    )
+    raise InputError(f"-d: {printable(word)}: no such file{near(Path(word), *known)}; a text is a file, a spec "
+                     f"(.json), {TASK}TASK, or one of {', '.join(known)}")  # fmt: skip
 
 
 def common(named: Sequence[Named], word: str, tokenizer: str | None) -> dict[str, Any]:
     """Return the keys that follow from the models: the tokenizer, and windows that fit all contexts."""
-    tokenizer = tokenizer or next((each.spec.located for each in named if each.config is not None), None)
+    tokenizer = tokenizer or next((each.spec.located for each in named if each.has_tokenizer), None)
     if tokenizer is None:
-        raise InputError(
-            f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give --tokenizer the "
-            "folder or hub id of the unquantized model"
-        )
+        raise InputError(f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
+                         "--tokenizer the folder or hub id of the unquantized model")  # fmt: skip
     is_task = word.startswith(TASK)  # lm-eval's windows hold one token more, which is only predicted
     length = min([LENGTH, *(each.context - is_task for each in named if each.context)])
     strides = {} if word == "chat" or is_task else {"eval_stride": length}
@@ -204,9 +187,8 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], don
         for spec, found in zip(data, done.data, strict=True)
     ]
     words = []
-    for flag, name, content in (
-        ("-d", "data.json", texts), ("-m", "models.json", [keys_of(spec, "model_dir") for spec in specs]),
-    ):  # fmt: skip
+    models = [keys_of(spec, "model_dir") for spec in specs]
+    for flag, name, content in (("-d", "data.json", texts), ("-m", "models.json", models)):
         (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
         words += [flag, shlex.quote(printable(folder / name))]
     ran = {name: value for text in done.results.texts for m in text.models for name, value in m.provenance.items()}

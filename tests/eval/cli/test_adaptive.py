@@ -124,4 +124,4 @@ def test_texts_that_it_decides() -> None:
     asked, sized = settled(None, texts, reference=False)
     assert (asked, [spec.max_rows for spec in sized.values()]) == (None, [5, adaptive.ROWS, 7])
     said = refusal(settled, TWO, {**texts, "third": text(sample="first")}, reference=True)
-    assert said.startswith("--until: third: a run takes the first windows")
+    assert said.startswith("--until: third: its first windows say little")
