@@ -12,7 +12,8 @@ import asyncio
 import html
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -86,22 +87,20 @@ class Server:
     timeout_s: float
     retries: int
     retried: int = 0
+    http: httpx2.AsyncClient = field(init=False)
 
     def client(self, connections: int = 1) -> httpx2.AsyncClient:
-        """A client for one event loop; to be closed."""
+        """The client of the following questions, in one event loop; to be closed."""
         import httpx2
 
-        return httpx2.AsyncClient(
-            headers={"Accept-Encoding": "identity"}
-            | ({} if self.key is None else {"Authorization": f"Bearer {self.key}"}),
+        self.http = httpx2.AsyncClient(
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
             timeout=httpx2.Timeout(None, connect=min(CONNECT_S, self.timeout_s)),  # ``ask`` bounds the rest
             limits=httpx2.Limits(max_connections=connections),
         )
+        return self.http
 
-    async def ask(
-        self, client: httpx2.AsyncClient, path: str, shape: type[Shape], body: Any = None, *, within: float,
-        largest: int = SMALL,
-    ) -> Shape:  # fmt: skip
+    async def ask(self, path: str, shape: type[Shape], body: Any, within: float, largest: int = SMALL) -> Shape:
         """The answer to a GET, or to a POST of ``body``, as a ``shape``; ServerError.
 
         ``within``: seconds for all of it, at most ``timeout_s``; with ``CONNECT_S`` or less the server is tried once.
@@ -109,44 +108,38 @@ class Server:
         """
         import httpx2
 
-        seconds, refused = min(within, self.timeout_s), None
+        seconds, before = min(within, self.timeout_s), ""
         try:
             async with asyncio.timeout(seconds):
-                for attempt in range(self.retries + 1):
+                for attempt in count():
                     wait = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1)
+                    last = attempt == self.retries
                     try:
-                        response, content = await self.exchange(client, path, body, largest)
-                    except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
-                        refused = ServerError(
-                            f"cannot be reached ({self.quoted(str(error)) or type(error).__name__}); start the server, "
-                            "or correct the URL"
-                        )
-                        if within <= CONNECT_S:
-                            raise refused from None
-                    else:
+                        response, content = await self.exchange(path, body, largest)
                         if response.status_code == 200:
                             return shaped(shape, content, path)
-                        refused = ServerError(self.refusal_text(response, content, path), response.status_code)
-                        if response.status_code not in RETRIED:
-                            raise refused
+                        failed = ServerError(self.refusal_text(response, content, path), response.status_code)
+                        last = last or response.status_code not in RETRIED
                         asked = response.headers.get("Retry-After", "")
                         wait = max(wait, min(float(asked), LONGEST_ASKED_S) if asked.isdecimal() else 0.0)
-                    if attempt < self.retries:
-                        self.retried += 1
-                        await asyncio.sleep(wait)
+                    except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
+                        why = self.quoted(str(error)) or type(error).__name__
+                        failed = ServerError(f"cannot be reached ({why}); start the server, or correct the URL")
+                        last = last or within <= CONNECT_S
+                    if last:
+                        raise failed
+                    before = f", and before that: {failed}"
+                    self.retried += 1
+                    await asyncio.sleep(wait)
         except TimeoutError:
             more = "; engine.timeout_s allows more" if seconds == self.timeout_s else ""
-            last = f", and before that: {refused}" if refused else ""
-            raise ServerError(f"no answer from {path} within {seconds:g} s{more}{last}") from None
-        assert refused is not None
-        raise refused
+            raise ServerError(f"no answer from {path} within {seconds:g} s{more}{before}") from None
+        raise AssertionError("the loop above ends by an answer or an error")
 
-    async def exchange(
-        self, client: httpx2.AsyncClient, path: str, body: Any, largest: int
-    ) -> tuple[httpx2.Response, bytes]:
+    async def exchange(self, path: str, body: Any, largest: int) -> tuple[httpx2.Response, bytes]:
         """(status and headers, body) of one answer; of a refusal only the beginning; ServerError if it is too long."""
         content = bytearray()
-        async with client.stream("GET" if body is None else "POST", self.url + path, json=body) as response:
+        async with self.http.stream("GET" if body is None else "POST", self.url + path, json=body) as response:
             async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > largest:

@@ -18,11 +18,10 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +71,7 @@ ROUNDING = 1e-3
 """How far above 1 a sum of probabilities, and above 0 a log-probability, may be."""
 MOVED = 0.05
 """Nats: above what other traffic changes in a sample in bfloat16 (0.03).  Other weights must agree in all 31 values."""
+MORE_LOGPROBS = f"start the server with --max-logprobs {TOP} or more"
 NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
 WORDS = (
     "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably strength xylophone quickly "
@@ -82,7 +82,6 @@ WORDS = (
 """One word per line: tokens of letters and digits look the same in every kind of vocabulary."""
 T = TypeVar("T")
 Name = Annotated[str, Field(max_length=1000)]
-TokenId = Annotated[int, Field(ge=0, lt=MOST_LOGITS)]
 
 
 class ServerOptions(BaseModel):
@@ -115,7 +114,7 @@ class Answer(BaseModel):
 
     data: list[Card] = []
     version: Name | None = None
-    tokens: list[TokenId] | None = None
+    tokens: list[int] | None = None
     token_strs: list[Name] | None = None
 
 
@@ -138,8 +137,7 @@ class Completion(BaseModel):
     system_fingerprint: Name | None = None
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A model's log-probabilities of ``SAMPLE_IDS``, float32 [len(SAMPLE_IDS) - 1], and the server's fingerprint."""
 
     logprob: NDArray[np.float32]
@@ -156,8 +154,7 @@ class Sample:
         return close and self.fingerprint == other.fingerprint
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """A server's answers before any window; ``tokens``: id -> token of ``WORDS``, or why there are none."""
 
     card: Card
@@ -168,8 +165,8 @@ class Seen:
 class ServedModel(ModelFiles):
     """One model of a server, which has no files here.
 
-    Methods that take a connection raise ServerError.  The others raise ModelError if the server is silent or answers
-    something unexpected, and InputError if the spec is wrong.
+    Coroutines raise ServerError.  The other methods raise ModelError if the server is silent or answers something
+    unexpected, and InputError if the spec is wrong.
     """
 
     @cached_property
@@ -187,15 +184,15 @@ class ServedModel(ModelFiles):
                 raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
         return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 
-    def over_a_connection(self, ask: Callable[[httpx2.AsyncClient], Awaitable[T]]) -> T:
-        """The result of ``ask`` over a new connection; ModelError."""
+    def connected(self, question: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a question, over a new connection; ModelError."""
 
-        async def connected() -> T:
-            async with self.server.client() as client:
-                return await ask(client)
+        async def asked() -> T:
+            async with self.server.client():
+                return await question()
 
         try:
-            return asyncio.run(connected())
+            return asyncio.run(asked())
         except ServerError as error:
             raise ModelError(f"{self.server.url}: {error}") from None
 
@@ -203,59 +200,55 @@ class ServedModel(ModelFiles):
     def seen(self) -> Seen:
         """Card, sample and tokens of the model; ModelError, or InputError if the server does not have it."""
 
-        async def ask(client: httpx2.AsyncClient) -> Seen:
-            card = await self.card(client)
-            return Seen(card, await self.sample(client, card.model), await self.vocabulary(client, card.model))
+        async def question() -> Seen:
+            card = await self.card()
+            return Seen(card, await self.sample(card.model), await self.vocabulary(card.model))
 
-        return self.over_a_connection(ask)
+        return self.connected(question)
 
-    async def card(self, client: httpx2.AsyncClient) -> Card:
+    async def card(self) -> Card:
         """The card of the model that the spec names, or of the server's only one; InputError if there is none."""
-        listed = (await self.server.ask(client, "/v1/models", Answer, within=CONNECT_S)).data
-        cards = {card.model: card for card in listed}
+        cards = {card.model: card for card in (await self.server.ask("/v1/models", Answer, None, CONNECT_S)).data}
         if not cards:
             raise ServerError(f"/v1/models names no model; {OURS}")
         wanted = self.options.model
         if wanted not in cards if wanted else len(cards) != 1:
             names, what = shortened(", ".join(cards)), f"no {wanted!r}" if wanted else "missing"
             raise InputError(f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}")
-        found = await self.answer_or_refusal(client, "/version")
+        found = await self.answer_or_refusal("/version")
         version = None if isinstance(found, str) else found.version
-        return (cards[wanted] if wanted else listed[0]).model_copy(update={"version": version})
+        return cards[wanted or next(iter(cards))].model_copy(update={"version": version})
 
-    async def answer_or_refusal(self, client: httpx2.AsyncClient, path: str, body: Any = None) -> Answer | str:
+    async def answer_or_refusal(self, path: str, body: Any = None) -> Answer | str:
         """The answer, or why the server refuses to give one, since a proxy may pass /v1 only."""
         try:
-            return await self.server.ask(client, path, Answer, body, within=SHORT_S)
+            return await self.server.ask(path, Answer, body, SHORT_S)
         except ServerError as error:
             if error.status in (None, 200):
                 raise
             return str(error)
 
-    async def completion(
-        self, client: httpx2.AsyncClient, model: str, ids: Sequence[int], top: int, within: float = inf
-    ) -> Completion:
+    async def completion(self, model: str, ids: Sequence[int], top: int, within: float = inf) -> Completion:
         """The answer to a prompt of token ids.  One token is generated, since servers refuse to generate none."""
         body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
         largest = SMALL + PER_TOKEN * len(ids) * (top + 1)
-        return await self.server.ask(client, "/v1/completions", Completion, body, within=within, largest=largest)
+        return await self.server.ask("/v1/completions", Completion, body, within, largest)
 
-    async def sample(self, client: httpx2.AsyncClient, model: str) -> Sample:
+    async def sample(self, model: str) -> Sample:
         """The sample, after a check that its values are log-probabilities."""
         try:
-            answer = await self.completion(client, model, SAMPLE_IDS, TOP, SHORT_S)
+            answer = await self.completion(model, SAMPLE_IDS, TOP, SHORT_S)
         except ServerError as error:
-            if error.status == 400 and "logprobs" in str(error):
-                raise ServerError(f"{error}; start the server with --max-logprobs {TOP} or more") from None
-            raise
+            more = f"; {MORE_LOGPROBS}" if error.status == 400 and "logprobs" in str(error) else ""
+            raise ServerError(f"{error}{more}", error.status) from None
         logprob = real_logprobs(SAMPLE_IDS, answer)
         check_normalized(answer)
         return Sample(logprob, answer.system_fingerprint)
 
-    async def vocabulary(self, client: httpx2.AsyncClient, model: str) -> dict[int, str] | str:
+    async def vocabulary(self, model: str) -> dict[int, str] | str:
         """Id -> token of ``WORDS``, or why the server does not return them."""
         body = {"model": model, "prompt": WORDS, "add_special_tokens": False, "return_token_strs": True}
-        found = await self.answer_or_refusal(client, "/tokenize", body)
+        found = await self.answer_or_refusal("/tokenize", body)
         if isinstance(found, str):
             return found
         pairs = zip(found.tokens or (), found.token_strs or (), strict=False)
@@ -315,8 +308,7 @@ def check_normalized(answer: Completion) -> None:
     """
     for entry in (answer.choices[0].prompt_logprobs or ())[1:]:
         if entry is None or len(entry) < TOP:
-            few = f"answers {len(entry or ())} of {TOP} entries"
-            raise ServerError(f"{few}; start the server with --max-logprobs {TOP} or more")
+            raise ServerError(f"answers {len(entry or ())} of {TOP} entries; {MORE_LOGPROBS}")
         values = np.array([each.logprob for each in entry.values()])
         with np.errstate(over="ignore"):
             top = np.exp(np.sort(values)[-TOP:])
@@ -372,15 +364,15 @@ class VllmServerEngine(Engine):
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
-        self.served.server.retried = 0
-        queue, most = iter(windows), self.options.concurrency
+        server, queue, most = self.served.server, iter(windows), self.options.concurrency
+        server.retried = 0
         flying: set[asyncio.Task[TokenScores]] = set()
         with asyncio.Runner() as runner:
-            client = self.served.server.client(most)
+            client = server.client(most)
             try:
                 while True:
                     loop = runner.get_loop()
-                    flying |= {loop.create_task(self.window(client, one)) for one in islice(queue, most - len(flying))}
+                    flying |= {loop.create_task(self.window(one)) for one in islice(queue, most - len(flying))}
                     if not flying:
                         return
                     for landed in runner.run(asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED))[0]:
@@ -391,15 +383,14 @@ class VllmServerEngine(Engine):
 
     def check_unchanged(self) -> None:
         """ModelError if the server's model is no longer the one that was loaded."""
-        model = self.seen.card.model
-        if not self.seen.sample.agrees(self.served.over_a_connection(lambda client: self.served.sample(client, model))):
+        if not self.seen.sample.agrees(self.served.connected(lambda: self.served.sample(self.seen.card.model))):
             raise ModelError(f"{self.served.server.url}: the server's model changed while it was scored; run again")
 
-    async def window(self, client: httpx2.AsyncClient, window: Window) -> TokenScores:
+    async def window(self, window: Window) -> TokenScores:
         """Scores of one window; ModelError with the index of the window."""
         ids = window.token_ids.tolist()
         try:
-            answer = await self.served.completion(client, self.seen.card.model, ids, 0)
+            answer = await self.served.completion(self.seen.card.model, ids, 0)
             logprob, fingerprint = real_logprobs(ids, answer), answer.system_fingerprint
             if fingerprint != self.seen.sample.fingerprint:
                 raise ServerError(
