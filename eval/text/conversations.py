@@ -1,4 +1,4 @@
-"""Turn conversations into tokens, by the model's chat template or from a trace, and decide which tokens are scored.
+"""Turn conversations into tokens, by the model's chat template, and decide which tokens are scored.
 
 docs/chat.md says what is read and what is scored.  A conversation is rendered and tokenized once, as a whole, without
 adding special tokens.  The turns to score are found by the template's generation mask, or by rendered prefixes.  A
@@ -14,20 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import one_line, printable, shortened
-from compare_q.backends.common.options import describe
+from compare_q.backends.common.messages import one_line, shortened
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import corpus, tokens, vocabulary
-from compare_q.eval.text.hub_datasets import row_limit
 from compare_q.eval.text.tokens import TODAY, Chat, Tokens, tokens_of
 
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
@@ -35,11 +32,6 @@ SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "a
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL)
 """Transformers places generation marks inside one of these blocks too early."""
-LARGEST_TRACE = 2_000_000_000
-"""Bytes; a token takes about 7 bytes."""
-PADDING = 256
-"""A vocabulary size may be padded up to a multiple of this."""
-NOT_WITH_TRACES = ("score_roles", "score_turns", "chat_template_kwargs", "text_column")
 Parts = list[tuple[int, int]]
 """Ranges [begin, end) of a text's characters."""
 
@@ -331,59 +323,3 @@ def tokens_in(parts: Parts, offsets: Sequence[tuple[int, int]]) -> tuple[NDArray
         across += int((inside & ((begin < first) | (end > last))).sum())
         scored |= inside
     return scored, across
-
-
-# Traces of ExLlamaV3's qbench_prompts.py (commit 4f8ad01).
-
-Ids = list[Annotated[int, Field(ge=0)]]
-
-
-class TraceRow(BaseModel):
-    """``input_ids``: a rendered conversation up to the answer; ``response_ids``: the answer that a model sampled."""
-
-    model_config = ConfigDict(strict=True)
-
-    input_ids: Ids
-    response_ids: Ids
-
-    @property
-    def largest(self) -> int:
-        """The largest token id."""
-        return max(self.input_ids + self.response_ids, default=0)
-
-
-class Trace(BaseModel):
-    """The content of the file; ``vocab_size``: the largest id + 1 of the tokenizer that made it."""
-
-    model_config = ConfigDict(strict=True)
-
-    rows: Annotated[list[TraceRow], Field(min_length=1)]
-    vocab_size: Annotated[int, Field(gt=0)] | None = None
-
-
-def read_trace(spec: DataSpec, folder: Path) -> Tokens:
-    """The tokens of a trace, of which every token of an answer is scored; InputError that names row and key.
-
-    A smaller vocabulary is accepted and named in the result, because a tokenizer may have grown since.
-    """
-    for key in NOT_WITH_TRACES:
-        if key in spec.model_fields_set:
-            raise InputError(f"{key}: a trace (.json) defines which tokens are scored; remove this key")
-    file = corpus.text_file(spec)
-    name = f"path: {printable(file)}"
-    try:
-        trace = Trace.model_validate(json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name))
-    except ValidationError as error:
-        raise InputError(f"{name}: {describe(error, ())}; .json is read as a trace of qbench_prompts.py") from None
-    tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
-    size, found_by, rows = 1 + max(tokenizer.get_vocab().values()), "the trace", trace.rows[: row_limit(spec) or None]
-    given = size if trace.vocab_size is None else trace.vocab_size
-    wrong = [f"vocab_size: is {given:,}"] if given > -(-size // PADDING) * PADDING else []
-    wrong += [f"rows.{at}: has token ids from {size:,} on" for at, row in enumerate(rows) if row.largest >= size]
-    if wrong:
-        raise InputError(f"{name}: {wrong[0]}, and the tokenizer has {size:,} ids; give the tokenizer of the trace")
-    if given < size:
-        found_by = f"the trace, of a tokenizer of {given:,} ids where this one has {size:,}"
-    ids = [np.asarray(row.input_ids + row.response_ids, np.int32) for row in rows]
-    scored = [np.arange(len(all_ids)) >= len(row.input_ids) for all_ids, row in zip(ids, rows, strict=True)]
-    return tokens_of(tokenizer, ids, with_special=True, chat=Chat(np.concatenate(scored), found_by, 0, ""))

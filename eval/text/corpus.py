@@ -25,7 +25,6 @@ from compare_q.eval.text import hub_datasets
 from compare_q.eval.text.hub_datasets import SOURCES, row_limit, source_of
 
 TABLES = (".jsonl", ".parquet")
-TRACE = ".json"
 MESSAGES = ("messages", "conversations")
 """Columns that may hold conversations."""
 CONVERSATIONS = '; conversations are read with "dataset": "chat" (docs/chat.md)'
@@ -94,10 +93,8 @@ def text_file(spec: DataSpec) -> Path:
         what = "not a regular file" if exists(file) else "no such file"
         raise InputError(f"path: {printable(file)}: {what}")
     suffix = file.suffix.lower()
-    if spec.is_chat and suffix not in (*TABLES, TRACE):
-        raise InputError(
-            f"path: {file}: conversations are read from .jsonl and .parquet files, qbench's traces from .json"
-        )
+    if spec.is_chat and suffix not in TABLES:
+        raise InputError(f"path: {file}: conversations are read from .jsonl and .parquet files")
     if not spec.is_chat and suffix in (".json", ".csv", ".tsv"):
         raise InputError(f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text")
     if not spec.is_chat and suffix not in TABLES and (spec.text_column or row_limit(spec)):

@@ -250,17 +250,14 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[tuple[int, 
     """
     if text.requests is not None:
         return None, "bytes and words are not counted in answers"
-    why = "the scored tokens have no text"
-    if text.sizes is not None:
-        spans = [span for window in taken for span in shifted(window.spans, window.start)]
-        if scored := sum(int(text.sizes[begin:end].sum()) for begin, end in spans):
-            read = int(text.sizes.sum())  # not the original's bytes where the text was detokenized
-            return (round(text.n_bytes * scored / read), text.n_words * scored / read), ""
-    elif text.chat is not None:
-        why = "the text came as tokens"
-    else:
-        why = "this tokenizer does not return the offsets of its tokens"
-    return None, f"bytes and words are not known: {why}"
+    if text.sizes is None:
+        return None, "bytes and words are not known: this tokenizer does not return the offsets of its tokens"
+    spans = [span for window in taken for span in shifted(window.spans, window.start)]
+    scored, read = sum(int(text.sizes[begin:end].sum()) for begin, end in spans), int(text.sizes.sum())
+    if not scored:
+        return None, "bytes and words are not known: the scored tokens have no text"
+    # ``read`` is not the original's bytes where the text was detokenized.
+    return (round(text.n_bytes * scored / read), text.n_words * scored / read), ""
 
 
 # A data spec -> tokens, in the cache.
@@ -301,9 +298,6 @@ def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress)
     if unpacked.is_answers:
         with progress.phase(f"tokenizing {name}", unit="questions"):
             text = tasks.read(unpacked, folder)
-    elif unpacked.is_chat and Path(unpacked.path or "").suffix.lower() == corpus.TRACE:
-        with progress.phase(f"reading {name}", unit="rows"):
-            text = conversations.read_trace(unpacked, folder)
     else:
         hub_datasets.fetch(unpacked, progress)
         if unpacked.is_chat:

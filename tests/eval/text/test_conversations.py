@@ -1,5 +1,5 @@
 """Conversations: rows, and the line that each malformed row gets; which tokens are scored, against golds written by
-hand and Transformers' own mask; and qbench's traces, in the form that its ``qbench_prompts.py`` writes."""
+hand and Transformers' own mask."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from tests.support.chats import (
     THINKING,
     UNMARKED,
     WEATHER,
-    encoded,
     save_chat_tokenizer,
     write_lines,
 )  # fmt: skip
@@ -223,56 +222,3 @@ def test_long_conversations(
     assert list(data.documents.begins) == begins
     whole = np.concatenate([data.text_index(np.full(w.n_scored, w.index), w.positions) for w in data.windows])
     assert len(set(whole.tolist())) == scored  # no token twice
-
-
-TRACE_ASKED = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
-TRACE_ANSWERS = ["<think>2 more</think>4<|im_end|>", "Four<|im_end|>"]
-
-
-def trace(folder: Path) -> dict[str, Any]:
-    """Two answers to one question."""
-    tokenizer = save_chat_tokenizer(folder / "tokenizer", MARKED)
-    asked, answers = encoded(tokenizer, TRACE_ASKED), [encoded(tokenizer, answer) for answer in TRACE_ANSWERS]
-    rows = [{"conversation": 0, "turn": i, "input_ids": asked, "response_ids": each} for i, each in enumerate(answers)]
-    counts = {"rows": 2, "input_tokens": 2 * len(asked), "output_tokens": sum(map(len, answers))}
-    return {"model": "m", "vocab_size": 259, "template_vars": {"enable_thinking": True}, "meta": counts, "rows": rows}
-
-
-def built_trace(folder: Path, content: Any, **keys: Any) -> EvalData:
-    (folder / "trace.json").write_text(json.dumps(content))
-    return built(folder, path="trace.json", **{"eval_len": 99, **keys})
-
-
-@pytest.mark.parametrize(
-    ("rows", "gold"),
-    [
-        ([], "rows: list should have at least 1 item"),
-        ([{"input_ids": [1], "response_ids": [2]}, {"input_ids": [1]}], "rows.1.response_ids: missing"),
-        ([{"input_ids": [1, "a"], "response_ids": [2]}], "rows.0.input_ids.1: input should be a valid integer"),
-        ([{"input_ids": [1], "response_ids": [259]}], "rows.0: has token ids from 259 on, and the tokenizer has 259"),
-    ],
-)
-def test_malformed_traces(tmp_path: Path, rows: Any, gold: str) -> None:
-    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
-    assert refusal(built_trace, tmp_path, {"rows": rows}).startswith(f"path: {tmp_path / 'trace.json'}: {gold}")
-
-
-def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
-    """Of a question of p tokens and an answer of R, positions p to p + R - 1, as qbench takes them for perplexity."""
-    content = trace(tmp_path)
-    data = built_trace(tmp_path, content)
-    question = len(content["rows"][0]["input_ids"])
-    lengths = [len(row["response_ids"]) for row in content["rows"]]
-    assert [window.spans for window in data.windows] == [((question, question + length),) for length in lengths]
-    rows = [row["input_ids"] + row["response_ids"] for row in content["rows"]]
-    assert [window.token_ids.tolist() for window in data.windows] == rows
-    assert data.n_scored == content["meta"]["output_tokens"]
-    assert data.n_tokens == data.n_scored + content["meta"]["input_tokens"]
-    assert data.text_note == "bytes and words are not known: the text came as tokens"
-    assert data.documents.facts["turns_told_by"] == "the trace"
-    smaller, padded = (built_trace(tmp_path, content | {"vocab_size": size}).documents for size in (250, 512))
-    assert smaller.facts["turns_told_by"] == "the trace, of a tokenizer of 250 ids where this one has 259"
-    assert padded == data.documents
-    assert len(built_trace(tmp_path, content, max_text_rows=1).windows) == 1
-    cut = built_trace(tmp_path, content, eval_len=question + 1)  # the first token of each answer alone
-    assert [window.spans for window in cut.windows] == [((question, question + 1),)] * 2
