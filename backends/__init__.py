@@ -48,7 +48,7 @@ def engine_class(engine: str) -> type[Engine]:
 
 
 def files_of(model: PlannedModel) -> ModelFiles:
-    """Return the files of a planned model, by its engine's ``files``."""
+    """Return the files of a planned model."""
     return engine_class(model.engine).files(model)
 
 
@@ -58,11 +58,7 @@ def engines() -> list[tuple[str, type[Engine]]]:
 
 
 def outside() -> dict[str, type[Engine]]:
-    """Return the engines that ``$COMPARE_Q_ENGINES`` adds, by the first of their load_fns.
-
-    Processes that the driver starts inherit the variable, and so have the same engines.  InputError for an entry that
-    cannot be imported, is not an engine, or has a load_fn that another engine has.
-    """
+    """Return the engines that ``$COMPARE_Q_ENGINES`` adds, by their first load_fns; InputError if it is wrong."""
     locations = list(filter(None, map(str.strip, os.environ.get(OUTSIDE, "").split(","))))
     if not locations:
         return {}
@@ -73,11 +69,11 @@ def outside() -> dict[str, type[Engine]]:
     for location in locations:
         try:
             engine = _imported(location)
+            names = engine.capabilities.load_fns if issubclass(engine, Engine) else ()
         except Exception as error:  # anything that the user's file does
             raise InputError(f"{OUTSIDE}: {location}: expected module:Class: {one_line(error)}") from None
-        if not (isinstance(engine, type) and issubclass(engine, Engine)):
+        if not names:
             raise InputError(f"{OUTSIDE}: {location}: expected a class derived from {Engine.__module__}.Engine")
-        names = engine.capabilities.load_fns
         if known := taken.intersection(names):
             raise InputError(f"{OUTSIDE}: {location}: another engine has the load_fn {min(known)!r}; choose another")
         taken.update(names)
@@ -132,8 +128,7 @@ def unnamed_method(model: str) -> str:
     with suppress(InputError):  # loading reports it
         for file in sorted(Path(model).expanduser().glob("*.safetensors"))[:1]:
             parts = {name.rpartition(".")[2] for name in files.read_header(file)}
-    every = (engine.capabilities for _, engine in engines())
-    return next((each.quant_method for each in every if each.own_part in parts), "")
+    return next((each.capabilities.quant_method for _, each in engines() if each.capabilities.own_part in parts), "")
 
 
 def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str]) -> tuple[str, str]:
@@ -165,6 +160,5 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
 def check_files(model_dir: str, engine: type[Engine]) -> None:
     """InputError for a model that only another engine reads: a file with its suffix, or a folder of such files."""
     for name in names_in(model_dir):
-        load_fn = reader_of(name)
-        if load_fn is not None and load_fn not in engine.capabilities.load_fns:
+        if (load_fn := reader_of(name)) and load_fn not in engine.capabilities.load_fns:
             raise InputError(f'model_dir: {model_dir}: {Path(name).suffix} files are for "load_fn": "{load_fn}"')

@@ -1,18 +1,15 @@
 """The interface between the driver and the engines: the types that travel, ``ModelFiles`` and ``Engine``.
 
-``ModelFiles`` describes a model before it loads: a Hugging Face folder (``backends/checkpoint/folder.py``), a GGUF file
-(``backends/checkpoint/gguf.py``) or what a server serves (``backends/vllm_server/engine.py``).  ``Engine`` loads and
-scores it.  An engine whose logits are at hand derives from ``LogitsEngine`` (``backends/logits_engine.py``), whose
-docstring shows a whole engine.  The driver never asks an engine for its name.
-
-This file knows no engine, no file format and no statistic.
+``ModelFiles`` describes a model before it loads, ``Engine`` loads and scores it.  An engine whose logits are at hand
+derives from ``LogitsEngine`` (``backends/logits_engine.py``), whose docstring shows a whole engine.  This file knows no
+engine, no file format and no statistic.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -82,8 +79,7 @@ class Window:
 class TokenScores:
     """Scores of the window with index ``window``, as ``backends/scoring/statistics.py`` defines them.
 
-    Each array is [T], T = ``Window.n_scored``: one entry per scored position, in order.  It is None if the engine does
-    not know it.  Log-probabilities, entropies and divergences are in nats.
+    Each array is [T], one entry per scored position, in nats where it has a unit; None if the engine does not know it.
 
     Attributes:
         logprob, entropy: of the real token; of the distribution.
@@ -108,23 +104,14 @@ class TokenScores:
     tv: NDArray[np.float32] | None = None
     top5: NDArray[np.float32] | None = None
 
-    def without_divergences(self) -> TokenScores:
-        """Return the scores without the arrays that are computed on request."""
-        return replace(self, reverse_kld=None, js=None, tv=None, top5=None)
-
-    def alone(self) -> TokenScores:
-        """Return the scores without the arrays that depend on a reference."""
-        return replace(self.without_divergences(), ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
-
 
 class ScoreRequest(BaseModel):
     """Options of ``Engine.score``, apart from the windows.
 
     Attributes:
-        reference: folder of the reference store to compare with; None: no comparison.
-        vocab_size: number of vocabulary entries that are compared, the first ones of both; None: all of the
-            reference's.
-        record: existing folder into which this model's states or logits are written, as a reference store; None: none.
+        reference: folder of the reference store to compare with.
+        vocab_size: number of entries, the first ones of both vocabularies, that are compared; None: the reference's.
+        record: existing folder into which this model's states or logits are written, as a reference store.
         divergences: also compute ``reverse_kld``, ``js``, ``tv`` and ``top5`` of ``TokenScores``.
     """
 
@@ -349,7 +336,7 @@ class PlannedModel(BaseModel):
 
 
 class ModelFiles:
-    """A model before it loads: on disk, on the hub or on a server.  The defaults are for a model without files.
+    """A model before it loads: a Hugging Face folder, a GGUF file, on a server; the defaults are for one without files.
 
     Nothing here imports an engine.  Methods about the content need the files on this machine.
     """
@@ -363,10 +350,7 @@ class ModelFiles:
         return False
 
     def fetch(self, watch: Watch = SILENT) -> PlannedModel:
-        """Return the model with a local ``model_dir``, downloaded if need be; InputError with the reason in one line.
-
-        ``watch`` receives the size of the download and its progress.
-        """
+        """Return the model with a local ``model_dir``, downloaded if need be; InputError with the reason."""
         return self.planned
 
     def would_fetch(self) -> str:
@@ -399,10 +383,7 @@ class ModelFiles:
 
 
 class Engine(ABC):
-    """One model in one engine.
-
-    Class methods are called before the engine is imported.  The files of ``planned`` are on this machine.
-    """
+    """One model in one engine.  Class methods are called before the engine is imported."""
 
     capabilities: ClassVar[Capabilities]
     files: ClassVar[type[ModelFiles]] = ModelFiles
@@ -436,10 +417,7 @@ class Engine(ABC):
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
-        """Import what loading and scoring a model imports; use no GPU and leave no thread: workers are forks.
-
-        ``verbose``: the engine may print.
-        """
+        """Import what loading a model imports; no GPU, no thread: workers are forks.  ``verbose``: it may print."""
         if cls.capabilities.here:
             import torch  # noqa: F401 - the statistics of the scores, in whichever engine
 

@@ -8,7 +8,6 @@ for more than 130 s where nothing answers.  If the hub does not answer, the file
 from __future__ import annotations
 
 import fnmatch
-import logging
 import math
 import os
 import re
@@ -117,10 +116,9 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
     if missing:
         watch.say(f"{name}: {bytes_in_words(missing)} to download")
     try:
-        with warnings_to(watch, name):
-            return Path(snapshot_download(
-                name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), tqdm_class=bar_for(watch)
-            ))  # fmt: skip
+        return Path(snapshot_download(
+            name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), tqdm_class=bar_for(watch)
+        ))  # fmt: skip
     except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
         raise InputError(f"{name}: {failure_reason(error, repo_type, name, revision)}") from None
 
@@ -233,24 +231,6 @@ def offline() -> Iterator[None]:
     finally:
         for place, value in zip(places, before, strict=True):
             place.HF_HUB_OFFLINE = value
-
-
-@contextmanager
-def warnings_to(watch: Watch, name: str) -> Iterator[None]:
-    """In the block, the client draws no bars, and its warnings (retries, waits) go to ``watch``."""
-    from huggingface_hub import utils
-
-    def said(record: logging.LogRecord) -> None:
-        watch.say(f"{name}: {' '.join(record.getMessage().split())}")
-
-    utils.disable_progress_bars()  # type: ignore[attr-defined]
-    logger, handler = logging.getLogger("huggingface_hub"), logging.Handler(logging.WARNING)
-    handler.emit = said  # type: ignore[method-assign]
-    before, logger.handlers = logger.handlers, [handler]
-    try:
-        yield
-    finally:
-        logger.handlers = before
 
 
 def bar_for(watch: Watch) -> type[Any]:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -53,25 +54,21 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """The commit of this checkout, with ``+changes`` if files were edited, else ``$COMPARE_Q_COMMIT`` or None."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # installed, perhaps inside another project's checkout
-        return os.environ.get("COMPARE_Q_COMMIT")
     asked = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("COMPARE_Q_COMMIT")
+    if (root / ".git").exists():  # else installed, perhaps inside another project's checkout
+        with suppress(OSError, subprocess.CalledProcessError):
+            return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return os.environ.get("COMPARE_Q_COMMIT")
 
 
 @cache
 def code() -> tuple[str, str]:
     """(folder of the ``backends`` that this process runs, SHA-256 of its code at the first call)."""
-    folder = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        if file.name.startswith(".") or not file.is_file():  # for example an editor's lock, a broken link
-            continue
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    folder, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for file in sorted(folder.rglob("[!.]*.py")):
+        if file.is_file():  # no broken link
+            content = file.read_bytes()
+            digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode() + content)
     return str(folder), digest.hexdigest()
 
 
@@ -163,32 +160,14 @@ def cpu() -> str:
     return reported().get("model name") or platform.processor() or platform.machine()
 
 
-def cpu_kind() -> str:
-    """The widest instructions of an x86 processor that oneDNN may use: "AMX", "AVX-512", "AVX2" or "SSE", or "".
-
-    Torch, vLLM and ggml choose kernels by them.
-    """
-    flags = reported().get("flags", "").split()
-    if "amx_tile" in flags and _onednn_may_use("AMX"):
-        return "AMX"
-    if "avx512f" in flags and _onednn_may_use("AVX512", "AVX10"):
-        return "AVX-512"
-    return "AVX2" if "avx2" in flags else "SSE" if "sse2" in flags else ""
-
-
 def emulates_bf16() -> bool:
-    """True for an x86 processor without AVX-512 BF16, on which oneDNN emulates bf16 products.
+    """True for an x86 processor on which oneDNN emulates bf16 products: without AVX-512 BF16, or not allowed to use it.
 
     AVX-512 alone (Skylake to Ice Lake) is not enough; processors with AMX have AVX-512 BF16.
     """
-    has = "avx512_bf16" in reported().get("flags", "").split()
-    return cpu_kind() != "" and not (has and _onednn_may_use("BF16", "FP16", "AMX", "AVX10"))
-
-
-def _onednn_may_use(*instructions: str) -> bool:
-    """True if the variable that limits oneDNN is not set, or names one of ``instructions``."""
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    return most in ("", "ALL", "DEFAULT") or any(each in most for each in instructions)
+    flags, most = reported().get("flags", "").split(), os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    allowed = most in ("", "ALL", "DEFAULT") or any(each in most for each in ("BF16", "FP16", "AMX", "AVX10"))
+    return "sse2" in flags and not ("avx512_bf16" in flags and allowed)
 
 
 def processor() -> dict[str, Any]:
@@ -261,8 +240,8 @@ def words(hardware: Mapping[str, Any]) -> str:
     gpus = hardware.get("gpus")
     names = Counter(map(str, gpus if isinstance(gpus, list) else []))
     found = [f"{count} × {name}" if count > 1 else name for name, count in names.items()]
-    found += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
-    return ", ".join([*found, *([str(hardware["cpu"])] if hardware.get("cpu") else [])])
+    driver = f"driver {hardware['driver']}" if hardware.get("driver") else ""
+    return ", ".join(filter(None, [*found, driver, str(hardware.get("cpu") or "")]))
 
 
 def choose_mkl_kernels() -> None:

@@ -19,7 +19,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,7 @@ RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 ALONE = "alone"
 """Tag of scores without a reference."""
 VERSION = 2
-"""Version of the segments.
-
-1: columns of several windows, and their digests in the metadata.
-2: the windows are only in the metadata, not in the file name.
-"""
+"""Version of the segments; in version 1 the windows were also in the file name."""
 COLUMNS = {
     "logprob": np.float32, "entropy": np.float32, "top1_logprob": np.float32, "top1": np.bool_,
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
@@ -133,10 +129,7 @@ def digest_of(window: Window) -> str:
 
 
 def committed(folder: Path, tag: str) -> frozenset[int]:
-    """Return the windows that have a segment, by the headers alone; only ``load`` checks the content.
-
-    Segments of another tag count if they have all columns (``satisfies``).
-    """
+    """Return the windows with all columns of a tag, by the segments' headers; only ``load`` checks the content."""
     return frozenset().union(*(segment.indices for _, segment in segments_for(folder, tag) if segment is not None))
 
 
@@ -149,18 +142,15 @@ def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]
 
 
 def satisfies(stored_tag: str, wanted_tag: str) -> bool:
-    """Return True if segments with ``stored_tag`` have all columns of ``wanted_tag``.
-
-    All have the columns that depend on no reference; those with ``DIVERGENCES_SUFFIX`` have all columns.
-    """
+    """Return True if segments with ``stored_tag`` have all columns of ``wanted_tag``."""
     return wanted_tag in (ALONE, stored_tag, stored_tag.removesuffix(DIVERGENCES_SUFFIX))
 
 
 def asked_for(scores: TokenScores, tag: str) -> TokenScores:
-    """Return the columns of scores that belong to a tag."""
-    if tag == ALONE:
-        return scores.alone()
-    return scores if tag.endswith(DIVERGENCES_SUFFIX) else scores.without_divergences()
+    """Return the scores with the columns of a tag alone: one line of ``COLUMNS``, two or three."""
+    kept = 4 if tag == ALONE else len(COLUMNS) if tag.endswith(DIVERGENCES_SUFFIX) else 8
+    others: dict[str, Any] = dict.fromkeys(list(COLUMNS)[kept:])
+    return replace(scores, **others)
 
 
 def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -73,11 +72,9 @@ class CallCommand:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a command.
+    """Progress of a command: units that were finished since the last message, or, once known, ``total`` of the phase.
 
-    ``done``: units (windows, rows, bytes) that were finished since the last message; ``total``: units of the whole
-    phase, sent once it is known.  A function that is called may have phases: ``phase`` is the title of one that begins,
-    with its ``unit``; empty: the phase ends.
+    ``phase``: the title of a phase that begins in a called function, with its ``unit``; empty: the phase ends.
     """
 
     done: int = 0
@@ -144,17 +141,14 @@ def parse_message(data: bytes) -> Message:
 def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Write windows as arrays into one file, without pickle."""
     ids = np.concatenate([np.zeros(0, np.int32), *(each.token_ids for each in windows)])
-    shape = np.array([[each.index, len(each.token_ids), len(each.spans)] for each in windows], np.int64)
-    spans = np.array([span for each in windows for span in each.spans], np.int64)
-    storage.write_arrays(file, ids=ids, shape=shape.reshape(-1, 3), spans=spans.reshape(-1, 2))
+    shapes = [(each.index, len(each.token_ids), each.spans) for each in windows]
+    storage.write_arrays(file, ids=ids, shapes=json.dumps(shapes))
 
 
 def read_windows(file: Path) -> list[Window]:
     """Return the windows that ``write_windows`` wrote, in order."""
-    arrays = storage.read_arrays(file)
-    ids, spans = arrays["ids"], map(tuple, arrays["spans"].tolist())
-    windows, token = [], 0
-    for index, length, n_spans in arrays["shape"].tolist():
-        windows.append(Window(index, ids[token : token + length], tuple(islice(spans, n_spans))))
+    arrays, windows, token = storage.read_arrays(file), [], 0
+    for index, length, spans in json.loads(str(arrays["shapes"])):
+        windows.append(Window(index, arrays["ids"][token : token + length], tuple(map(tuple, spans))))
         token += length
     return windows

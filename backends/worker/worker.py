@@ -45,10 +45,7 @@ Send = Callable[[Message], None]
 
 
 def serve(channel: Connection, requested: float, alone: str = "") -> None:
-    """Perform commands from the channel until the driver closes it or sends an empty one.
-
-    ``requested``, ``alone``: see ``Worker``.
-    """
+    """Perform commands from the channel until the driver closes it or sends an empty one (arguments: ``Worker``)."""
     lock = threading.Lock()
 
     def send(message: Message) -> None:
@@ -68,10 +65,9 @@ class Committer:
     """Collects the scores of finished windows, and writes them into a segment every ``COMMIT_S`` seconds."""
 
     def __init__(self, command: ScoreCommand, engine: Engine, windows: list[Window]) -> None:
-        self.command, self.engine = command, engine
+        self.command, self.engine, self.last = command, engine, time.perf_counter()
         self.windows = {window.index: window for window in windows}
         self.waiting: list[tuple[Window, TokenScores]] = []
-        self.last = time.perf_counter()
 
     def add(self, scores: TokenScores) -> None:
         """Add the scores of one window; only ``commit`` writes those of the last window."""
@@ -152,7 +148,6 @@ class Worker:
         """Score windows and commit their scores.  What was committed before an error is kept.
 
         The session's record is written before the last windows are committed, so that complete scores never lack it.
-        ``close`` adds when the engine was closed.
         """
         assert self.engine is not None, "no model is loaded"
         moments, windows = dict(self.moments), messages.read_windows(command.windows)
@@ -174,8 +169,8 @@ class Worker:
         ran = {"provenance": what_ran(self.engine), "load_seconds": self.load_seconds, "moments": moments}
         record = {**ran, **command.facts}
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        came_later = machine.gpu_users(gpus, ours=1) if in_worker() and len(gpus) == 1 and gpus[0] else ""
-        if shared := self.shared or came_later:
+        one_gpu = in_worker() and len(gpus) == 1 and gpus[0]
+        if shared := self.shared or (machine.gpu_users(gpus, ours=1) if one_gpu else ""):
             record["shared_gpu"] = shared
         segments.write_record(command.scores, command.session, record)
         committer.commit()
@@ -205,14 +200,13 @@ def what_ran(engine: Engine) -> dict[str, Any]:
 
 def keep_to_share(number: int, count: int) -> None:
     """Restrict this process to share ``number`` of ``count`` equal shares of the processors, one thread on each."""
-    if count == 1 or not hasattr(os, "sched_setaffinity"):
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    each = max(len(cores) // count, 1)
-    os.sched_setaffinity(0, cores[number * each : (number + 1) * each] or cores[-1:])
-    os.environ["OMP_NUM_THREADS"] = str(each)
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(each)
+    if count > 1 and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        each = max(len(cores) // count, 1)
+        os.sched_setaffinity(0, cores[number * each : (number + 1) * each] or cores[-1:])
+        os.environ["OMP_NUM_THREADS"] = str(each)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(each)
 
 
 def inspect(model: PlannedModel) -> EngineInfo:
@@ -246,20 +240,16 @@ def inspect(model: PlannedModel) -> EngineInfo:
 
 
 def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str) -> str:
-    """Return a line on an error that was caused by too little memory, with sizes; empty for other errors.
-
-    ``shared``: the processes that used its GPUs before it loaded.
-    """
+    """Return a line on an error caused by too little memory, with sizes; empty for others (``shared``: see Worker)."""
     if model is None or not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""
     numbers = []
     with suppress(Exception):  # must not hide the error itself
-        weights = backends.files_of(model).storage().vram_bits
-        numbers += [f"its weights take {bytes_in_words(weights / 8)}"] if weights else []
+        if weights := backends.files_of(model).storage().vram_bits:
+            numbers.append(f"its weights take {bytes_in_words(weights / 8)}")
     with suppress(Exception):
-        cuda = sys.modules["torch"].cuda
-        free, total = cuda.mem_get_info() if cuda.is_initialized() else (0, 0)
-        numbers += [f"{bytes_in_words(free)} of the GPU's {bytes_in_words(total)} are free"] if total else []
+        if (cuda := sys.modules["torch"].cuda).is_initialized():
+            numbers.append("{} of the GPU's {} are free".format(*map(bytes_in_words, cuda.mem_get_info())))
     numbers += [f"before it loaded, {shared} used the GPU"] if shared else []
     found = f" ({', '.join(numbers)})" if numbers else ""
     advice = "close what else uses it, give the model more GPUs, or shorten eval_len"

@@ -20,7 +20,7 @@ from compare_q.backends import hub
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import nearest
-from compare_q.backends.hub import SILENT, HubAwayError
+from compare_q.backends.hub import HubAwayError
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec, texts_in
 
@@ -131,8 +131,7 @@ def row_limit(spec: DataSpec) -> int:
 def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
     """Turn errors of a data set into an InputError: its name in the spec, its path, the reason, a similar name."""
     try:
-        with hub.warnings_to(SILENT, source.path):
-            yield
+        yield
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
         if isinstance(error, InputError) and str(error).startswith("dataset "):
             raise
@@ -173,8 +172,10 @@ def split_rows(source: Source, limit: int) -> Any:
     """
     import datasets
     from datasets import packaged_modules
+    from huggingface_hub import utils
 
     datasets.disable_progress_bars()
+    utils.disable_progress_bars()  # type: ignore[attr-defined]
     datasets.utils.logging.set_verbosity_error()
     datasets.config.USE_PARQUET_EXPORT = False
     path, name, files, keys = source.path, source.name, source.data_files, dict[str, Any](split=source.split)

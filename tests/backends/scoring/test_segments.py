@@ -80,10 +80,10 @@ def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) ->
     loaded = load(tmp_path, ALONE, windows)  # TAG and OTHER have four windows each: the first by name
     assert sorted(loaded.scores) == [0, 1, 2, 3, 4, 5]
     assert loaded.sessions.keys() == {"one", "two"}
-    assert all(same(loaded.scores[index], one[index][1].alone()) for index in (0, 1, 2, 3))
+    assert all(same(loaded.scores[index], segments.asked_for(one[index][1], ALONE)) for index in (0, 1, 2, 3))
     few = load(tmp_path, ALONE, windows[3:5])  # all of both have those; those made alone come first
     assert few.sessions == {"alone": 2.0}
-    assert same(few.scores[3], alone[0][1].alone())
+    assert same(few.scores[3], segments.asked_for(alone[0][1], ALONE))
 
 
 def test_no_segment_serves_another_window(tmp_path: Path) -> None:
