@@ -80,62 +80,44 @@ class TokenScores:
     """Scores of the window with index ``window``, as ``backends/scoring/statistics.py`` defines them.
 
     Each array is [T], one entry per scored position, in nats where it has a unit; None if the engine does not know it.
-
-    Attributes:
-        logprob, entropy: of the real token; of the distribution.
-        top1_logprob, top1: of the most probable token; True if that is the real token.
-        ref_logprob, ref_top1_logprob: the same of the reference.  None without one, as all below.
-        kld, same_top: KL(reference || model); True if both have the same most probable token.
-        reverse_kld, js: KL(model || reference) and Jensen-Shannon divergence, if requested, as all below.
-        tv, top5: total variation, and share of the five most probable tokens that both have, from 0 to 1.
+    With a reference there are all down to ``same_top``; the last four are computed on request.
     """
 
     window: int
-    logprob: NDArray[np.float32]
+    logprob: NDArray[np.float32]  # of the real token
     entropy: NDArray[np.float32] | None = None
-    top1_logprob: NDArray[np.float32] | None = None
-    top1: NDArray[np.bool_] | None = None
-    ref_logprob: NDArray[np.float32] | None = None
+    top1_logprob: NDArray[np.float32] | None = None  # of the most probable token
+    top1: NDArray[np.bool_] | None = None  # the real token is the most probable one
+    ref_logprob: NDArray[np.float32] | None = None  # of the real token in the reference
     ref_top1_logprob: NDArray[np.float32] | None = None
-    kld: NDArray[np.float32] | None = None
-    same_top: NDArray[np.bool_] | None = None
-    reverse_kld: NDArray[np.float32] | None = None
-    js: NDArray[np.float32] | None = None
-    tv: NDArray[np.float32] | None = None
-    top5: NDArray[np.float32] | None = None
+    kld: NDArray[np.float32] | None = None  # KL(reference || model)
+    same_top: NDArray[np.bool_] | None = None  # both have the same most probable token
+    reverse_kld: NDArray[np.float32] | None = None  # KL(model || reference)
+    js: NDArray[np.float32] | None = None  # Jensen-Shannon divergence
+    tv: NDArray[np.float32] | None = None  # total variation, from 0 to 1
+    top5: NDArray[np.float32] | None = None  # share of the five most probable tokens that both have
 
 
 class ScoreRequest(BaseModel):
-    """Options of ``Engine.score``, apart from the windows.
-
-    Attributes:
-        reference: folder of the reference store to compare with.
-        vocab_size: number of entries, the first ones of both vocabularies, that are compared; None: the reference's.
-        record: existing folder into which this model's states or logits are written, as a reference store.
-        divergences: also compute ``reverse_kld``, ``js``, ``tv`` and ``top5`` of ``TokenScores``.
-    """
+    """Options of ``Engine.score``, apart from the windows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    reference: Path | None = None
-    vocab_size: int | None = None
-    record: Path | None = None
-    divergences: bool = False
+    reference: Path | None = None  # folder of the reference store to compare with
+    vocab_size: int | None = None  # number of entries that are compared, the first ones; None: all of the reference's
+    record: Path | None = None  # existing folder into which this model's states or logits are written, as a store
+    divergences: bool = False  # also compute ``reverse_kld``, ``js``, ``tv`` and ``top5``
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Stored size of a model; None if unknown, never a guess.
+    """Stored size of a model; None if unknown, never a guess."""
 
-    ``bpw_layer`` and ``bpw_head``: bits per weight of the layers and of the head; ``vram_bits``: bits of both together;
-    ``file_bytes``: size of the weight files on disk, with everything in them; ``note``: why something is unknown.
-    """
-
-    bpw_layer: float | None = None
+    bpw_layer: float | None = None  # bits per weight of the layers
     bpw_head: float | None = None
-    vram_bits: float | None = None
-    note: str = ""
-    file_bytes: int | None = None
+    vram_bits: float | None = None  # layers and head together
+    note: str = ""  # why something is unknown
+    file_bytes: int | None = None  # the weight files on disk, with everything in them
 
     @property
     def vram_gib(self) -> float | None:
@@ -145,74 +127,48 @@ class Storage:
 
 @dataclass(frozen=True)
 class Layer:
-    """``count`` linear layers as an engine ran them, which may differ from the checkpoint's scheme.
+    """``count`` linear layers as an engine ran them, which may differ from the checkpoint's scheme."""
 
-    ``name``: the module's path in the model, with ``*`` for numbers that vary; ``weights``: their stored format
-    ("nvfp4 g16", "int4 g128", "fp8 channel", "bfloat16"); ``activations``: the precision of the activations in the
-    product ("bfloat16", "int8 token", "nvfp4"); ``kernel``: the class or function that computed the product; ``asked``:
-    the activations of the checkpoint's scheme if others ran, else "".
-    """
-
-    name: str
-    weights: str
-    activations: str
-    kernel: str
-    asked: str = ""
+    name: str  # the module's path in the model, with ``*`` for numbers that vary
+    weights: str  # stored format: "nvfp4 g16", "int4 g128", "fp8 channel", "bfloat16"
+    activations: str  # their precision in the product: "bfloat16", "int8 token", "nvfp4"
+    kernel: str  # the class or function that computed the product
+    asked: str = ""  # the activations of the checkpoint's scheme if others ran
     count: int = 1
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about a model from its files, before it loads; None if they do not state it.
+    """Facts about a model from its files, before it loads; None if they do not state it."""
 
-    ``vocab_size``: number of logits; ``context``: maximum number of tokens; ``tokenizer``: folder with the model's
-    tokenizer, or its vocabulary (id -> token, without special tokens); ``rope_changes_above``: longest context (tokens)
-    up to which the engine uses the short rotary factors; ``dtype``: dtype of unquantized products, by spec and files.
-    """
-
-    vocab_size: int | None = None
-    context: int | None = None
-    tokenizer: Path | Mapping[int, str] | None = None
-    rope_changes_above: int | None = None
-    dtype: str | None = None
+    vocab_size: int | None = None  # number of logits
+    context: int | None = None  # maximum number of tokens
+    tokenizer: Path | Mapping[int, str] | None = None  # its folder, or the vocabulary without special tokens
+    rope_changes_above: int | None = None  # longest context up to which the engine uses the short rotary factors
+    dtype: str | None = None  # of unquantized products, by spec and files
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Properties of an engine that are known before it is imported.
+    """Properties of an engine that are known before it is imported."""
 
-    Attributes:
-        load_fns, fwd_fn: names of its load functions and of its forward function in specs (ExLlamaV3's names).
-        packages, install: distributions, each of which provides the engine; the command that installs it.
-        override_tensors: ``model_dir`` can be ``[dir, files]``, whose tensors replace the model's.
-        reference, compares: its models can be references; can be compared with one.
-        suffixes: of model files that only this engine reads.
-        quant_method, own_part: of a config.json that only this engine reads; a tensor name's ending in such a folder.
-        schemes: how the addresses of its models begin.
-        here: it runs on this machine, so that its scores depend on this machine's hardware.
-        torch: it computes with torch, so that a CPU build of torch does not use the GPUs.
-        batches: windows are computed in batches, so that rounding depends on the windows of a run.
-        decodes, decodes_behind_prompts: maximum number of windows at a time in decode (0: none); decode can be limited
-            to the scored tokens.
-    """
-
-    load_fns: tuple[str, ...]
-    fwd_fn: str
-    packages: tuple[str, ...]
-    install: str
+    load_fns: tuple[str, ...]  # names of its load functions in specs (ExLlamaV3's names)
+    fwd_fn: str  # name of its forward function in specs
+    packages: tuple[str, ...]  # distributions, each of which provides the engine
+    install: str  # the command that installs it
     summary: str
-    override_tensors: bool = False
-    reference: bool = True
-    compares: bool = True
-    suffixes: tuple[str, ...] = ()
-    quant_method: str = ""
-    own_part: str = ""
-    schemes: tuple[str, ...] = ()
-    here: bool = True
-    torch: bool = True
-    batches: bool = False
-    decodes: int = 0
-    decodes_behind_prompts: bool = False
+    override_tensors: bool = False  # ``model_dir`` can be ``[dir, files]``, whose tensors replace the model's
+    reference: bool = True  # its models can be references
+    compares: bool = True  # its models can be compared with a reference
+    suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
+    quant_method: str = ""  # of a config.json that only this engine reads
+    own_part: str = ""  # a tensor name's ending in such a folder
+    schemes: tuple[str, ...] = ()  # how the addresses of its models begin
+    here: bool = True  # it runs on this machine, whose hardware its scores depend on
+    torch: bool = True  # it computes with torch, a CPU build of which does not use the GPUs
+    batches: bool = False  # rounding depends on the windows of a run, which are computed in batches
+    decodes: int = 0  # maximum number of windows at a time in decode
+    decodes_behind_prompts: bool = False  # decode can be limited to the scored tokens
 
     def installed(self) -> tuple[str, str] | None:
         """Return (distribution, version) that provides the engine, ("built in", "") without one; None if missing."""
@@ -248,85 +204,50 @@ class Decode:
 
 
 class EngineInfo(BaseModel):
-    """The engine of one model as installed in one Python, and the engine's checks of the model before it loads.
-
-    Attributes:
-        installed: (distribution, version) that provides the engine; None: it is not installed.
-        versions: packages, settings and contents of named files that can change a score; part of the scores' key.
-        cpu_only: torch of this Python is a build without GPU code.
-        problem: why the model cannot run there, in one line; empty if it can.
-        facts, stamp: of a model on a server (``ModelFiles``); None and empty if its files are on this machine.
-        silence: why a server did not answer; empty if it did.  Such a model is asked again when its turn comes.
-    """
+    """The engine of one model as installed in one Python, and the engine's checks of the model before it loads."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    installed: tuple[str, str] | None = None
-    versions: dict[str, str] = {}
-    cpu_only: bool = False
-    problem: str = ""
-    facts: ModelFacts | None = None
-    stamp: str = ""
-    silence: str = ""
+    installed: tuple[str, str] | None = None  # (distribution, version) that provides the engine; None: not installed
+    versions: dict[str, str] = {}  # packages, settings and named files that can change a score; part of its key
+    cpu_only: bool = False  # torch of this Python is a build without GPU code
+    problem: str = ""  # why the model cannot run there, in one line
+    facts: ModelFacts | None = None  # of a model on a server; None if its files are on this machine
+    stamp: str = ""  # of a model on a server
+    silence: str = ""  # why a server did not answer; such a model is asked again when its turn comes
 
 
 class PlannedModel(BaseModel):
     """One model whose spec was checked: the only input of an engine, sent to its worker as JSON.
 
-    Engines read:
-
-    Attributes:
-        label: the model's name in tables and messages.
-        engine, load_fn: the engine's name in the registry; which of the engine's ways to load it.
-        model_dir: folder, file, hub id or server URL; ``ModelFiles.fetch`` replaces a hub id by a local path, and from
-            then on no engine asks the hub.
-        max_tokens: length of the longest window of all texts, in tokens.
-        options: the spec's ``engine`` object, checked by the engine.
-        override_tensors: files whose tensors replace the model's.
-        revision: branch, tag or commit of a hub id; None: the default branch.
-        decode: how windows are fed in decode steps; None: prefill.
-        stamp: ``ModelFiles.stamp`` when the scores' key was made; empty before that.
-        log_file: file for the engine's output; None: the terminal.
-
-    The driver alone reads, and fills while it plans:
-
-    Attributes:
-        spec, spec_sha256: the model spec as JSON types, without keys that the user did not set; digest of all of it.
-        python: path of the Python that runs the engine; None: the driver's.
-        n_gpus, replicas: GPUs that each replica gets (0: it runs on the CPU); workers that share the windows.
-        resources: Ray's custom resources that a worker takes, by name.
-        hardware: the part of the scores' key that names GPUs, driver, CPU and settings of the machine.
-        info: what ``python`` has of the engine.
-        known: the part of the provenance that is known before the model loads.
-        is_reference: the other models are compared with this one.
-        out_logits: folder in which the reference store of this model is kept; None: the cache.
+    The driver alone reads the second part, and fills it while it plans.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    label: str
-    engine: str
-    load_fn: str
-    model_dir: str
-    max_tokens: int
-    options: dict[str, Any] = {}
-    override_tensors: tuple[Path, ...] = ()
-    revision: str | None = None
-    decode: Decode | None = None
-    stamp: str = ""
-    log_file: Path | None = None
+    label: str  # the model's name in tables and messages
+    engine: str  # its name in the registry
+    load_fn: str  # which of the engine's ways to load it
+    model_dir: str  # folder, file, hub id or server URL; ``ModelFiles.fetch`` replaces a hub id by a local path
+    max_tokens: int  # length of the longest window of all texts
+    options: dict[str, Any] = {}  # the spec's ``engine`` object, checked by the engine
+    override_tensors: tuple[Path, ...] = ()  # files whose tensors replace the model's
+    revision: str | None = None  # branch, tag or commit of a hub id; None: the default branch
+    decode: Decode | None = None  # how windows are fed in decode steps; None: prefill
+    stamp: str = ""  # ``ModelFiles.stamp`` when the scores' key was made; empty before that
+    log_file: Path | None = None  # file for the engine's output; None: the terminal
 
-    spec: dict[str, Any] = {}
-    spec_sha256: str = ""
-    python: str | None = None
-    n_gpus: int = 0
-    replicas: int = 1
-    resources: dict[str, float] = {}
-    hardware: dict[str, Any] = {}
-    info: EngineInfo = EngineInfo()
-    known: dict[str, Any] = {}
-    is_reference: bool = False
-    out_logits: Path | None = None
+    spec: dict[str, Any] = {}  # the model spec as JSON types, without keys that the user did not set
+    spec_sha256: str = ""  # digest of all of it
+    python: str | None = None  # path of the Python that runs the engine; None: the driver's
+    n_gpus: int = 0  # GPUs that each replica gets; 0: it runs on the CPU
+    replicas: int = 1  # workers that share the windows
+    resources: dict[str, float] = {}  # Ray's custom resources that a worker takes, by name
+    hardware: dict[str, Any] = {}  # the part of the scores' key that names GPUs, driver, CPU and machine's settings
+    info: EngineInfo = EngineInfo()  # what ``python`` has of the engine
+    known: dict[str, Any] = {}  # the part of the provenance that is known before the model loads
+    is_reference: bool = False  # the other models are compared with this one
+    out_logits: Path | None = None  # folder in which the reference store of this model is kept; None: the cache
 
     def updated(self, **changes: Any) -> Self:
         """A copy with these fields changed; TypeError for a field that does not exist."""

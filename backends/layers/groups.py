@@ -47,30 +47,18 @@ PREFILL_NOTES = {
 
 @dataclass(frozen=True)
 class KVCache:
-    """The caches of ``count`` attention layers of one kind.
+    """The caches of ``count`` attention layers of one kind."""
 
-    Attributes:
-        layers: the module's path, with ``*`` for its numbers if there are several
-        stored: number format of keys and values ("bfloat16", "fp8")
-        scales: ``LOADED``, ``ONE`` or ``DYNAMIC``; "" for an unquantized cache
-        asked: number format in the checkpoint's config if another one ran, else ""
-        attention: the engine's name of the attention that reads the cache
-        prefill: ``FIRST_STEP``, ``SPARSE`` or ``UNKNOWN``; "" if prefill reads the cache or nothing is quantized
-        token_bytes: bytes per token and layer, with scales, on all GPUs together; None if unknown
-        window: number of last tokens of a sequence that the cache holds; None for all
-        named: True if the spec names the format ``stored``
-    """
-
-    layers: str
+    layers: str  # the module's path, with ``*`` for its numbers if there are several
     count: int
-    stored: str
-    scales: str = ""
-    asked: str = ""
-    attention: str = "this attention"
-    prefill: str = UNKNOWN
-    token_bytes: float | None = None
-    window: int | None = None
-    named: bool = False
+    stored: str  # number format of keys and values: "bfloat16", "fp8"
+    scales: str = ""  # ``LOADED``, ``ONE`` or ``DYNAMIC``; "" for an unquantized cache
+    asked: str = ""  # number format in the checkpoint's config if another one ran
+    attention: str = "this attention"  # the engine's name of the attention that reads the cache
+    prefill: str = UNKNOWN  # ``FIRST_STEP`` or ``SPARSE``; "" if prefill reads the cache or nothing is quantized
+    token_bytes: float | None = None  # per token and layer, with scales, on all GPUs together
+    window: int | None = None  # number of last tokens of a sequence that the cache holds; None for all
+    named: bool = False  # the spec names the format ``stored``
 
 
 @cache

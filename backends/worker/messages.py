@@ -32,32 +32,24 @@ class InspectEngine:
 
 @dataclass(frozen=True)
 class LoadCommand:
-    """Close the worker's last model, if it has one, and load ``model``.
-
-    ``devices``: the value of CUDA_VISIBLE_DEVICES; None: unchanged.  ``share``: (number, count) of a replica on the
-    CPU, which gets that share of the processors.
-    """
+    """Close the worker's last model, if it has one, and load ``model``."""
 
     model: PlannedModel
-    devices: tuple[str, ...] | None = None
-    share: tuple[int, int] | None = None
+    devices: tuple[str, ...] | None = None  # value of CUDA_VISIBLE_DEVICES; None: unchanged
+    share: tuple[int, int] | None = None  # (number, count) of a replica on the CPU, which gets that share of the cores
     type: Literal["load"] = "load"
 
 
 @dataclass(frozen=True)
 class ScoreCommand:
-    """Score the windows in the file ``windows`` with the loaded model.
-
-    Token scores are committed into the folder ``scores`` under ``tag`` (``backends/scoring/segments.py``).  ``session``
-    names this run of the model; ``facts`` (JSON types) become part of its record.
-    """
+    """Score windows with the loaded model, and commit their scores (``backends/scoring/segments.py``)."""
 
     request: ScoreRequest
-    windows: Path
-    scores: Path
+    windows: Path  # the file that ``write_windows`` wrote
+    scores: Path  # folder of the segments
     tag: str
-    session: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    session: str = ""  # names this run of the model
+    facts: dict[str, Any] = field(default_factory=dict)  # JSON types; part of the session's record
     type: Literal["score"] = "score"
 
 
@@ -102,14 +94,10 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The command failed, or the worker ended.
+    """The command failed, or the worker ended."""
 
-    ``reason``: one line per problem, for the user.  ``status``: exit status of the worker, or minus the number of the
-    signal that ended it; None: it continues.
-    """
-
-    reason: str = ""
-    status: int | None = None
+    reason: str = ""  # one line per problem, for the user
+    status: int | None = None  # exit status of the worker, or minus its signal's number; None: it continues
     type: Literal["failed"] = "failed"
 
 
