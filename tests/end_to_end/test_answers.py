@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,31 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.support import ROOT
-from tests.support.questions import evaluated, model_class
+from tests.support.questions import model_class
 from tests.support.toy import ATOL_LOGPROB, Run, in_transformers, needs_accelerate
 
 TASKS = ROOT / "demo" / "questions"
 QUESTIONS = 40
 EVAL_LEN = 200
 """The longest prompts of ``common_facts`` have 212 bytes, and a byte is a token of the toy."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """lm-eval's own results of a task, and its sum of log-probabilities of every answer in order."""
+
+    results: dict[str, Any]
+    sums: list[float]
+
+
+def evaluated(model: Any, task: Path, questions: int) -> Own:
+    """What lm-eval itself finds, by its ``simple_evaluate`` with its defaults."""
+    import lm_eval
+
+    found = lm_eval.simple_evaluate(model=model, tasks=[str(task)], limit=questions, log_samples=True)
+    (name,) = found["results"]
+    samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
+    return Own(found["results"][name], [answer[0] for sample in samples for answer in sample["filtered_resps"]])
 
 
 def write(folder: Path, tokenizer: Path, task: Path | str, models: list[dict[str, Any]], **keys: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,51 @@ import pytest
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval import results
 from compare_q.eval.ranking import best_labels
-from compare_q.eval.results import ModelResult, RunResult
-from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, replace, with_sums
+from compare_q.eval.results import ModelResult, RunResult, TextResult
+from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, raw_of, replace, run_result, text_result, with_sums
 from tests.support.toy import Run, Specs, refusal
-from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, combined, labels, on, writer
+
+DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
+CPU, GPU = {"cpu": "AMD EPYC"}, {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
+IDENTITY = {"label": "bf16", "key": "a" * 40, "model": "m", "engine": "fake", "hardware": CPU, "version": 3}
+ON_GPU = {**IDENTITY, "key": "b" * 40, "hardware": GPU, "bytes": 5}
+Write = Callable[..., Path]
+
+
+def on(model: ModelResult, key: str, machine: dict[str, Any] = CPU, **fields: Any) -> ModelResult:
+    """The model with that key of its scores, measured on that machine."""
+    return replace(model, scores_key=key, provenance={**model.provenance, **machine}, **fields)
+
+
+REF_A, QUANT_A = on(REF, "ref"), on(QUANT, "w4")
+FP8_B = on(QUANT, "fp8", label="FP8")
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a results.json as another machine would."""
-    return writer(tmp_path)
+    """Writes a results.json as another machine would: ``write(name, models..., reference=, hardware=, ...)``."""
+
+    def written(name: str, *models: ModelResult, **keys: Any) -> Path:
+        reference, data = keys.get("reference", IDENTITY), {**DATA, **keys.get("data", {})}
+        run = run_result((text_result("text", data, "letters", models, reference),), keys.get("title"))
+        raw = raw_of(run, ["compare_q.py", "-d", name])
+        raw |= {"hardware": keys.get("hardware", CPU), "versions": {"torch": keys.get("torch", "2.13")}}
+        raw |= {"created": keys.get("created", "2026-11-20T00:00:00+00:00"), "commit": "c"}
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(raw))
+        return tmp_path / name
+
+    return written
+
+
+def combined(files: Sequence[Path]) -> tuple[RunResult, TextResult]:
+    """The runs of these files as one, and its only text."""
+    found = results.load(files)
+    return found, found.texts[0]
+
+
+def labels(text: TextResult) -> list[str]:
+    return [model.label for model in text.models]
 
 
 def test_one_file_is_as_it_is(write: Write) -> None:

@@ -25,8 +25,7 @@ from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.table import columns, pairs, render
 from compare_q.eval.table.columns import BY_NAME
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
-from tests.support.made import FAILED, LAYERS, QUANT, REF, raw_of, replace, run_of, run_result, text_result
-from tests.support.report_page import WORST
+from tests.support.made import FAILED, LAYERS, QUANT, REF, WORST, raw_of, replace, run_of, run_result, text_result
 
 DATA = {"windows": 2, "windows_sha256": "w", "vocabulary_sha256": "v", "text_tokens": 100_000, "method": "exllamav3"}
 LAYER = {**LAYERS, "weights": "nvfp4 g16", "asked": "nvfp4"}

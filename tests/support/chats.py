@@ -21,15 +21,6 @@ MARKED = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """ChatML, which marks what the assistant generates."""
 
-UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-
-
-THINKING = """\
-{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
-{%- if m.role == 'assistant' and loop.last %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}
-{{- m.content + '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""Keeps the reasoning of the last turn alone, as Qwen3's."""
 
 WEATHER = {
     "messages": [
@@ -77,11 +68,3 @@ def write_lines(file: Path, *rows: Any) -> Path:
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
-
-
-def encoded(folder: Path, text: str) -> list[int]:
-    """The token ids of a text that holds special tokens, by the tokenizer in ``folder``."""
-    from tokenizers import Tokenizer
-
-    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    return ids

@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
-import torch
 
 from compare_q.backends.reference.store import MANIFEST
-from tests.support.definitions import definitions
-from tests.support.stub_engine import stub_logits
 from tests.support.toy import Ran
 
 Models = Sequence[dict[str, Any]]
@@ -115,54 +112,6 @@ def store_of(root: Path) -> Path:
     """The one store in the cache."""
     (manifest,) = root.glob(f"references/*/{MANIFEST}")
     return manifest.parent
-
-
-def left_behind(root: Path) -> list[str]:
-    """What lies beside the locks in the cache's folder of references."""
-    return [entry.name for entry in (root / "references").iterdir() if entry.suffix != ".lock"]
-
-
-def text_windows(
-    text: Path, count: int = N_WINDOWS, length: int = LENGTH, stride: int = 100, prefix: str = ""
-) -> list[list[int]]:
-    """Token ids of the windows, by hand: one token a letter, its id its place in the sorted alphabet of bytes."""
-    from tokenizers import pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    letters = text.read_text()
-    pieces = [prefix + letters[begin : begin + length] for begin in range(0, count * stride, stride)]
-    return [[alphabet.index({" ": "Ġ", "\n": "Ċ"}.get(letter, letter)) for letter in piece] for piece in pieces]
-
-
-def whole_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32") -> list[torch.Tensor]:
-    """The stub's logits [L, V] of every window."""
-    return [stub_logits(folder, window, dtype) for window in windows]
-
-
-def compared(
-    reference: Sequence[torch.Tensor], model: Sequence[torch.Tensor], windows: Sequence[Sequence[int]],
-    score_from: int = 1,
-) -> dict[str, list[Any]]:  # fmt: skip
-    """The columns that the token scores of a comparison must have."""
-    gold: dict[str, list[Any]] = {name: [] for name in ("window", "position", "token_id")}
-    for number, window in enumerate(windows):
-        scored = slice(score_from - 1, len(window) - 1)
-        gold["window"] += [number] * (len(window) - score_from)
-        gold["position"] += range(score_from, len(window))
-        gold["token_id"] += window[score_from:]
-        found = definitions(model[number][scored], window[score_from:], reference[number][scored])
-        for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld", "same_top"):
-            gold.setdefault(name, []).extend(found[name])
-    return gold
-
-
-def assert_tokens(found: dict[str, list[Any]], gold: dict[str, list[Any]]) -> None:
-    """Every column within 1e-5 (the largest difference seen is 3e-6), at exactly the gold's positions."""
-    for name, values in gold.items():
-        if name in ("window", "position", "token_id", "same_top"):
-            assert found[name] == values, name
-        else:
-            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-5, err_msg=name)
 
 
 def cut_divergence(boost: float, entries: int) -> float:

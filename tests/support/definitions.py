@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from compare_q.backends.base import TokenScores
-from compare_q.backends.scoring.statistics import scores
 from tests.support.toy import log_softmax
 
 INF, NAN = math.inf, math.nan
@@ -84,31 +82,3 @@ def assert_divergences_of(found: TokenScores, logits: torch.Tensor, reference: t
     }  # fmt: skip
     for name, values in expected.items():
         np.testing.assert_allclose(getattr(found, name), values, atol=atol, rtol=0, err_msg=name)
-
-
-def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: float = 1e-5) -> None:
-    for name, values in expected.items():
-        array = getattr(found, name)
-        if not values:
-            assert array is None, name
-            continue
-        assert array.dtype == (np.bool_ if name in ("top1", "same_top") else np.float32), name
-        np.testing.assert_allclose(
-            array.astype(np.float64), np.array(values, float), rtol=1e-6, atol=atol, err_msg=name
-        )
-
-
-def whole(partial: Partial, logits: torch.Tensor, targets: Any, reference: torch.Tensor | None = None) -> TokenScores:
-    return scores(0, np.array(targets), [partial(logits, targets, reference=reference)])
-
-
-def split(
-    partial: Partial, logits: torch.Tensor, targets: Any, cuts: list[int], reference: torch.Tensor | None = None
-) -> TokenScores:
-    """Scores from shards that end at ``cuts`` and at the end."""
-    edges = [0, *cuts, logits.shape[1]]
-    shards = []
-    for begin, end in pairwise(edges):
-        part = None if reference is None else reference[:, begin:end]
-        shards.append(partial(logits[:, begin:end], targets, begin, part))
-    return scores(0, np.array(targets), shards)

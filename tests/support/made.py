@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results import ModelResult, RunResult, Stored, TextResult
+from compare_q.eval.results import ModelResult, RunResult, Stored, TextResult, WorstToken
 from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Bucket, Curve, Estimates, Histogram, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
@@ -70,6 +70,13 @@ BASE = ModelResult.of(
 REF = replace(BASE, label="bf16", reference=True)
 QUANT = replace(BASE, label="W4A16", estimates=COMPARED)
 FAILED = ModelResult.of("broken", "fake", error="told to fail")
+
+
+WORST = (
+    WorstToken(window=1, position=7, kld=4.25, logprob=-4.605, ref_logprob=-0.693, before="before\n", token=" <i>",
+               after=" after"),
+    WorstToken(window=0, position=9, kld=3.0, logprob=-9.0, after="</script>"),
+)  # fmt: skip
 
 
 def text_result(

@@ -9,8 +9,6 @@ import numpy as np
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.scoring.segments import COLUMNS
 
-REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld", "js", "tv", "top5")
-
 
 def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]:
     """Windows of 2 to ``longest`` tokens, scored to their end; in every other one ranges before it are scored too."""
@@ -37,16 +35,3 @@ def random_scores(window: Window, names: Iterable[str] = COLUMNS, seed: int = 0)
         bits = np.where(rng.random(window.n_scored) < 0.2, special[rng.integers(6, size=window.n_scored)], bits)
         columns[name] = bits.view(np.float32) if COLUMNS[name] is np.float32 else (bits & 1).astype(np.bool_)
     return TokenScores(window.index, **columns)
-
-
-def same(a: TokenScores, b: TokenScores) -> bool:
-    """Whether two scores are the same bit for bit, with the same columns absent."""
-    if a.window != b.window:
-        return False
-    for name in COLUMNS:
-        left, right = getattr(a, name), getattr(b, name)
-        if (left is None) != (right is None):
-            return False
-        if left is not None and (left.dtype != right.dtype or left.tobytes() != right.tobytes()):
-            return False
-    return True

@@ -8,13 +8,10 @@ from typing import Any
 
 import torch
 
-from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.messages import dtype_name
-from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import Reader, begin, open_reference, seal
-from tests.support.toy import toy_windows
+from compare_q.backends.reference.store import Reader, begin, seal
 
 HEAD = Head(300, "float32")
 IDENTITY = {"windows": "abc", "label": "bf16"}
@@ -61,17 +58,3 @@ def window_of(folder: Path, window: int) -> Path:
     """The one file of a window."""
     (file,) = folder.glob(f"row.{window:06d}.*")
     return file
-
-
-def contents_of(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder."""
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
-    """Whether a loaded model keeps its states or its logits in ``folder / "store"``, and why not its states."""
-    (folder / "store").mkdir()
-    list(engine.score(toy_windows(1, 20), ScoreRequest(record=folder / "store")))
-    seal(folder / "store", {}, 1)
-    store = open_reference(folder / "store")
-    return store.contents, store.reason

@@ -13,17 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-import compare_q_vllm
 from compare_q.backends.base import Decode, PlannedModel, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.process import captured
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.definitions import assert_divergences_of
-from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows, with_gaps
+from tests.support.toy import GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows, with_gaps
 
 EAGER = {"enforce_eager": True, "dtype": "float32", **({"gpu_memory_utilization": 0.05} if GPU else {})}
 EXACT = 1e-3 if GPU else 1e-5  # products of other shapes differ by up to 3e-4 in TF32
-TWO_DEVICES = pytest.mark.skipif(GPU and torch.cuda.device_count() < 2, reason="tensor parallelism needs two GPUs")
 FIELDS = (
     "logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld", "reverse_kld", "js", "tv", "top5",
 )  # fmt: skip
@@ -115,22 +113,6 @@ def recorded(engine: VllmEngine, windows: list[Window], folder: Path) -> Path:
 
 def against(store: Path, vocab_size: int = TOY_VOCAB, *, divergences: bool = False) -> ScoreRequest:
     return ScoreRequest(reference=store, vocab_size=vocab_size, divergences=divergences)
-
-
-def own_logits(engine: VllmEngine, window: Window) -> torch.Tensor:
-    """The engine's logits [L, V]."""
-    return compare_q_vllm.fwd_vllm_score(engine, torch.from_numpy(window.token_ids).long()[None])[0]
-
-
-def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH) -> None:
-    """Every score of every window."""
-    assert found.keys() == gold.keys()
-    for index in gold:
-        for field in FIELDS:
-            a, b = getattr(found[index], field), getattr(gold[index], field)
-            assert (a is None) is (b is None)
-            if a is not None:
-                np.testing.assert_allclose(a, b, atol=atol, rtol=0)
 
 
 def assert_exact(found: TokenScores, logits: torch.Tensor, window: Window, atol: float, ref: Any = None) -> None:

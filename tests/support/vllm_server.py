@@ -10,14 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import pytest
-
 from compare_q.backends.base import EngineInfo, PlannedModel, ScoreRequest, TokenScores, Window
-from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.worker import worker
-from tests.support.toy import planned, toy_windows
+from tests.support.toy import planned
 
 VOCAB = 320
 KEY = "sk-very-secret"
@@ -146,33 +142,11 @@ def described(stub: Stub, **options: Any) -> EngineInfo:
     return worker.inspect(request_for(stub.url, **options))
 
 
-def loaded(stub: Stub, **options: Any) -> VllmServerEngine:
-    engine = VllmServerEngine(request_for(stub.url, **options))
-    engine.load()
-    return engine
-
-
 def scores_of(engine: VllmServerEngine, windows: list[Window]) -> dict[int, TokenScores]:
     """Scores by window, of a model that is still the same at their end, as a worker keeps them."""
     found = {scores.window: scores for scores in engine.score(windows, ScoreRequest())}
     engine.check_unchanged()
     return found
-
-
-def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:
-    assert found.keys() == {window.index for window in windows}
-    for window in windows:
-        ids = window.token_ids.tolist()
-        expected = [gold(ids[at], ids[at - 1]) for at in window.positions]
-        assert found[window.index].logprob.dtype == np.float32
-        np.testing.assert_array_equal(found[window.index].logprob, np.asarray(expected, dtype=np.float32))
-
-
-def failure(engine: VllmServerEngine, windows: list[Window] | None = None) -> str:
-    with pytest.raises(ModelError) as caught:
-        scores_of(engine, toy_windows(1) if windows is None else windows)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 def choice(answer: dict[str, Any]) -> dict[str, Any]:
@@ -182,18 +156,6 @@ def choice(answer: dict[str, Any]) -> dict[str, Any]:
 
 def another(body: dict[str, Any], answer: dict[str, Any]) -> None:
     answer["system_fingerprint"] = "vllm-0.1-def"
-
-
-def without(body: dict[str, Any], answer: dict[str, Any]) -> None:
-    del choice(answer)["prompt_logprobs"]
-
-
-def locked(stub: Stub) -> None:
-    stub.key = KEY
-
-
-def two(stub: Stub) -> None:
-    stub.cards.append({**stub.cards[0], "id": "lora", "parent": "toy"})
 
 
 def moved(by: float) -> Callable[[Stub], None]:
@@ -208,7 +170,3 @@ def moved(by: float) -> Callable[[Stub], None]:
         stub.edit = edit
 
     return change
-
-
-def new_weights(stub: Stub) -> None:
-    stub.model = 1

@@ -14,10 +14,11 @@ import torch
 
 from compare_q.backends.base import Decode, Layer, ScoreRequest
 from compare_q.backends.exllama.v3 import ExLlamaV3Engine
+from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference.head import Head, head_logits
+from compare_q.backends.reference.store import open_reference, seal
 from tests.support import exllamav3_stub
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model
-from tests.support.stores import kept_as_reference
 from tests.support.toy import TOY_VOCAB, brute_force, planned, toy_windows
 
 
@@ -30,6 +31,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setitem(sys.modules, "exllamav3", module)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return module
+
+
+def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
+    """Whether a loaded model keeps its states or its logits in ``folder / "store"``, and why not its states."""
+    (folder / "store").mkdir()
+    list(engine.score(toy_windows(1, 20), ScoreRequest(record=folder / "store")))
+    seal(folder / "store", {}, 1)
+    store = open_reference(folder / "store")
+    return store.contents, store.reason
 
 
 def loaded(folder: Path, decode: Decode | None = None, tokens: int = 100, **options: Any) -> ExLlamaV3Engine:

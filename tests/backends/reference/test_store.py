@@ -16,10 +16,15 @@ from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import MANIFEST, Reader, begin, discard, is_free, recorded, seal, tidy
 from tests.support.flips import KilledError, flips, killed_at
-from tests.support.stores import HEAD, IDENTITY, contents_of, numbers, record, state_store
+from tests.support.stores import HEAD, IDENTITY, numbers, record, state_store
 from tests.support.toy import refusal
 
 INF, NAN = math.inf, math.nan
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.fixture

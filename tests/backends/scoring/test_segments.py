@@ -14,9 +14,9 @@ import pytest
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common import storage
 from compare_q.backends.scoring import segments
-from compare_q.backends.scoring.segments import ALONE, commit, committed, load
+from compare_q.backends.scoring.segments import ALONE, COLUMNS, commit, committed, load
 from tests.support.flips import KilledError, flips, killed_at
-from tests.support.scores import REFERENCE, random_scores, random_windows, same
+from tests.support.scores import random_scores, random_windows
 
 TAG, OTHER = "0123456789abcdef-more", "fedcba9876543210"
 
@@ -39,6 +39,22 @@ def by_hand(file: Path) -> dict[int, dict[str, bytes]]:
             at += count * size
         assert at == 8 + length + entry["data_offsets"][1]
     return found
+
+
+REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld", "js", "tv", "top5")
+
+
+def same(a: TokenScores, b: TokenScores) -> bool:
+    """Whether two scores are the same bit for bit, with the same columns absent."""
+    if a.window != b.window:
+        return False
+    for name in COLUMNS:
+        left, right = getattr(a, name), getattr(b, name)
+        if (left is None) != (right is None):
+            return False
+        if left is not None and (left.dtype != right.dtype or left.tobytes() != right.tobytes()):
+            return False
+    return True
 
 
 @pytest.mark.parametrize("seed", range(8))

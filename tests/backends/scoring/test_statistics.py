@@ -4,6 +4,7 @@ excluded tokens, NaN and infinities, of which nothing becomes a number and nothi
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,35 @@ import torch
 from compare_q.backends.base import TokenScores
 from compare_q.backends.scoring import statistics
 from compare_q.backends.scoring.statistics import Column, scores
-from tests.support.definitions import INF, NAN, Partial, assert_scores, definitions, draw, draw_excluding, split, whole
+from tests.support.definitions import INF, NAN, Partial, definitions, draw, draw_excluding
+
+
+def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: float = 1e-5) -> None:
+    for name, values in expected.items():
+        array = getattr(found, name)
+        if not values:
+            assert array is None, name
+            continue
+        assert array.dtype == (np.bool_ if name in ("top1", "same_top") else np.float32), name
+        np.testing.assert_allclose(
+            array.astype(np.float64), np.array(values, float), rtol=1e-6, atol=atol, err_msg=name
+        )
+
+
+def whole(partial: Partial, logits: torch.Tensor, targets: Any, reference: torch.Tensor | None = None) -> TokenScores:
+    return scores(0, np.array(targets), [partial(logits, targets, reference=reference)])
+
+
+def split(
+    partial: Partial, logits: torch.Tensor, targets: Any, cuts: list[int], reference: torch.Tensor | None = None
+) -> TokenScores:
+    """Scores from shards that end at ``cuts`` and at the end."""
+    edges = [0, *cuts, logits.shape[1]]
+    shards = []
+    for begin, end in pairwise(edges):
+        part = None if reference is None else reference[:, begin:end]
+        shards.append(partial(logits[:, begin:end], targets, begin, part))
+    return scores(0, np.array(targets), shards)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

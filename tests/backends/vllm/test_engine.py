@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import ScoreRequest, Window
+import compare_q_vllm
+from compare_q.backends.base import ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import compat, driver
@@ -33,18 +34,34 @@ from tests.support.toy import (
 )
 from tests.support.vllm_engine import (
     EXACT,
-    TWO_DEVICES,
+    FIELDS,
     WINDOWS,
     against,
     as_before,
     assert_exact,
-    assert_same,
     engine,
-    own_logits,
     recorded,
     scores_of,
 )
 from tests.support.vllm_spy import BY, EDITED
+
+TWO_DEVICES = pytest.mark.skipif(GPU and torch.cuda.device_count() < 2, reason="tensor parallelism needs two GPUs")
+
+
+def own_logits(engine: VllmEngine, window: Window) -> torch.Tensor:
+    """The engine's logits [L, V]."""
+    return compare_q_vllm.fwd_vllm_score(engine, torch.from_numpy(window.token_ids).long()[None])[0]
+
+
+def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH) -> None:
+    """Every score of every window."""
+    assert found.keys() == gold.keys()
+    for index in gold:
+        for field in FIELDS:
+            a, b = getattr(found[index], field), getattr(gold[index], field)
+            assert (a is None) is (b is None)
+            if a is not None:
+                np.testing.assert_allclose(a, b, atol=atol, rtol=0)
 
 
 @pytest.mark.engine

@@ -14,15 +14,7 @@ import pytest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
 from tests.support.toy import Run, Specs
-from tests.support.vllm_server import (
-    VOCAB,
-    Stub,
-    another,
-    gold,
-    moved,
-    new_weights,
-    request_for,
-)
+from tests.support.vllm_server import VOCAB, Stub, another, gold, moved, request_for
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +38,10 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     stub.model = 1
     assert compare_q("-d", data, "-m", models).status == 0
     assert stub.windows  # other weights
+
+
+def new_weights(stub: Stub) -> None:
+    stub.model = 1
 
 
 def new_configuration(stub: Stub) -> None:

@@ -6,28 +6,49 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
 from compare_q.backends.vllm_server.engine import VllmServerEngine
 from tests.support.toy import toy_windows, with_gaps
-from tests.support.vllm_server import (
-    KEY,
-    Stub,
-    another,
-    assert_gold,
-    choice,
-    described,
-    failure,
-    loaded,
-    locked,
-    moved,
-    request_for,
-    scores_of,
-    two,
-    without,
-)
+from tests.support.vllm_server import KEY, Stub, another, choice, described, gold, moved, request_for, scores_of
+
+
+def loaded(stub: Stub, **options: Any) -> VllmServerEngine:
+    engine = VllmServerEngine(request_for(stub.url, **options))
+    engine.load()
+    return engine
+
+
+def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:
+    assert found.keys() == {window.index for window in windows}
+    for window in windows:
+        ids = window.token_ids.tolist()
+        expected = [gold(ids[at], ids[at - 1]) for at in window.positions]
+        assert found[window.index].logprob.dtype == np.float32
+        np.testing.assert_array_equal(found[window.index].logprob, np.asarray(expected, dtype=np.float32))
+
+
+def failure(engine: VllmServerEngine, windows: list[Window] | None = None) -> str:
+    with pytest.raises(ModelError) as caught:
+        scores_of(engine, toy_windows(1) if windows is None else windows)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def without(body: dict[str, Any], answer: dict[str, Any]) -> None:
+    del choice(answer)["prompt_logprobs"]
+
+
+def locked(stub: Stub) -> None:
+    stub.key = KEY
+
+
+def two(stub: Stub) -> None:
+    stub.cards.append({**stub.cards[0], "id": "lora", "parent": "toy"})
 
 
 def short(stub: Stub) -> None:

@@ -24,20 +24,60 @@ from tests.support.comparisons import (
     UNIFORM,
     Compare,
     Models,
-    assert_tokens,
-    compared,
     cut_divergence,
     fake,
     store_of,
     stub,
-    text_windows,
     toy,
-    whole_logits,
 )
-from tests.support.definitions import divergence_definitions
-from tests.support.stub_engine import StubEngine, rounding_of_rows, save_stub_model
+from tests.support.definitions import definitions, divergence_definitions
+from tests.support.stub_engine import StubEngine, rounding_of_rows, save_stub_model, stub_logits
 from tests.support.toy import TOY_VOCAB, save_llama
 from tests.support.transformers_models import changed
+
+
+def text_windows(
+    text: Path, count: int = N_WINDOWS, length: int = LENGTH, stride: int = 100, prefix: str = ""
+) -> list[list[int]]:
+    """Token ids of the windows, by hand: one token a letter, its id its place in the sorted alphabet of bytes."""
+    from tokenizers import pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = text.read_text()
+    pieces = [prefix + letters[begin : begin + length] for begin in range(0, count * stride, stride)]
+    return [[alphabet.index({" ": "Ġ", "\n": "Ċ"}.get(letter, letter)) for letter in piece] for piece in pieces]
+
+
+def whole_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32") -> list[torch.Tensor]:
+    """The stub's logits [L, V] of every window."""
+    return [stub_logits(folder, window, dtype) for window in windows]
+
+
+def compared(
+    reference: Sequence[torch.Tensor], model: Sequence[torch.Tensor], windows: Sequence[Sequence[int]],
+    score_from: int = 1,
+) -> dict[str, list[Any]]:  # fmt: skip
+    """The columns that the token scores of a comparison must have."""
+    gold: dict[str, list[Any]] = {name: [] for name in ("window", "position", "token_id")}
+    for number, window in enumerate(windows):
+        scored = slice(score_from - 1, len(window) - 1)
+        gold["window"] += [number] * (len(window) - score_from)
+        gold["position"] += range(score_from, len(window))
+        gold["token_id"] += window[score_from:]
+        found = definitions(model[number][scored], window[score_from:], reference[number][scored])
+        for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld", "same_top"):
+            gold.setdefault(name, []).extend(found[name])
+    return gold
+
+
+def assert_tokens(found: dict[str, list[Any]], gold: dict[str, list[Any]]) -> None:
+    """Every column within 1e-5 (the largest difference seen is 3e-6), at exactly the gold's positions."""
+    for name, values in gold.items():
+        if name in ("window", "position", "token_id", "same_top"):
+            assert found[name] == values, name
+        else:
+            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-5, err_msg=name)
+
 
 PREFIX = "system:\nuser:Say something.\na:"  # of the toy tokenizer's chat template, a token a letter
 MORE = ("reverse_kld", "js", "tv", "top5")

@@ -23,7 +23,6 @@ from tests.support.comparisons import (
     Models,
     cut_divergence,
     fake,
-    left_behind,
     store_of,
     stub,
     toy,
@@ -32,6 +31,11 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.stores import window_of
 from tests.support.stub_engine import rounding_of_rows
 from tests.support.toy import TOY_VOCAB, assert_refused, needs_accelerate
+
+
+def left_behind(root: Path) -> list[str]:
+    """What lies beside the locks in the cache's folder of references."""
+    return [entry.name for entry in (root / "references").iterdir() if entry.suffix != ".lock"]
 
 
 def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compare) -> None:

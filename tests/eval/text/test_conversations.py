@@ -21,17 +21,25 @@ from compare_q.eval.text import conversations, vocabulary, windows
 from compare_q.eval.text.conversations import Conversation
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData
-from tests.support.chats import (
-    MARKED,
-    QUESTION,
-    SUMS,
-    THINKING,
-    UNMARKED,
-    WEATHER,
-    save_chat_tokenizer,
-    write_lines,
-)  # fmt: skip
+from tests.support.chats import MARKED, QUESTION, SUMS, WEATHER, save_chat_tokenizer, write_lines
 from tests.support.toy import refusal
+
+UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+THINKING = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' and loop.last %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}
+{{- m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Keeps the reasoning of the last turn alone, as Qwen3's."""
+
+
+def encoded(folder: Path, text: str) -> list[int]:
+    """The token ids of a text that holds special tokens, by the tokenizer in ``folder``."""
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    return ids
+
 
 ASK = {"role": "user", "content": "Hello"}
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"town": "Bern"}}}
