@@ -1,4 +1,4 @@
-"""A good NVFP4 checkpoint of the toy model, and eight broken ones: one for each fault that the doctor looks for."""
+"""What breaks the toy's NVFP4 checkpoint: one change for each fault that the doctor looks for."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ from tests.support.transformers_models import changed
 
 LAYER = "model.layers.1"
 Q, UP = f"{LAYER}.self_attn.q_proj", f"{LAYER}.mlp.up_proj"
-
-
-def good(toy: Path, folder: Path) -> Path:
-    """NVFP4 with quantized activations, calibrated, beside the toy's tokenizer."""
-    from demo.quantize import quantize
-
-    with torch.compiler.set_stance("force_eager"):  # compiling the packing of FP4 takes 20 s
-        quantize(toy, "NVFP4", folder)
-    return folder
 
 
 def edited(folder: Path, name: str, change: Callable[[dict[str, Any]], None]) -> Path:

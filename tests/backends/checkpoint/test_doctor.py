@@ -19,17 +19,18 @@ from compare_q.backends.checkpoint.contents import Contents, compare
 from compare_q.backends.checkpoint.doctor import Report, differing_tokens, examine
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.tokenizers import Tokens, of_folder
-from tests.support.broken import FAULTS, good
+from tests.support.broken import FAULTS
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
-from tests.support.toy_moe_files import fp8_blocks
+from tests.support.toy import save_llama
 from tests.support.transformers_models import changed
 
 EXPERTS = "model.layers.3.mlp.experts"
 
 
 @pytest.fixture(scope="module")
-def good_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return good(toy_model, tmp_path_factory.mktemp("good") / "nvfp4")
+def good_model(quantized: Callable[..., Path]) -> Path:
+    """NVFP4 with quantized activations, calibrated."""
+    return quantized("NVFP4")
 
 
 def examined(folder: Path, reference: Path) -> Report:
@@ -201,8 +202,25 @@ NOTHING = Contents([], [], [], [])
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
-    """FP8 blocks."""
-    return fp8_blocks(tmp_path)
+    """A Qwen3-MoE of two experts in FP8 blocks, as DeepSeek stores them."""
+    shape = {
+        "hidden_size": 128,
+        "head_dim": 64,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 128,
+    }
+    whole = save_llama(tmp_path / "whole", "Qwen3Moe", **shape)
+    tensors: dict[str, torch.Tensor | None] = {}
+    for name, weight in load_file(whole / "model.safetensors").items():
+        if "_proj." in name:
+            blocks = weight.float().reshape(len(weight) // 128, 128, -1, 128)
+            scale = blocks.abs().amax((1, 3)) / 448
+            packed = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(weight.shape)
+            tensors |= {name: packed, f"{name}_scale_inv": scale}
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    ignored = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
+    return changed(whole, tmp_path / "blocks", {**config, "modules_to_not_convert": ignored}, **tensors)
 
 
 def test_whole_and_without_an_expert(mixture: Path) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.common import processes
-from tests.support.broken import FAULTS, good
+from tests.support.broken import FAULTS
 from tests.support.toy import Ran, Run, in_transformers
 
 
 @pytest.fixture(scope="module")
-def good_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return good(toy_model, tmp_path_factory.mktemp("good") / "nvfp4")
+def good_model(quantized: Callable[..., Path]) -> Path:
+    """NVFP4 with quantized activations, calibrated."""
+    return quantized("NVFP4")
 
 
 def sections(ran: Ran) -> dict[str, list[str]]:

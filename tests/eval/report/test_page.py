@@ -19,8 +19,7 @@ from compare_q.eval.report import page
 from compare_q.eval.results import ModelResult, RunResult, TextResult, WorstToken
 from compare_q.eval.stats import estimates
 from compare_q.eval.table import tables
-from tests.support.made import run_result, text_result
-from tests.support.report_page import WORST
+from tests.support.made import FAILED, WORST, run_result, text_result
 from tests.support.several_texts import three, with_failed_text
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -28,14 +27,10 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-needs_browser = [
-    pytest.mark.engine,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine"),
-]
+needs_browser = [pytest.mark.engine, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 """Marks of a test that opens a report."""
 N = 4000
 LAYER = {"layers": "h.*", "count": 2, "weights": "int4", "activations": "float16", "kernel": "Marlin", "asked": ""}
-DEVIATING = {**LAYER, "asked": "fp8"}
 SOURCE = {"method": "exllamav3", "windows": 4, "window_length": 1000, "scored_tokens": N, "spec": {"dataset": "wiki2"}}
 
 
@@ -62,13 +57,12 @@ MODELS = (
     REFERENCE,
     measured("bf16 other", 0.001, 16.0, seed=1, spec={"noise_floor": True}),
     measured("W4A16 g128", 0.3, 4.125, seed=2, notes=("a note",), worst_tokens=WORST),
-    measured("W4A16 g32", 0.2, 4.5, seed=3, provenance={"layers": [DEVIATING]}),
+    measured("W4A16 g32", 0.2, 4.5, seed=3, provenance={"layers": [{**LAYER, "asked": "fp8"}]}),
     measured("EXL3 3.0", 0.18, 3.0, seed=4),
     measured("EXL3 4.0", 0.05, 4.0, seed=5),
     measured("GGUF Q4_K", 0.05, 4.5, seed=6),
     measured("GGUF Q2_K", 8.0, 2.5, seed=7),
 )
-FAILED = ModelResult.of("broken", "fake", error="told to fail")
 
 
 def text_of(*models: ModelResult, name: str = "wiki2") -> TextResult:
