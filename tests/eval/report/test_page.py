@@ -16,7 +16,7 @@ import pytest
 from compare_q.backends.base import Storage
 from compare_q.eval.common.files import write_text
 from compare_q.eval.report import page
-from compare_q.eval.results import ModelResult, RunResult, TextResult, WorstToken
+from compare_q.eval.results import ModelResult, RunResult, WorstToken
 from compare_q.eval.stats import estimates
 from compare_q.eval.table import tables
 from tests.support.made import FAILED, WORST, run_result, text_result
@@ -65,13 +65,9 @@ MODELS = (
 )
 
 
-def text_of(*models: ModelResult, name: str = "wiki2") -> TextResult:
-    base = next((model.label for model in models if model.reference), None)
-    return text_result(name, SOURCE, "wikitext2, 4 × 1000 tokens", models, None if base is None else {"label": base})
-
-
 def results_of(*models: ModelResult) -> RunResult:
-    return run_result((text_of(*models),))
+    base = next(({"label": model.label} for model in models if model.reference), None)
+    return run_result((text_result("wiki2", SOURCE, "wikitext2, 4 × 1000 tokens", models, base),))
 
 
 EVIL = "</script><img src=x onerror=alert(1)> & <b>\u202e"
