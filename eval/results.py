@@ -32,8 +32,8 @@ from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.files import write_text
-from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTS, AgainstReference, Estimates
-from compare_q.eval.stats.uncertainty import MOST_BLOCKS, Count, Error, Value
+from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTS, Estimates
+from compare_q.eval.stats.uncertainty import Count, Error, Value
 
 FORMAT = 8
 """Version of the layout of results.json: no other one is read."""
@@ -512,44 +512,30 @@ def contradiction(model: ModelResult) -> str:
         return "timing: is not in order"
     if (found := model.estimates) is None:
         return ""
-    blocks, curve, answers = found.blocks, found.curve, found.answers
-    sums = {name: own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None}
+    blocks, curve, against, answers = found.blocks, found.curve, found.against, found.answers
+    sums = [own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None]
     values = [own for own in (curve.nll, curve.kld, curve.nll_stderr, curve.kld_stderr) if own is not None]
     rules = [answers.acc, answers.acc_norm] if answers else []
-    shares = [own.accuracy for own in rules] + [
-        each for own in rules if own.flips for each in (own.flips.flips, own.flips.changed)
-    ]
+    percentiles, histogram = [], None
+    if against is not None:
+        percentiles = [each for each in (against.kld_percentiles, *against.divergence_percentiles.values()) if each]
+        histogram = against.kld_histogram if against.kld_percentiles else None
     holds = {
-        "ppl": found.ppl.value is None or found.ppl.value > 0,
-        "blocks": len(blocks.tokens) <= MOST_BLOCKS
-        and all(len(own) == len(blocks.tokens) for own in sums.values())
-        and (not blocks.whole or (sum(blocks.tokens) > 0 and set(blocks.whole) <= sums.keys())),
+        "blocks": all(len(own) == len(blocks.tokens) for own in sums)
+        and (not blocks.whole or (sum(blocks.tokens) > 0 and all(getattr(blocks, name) for name in blocks.whole))),
         "curve": all(a < b for a, b in itertools.pairwise((0, *curve.edges)))
         and all(len(own) == max(len(curve.edges) - 1, 0) for own in values),
-        "against": found.against is None or distributions_hold(found.against),
-        "answers": all(share.value is None or 0 <= share.value <= 1 for share in shares)
-        and all(set(own.right) <= {"0", "1"} for own in rules)
-        and all(len(own.right) == (answers.questions if answers and own.accuracy.value is not None else 0)
-                for own in rules),
+        "against": all(each.keys() == PERCENTILES for each in percentiles) and (against is None or (
+            against.divergence_percentiles.keys() <= set(DIVERGENCES) and (histogram is None or (
+                against.kld.value is not None and sum(histogram.counts) + histogram.below + histogram.above > 0
+                and len(histogram.counts) <= 300 * histogram.per_decade
+            ))
+        )),
+        "answers": all(len(own.right) == (answers.questions if answers and own.accuracy.value is not None else 0)
+                       for own in rules),
     }  # fmt: skip
     wrong = next((name for name, is_so in holds.items() if not is_so), "")
     return f"estimates.{wrong}: its numbers do not go together" if wrong else ""
-
-
-def distributions_hold(against: AgainstReference) -> bool:
-    """True if all percentiles exist, and the histogram has tokens and plausible bins."""
-    found, divergences = against.kld_histogram, against.divergence_percentiles
-    return (
-        divergences.keys() <= set(DIVERGENCES)
-        and all(not each or each.keys() == PERCENTILES for each in (against.kld_percentiles, *divergences.values()))
-        and (not against.kld_percentiles or (
-            against.kld.value is not None
-            and sum(found.counts) + found.below + found.above > 0
-            and 0 < found.per_decade <= 1000
-            and abs(found.first) <= 300
-            and len(found.counts) <= 300 * found.per_decade
-        ))
-    )  # fmt: skip
 
 
 def load(files: Sequence[Path]) -> RunResult:

@@ -28,12 +28,7 @@ HASHED_BYTES = 1 << 24
 DECODE_BATCH = 32
 """Number of windows that are decoded together, if the spec has no ``batch`` and the engine can."""
 SCORES_VERSION = 7
-"""Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
-
-Since 4 segments of all references are in one folder, and GPUs are named by their kind;
-since 5 vLLM runs eagerly unless the spec says otherwise; since 6 vLLM leaves out no states; since 7 Transformers makes
-the logits of windows of more than 2^28 of them in pieces, whose products may round otherwise.
-"""
+"""Version of the scoring; raise it when numbers move or other things are kept, so that stored scores are not mixed."""
 
 
 def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) -> list[PlannedModel]:

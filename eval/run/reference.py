@@ -25,10 +25,7 @@ from compare_q.eval.run.config import RunConfig
 from compare_q.eval.text.windows import EvalData
 
 RECORDING_VERSION = 4
-"""Version of the recording; a change that moves numbers, or that older code cannot read, raises it.
-
-Since 3 logits are kept bit for bit in the dtype that the engine gave; since 4 files carry their checksum.
-"""
+"""Version of the recording; a change that moves numbers, or that older code cannot read, raises it."""
 MEANING = {
     "vocabulary": "was made with another tokenizer",
     "series": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or score_every",

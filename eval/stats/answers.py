@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from compare_q.eval.stats.uncertainty import Count, Value
 from compare_q.eval.text.tokens import Requests
@@ -47,7 +48,7 @@ class Accuracy:
     """
 
     accuracy: Value
-    right: str
+    right: Annotated[str, Field(pattern="^[01]*$")]
     flips: Flips | None = None
 
 

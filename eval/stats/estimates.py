@@ -12,14 +12,16 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from compare_q.eval.stats.answers import AnswerEstimates
 from compare_q.eval.stats.uncertainty import (
     FEWEST_WAVES,
+    MOST_BLOCKS,
     SHORT,
     Count,
     Error,
@@ -58,8 +60,8 @@ class Histogram:
     ``below``: tokens with less, those at or below 0 included; ``above``: those with more.
     """
 
-    first: int
-    per_decade: int
+    first: Annotated[int, Field(ge=-300, le=300)]
+    per_decade: Annotated[int, Field(ge=1, le=1000)]
     counts: tuple[Count, ...]
     below: Count
     above: Count
@@ -89,11 +91,11 @@ class BlockSums:
     of the text that the blocks cover, each counted once.
     """
 
-    tokens: tuple[Count, ...]
+    tokens: Annotated[tuple[Count, ...], Field(max_length=MOST_BLOCKS)]
     nll: tuple[float, ...]
     kld: tuple[float, ...] | None = None
     same_top: tuple[float, ...] | None = None
-    whole: tuple[str, ...] = ()
+    whole: tuple[Literal["nll", "kld", "same_top"], ...] = ()
     length: Count = 0
 
     @property

@@ -71,7 +71,7 @@ class Perplexity:
     Errors: one standard error; None with one block, or one token.
     """
 
-    value: float | None
+    value: Annotated[float, Field(gt=0)] | None
     logprob_sum: float
     tokens: Count
     non_finite: Count

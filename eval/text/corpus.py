@@ -34,9 +34,9 @@ BATCH_ROWS = 64
 
 def display_name(spec: DataSpec) -> str:
     """Return the name of the data for titles."""
-    source = SOURCES.get(spec.dataset.lower())
     named = (spec.is_chat and spec.dataset_path) or (spec.is_answers and Path(spec.task or "").stem)
     fallback = Path(spec.path).stem if spec.path else named or spec.dataset
+    source = SOURCES.get(spec.dataset.lower())
     return unicode(spec.dataset_display_name or (source.display if source else fallback))
 
 

@@ -34,17 +34,12 @@ SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 """The defaults of ``simple_evaluate`` in lm-eval 0.4.13."""
 LEAST = "0.4.13"
 FILES_VERSION = 2
-"""Version of the questions of local files.  Raise it when they are read differently.
-
-2: local data are read without the cache of ``datasets``, which identifies files by path and time only.
-"""
+"""Version of the questions of local files.  Raise it when they are read differently."""
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
 """Metrics of lm-eval for multiple choice.  lm-eval loads any other name as a program of Hugging Face's ``evaluate``."""
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
 PICKLES = "pandas"
 """The format of ``datasets`` that loads pickles, which are code."""
-
-
 FUNCTION, YAML = b"!function", (".yaml", ".yml")
 
 

@@ -84,13 +84,9 @@ def of_file(folder: Path, seen: frozenset[int] = NONE) -> Mapping[int, str] | No
 
 
 def disagreement(
-    model: Path | Mapping[int, str],
-    data_folder: Path,
-    *,
-    trusted: bool,
-    data_trusted: bool,
+    model: Path | Mapping[int, str], data_folder: Path, *, trusted: bool, data_trusted: bool,
     seen: frozenset[int] = NONE,
-) -> str:
+) -> str:  # fmt: skip
     """Describe an id that stands for different tokens in a model's vocabulary and in the data's tokenizer.
 
     Returns an empty string if they agree.  ``model``: its folder, or its vocabulary.  ``trusted``, ``data_trusted``:

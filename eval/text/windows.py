@@ -129,7 +129,9 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
         taken = every[: max_rows or None]
         documents = conversations_in(taken, text, text.chat, spec, too_long, unscored)
     elif requests is not None:
-        check_lengths(requests, spec.eval_len)
+        if (longest := int(requests.scored.max())) > spec.eval_len:
+            place = f"an answer to question {int(requests.question[requests.scored.argmax()]) + 1:,}"
+            raise InputError(f"eval_len: {place} has {longest:,} tokens; set eval_len above that")
         every = cutting.answers(text.ids, text.ends, requests.scored, spec.eval_len)
         total = requests.questions
         taken = every[: int(np.searchsorted(requests.question, min(max_rows or total, total)))]
@@ -183,13 +185,6 @@ def conversations_in(
         f"{chat.found_by}){lost}",
         facts,
     )
-
-
-def check_lengths(requests: Requests, eval_len: int) -> None:
-    """Raise InputError if an answer has more tokens than a window."""
-    if (longest := int(requests.scored.max())) > eval_len:
-        number = int(requests.question[requests.scored.argmax()]) + 1
-        raise InputError(f"eval_len: an answer to question {number:,} has {longest:,} tokens; set eval_len above that")
 
 
 def answers_in(taken: Sequence[cutting.Cut], text: Tokens, requests: Requests, spec: DataSpec, total: int) -> Documents:
@@ -294,17 +289,15 @@ def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress)
     ``tokenizer``: its folder.  Runs in a subprocess, because it imports Transformers and ``datasets`` or lm-eval.
     """
     unpacked, folder = reading.unpacked(spec), Path(tokenizer)
-    name = corpus.display_name(unpacked)
     if unpacked.is_answers:
-        with progress.phase(f"tokenizing {name}", unit="questions"):
-            text = tasks.read(unpacked, folder)
+        with progress.phase(f"tokenizing {corpus.display_name(unpacked)}", unit="questions"):
+            return tokens.save(Path(file), tasks.read(unpacked, folder))
+    hub_datasets.fetch(unpacked, progress)
+    if unpacked.is_chat:
+        text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress)
     else:
-        hub_datasets.fetch(unpacked, progress)
-        if unpacked.is_chat:
-            text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress)
-        else:
-            text = tokens.tokenize(corpus.load_texts(unpacked, progress), folder, unpacked, progress)
-    tokens.save(Path(file), text)
+        text = tokens.tokenize(corpus.load_texts(unpacked, progress), folder, unpacked, progress)
+    return tokens.save(Path(file), text)
 
 
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
@@ -315,22 +308,15 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     for file in sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}):
         digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + json_files.read_bytes(file) + b"\0")
     chat = {
-        "roles": sorted(set(spec.score_roles)),
-        "turns": spec.score_turns,
-        "variables": spec.chat_template_kwargs,
+        "roles": sorted(set(spec.score_roles)), "turns": spec.score_turns, "variables": spec.chat_template_kwargs,
         "version": CHAT_VERSION,
-    }
+    }  # fmt: skip
     return {
-        "version": TOKENS_VERSION,
-        "method": spec.method,
-        "detokenize": spec.detokenize,
-        "text": reader_of(spec).identity(spec),
-        "tokenizer": digest.hexdigest(),
-        "chat_template": spec.chat_template,
-        **({"chat": chat} if spec.is_chat else {}),
-        "trust_remote_code": spec.trust_remote_code,
+        "version": TOKENS_VERSION, "method": spec.method, "detokenize": spec.detokenize,
+        "text": reader_of(spec).identity(spec), "tokenizer": digest.hexdigest(), "chat_template": spec.chat_template,
+        **({"chat": chat} if spec.is_chat else {}), "trust_remote_code": spec.trust_remote_code,
         "versions": builds(TOKENIZING),
-    }
+    }  # fmt: skip
 
 
 def reader_of(spec: DataSpec) -> ModuleType:
@@ -395,18 +381,11 @@ def data_json(data: EvalData) -> dict[str, Any]:
     """Return the data of a run for results.json."""
     spec, (n_bytes, n_words) = data.spec, data.text_size or (None, None)
     return {
-        "spec": json.loads(spec.model_dump_json(exclude_unset=True)),
-        "spec_sha256": spec.digest(),
-        "windows_sha256": data.digest,
-        "vocabulary_sha256": data.vocabulary,
-        "text_tokens": data.n_tokens,
-        "method": spec.windows,
-        "windows": len(data.windows),
+        "spec": json.loads(spec.model_dump_json(exclude_unset=True)), "spec_sha256": spec.digest(),
+        "windows_sha256": data.digest, "vocabulary_sha256": data.vocabulary, "text_tokens": data.n_tokens,
+        "method": spec.windows, "windows": len(data.windows),
         **({"windows_of_the_text": data.available} if data.is_spread else {}),
-        "window_length": data.length,
-        "scored_tokens": data.n_scored,
-        "bytes": n_bytes,
-        "words": n_words,
+        "window_length": data.length, "scored_tokens": data.n_scored, "bytes": n_bytes, "words": n_words,
         **({"text_note": data.text_note} if data.text_note else {}),
         **({"answers" if spec.is_answers else "conversations": data.documents.facts} if data.documents else {}),
-    }
+    }  # fmt: skip
