@@ -16,7 +16,6 @@ import math
 import os
 import shutil
 import socket
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from compare_q.backends.reference.store import MANIFEST, read_manifest
 from compare_q.backends.worker import worker
 from compare_q.backends.worker.messages import LoadCommand, Log, Message, ScoreCommand
 from compare_q.eval.common.cache import Cache, default_root
-from compare_q.eval.common.processes import PROCESSES, WorkerProcess, outcome
+from compare_q.eval.common.processes import WorkerProcess, outcome
 from compare_q.eval.common.progress import Show
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.gpus import GpuPool
@@ -52,32 +51,48 @@ READY_S, CLOSE_S, POLL_S = 120.0, 60.0, 1.0
 gives an engine 30."""
 ENVIRON = Path("/proc/self/environ")
 HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
-RESERVED_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
+RESERVED_RESOURCES = {"CPU", "GPU", "memory", "object_store_memory"}
 """What Ray takes in other ways than by name."""
+
+
+Resources = Mapping[str, Mapping[str, float]]
+"""Node -> what Ray says that it has."""
 
 
 @dataclass(frozen=True)
 class HardwareClass(Hardware):
-    """Nodes on which a model has the same scores wherever it runs; ``gpus`` are those of the largest.
+    """Nodes (ids) on which a model has the same scores wherever it runs; ``gpus`` are those of the largest.
 
-    ``nodes``: their ids; ``cpus``: processors that a model takes on a node without GPUs.
+    ``cpus``: processors that a model takes on a node without GPUs.
     """
 
     cpus: float
     nodes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Resources) -> HardwareClass:
+        """Return the hardware class of nodes, from what these say of themselves."""
+        largest, facts = max(nodes, key=lambda each: len(each[1]["gpus"]))
+        cpus, ids = there[largest].get("CPU", 0), tuple(node for node, _ in nodes)
+        return cls(tuple(facts["gpus"]), facts["processor"], facts["settings"], cpus, ids)
+
+    def having(self, wanted: Mapping[str, float], there: Resources) -> HardwareClass:
+        """Return those of the nodes that are there and have what is wanted."""
+        has = {node: all(found.get(name, 0) >= n for name, n in wanted.items()) for node, found in there.items()}
+        return replace(self, nodes=tuple(node for node in self.nodes if has.get(node)))
 
     @property
     def name(self) -> str:
         """The name of their GPUs, or of their processor."""
         return self.gpus[0].name if self.gpus else str(self.processor["cpu"])
 
+    def most_replicas(self, n_gpus: int) -> int:
+        return len(self.nodes) * (len(self.gpus) // n_gpus if n_gpus else 1)
+
     @property
     def slots(self) -> int:
         """Number of models that they can run at the same time, each on one GPU."""
-        return len(self.nodes) * max(len(self.gpus), 1)
-
-    def most_replicas(self, n_gpus: int) -> int:
-        return len(self.nodes) * (len(self.gpus) // n_gpus if n_gpus else 1)
+        return self.most_replicas(min(len(self.gpus), 1))
 
 
 def code() -> tuple[Any, ...]:
@@ -118,11 +133,11 @@ class NodeWorker:
         self.folder, self.devices, self.log_of_driver = folder / storage.temporary_name(), devices, model.log_file
         self.folder.mkdir(parents=True)
         self.held = storage.hold(self.folder)
-        self.log_file, self.log_read = self.folder / "log", 0
+        self.log = (self.folder / "log").open("a+b", buffering=0)
         self.folders: dict[Path, Path] = {}
         self.sent: dict[Path, int] = {}
         verbose = model.log_file is None
-        log = None if verbose else self.log_file
+        log = None if verbose else self.folder / "log"
         self.worker = WorkerProcess(model.python, model.engine, gpus, log_file=log, verbose=verbose)
 
     def perform(
@@ -151,38 +166,34 @@ class NodeWorker:
                 yield self.progress(message)
         except CompareQError as error:
             yield self.progress(None)
-            raise type(error)(str(error).replace(str(self.log_file), str(self.log_of_driver))) from None
+            raise type(error)(str(error).replace(str(self.folder / "log"), str(self.log_of_driver))) from None
 
     def progress(self, message: Any) -> tuple[Any, list[tuple[Path, bytes]], bytes]:
         """Return (a message, None after the last one; files, by the driver's paths; what was added to the log).
 
         The files are new, or have another size than when they were sent: whatever a message is about comes with it.
         """
-        files, log = [], b""
+        files = []
         for folder, of_driver in self.folders.items():
             for file in storage.files_in(folder):
                 size = None if storage.TEMPORARY.fullmatch(file.name) else storage.size_of(file)
                 if size is not None and self.sent.get(file) != size:
                     files.append((of_driver / file.name, file.read_bytes()))
                     self.sent[file] = size
-        with suppress(OSError), self.log_file.open("rb") as stream:
-            stream.seek(self.log_read)
-            log = stream.read()
-            self.log_read += len(log)
-        return message, files, log
+        return message, files, self.log.read()
 
     def close(self) -> None:
         """Let the worker end, and delete its folder."""
         self.worker.close()
+        self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self.held)
 
 
 class Node:
-    """The agent on a node: an actor that holds no resources, and lives as long as the driver.
+    """The agent on a node: an actor that holds no resources, and lives as long as the driver, in its ``directory``.
 
-    It keeps the engine processes of its workers, as the driver does on its own machine, so that only the first worker
-    of an engine waits for the import.  ``directory``: where relative paths of the specs start, as for the driver.
+    It keeps the engine processes of its workers, so that only the first worker of an engine waits for the import.
     """
 
     def __init__(self, directory: str) -> None:
@@ -191,7 +202,7 @@ class Node:
         with suppress(OSError):
             os.chdir(directory)
         self.cache = Cache(default_root())
-        self.gpus = GpuPool(machine.gpus()).names
+        self.here = Workers(gpus=GpuPool(machine.gpus()))
         self.workers: dict[str, NodeWorker] = {}
 
     def facts(self) -> dict[str, Any]:
@@ -204,7 +215,7 @@ class Node:
 
         InputError if the node's Python cannot run workers.
         """
-        info = worker.inspect(model) if model.python is None else Workers().ask(model)
+        info = worker.inspect(model) if model.python is None else self.here.ask(model)
         with suppress(CompareQError, OSError):
             return info, backends.files_of(model).content()
         return info, ""
@@ -224,15 +235,14 @@ class Node:
         """Write a file into that folder."""
         storage.write_whole(file, content)
 
-    def import_ahead(self, python: str | None, engine: str, *, verbose: bool) -> None:
-        """Start to import an engine."""
-        with suppress(InputError):  # starting the worker reports it
-            PROCESSES.get(python or sys.executable, engine, self.gpus, verbose=verbose)
+    def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
+        """Start to import a model's engine."""
+        self.here.import_ahead(model, verbose=verbose)
 
     def start(self, model: PlannedModel, devices: tuple[str, ...] | None) -> str:
         """Start a worker and return its name.  The folders of workers that are gone are deleted."""
         self.cache.check_writable()
-        made = NodeWorker(self.cache.root / "nodes", model, self.gpus, devices)
+        made = NodeWorker(self.cache.root / "nodes", model, self.here.gpus.names, devices)
         for other in made.folder.parent.iterdir():
             if storage.is_abandoned(other) and not other.is_symlink():
                 shutil.rmtree(other, ignore_errors=True)
@@ -267,8 +277,8 @@ class Cluster:
     classes: list[HardwareClass] = field(default_factory=list)
     copying: defaultdict[Any, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
-    def resources(self) -> dict[str, Mapping[str, float]]:
-        """Node -> what Ray says that it has, of the nodes that are there now."""
+    def resources(self) -> Resources:
+        """What the nodes have that are there now."""
         return {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
 
     def actor(self, of: type, nodes: Sequence[str], *arguments: Any, **options: Any) -> Any:
@@ -304,19 +314,17 @@ class Cluster:
             try:
                 facts = self.result(asked[node], READY_S)
                 facts["gpus"] = facts["gpus"][: math.floor(there[node].get("GPU", 0))]  # Ray hands out the first ones
-                problem = problem_of(facts, there[node])
+                check_node(facts, there[node])
             except CompareQError as error:
-                facts, problem = {}, str(error)
-            if problem:
-                if problem != HEAD_ONLY:
-                    self.say(f"--ray: node {self.hosts[node]}: not used: {problem}")
+                if str(error) != HEAD_ONLY:
+                    self.say(f"--ray: node {self.hosts[node]}: not used: {error}")
                 self.ray.kill(self.agents.pop(node))
                 continue
             gpu, processor = [(gpu.name, gpu.driver) for gpu in facts["gpus"][:1]], facts["processor"]
             on_cpu = None if gpu else (sorted(processor.items()), there[node]["CPU"])
             kind = (gpu, processor["cpu"], processor["instructions"], sorted(facts["settings"].items()), on_cpu)
             alike.setdefault(repr(kind), []).append((node, facts))
-        self.classes = [class_of_nodes(nodes, there) for _, nodes in sorted(alike.items())]
+        self.classes = [HardwareClass.of(nodes, there) for _, nodes in sorted(alike.items())]
         if not self.classes:
             raise InputError("--ray: no node of the cluster can run a model")
 
@@ -330,15 +338,15 @@ class Cluster:
         if taken := sorted(RESERVED_RESOURCES & resources.keys()):
             raise InputError(f"resources: {taken[0]}: compare_q counts these itself; the key gpus says how many")
         there, reasons, answers = self.resources(), [], {}
-        fitting = [restricted(each, there, resources) for each in self.classes]
+        fitting = [each.having(resources, there) for each in self.classes]
         for found in sorted(fitting, key=lambda each: (-each.slots, each.name)):
             asked = {node: self.agents[node].inspect.remote(model) for node in found.nodes}
             for node, answer in asked.items():
                 try:
-                    answers[node], content_there = self.result(answer)
+                    info, content_there = self.result(answer)
                     if content not in (None, content_there):
-                        answers.pop(node)
                         raise ModelError(f"{model.model_dir} is not there, or another model")
+                    answers[node] = info
                 except (InputError, ModelError) as error:
                     reasons.append(f"node {self.hosts[node]}: {error}")
             if answers:
@@ -353,43 +361,21 @@ class Cluster:
         raise InputError("; ".join(reasons) or f"resources: no node of the cluster has {wanted or 'room for a model'}")
 
 
-def problem_of(facts: Mapping[str, Any], resources: Mapping[str, float]) -> str:
-    """Why a node takes no model; empty if it does."""
+def check_node(facts: Mapping[str, Any], resources: Mapping[str, float]) -> None:
+    """InputError with the reason if a node takes no model."""
     if facts["code"] != code():
         theirs, ours = (" ".join(map(str, each)) for each in (facts["code"], code()))
-        return f"its compare_q is {theirs}, this one {ours}"
-    names = {gpu.name for gpu in facts["gpus"]}
-    if len(names) > 1:
-        return f"it has GPUs of several kinds ({', '.join(sorted(names))}), of which Ray gives any"
-    return "" if resources.get("CPU") or facts["gpus"] else HEAD_ONLY
-
-
-def class_of_nodes(
-    nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Mapping[str, Mapping[str, float]]
-) -> HardwareClass:
-    """Return the hardware class of nodes, from what these say of themselves."""
-    largest, facts = max(nodes, key=lambda each: len(each[1]["gpus"]))
-    cpus, ids = there[largest].get("CPU", 0), tuple(node for node, _ in nodes)
-    return HardwareClass(tuple(facts["gpus"]), facts["processor"], facts["settings"], cpus, ids)
-
-
-def restricted(
-    found: HardwareClass, there: Mapping[str, Mapping[str, float]], wanted: Mapping[str, float]
-) -> HardwareClass:
-    """Return the hardware class with those of its nodes that are there and have what is wanted."""
-    nodes = tuple(
-        node
-        for node in found.nodes
-        if node in there and all(there[node].get(name, 0) >= number for name, number in wanted.items())
-    )
-    return replace(found, nodes=nodes)
+        raise InputError(f"its compare_q is {theirs}, this one {ours}")
+    if len(names := {gpu.name for gpu in facts["gpus"]}) > 1:
+        raise InputError(f"it has GPUs of several kinds ({', '.join(sorted(names))}), of which Ray gives any")
+    if not (resources.get("CPU") or facts["gpus"]):
+        raise InputError(HEAD_ONLY)
 
 
 class RayWorker:
-    """A worker on a node of a cluster: see the protocol ``Worker`` of eval/run/workers.py.
+    """A worker (``eval/run/workers.py``) on one of ``nodes``, where it asks for room once its model is to be loaded.
 
-    It asks Ray for room on one of ``nodes`` when its model is to be loaded, and not before.  ``node``: the name of its
-    node, empty before that.
+    ``node``: the name of its node, empty before that.
     """
 
     def __init__(self, cluster: Cluster, model: PlannedModel, nodes: HardwareClass) -> None:
@@ -445,9 +431,8 @@ class RayWorker:
                 job = replace(job, request=job.request.model_copy(update={"reference": reference}))
             job = replace(job, facts={**job.facts, "known": {**job.facts.get("known", {}), "node": self.node}})
         streaming = self.agent.perform.options(num_returns="streaming")
-        asked = streaming.remote(self.name, job, silence_s, windows, sends=sends)
-        for reference_of_item in asked:
-            message, files, added_to_log = self.cluster.result(reference_of_item)
+        for item in streaming.remote(self.name, job, silence_s, windows, sends=sends):
+            message, files, added_to_log = self.cluster.result(item)
             self.keep(files, added_to_log)
             if message is not None:
                 yield message
@@ -472,7 +457,7 @@ class RayWorker:
             return bool(self.cluster.result(self.agent.sees.remote(token, token.name.encode())))
 
     def brought(self, store: Path) -> Generator[Log, None, Path]:
-        """Where the node finds a reference store (the generator's result): where it is, or in a copy in its cache."""
+        """Where the node finds a reference store: where it is, or in a copy in its cache."""
         result, agent = self.cluster.result, self.agent
         try:
             whole = (store / MANIFEST).read_bytes()
@@ -528,7 +513,7 @@ class RayWorkers(Workers):
     def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
         """Start to import a model's engine on each node that may get it."""
         for node in self.placed[model.label].nodes:
-            self.cluster.agents[node].import_ahead.remote(model.python, model.engine, verbose=verbose)
+            self.cluster.agents[node].import_ahead.remote(model, verbose=verbose)
 
 
 def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> RunConfig:

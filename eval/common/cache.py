@@ -44,14 +44,13 @@ NAMES = {
 """Section -> the names of its files, or of its folders (scores and references)."""
 
 
-def default_root() -> Path:
-    """Return ``$COMPARE_Q_CACHE``, or a folder in the user's cache folder."""
-    chosen = os.environ.get(ENVIRONMENT)
-    return Path(chosen) if chosen else user_cache_path("compare_q", appauthor=False)
-
-
 LOCK_POLL_S = 0.5
 """Seconds between two attempts to get a lock, and two checks of whether the run was stopped."""
+
+
+def default_root() -> Path:
+    """Return ``$COMPARE_Q_CACHE``, or a folder in the user's cache folder."""
+    return Path(os.environ.get(ENVIRONMENT) or user_cache_path("compare_q", appauthor=False))
 
 
 class Cache:
@@ -65,10 +64,9 @@ class Cache:
 
     @cached_property
     def unwritable(self) -> str:
-        """Why the cache cannot be written; empty if it can.
+        """Why the cache cannot be written, empty if it can.  The first access makes folders, and deletes what is left.
 
-        The first access creates the folders, and deletes what killed runs left half-written and locks that no process
-        holds.
+        That is what killed runs have half-written, and locks that no process holds.
         """
         folders = [self.root / section for section in (*NAMES, "runs")]
         for folder in folders:
@@ -104,16 +102,14 @@ class Cache:
         """Return the log file of the engine that computes an entry."""
         self.check_writable()
         name = re.sub(r"[^\w.-]", "_", label)[:60]
-        numbers = itertools.chain([""], map(".{}".format, itertools.count(1)))
-        files = (self.root / "logs" / f"{name}{number}.{key}.log" for number in numbers)
-        return next(file for file in files if storage.is_regular(file) or not os.path.lexists(file))  # not a pipe
+        file = self.root / "logs" / f"{name}.{key}.log"
+        while os.path.lexists(file) and not storage.is_regular(file):  # a pipe
+            file = file.with_name(f"_{file.name}")
+        return file
 
     @contextmanager
     def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:
-        """Yield a temporary path, whose file becomes the entry if the block succeeds, and is deleted if not.
-
-        InputError if the disk is full, or the folder was deleted.
-        """
+        """Yield a temporary path, whose file becomes the entry if the block succeeds; InputError for a full disk."""
         self.check_writable()
         target = self.path(section, key, suffix)
         try:
@@ -140,10 +136,9 @@ class Cache:
     ) -> Iterator[None]:
         """Hold the locks of these files while the block runs; wait for those that other runs hold.
 
-        They are acquired in the order of their real paths, so that two runs never wait for each other.  ``waits`` is
-        called once if another run holds one.  ``check`` is called while waiting, and raises StoppedError if the run was
-        stopped.  A lock in a folder that cannot be written, or on a full disk, is left out: finished scores are served
-        from there, and nothing else can be kept.
+        They are acquired in the order of their real paths, so that two runs never wait for each other.  While waiting,
+        ``waits`` is called once, and ``check`` often, which raises StoppedError if the run was stopped.  A lock in a
+        folder that cannot be written, or on a full disk, is left out: finished scores are served from there.
         """
         self.unwritable  # noqa: B018 - creates the folders
         waited = False
@@ -165,10 +160,7 @@ class Cache:
             yield
 
     def use(self, section: str, key: str) -> None:
-        """Mark an entry as used by this run, so that no run deletes it before this run ends.
-
-        On a full disk there is no mark, and the entry is used all the same.
-        """
+        """Mark an entry as used by this run, so that no run deletes it before this run ends; not on a full disk."""
         if self.unwritable:
             return
         with self.using, suppress(OSError):
@@ -178,18 +170,17 @@ class Cache:
                 self.marks = marks
             with self.marks.open("a", encoding="utf-8") as file:
                 file.write(f"{key}\n")
-        for entry in (self.path(section, key, suffix) for suffix in (".npz", "")):
+        for suffix in (".npz", ""):
             with suppress(OSError):
-                os.utime(entry)
+                os.utime(self.path(section, key, suffix))
 
     def used_by_runs(self, *, others: bool = False) -> set[str]:
         """Return the keys of entries that runs use, this run's too unless ``others``; delete marks of killed runs."""
         storage.sweep(self.root / "runs")
         keys: set[str] = set()
-        for file in storage.files_in(self.root / "runs"):
+        for file in {*storage.files_in(self.root / "runs")} - ({self.marks} if others else set()):
             with suppress(InputError):  # deleted meanwhile
-                if not (others and file == self.marks):
-                    keys.update(json_files.read_bytes(file).decode(errors="replace").split())
+                keys.update(json_files.read_bytes(file).decode(errors="replace").split())
         return keys
 
     def clear(self, section: str, key: str) -> None:
@@ -208,10 +199,7 @@ class Cache:
 
 
 def own_files(section: str, path: Path) -> list[Path]:
-    """Return the files that compare_q wrote at a path of a section: the file, or files of the folder, but no links.
-
-    Empty if the name is not one that compare_q gives.
-    """
+    """Return the files that compare_q wrote at a path of a section, but no links; none for a name of another's."""
     if not NAMES[section].fullmatch(path.name):
         return []
     of_folder = {"scores": segments.own_files, "references": reference_store.own_files}.get(section)

@@ -26,11 +26,10 @@ CURE = "free space or name another place, and run again: what was measured is ke
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary path; its file replaces the target if the block succeeds, and is deleted if not.
+    """Yield a temporary path; its file replaces the target if the block succeeds, with the mode of the old file.
 
-    A link is followed, and the mode of the old file is kept.  A device or pipe is written into: if root renamed a file
-    over /dev/null, every program would write into that file.  So is a file that may be written but not replaced, such
-    as a mount point of ``docker -v``.  OSError if the target is a folder or cannot be written.
+    A link is followed.  A device or pipe is written into, or root would replace /dev/null; so is a file that may be
+    written but not replaced, such as a mount point of ``docker -v``.  OSError if the target cannot be written.
     """
     if is_device(target):
         with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
@@ -84,11 +83,9 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 @dataclass
 class Outputs:
-    """The outputs of one run, each of which may fail without the others.
+    """The outputs of one run, each of which may fail without the others; ``failures`` has a line for each that did.
 
-    Attributes:
-        verbose: print the traceback of an error that is not the user's.
-        failures: one line for each output that could not be written.
+    ``verbose``: print the traceback of an error that is not the user's.
     """
 
     verbose: bool = False
@@ -135,10 +132,7 @@ def text_stream(descriptor: int, encoding: str = "utf-8") -> io.TextIOWrapper:
 
 
 def protect_standard_streams() -> None:
-    """Replace stdout and stderr by streams that end no run.
-
-    Call it before files are opened: they would get the numbers of standard streams that are closed (``>&-``).
-    """
+    """Replace stdout and stderr by streams that end no run, before a file gets the number of a closed one (``>&-``)."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

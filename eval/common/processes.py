@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import importlib
 import json
 import math
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -33,17 +33,9 @@ from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.process import ending, root_cause
+from compare_q.backends.worker import messages
 from compare_q.backends.worker.engine_process import LEAVE, end_group
-from compare_q.backends.worker.messages import (
-    CallCommand,
-    Command,
-    Done,
-    Failed,
-    Message,
-    ScoreCommand,
-    encoded,
-    parse_message,
-)
+from compare_q.backends.worker.messages import CallCommand, Command, Done, Failed, Message, ScoreCommand
 from compare_q.eval.common.progress import Progress, Show, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
@@ -63,18 +55,14 @@ def in_process() -> bool:
 
 
 def command(module: str, *words: object, python: str = sys.executable) -> list[str]:
-    """Return the command line that runs a module of compare_q with a Python, in ``environment``.
-
-    -P ignores a folder ``compare_q`` in the working directory.
-    """
+    """The command line of a module, in ``environment``; -P ignores a folder ``compare_q`` in the working directory."""
     return [python, "-P", "-m", module, *map(str, words)]
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
-    """Return the environment in which ``python`` finds this compare_q, before the user's PYTHONPATH.
+    """Return the environment in which ``python`` finds this compare_q.
 
-    Another Python must not see the packages next to an installed compare_q, and so gets a folder with a link, one per
-    installation.
+    Another Python must not see the packages next to an installed one, and so gets a folder with a link to that.
     """
     root = Path(compare_q.__file__).resolve().parent.parent
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
@@ -160,14 +148,10 @@ PROCESSES = EngineProcesses()
 
 
 class WorkerProcess:
-    """A worker of this machine, forked by an engine process once its engine is imported.
+    """A worker of this machine (``eval/run/workers.py``), forked by an engine process once its engine is imported.
 
-    ``eval/run/workers.py`` has its protocol.  ``log_file``: file for the engine's output; None: the terminal if
-    ``verbose``, else a temporary file, for the message if the worker dies.  The others: see ``EngineProcess``.
-
-    Attributes:
-        group: its process group, 0 until its first message.
-        status: its exit status, None until it is known.
+    ``log_file``: file for the engine's output; None: the terminal if ``verbose``, else a temporary file.  ``group``:
+    its process group, 0 until its first message; ``status``: its exit status, None until it is known.
     """
 
     def __init__(
@@ -202,7 +186,7 @@ class WorkerProcess:
         ModelError if the worker dies, or sends nothing for ``silence_s`` seconds; StoppedError if it was killed.
         """
         with suppress(OSError):  # reading tells whether it has died
-            self.channel.send_bytes(encoded(command))
+            self.channel.send_bytes(messages.encoded(command))
         message: Message | None = None
         while not isinstance(message, Done | Failed):
             try:
@@ -210,8 +194,7 @@ class WorkerProcess:
             except TimeoutError:
                 self.kill()
                 what = "finished no window" if isinstance(command, ScoreCommand) else "did not load"
-                text = f"{what} for {silence_s:.0f} s, and was ended (--deadline){self.log_hint()}"
-                raise ModelError(text) from None
+                raise ModelError(f"{what} for {silence_s:.0f} s, and was ended (--deadline){self.log_hint()}") from None
             if message is None or self.status is not None:
                 raise self.death()
             if self.group or not isinstance(message, Done):
@@ -240,7 +223,7 @@ class WorkerProcess:
             if time.monotonic() >= until:
                 raise TimeoutError
         try:
-            message = parse_message(self.channel.recv_bytes())
+            message = messages.parse_message(self.channel.recv_bytes())
         except (EOFError, OSError):  # closed, or cut off in the middle of a message
             return None
         if isinstance(message, Failed):
@@ -310,20 +293,19 @@ def most_telling(log: IO[bytes], start: int = 0) -> str:
 def run_in_subprocess(
     function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any
 ) -> Any:  # fmt: skip
-    """Return ``function(**arguments)``, called in a subprocess; InputError with its reason if it fails.
+    """Return ``function(**arguments)``, all JSON types, called in a process that has imported Transformers.
 
-    ``function``: at the top level of a module; arguments and result are JSON types.  With ``progress`` the function
-    gets a keyword ``progress``, whose phases are shown here.  ``what``: the activity, for the message if the process
-    dies.  The process is a fork of one that has imported Transformers, which most such functions need.
+    InputError with its reason if it fails, or if the process dies (then with ``what``, the activity).  ``function``: at
+    the top level of a module; with ``progress`` it gets a keyword ``progress``, whose phases are shown here.
     """
     if in_process():
         more = {} if progress is None else {"progress": progress}
         return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **more)))
-    call = {"module": function.__module__, "name": function.__name__, "arguments": arguments,
-            "shows": progress is not None}  # fmt: skip
+    call = {"function": f"{function.__module__}:{function.__name__}", "shows": progress is not None,
+            "arguments": arguments}  # fmt: skip
     worker = WorkerProcess(engine=backends.TOKENIZING)
     try:
-        with shown(progress) as show:
+        with shown(progress or Progress(quiet=True)) as show:
             command = CallCommand(f"{__name__}:{called.__name__}", call)
             return outcome(worker.messages(command, math.inf), show, InputError)
     except ModelError as error:
@@ -333,8 +315,7 @@ def run_in_subprocess(
         worker.close()
 
 
-def called(send: Show, *, module: str, name: str, arguments: Mapping[str, Any], shows: bool) -> Any:
+def called(send: Show, *, function: str, shows: bool, arguments: Mapping[str, Any]) -> Any:
     """Return the result of a function, in the subprocess."""
     os.environ[ENVIRONMENT] = "1"
-    function = getattr(importlib.import_module(module), name)
-    return function(**arguments, **({"progress": Progress(send=send)} if shows else {}))
+    return pkgutil.resolve_name(function)(**arguments, **({"progress": Progress(send=send)} if shows else {}))

@@ -13,17 +13,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from rich import progress as rich_progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
 from rich.text import Text
 
 from compare_q.backends.common.messages import bytes_in_words, printable
@@ -43,10 +34,10 @@ def counted(unit: str, done: float, total: float | None = None) -> str:
     return "/".join(numbers) + ("" if unit == "bytes" else f" {unit}") if unit else ""
 
 
-class Counter(ProgressColumn):
+class Counter(rich_progress.ProgressColumn):
     """The finished units of a phase, and their total if it is known."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: rich_progress.Task) -> Text:
         return Text(counted(task.fields["unit"], task.completed, task.total))
 
 
@@ -79,26 +70,29 @@ class Phase:
         """Show a worker's message."""
         if isinstance(message, messages.Log):
             self.say(message.text)
-        elif isinstance(message, messages.Progress) and message.total is not None:
-            self.expect(message.total)
         elif isinstance(message, messages.Progress):
-            self.advance(message.done)
+            self.advance(message.done) if message.total is None else self.expect(message.total)
 
 
 class Progress:
     """Shows phases: one line for each that runs; models that run at the same time have phases in their threads.
 
     A process makes one Progress, before anything captures the output.  ``send``: sends the progress to another
-    process, which shows it; None: it is shown here.
+    process, which shows it; None: it is shown here.  A console has one live display, with a line for every phase.
     """
 
     def __init__(self, *, quiet: bool = False, send: Show | None = None) -> None:
         self.send, self.lock = send, threading.Lock()
-        self.bars: Bars | None = None
         if send is None:
             file = files.text_stream(os.dup(2))
             weakref.finalize(self, file.close)
             self.console = Console(file=file, quiet=quiet)
+            text = rich_progress.TextColumn("{task.description}", markup=False)
+            times = rich_progress.TimeElapsedColumn(), rich_progress.TimeRemainingColumn()
+            self.bars = rich_progress.Progress(  # if rich redirected, engines would print above the bar, not into logs
+                rich_progress.SpinnerColumn(), text, rich_progress.BarColumn(), Counter(), *times, console=self.console,
+                transient=True, redirect_stdout=False, redirect_stderr=False, disable=not self.console.is_terminal,
+            )  # fmt: skip
 
     def say(self, line: str) -> None:
         """Print one line of plain text."""
@@ -118,59 +112,38 @@ class Progress:
             self.send(messages.Progress(phase=""))
             return
         began = time.perf_counter()
-        with self.bar(title, unit, total) as show:
-            phase = Phase(self.say, show)
-            try:
-                yield phase
-            finally:
-                phase.flush()
+        with self.lock:
+            if not (self.bars.tasks or self.bars.disable):
+                self.bars.start()
+            task = self.bars.add_task(title, total=total, unit=unit)
+
+        def draw(message: Message) -> None:
+            if isinstance(message, messages.Progress):
+                self.bars.update(task, advance=message.done, total=message.total)
+
+        phase = Phase(self.say, draw)
+        try:
+            yield phase
+        finally:
+            phase.flush()
+            with self.lock:
+                self.bars.refresh()  # a short phase is seen too
+                self.bars.remove_task(task)
+                if not (self.bars.tasks or self.bars.disable):  # rich 13 would print an empty line
+                    self.bars.stop()
         amount = counted(unit, phase.done)
         if phase.done or unit != "bytes":  # something was fetched
             self.say(f"{title}: {amount}{' in ' if amount else ''}{time.perf_counter() - began:.1f} s")
 
-    @contextmanager
-    def bar(self, title: str, unit: str, total: int | None) -> Iterator[Show]:
-        """Yield a function that draws the messages of a phase; nothing is drawn if there is no terminal.
-
-        A console has one live display, with a line for every phase.  If rich redirected sys.stdout and sys.stderr,
-        engines would print above the bar instead of into their logs.
-        """
-        with self.lock:
-            if self.bars is None:
-                self.bars = Bars(
-                    SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), Counter(),
-                    TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True,
-                    redirect_stdout=False, redirect_stderr=False, disable=not self.console.is_terminal,
-                )  # fmt: skip
-                self.bars.start()
-            bars, task = self.bars, self.bars.add_task(title, total=total, unit=unit)
-
-        def draw(message: Message) -> None:
-            if isinstance(message, messages.Progress):
-                bars.update(task, advance=message.done, total=message.total)
-
-        try:
-            yield draw
-        finally:
-            with self.lock:
-                bars.refresh()  # a short phase is seen too
-                bars.remove_task(task)
-                if not bars.tasks:
-                    self.bars = None
-                    if not bars.disable:  # rich 13 would print an empty line
-                        bars.stop()
-
 
 @contextmanager
-def shown(progress: Progress | None) -> Iterator[Show]:
-    """Yield a function that shows the messages of another process's ``Progress``; None: they are not shown."""
+def shown(progress: Progress) -> Iterator[Show]:
+    """Yield a function that shows the messages of another process's ``Progress``."""
     with ExitStack() as phases:
         running: Phase | None = None
 
         def show(message: Message) -> None:
             nonlocal running
-            if progress is None:
-                return
             if isinstance(message, messages.Progress) and message.phase:
                 phase = progress.phase(message.phase, unit=message.unit, total=message.total)
                 running = phases.enter_context(phase)
