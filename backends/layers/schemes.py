@@ -35,15 +35,11 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Declared:
-    """The schemes of a checkpoint's layers: one for all, others by name or by pattern.
+    """The schemes of a checkpoint's quantized layers; None means unknown."""
 
-    ``exact``: name of a layer, as ``bare`` returns it -> scheme; ``patterns``: the first that matches the beginning of
-    a name counts; ``default``: every other quantized layer.  None means unknown.
-    """
-
-    default: Scheme | None = None
-    exact: Mapping[str, Scheme | None] = field(default_factory=dict)
-    patterns: tuple[tuple[re.Pattern[str], Scheme | None], ...] = ()
+    default: Scheme | None = None  # of layers without a name or pattern
+    exact: Mapping[str, Scheme | None] = field(default_factory=dict)  # by the name that ``bare`` returns
+    patterns: tuple[tuple[re.Pattern[str], Scheme | None], ...] = ()  # the first that matches a name's beginning counts
 
     def of(self, layer: str) -> Scheme | None:
         """The scheme of one layer, by its name in the checkpoint or in an engine, fused or not."""

@@ -49,13 +49,13 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Segment:
-    """The header of a segment; ``windows``: (index, number of scored positions, digest of the tokens), in order."""
+    """The header of a segment."""
 
     file: Path
     tag: str
     session: str
     seconds: float
-    windows: tuple[tuple[int, int, str], ...]
+    windows: tuple[tuple[int, int, str], ...]  # (index, number of scored positions, digest of the tokens), in order
 
     @property
     def indices(self) -> frozenset[int]:
@@ -65,15 +65,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The scores in a folder: ``scores`` by window, ``sessions`` with the seconds that they took.
+    """The scores in a folder."""
 
-    ``records``: metadata of each session; ``damaged``: damaged files, whose windows count as missing.
-    """
-
-    scores: dict[int, TokenScores]
-    sessions: dict[str, float]
-    records: dict[str, dict[str, Any]]
-    damaged: tuple[Path, ...] = ()
+    scores: dict[int, TokenScores]  # by window
+    sessions: dict[str, float]  # the seconds that each session took for them
+    records: dict[str, dict[str, Any]]  # metadata of each session
+    damaged: tuple[Path, ...] = ()  # files whose windows count as missing
 
 
 def commit(

@@ -13,7 +13,6 @@ import pytest
 
 from compare_q.backends import hub
 from tests.support.hub import Client, Hub
-from tests.support.toy import refusal as refusal_of
 
 pytestmark = pytest.mark.engine
 
@@ -54,15 +53,6 @@ def client(server: Hub, home: Path) -> Iterator[Client]:
         yield process
 
 
-@pytest.fixture(autouse=True)
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory that holds the folder here/model and the file here/file."""
-    (tmp_path / "here" / "model").mkdir(parents=True)
-    (tmp_path / "here" / "file").write_text("")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def fetch(client: Client, name: str, revision: str | None = None, *, tokenizer_only: bool = False) -> list[Any]:
     """[folder, bytes that were expected, bytes that came, what was said]."""
     found = client.run(FETCH.format(name=name, revision=revision, tokenizer_only=tokenizer_only))
@@ -74,16 +64,14 @@ def refused(client: Client, name: str, revision: str | None = None) -> str:
     return client.refusal(FETCH.format(name=name, revision=revision, tokenizer_only=False))
 
 
-def refusal(name: str) -> str:
-    """The one line with which a name is refused in this process."""
-    return refusal_of(hub.resolve, name, None)
-
-
-def test_hub_ids() -> None:
-    no_ids = ["here/model", "here/file", "./org/model", "~/model", "a/b/c", "model", "org/my model"]
-    assert list(filter(hub.is_hub_id, ["org/model", *no_ids, "Org-1/Llama-3.1_8B"])) == [
-        "org/model", "Org-1/Llama-3.1_8B",
-    ]  # fmt: skip
+def test_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    ids, others = (
+        ["org/model", "Org-1/Llama-3.1_8B"],
+        ["here/model", "./org/model", "~/model", "a/b/c", "model", "o/m y"],
+    )
+    assert list(filter(hub.is_hub_id, [*others, *ids])) == ids
 
 
 def test_a_sharded_model(server: Hub, client: Client) -> None:

@@ -17,9 +17,7 @@ from tests.support.downloads import DOWNLOADS
     ("config", "kv"),
     [
         ({}, ""),
-        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "fp8 tensor"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}, "quant_method": "modelopt"}, "fp8 tensor"),
-        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8 tensor"),
         ({"kv_cache_quant_algo": "nvfp4"}, "nvfp4 g16"),
         ({"kv_cache_scheme": "static", "quant_method": "fp8"}, "unknown"),  # AutoFP8's
         ({"export": {"kv_cache_group": []}}, ""),
@@ -83,7 +81,6 @@ def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
 @pytest.mark.parametrize(
     ("config", "scheme"),
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Scheme("int8 channel")),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Scheme("uint4 g64")),
         ({"quant_method": "gptq_marlin", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
@@ -97,9 +94,8 @@ def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Scheme("int8 channel", "int8 token")),
         ({"quant_method": "mxfp4"}, Scheme("mxfp4 g32")),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, Scheme("fp8 tensor", "fp8 tensor")),
-        ({"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "nvfp4"}}, Scheme("nvfp4 g16", "nvfp4 g16")),
+        ({"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "nvfp4"}}, NVFP4),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, None),
-        ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
         ({"quant_method": "intel/auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp", "act_bits": 4}, None),
         ({"quant_method": "auto-round", "bits": 16}, None),
         ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "act_bits": None}, Scheme("int4 g32")),

@@ -205,14 +205,6 @@ def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
     compared.close()
 
 
-def test_a_reference_of_other_windows_is_refused(tmp_path: Path) -> None:
-    compared = Comparison(store_of(tmp_path / "store", numbers(50, 4)), (0, 50), CPU)
-    assert compared.logits([StoredRows(0, 3, 0, 1)]).shape == (1, 50)
-    with pytest.raises(ModelError, match="window 0: the reference has 3 positions, the window 5"):
-        compared.logits([StoredRows(0, 5, 0, 1)])
-    compared.close()
-
-
 def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "COMPARED_ENTRIES", 7)  # pieces that do not divide the range
     weight = numbers(50, 4).bfloat16()

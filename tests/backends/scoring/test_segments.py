@@ -4,7 +4,6 @@ segments and records that are damaged, in the wrong place or somebody else's: no
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -120,28 +119,6 @@ def test_no_segment_serves_another_window(tmp_path: Path) -> None:
         assert (sorted(loaded.scores), loaded.damaged) == ([0], ())
         commit(tmp_path, TAG, pairs([other]), "t", 1.0)
         assert sorted(load(tmp_path, TAG, [windows[0], other]).scores) == [0, 1]
-
-
-def commit_some(folder: Path, tag: str, first: int) -> None:
-    """In a process of its own: windows ``first`` and on, one by one."""
-    for window in random_windows(40)[first::2]:
-        commit(folder, tag, pairs([window]), f"from-{first}", 1.0)
-
-
-@pytest.mark.engine
-def test_two_processes_write_into_one_folder(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    started = [context.Process(target=commit_some, args=(tmp_path, TAG, first)) for first in (0, 1)]
-    for process in started:
-        process.start()
-    while any(process.is_alive() for process in started):
-        found = load(tmp_path, TAG, random_windows(40))  # a reader meanwhile sees whole windows only
-        assert found.damaged == ()
-    assert [process.exitcode for process in started] == [0, 0]
-    loaded = load(tmp_path, TAG, random_windows(40))
-    assert sorted(loaded.scores) == list(range(40))
-    assert all(same(scores, random_scores(random_windows(40)[index])) for index, scores in loaded.scores.items())
-    assert loaded.sessions == {"from-0": 20.0, "from-1": 20.0}
 
 
 WINDOWS = random_windows(6, longest=12)

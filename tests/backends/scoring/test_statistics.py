@@ -3,7 +3,6 @@ excluded tokens, NaN and infinities, of which nothing becomes a number and nothi
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from compare_q.backends.base import TokenScores
-from compare_q.backends.scoring import statistics
 from compare_q.backends.scoring.statistics import Column, scores
 from tests.support.definitions import INF, NAN, Partial, definitions, draw, draw_excluding
 
@@ -27,10 +25,6 @@ def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: fl
         np.testing.assert_allclose(
             array.astype(np.float64), np.array(values, float), rtol=1e-6, atol=atol, err_msg=name
         )
-
-
-def whole(partial: Partial, logits: torch.Tensor, targets: Any, reference: torch.Tensor | None = None) -> TokenScores:
-    return scores(0, np.array(targets), [partial(logits, targets, reference=reference)])
 
 
 def split(
@@ -55,7 +49,7 @@ def test_every_field_is_its_definition(
     reference = draw(rows, columns, seed=1).bfloat16() if with_reference else None
     targets = [(i * 31) % columns for i in range(rows)]
     targets[0] = int(logits[0].argmax())
-    found = whole(partial, logits, targets, reference)
+    found = split(partial, logits, targets, [], reference)
     assert found.window == 0
     assert_scores(found, definitions(logits, targets, reference))
 
@@ -71,7 +65,7 @@ def real_size(request: pytest.FixtureRequest) -> tuple[torch.Tensor, list[int], 
 
 def test_accuracy_at_the_size_of_a_real_vocabulary(partial: Partial, real_size: Any) -> None:
     logits, targets, reference, expected = real_size
-    assert_scores(whole(partial, logits, targets, reference), expected)
+    assert_scores(split(partial, logits, targets, [], reference), expected)
 
 
 @pytest.mark.parametrize("offset", [1, 8])
@@ -138,7 +132,7 @@ def test_the_lowest_float_as_a_mask(partial: Partial) -> None:
     targets = [0, 1, 6001]
     masked = logits.clone()
     masked[logits < -1e30] = -INF
-    found, expected = whole(partial, logits, targets), definitions(masked, targets, None)
+    found, expected = split(partial, logits, targets, []), definitions(masked, targets, None)
     assert_scores(found, expected)
     np.testing.assert_allclose(split(partial, logits, targets, [1]).logprob, expected["logprob"], atol=1e-5)
 
@@ -161,16 +155,3 @@ def test_a_nan_never_becomes_a_number(partial: Partial, bad: float, place: int) 
         np.testing.assert_allclose(found.logprob[1:], clean["logprob"][1:], atol=1e-5)
         np.testing.assert_allclose(found.ref_logprob[::2], clean["ref_logprob"][::2], atol=1e-5)
         np.testing.assert_allclose(found.kld[2], clean["kld"][2], atol=1e-5)
-
-
-def test_a_shard_without_columns_adds_nothing() -> None:
-    """A tensor-parallel rank can hold nothing but padding."""
-    logits, reference = draw(2, 30), draw(2, 30, seed=1)
-    rows = np.full((2, 10), NAN, np.float32)
-    targets = torch.tensor([3, 4])
-    statistics.partial(logits[:, 30:], targets, torch.from_numpy(rows), first=30, reference=reference[:, 30:])
-    full = torch.empty(2, 10)
-    statistics.partial(logits, targets, full, reference=reference)
-    one, two = (scores(0, targets.numpy(), shards) for shards in ([full.numpy()], [full.numpy(), rows]))
-    for field in fields(TokenScores):
-        np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name))
