@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from compare_q import backends
@@ -25,7 +26,7 @@ from compare_q.backends.base import Engine, EngineInfo, ModelFacts, PlannedModel
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable
-from compare_q.backends.common.options import named_files, strings_in
+from compare_q.backends.common.options import content_of, named_files, strings_in
 from compare_q.backends.common.process import ending, in_worker
 from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.scoring import segments
@@ -231,7 +232,9 @@ def inspect(model: PlannedModel) -> EngineInfo:
         else:
             files = engine.files(model)
             found = {"facts": files.facts(), "stamp": files.stamp()}
-        found["versions"] = {**engine.versions(), **named_files(model.options)}
+        source = sys.modules[engine.__module__].__file__  # of an engine outside compare_q it is part of the key
+        own = {} if model.engine in backends.ENGINES or not source else {engine.__module__: content_of(Path(source))}
+        found["versions"] = {**engine.versions(), **own, **named_files(model.options)}
     except InputError as error:
         found["problem"] = str(error)
     except ModelError as error:
