@@ -1,14 +1,10 @@
 """Which rows differ.  ``compare`` decides it for two rows; ★, ``--pairs`` and the closing sentences read its outcome.
 
-Both models of a difference were scored on the same tokens, so an easy block of the text is easy for both.  Differences
-are therefore known far better than the means of single rows.
+Both models of a difference were scored on the same tokens: it is known far better than the means of single rows.
 
-Some rows are so near to the reference that KL divergence cannot rank them.  Over all quantizations KLD goes with
-results of benchmarks (rank correlations of -0.72 and -0.86 in arXiv 2606.19558); among those that are nearly lossless
-it does not (+0.00 and -0.24).  Here a row is nearly lossless if its KLD is within the noise floor's 95 % interval, or
-within twice the noise floor's KLD.
-
-The end of the file is about windows that are spread over a text: how well they stand for all of it.
+KLD cannot rank rows that are nearly lossless: those whose KLD is within the noise floor's 95 % interval, or within
+twice the noise floor's KLD.  Over all quantizations it goes with results of benchmarks (rank correlations of -0.72 and
+-0.86 in arXiv 2606.19558), among nearly lossless ones it does not (+0.00 and -0.24).
 """
 
 from __future__ import annotations
@@ -130,9 +126,8 @@ def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ())
         return -found if score == "same_top" else found
 
     first, *others = sorted(rows, key=mean)
-    if any(own.held < 2 or own.length < LEAST_TOKENS for own in blocks.values()):
-        return Ranking(first, unknown=others, reason="the text is too short")
-    if reason := missing(first, score):
+    is_short = any(own.held < 2 or own.length < LEAST_TOKENS for own in blocks.values())
+    if reason := "the text is too short" if is_short else missing(first, score):
         return Ranking(first, unknown=others, reason=reason)
     found: dict[str, list[ModelResult]] = {"equal": [], "worse": [], "unknown": []}
     for model in others:
@@ -177,8 +172,8 @@ def kld_limit(models: Sequence[ModelResult]) -> float | None:
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
     """Labels of the measured rows up to the limit, without the reference and the noise floors."""
     limit = kld_limit(models)
-    rows = [(model.label, model.kld) for model in models if not (model.reference or model.noise_floor)]
-    return frozenset(label for label, kld in rows if limit is not None and kld is not None and kld <= limit)
+    rows = [(m.label, m.kld) for m in models if m.kld is not None and not (m.reference or m.noise_floor)]
+    return frozenset(label for label, kld in rows if limit is not None and kld <= limit)
 
 
 class Worst(NamedTuple):

@@ -264,11 +264,6 @@ class ModelResult(Stored):
         } | fields)  # fmt: skip
 
     @property
-    def group(self) -> str:
-        """The group that its spec names; empty: the label's first word."""
-        return str(self.spec.get("group") or "")
-
-    @property
     def is_quantized(self) -> bool:
         """True if its layers store less than 16 bits per weight, or if the size is unknown and a layer is quantized.
 
@@ -344,11 +339,6 @@ class TextResult(Stored):
     def noise_floor(self) -> ModelResult | None:
         """The row of ``noise_floor_of``."""
         return noise_floor_of(self.models)
-
-    @property
-    def failed(self) -> tuple[ModelResult, ...]:
-        """The models that have no score."""
-        return tuple(model for model in self.models if model.error)
 
     @property
     def is_answers(self) -> bool:
@@ -443,10 +433,8 @@ class RunResult(Stored):
         if not isinstance(raw, dict) or "format" not in raw:
             raise InputError(f"{name}: {NO_RESULTS}")
         if raw["format"] != FORMAT:
-            raise InputError(
-                f"{name}: results of format {shortened(repr(raw['format']), 20)}, but this compare_q reads format "
-                f"{FORMAT}; run compare_q again with -o (token scores in the cache are used)"
-            )
+            other = f"results of format {shortened(repr(raw['format']), 20)}, but this compare_q reads format {FORMAT}"
+            raise InputError(f"{name}: {other}; run compare_q again with -o (token scores in the cache are used)")
         try:
             run = cls.model_validate_json(content)
             check(run)
@@ -565,7 +553,7 @@ def combine(runs: Mapping[str, RunResult]) -> RunResult:
         for text, own in zip(first.texts, run.texts, strict=True):
             if text.error or own.error:
                 raise InputError(f"{file if own.error else first_file}: its text {own.name} failed; run it again")
-            for what, wanted, found in zip(COMPARABLE, identity(text), identity(own), strict=True):
+            for (what, wanted), found in zip(identity(text).items(), identity(own).values(), strict=True):
                 if found[0] != wanted[0]:
                     one, two = (f"{words} {(digest or 'none')[:12]}" for digest, words in (found, wanted))
                     raise InputError(f"{file}: its {what} is not that of {first_file} ({one}, not {two})")
@@ -578,25 +566,25 @@ def combine(runs: Mapping[str, RunResult]) -> RunResult:
                if all(getattr(run, name).get(key) == value for run in runs.values())}
         for name in ("versions", "hardware")
     }  # fmt: skip
-    commit = first.commit if len({run.commit for run in runs.values()}) == 1 else None
-    return first.updated(
-        texts=texts, created=max(run.created for run in runs.values()), command=(), commit=commit, **shared
-    )
+    commit, created = {run.commit for run in runs.values()}, max(run.created for run in runs.values())
+    only = first.commit if len(commit) == 1 else None
+    return first.updated(texts=texts, created=created, command=(), commit=only, **shared)
 
 
-COMPARABLE = ("tokenizer", "cut into windows", "key of right answers", "reference")
-"""Rows must share these to be in one table.  The digest of the windows includes the method and the scored positions."""
+def identity(text: TextResult) -> dict[str, tuple[str | None, str]]:
+    """What rows must share to be in one table -> (digest, words for users before it).
 
-
-def identity(text: TextResult) -> list[tuple[str | None, str]]:
-    """(digest, words for users before it) of each of ``COMPARABLE``."""
+    The digest of the windows includes the method and the scored positions.
+    """
     data, reference = text.data, text.reference or {}
-    return [
-        (data.get("vocabulary_sha256"), "vocabulary"),
-        (data.get("windows_sha256"), f"{data.get('windows')} windows by method {data.get('method')},"),
-        ((data.get("answers") or {}).get("key_sha256"), "key"),
-        (reference.get("key"), f"{reference.get('label', 'key')},"),
-    ]
+    return {
+        "tokenizer": (data.get("vocabulary_sha256"), "vocabulary"),
+        "cut into windows": (
+            data.get("windows_sha256"), f"{data.get('windows')} windows by method {data.get('method')},"
+        ),
+        "key of right answers": ((data.get("answers") or {}).get("key_sha256"), "key"),
+        "reference": (reference.get("key"), f"{reference.get('label', 'key')},"),
+    }  # fmt: skip
 
 
 def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:

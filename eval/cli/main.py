@@ -92,7 +92,7 @@ def run_command(args: argparse.Namespace) -> int:
             outputs.print_table(args, done.results, written)
             results = outputs.write_run(args, config.cache, done, texts, models, written)
             status = outputs.write_files(args, results, written)
-            status = status or int(any(text.error or text.failed for text in results.texts))
+            status = status or int(any(text.error or any(m.error for m in text.models) for text in results.texts))
             print_note("interrupted; run again to continue" if done.signal else None)
         return 128 + done.signal if done.signal else status
 

@@ -98,7 +98,7 @@ def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: S
 
 def nothing_scored(results: RunResult) -> list[str]:
     """Return why no model was scored, one line for each failed text and model; empty if a model was scored."""
-    if any(len(text.failed) < len(text.models) for text in results.scored):
+    if any(not model.error for text in results.scored for model in text.models):
         return []
     failed = [(model.label, model.error) for label in results.labels for model in results.of_label(label) if model]
     failed = [*((text.name, text.error) for text in results.texts if text.error), *failed]

@@ -81,8 +81,8 @@ class Look(NamedTuple):
 
 def family_of(model: ModelResult) -> str:
     """Return the group that a model's spec names, or the family of its weights' format, or its label's first word."""
-    if model.group.strip():
-        return model.group.strip()
+    if group := str(model.spec.get("group") or "").strip():
+        return group
     if not model.is_quantized:
         return "unquantized"
     quantized = [layer for layer in model.layers if layer.weights not in PLAIN]

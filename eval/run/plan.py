@@ -131,8 +131,7 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
     if not config.workers.is_local and (option := backends.engine_class(model.engine).spread_by(model)):
         raise InputError(f"engine.{option}: the engine itself spreads this model over machines; run it without --ray")
     n_gpus = gpus_of(model, hardware.gpus)
-    most = 1 if config.workers.in_process else hardware.most_replicas(n_gpus)
-    asked = spec.get("replicas", 1)
+    most, asked = 1 if config.workers.in_process else hardware.most_replicas(n_gpus), spec.get("replicas", 1)
     found = hardware_of(model, hardware, n_gpus)
     cores = {name: hardware.processor.get(name) for name in machine.threads()} if capabilities.here else {}
     python = {} if model.python is None else {"python_path": model.python}
@@ -268,15 +267,10 @@ def stamp_of(model: PlannedModel) -> str:
 def identity(config: RunConfig, model: PlannedModel, text: EvalData) -> dict[str, Any]:
     """Return everything that a model's scores depend on; reads the headers of its files (InputError if damaged)."""
     found = {
-        "version": SCORES_VERSION,
-        "series": text.series,
-        "model": model.stamp or stamp_of(model),
-        "engine": model.engine,
-        "load_fn": model.load_fn,
-        "options": model.options,
-        "versions": model.info.versions,
+        "version": SCORES_VERSION, "series": text.series, "model": model.stamp or stamp_of(model),
+        "engine": model.engine, "load_fn": model.load_fn, "options": model.options, "versions": model.info.versions,
         "hardware": model.hardware,
-    }
+    }  # fmt: skip
     if model.options.get("noise") is not None:
         found["noise"] = noise.VERSION
     if model.decode is not None:  # omitted in prefill, so that existing cache keys stay valid

@@ -7,8 +7,8 @@ import io
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -101,8 +101,7 @@ def fitting(table: Table, width: int) -> list[list[Filled]]:
     return split
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A column as the terminal shows it: its width in characters, header and cells.  Only words may wrap."""
 
     wraps: bool

@@ -1,8 +1,7 @@
 """The closing sentences of a run: what was found, and no more than the statistics support.
 
 Which rows differ is decided in ``eval/ranking.py``: between quantized rows by the test of the star, which holds for all
-rows at once; between a row and the reference as in ``--pairs``.  "For certain" is only said of texts whose errors are
-known well, and within the noise floor KLD ranks nothing.
+rows at once; between a row and the reference as in ``--pairs``.
 """
 
 from __future__ import annotations
