@@ -115,7 +115,7 @@ class CheckpointConfig:
             return length
         if kind == "yarn":
             original = self.rope_scaling.get("original_max_position_embeddings")
-            return extended_by_yarn(length, factor, original if type(original) is int else None)
+            return max(length, int(original * factor)) if type(original) is int else length
         states_scaled_length = str(self.text.get("model_type")).startswith("gemma3")
         return int(length * factor) if kind in ("linear", "dynamic") and not states_scaled_length else length
 
@@ -177,10 +177,11 @@ class CheckpointConfig:
     def block(self) -> tuple[int, int] | None:
         """Rows and columns of FP8 blocks that share a scale; None if the config has none, or several sizes."""
         groups = objects_in(self.quantization.get("config_groups"))
-        stated = [self.quantization.get("weight_block_size")]
-        stated += [part(group, "weights").get("block_structure") for group in groups]
-        pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
-        sizes = {(size[0], size[1]) for size in pairs if all(type(length) is int and length > 0 for length in size)}
+        stated = [part(group, "weights").get("block_structure") for group in groups]
+        sizes = {
+            (size[0], size[1]) for size in (self.quantization.get("weight_block_size"), *stated)
+            if isinstance(size, list) and [type(length) for length in size] == [int, int] and min(size) > 0
+        }  # fmt: skip
         return sizes.pop() if len(sizes) == 1 else None
 
     @cached_property
@@ -222,11 +223,6 @@ def scaling_type(scaling: Mapping[str, Any]) -> str:
     """The name of a rope scaling; empty if it scales nothing."""
     name = str(scaling.get("rope_type", scaling.get("type", "")))
     return "" if name in ("default", "none", "") else name
-
-
-def extended_by_yarn(length: int, factor: float, original: int | None) -> int:
-    """Tokens of the longest sequence under yarn; ``length`` may already be the extended ``original``."""
-    return max(length, int(original * factor)) if original else length
 
 
 def unpadded(size: int, multiple: int, sizes: frozenset[int], otherwise: int = 0) -> int:

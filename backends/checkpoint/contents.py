@@ -20,19 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compare_q.backends.checkpoint import formats
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor
 from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.formats import (
-    FLOATS,
-    FORMATS,
-    NOT_BITS,
-    NUMBERS,
-    Parts,
-    is_quantized,
-    main_part,
-    values,
-)
+from compare_q.backends.checkpoint.formats import Parts, is_quantized, main_part, values
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.layers.names import fused_layers, module_and_part
@@ -44,8 +36,8 @@ BESIDE = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|masked_bias|[kvq]_scale|output_scale|\w+\.(weight|bias)_(quantizer|format)\S*)$"
 )
 """Names of tensors that are not weights: engines read them, or compute them again."""
-PACKED = re.compile(rf"(?<=\.)({'|'.join(FORMATS)})$")
-KNOWN_PARTS = NOT_BITS.union(*(bits.split() for _, bits in FORMATS.values()))
+PACKED = re.compile(rf"(?<=\.)({'|'.join(formats.FORMATS)})$")
+KNOWN_PARTS = formats.NOT_BITS.union(*(bits.split() for _, bits in formats.FORMATS.values()))
 STORED = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
 """Name of the weights' global scale -> name of the activations', in compressed-tensors and in ModelOpt."""
 FUSED, SHARED = "vLLM fuses them into one matrix with one scale", "quantize with a shared scale"
@@ -115,7 +107,7 @@ def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, 
             if not name.endswith("bias") or module not in loaded:
                 left[module] = owner
                 unknown |= {} if kind in KNOWN_PARTS else {owner: name}
-            elif tensor.dtype not in NUMBERS or tensor.numel > LARGEST or values(tensor).any():
+            elif tensor.dtype not in formats.NUMBERS or tensor.numel > LARGEST or values(tensor).any():
                 biases.append(module)  # AutoGPTQ stores a bias of zeros for every layer, which changes nothing
         elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
             shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
@@ -143,7 +135,7 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
         module, kind = module_and_part(name)
         parts = checkpoint.modules[module]
         if kind == main_part(parts):
-            packed = kind != "weight" or not (tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E"))
+            packed = kind != "weight" or not (tensor.dtype in formats.FLOATS or tensor.dtype.startswith("F8_E"))
             weights[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
         elif kind == "bias" or not is_quantized(parts):
             weights[name] = Stored(module, False, tensor)
@@ -223,7 +215,7 @@ def unequal(layers: Mapping[str, Parts]) -> dict[str, str]:
     found, numbers, named = dict[str, str](), dict[str, float](), dict[str, str]()
     for path, parts in layers.items():
         for name in STORED.keys() & parts.keys():
-            if parts[name].numel == 1 and parts[name].dtype in NUMBERS:
+            if parts[name].numel == 1 and parts[name].dtype in formats.NUMBERS:
                 numbers[path], named[path] = float(values(parts[name]).reshape(-1)[0]), name
     for paths in fused_layers(numbers):
         own = [numbers[path] for path in paths]

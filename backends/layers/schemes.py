@@ -300,45 +300,25 @@ def amd_quark(config: Config) -> Declared:
 
 
 def torchao(config: Config) -> Declared:
-    """torchao's config object as JSON; its FqnToConfig has one for each of some layers."""
+    """torchao's config object as JSON; unknown if it has one for each of some layers."""
     whole = part(part(config, "quant_type"), "default")
     data = part(whole, "_data")
-    if whole.get("_type") not in ("FqnToConfig", "ModuleFqnToConfig"):
-        return Declared(torchao_scheme(whole))
-    named = part(data, "fqn_to_config") or part(data, "module_fqn_to_config")
-    schemes = {
-        name.removesuffix(".weight"): torchao_scheme(own) for name, own in named.items() if isinstance(own, Mapping)
-    }
-    return by_name(schemes.pop("_default", None), schemes)
-
-
-def torchao_scheme(config: Config) -> Scheme | None:
-    """One config object of torchao; None for an unknown class or granularity (a row by default)."""
-    data, kind = part(config, "_data"), str(config.get("_type"))
-    group, granularity = data.get("group_size"), data.get("granularity") or data.get("weight_granularity")
+    group, granularity = data.get("group_size"), data.get("granularity")
     several = granularity if isinstance(granularity, list) and granularity else [granularity]
     grain = several[0] if several.count(several[0]) == len(several) else None  # activations' and weights'
-    size = part(grain, "_data").get("group_size")
-    words = {"PerRow": "channel", "PerTensor": "tensor", "PerGroup": f"g{size}" if size else ""}
-    scale = "channel" if granularity is None else words.get(str(at(grain, "_type")), "")
-    intx = str(part(data, "weight_dtype").get("_data"))
-    schemes: dict[str, tuple[str, str]] = {
+    scale = {"PerRow": "channel", "PerTensor": "tensor"}.get(str(at(grain, "_type")), "")
+    row = scale or ("" if granularity else "channel")
+    fp8 = scale or ("" if granularity else "tensor")
+    weights, activations = {
         "Int4WeightOnlyConfig": (with_group_size("int4", group or 128), ""),
-        "Int8WeightOnlyConfig": (f"int8 g{group}" if group else f"int8 {scale}", ""),
-        "IntxWeightOnlyConfig": (f"{intx} {scale}" if intx.startswith("int") else "", ""),
-        "Int8DynamicActivationInt8WeightConfig": (f"int8 {scale}", "int8 token"),
-        "Int8DynamicActivationInt4WeightConfig": (with_group_size("int4", group or 32), "int8 token"),
-        "Int8DynamicActivationIntxWeightConfig": (f"{intx} {scale}" if intx.startswith("int") else "", "int8 token"),
-        "Float8WeightOnlyConfig": (f"fp8 {scale}", ""),
-        "Float8DynamicActivationInt4WeightConfig": ("int4 g128", "fp8 token"),
+        "Int8WeightOnlyConfig": (f"int8 g{group}" if group else row and f"int8 {row}", ""),
+        "Int8DynamicActivationInt8WeightConfig": (row and f"int8 {row}", "int8 token"),
+        "Float8WeightOnlyConfig": (row and f"fp8 {row}", ""),
         "Float8DynamicActivationFloat8WeightConfig": (
-            (f"fp8 {scale}", f"fp8 {scale}".replace("channel", "token"))
-            if granularity
-            else ("fp8 tensor", "fp8 tensor")
+            fp8 and f"fp8 {fp8}", f"fp8 {'token' if fp8 == 'channel' else fp8}"
         ),
-    }
-    weights, activations = schemes.get(kind, ("", ""))
-    return Scheme(weights, activations) if weights and not weights.endswith(" ") else None
+    }.get(str(whole.get("_type")), ("", ""))  # fmt: skip
+    return Declared(Scheme(weights, activations) if weights else None)
 
 
 READERS: dict[str, Callable[[Config], Declared]] = {
