@@ -51,21 +51,15 @@ PIECE_ELEMENTS = 1 << 28
 
 
 class LogitsEngine(Engine):
-    """One model in an engine that hands out logits.
+    """One model in an engine that hands out logits."""
 
-    Attributes:
-        options_type: class of the ``engine`` object of its specs; ``options`` is one.
-        model: the loaded model, for subclasses.
-        entered: states [n, H] of the last piece of logits, once ``head`` has returned a head.
-    """
-
-    options_type: ClassVar[type[EngineOptions]] = EngineOptions
+    options_type: ClassVar[type[EngineOptions]] = EngineOptions  # of the ``engine`` object of its specs
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
         self.options: Any = parse_options(self.options_type, model.options)
-        self.model: Any = None
-        self.entered: Any = None
+        self.model: Any = None  # the loaded one, for subclasses
+        self.entered: Any = None  # states [n, H] of the last piece of logits, once ``head`` has returned a head
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:

@@ -177,16 +177,13 @@ def joined(parts: Sequence[torch.Tensor], *, pin: bool) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """The reference's head on a device: ``weight`` [n, H] and ``bias`` [n] or None, of the entries in ``key``.
-
-    ``is_own``: it is the model's own memory; ``origin`` states that, or the size of the copy, for the results.
-    """
+    """The reference's head on a device."""
 
     key: HeadKey
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    origin: str
-    is_own: bool = False
+    weight: torch.Tensor  # [n, H], of the entries in ``key``
+    bias: torch.Tensor | None  # [n]
+    origin: str  # that the model's memory is used, or the size of the copy, for the results
+    is_own: bool = False  # it is the model's own memory
 
 
 def head_key(store: Reader, shard: tuple[int, int]) -> HeadKey:

@@ -85,20 +85,19 @@ class Committer:
 
 
 class Worker:
-    """One worker and the model that it has loaded, if any.
+    """One worker and the model that it has loaded, if any; times are in seconds since 1970.
 
-    ``requested``: when the driver requested it, in seconds since 1970; ``alone``: why it imports its engine itself,
-    empty if it is the fork of a process that has imported it.  ``shared``: the processes that used its GPUs before it
-    loaded its model.  ``moments``: when something happened, in seconds since 1970.  For a second text they begin when
-    the first one was scored, because no load precedes it.
+    ``requested``: when the driver requested it; ``alone``: why it imports its engine itself, empty if it is the fork of
+    a process that has imported it.
     """
 
     def __init__(self, requested: float, alone: str = "") -> None:
         machine.keep_compiled_kernels_apart()
-        self.requested, self.alone, self.shared = requested, alone, ""
+        self.requested, self.alone = requested, alone
+        self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
         self.engine: Engine | None = None
-        self.moments: dict[str, float] = {}
+        self.moments: dict[str, float] = {}  # for a second text they begin when the first one was scored: no load
         self.load_seconds = 0.0
         self.last: tuple[ScoreCommand, dict[str, Any]] | None = None  # with its record
 

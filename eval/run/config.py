@@ -18,34 +18,21 @@ from compare_q.eval.specs import reading
 
 @dataclass
 class RunConfig:
-    """Everything that stays the same over a run.
-
-    Attributes:
-        workers: where models run.
-        logits_file: path of the reference store that the user gave; it is read, or made there.
-        clear: first delete the cached tokens, scores and reference store of this text and these models.
-        verbose: engines print on the terminal.
-        verify_weights: the scores' key holds the hash of every byte of the weight files, not of samples.
-        divergences: also compute reverse KLD, Jensen-Shannon, total variation and top-5 agreement.
-        load_timeout_s: maximum seconds of silence of a worker while it loads.
-        window_timeout_s: maximum seconds of silence of a worker between two windows.
-        on_row: called with the text's name (empty for the only text) and each finished row, from any thread.
-        digests: hashes of weight files, by path, size and time.
-    """
+    """Everything that stays the same over a run."""
 
     cache: Cache
     progress: Progress
-    workers: Workers = field(default_factory=Workers)
+    workers: Workers = field(default_factory=Workers)  # where models run
     gpus: GpuPool = field(default_factory=GpuPool)
-    logits_file: Path | None = None
-    clear: bool = False
-    verbose: bool = False
-    verify_weights: bool = False
-    divergences: bool = False
-    load_timeout_s: float = 3600.0
-    window_timeout_s: float = 1800.0
-    on_row: Callable[[str, ModelResult], None] = lambda _text, _row: None
-    digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    logits_file: Path | None = None  # path of the reference store that the user gave; it is read, or made there
+    clear: bool = False  # first delete the cached tokens, scores and reference store of this text and these models
+    verbose: bool = False  # engines print on the terminal
+    verify_weights: bool = False  # the scores' key holds the hash of every byte of the weight files, not of samples
+    divergences: bool = False  # also compute reverse KLD, Jensen-Shannon, total variation and top-5 agreement
+    load_timeout_s: float = 3600.0  # maximum seconds of silence of a worker while it loads
+    window_timeout_s: float = 1800.0  # maximum seconds of silence of a worker between two windows
+    on_row: Callable[[str, ModelResult], None] = lambda _text, _row: None  # for each finished row, from any thread
+    digests: dict[tuple[str, int, int], str] = field(default_factory=dict)  # of weight files, by path, size and time
 
 
 def local_config(

@@ -40,23 +40,14 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference of a text, with which the models are compared.
+    """The reference of a text, with which the models are compared."""
 
-    Attributes:
-        key: hash of ``identity``; part of the keys of scores.
-        path: folder of the store, which may not exist yet.
-        label: the model's name.
-        identity: everything that the store depends on.
-        content: fingerprint of the model that records the store; None: the store was given without a model.
-        divergences: models are also compared by reverse KLD, Jensen-Shannon, total variation and top-5 agreement.
-    """
-
-    key: str
-    path: Path
-    label: str
-    identity: Mapping[str, Any]
-    content: str | None = None
-    divergences: bool = False
+    key: str  # hash of ``identity``; part of the keys of scores
+    path: Path  # folder of the store, which may not exist yet
+    label: str  # the model's name
+    identity: Mapping[str, Any]  # everything that the store depends on
+    content: str | None = None  # fingerprint of the model that records the store; None: given without a model
+    divergences: bool = False  # models are also compared by reverse KLD, Jensen-Shannon, total variation and top-5
 
     @property
     def exists(self) -> bool:

@@ -39,24 +39,16 @@ LAST = ("loaded", "last_window")
 
 @dataclass
 class Work:
-    """One model and one text that it scores.
-
-    Attributes:
-        name: the text's name; empty for the only text.
-        key, tag: of the scores (``backends/scoring/segments.py``).
-        reference: what the model is compared with; None without one.
-        store: the reference that the model is; None if it is not the reference.
-        needs_store: the store is read, made or extended, since scores that depend on it are missing.
-    """
+    """One model and one text that it scores."""
 
     model: PlannedModel
-    name: str
+    name: str  # the text's name; empty for the only text
     text: EvalData
-    key: str
+    key: str  # of the scores, as ``tag`` (``backends/scoring/segments.py``)
     tag: str
-    reference: Reference | None
-    store: Reference | None = None
-    needs_store: bool = False
+    reference: Reference | None  # what the model is compared with
+    store: Reference | None = None  # the reference that the model is
+    needs_store: bool = False  # the store is read, made or extended, since scores that depend on it are missing
 
     @property
     def title(self) -> str:
@@ -71,25 +63,16 @@ class Work:
 
 @dataclass(frozen=True)
 class StoredScores:
-    """A model's scores over all windows, and the record of the run that made them.
+    """A model's scores over all N scored tokens, and the record of the run that made them."""
 
-    Attributes:
-        columns: name -> [N], float32 (nats) or bool: ``logprob``, and every other score that was stored.
-        window, position, token_id: int32 [N]: the window of a scored token, and its place in the window.
-        run_record: JSON types: provenance, load_seconds, score_seconds, reference (None without one), and shared_gpu if
-            other processes used the same GPU.
-        sessions: how many runs of the model the windows came from.
-        replicas, timing: of the last of these runs: how many workers shared the windows, and when what happened.
-    """
-
-    columns: dict[str, NDArray[Any]]
-    window: NDArray[np.int32]
-    position: NDArray[np.int32]
+    columns: dict[str, NDArray[Any]]  # name -> float32 (nats) or bool: ``logprob``, and every other stored score
+    window: NDArray[np.int32]  # of a scored token, as the next two
+    position: NDArray[np.int32]  # in the window
     token_id: NDArray[np.int32]
-    run_record: dict[str, Any]
-    sessions: int = 1
-    replicas: int = 1
-    timing: Timing | None = None
+    run_record: dict[str, Any]  # provenance, load_seconds, score_seconds, reference or None; shared_gpu: by whom
+    sessions: int = 1  # how many runs of the model the windows came from
+    replicas: int = 1  # how many workers shared the windows of the last of these runs
+    timing: Timing | None = None  # when what happened in it
 
 
 def load(
