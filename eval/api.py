@@ -48,12 +48,10 @@ DTYPES = {bool: "bool", int: "Int64", float: "float64"}
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """A finished run of one or more texts.
+    """A finished run of one or more texts: ``results`` is what results.json holds (``eval/results.py``).
 
-    Attributes:
-        results: the whole run, as results.json holds it (``eval/results.py``).
-        data: the windows of each text; None for a text that failed, empty for a run that was read back.
-        cache: where the scores of single tokens are; None for a run that was read back.
+    ``data``: the windows of each text, None for one that failed; ``cache``: where the scores of single tokens are.  A
+    run that was read back has neither.
     """
 
     results: RunResult
@@ -61,13 +59,11 @@ class Comparison:
     cache: Cache | None = None
 
     def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """A row for each model in the order of the specs; with several texts for each text and model.
+        """A row for each model in the order of the specs; with several texts for each text (column ``text``) and model.
 
         ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all fields of a row
-        that are one value (``eval.results.ModelResult`` has their units), and its footnotes as ``notes``.  With several
-        texts the column ``text`` has their names, and a text that failed is one row with its ``error``.  Unknown values
-        are NaN, None or NA.
-        InputError for the name of a column that does not exist.
+        that are one value (``eval.results.ModelResult`` has their units), and its footnotes as ``notes``.  A text that
+        failed is one row with its ``error``.  Unknown values are NaN, None or NA.
         """
         rows: list[dict[str, Any]] = []
         for text in self.results.texts:
@@ -76,8 +72,8 @@ class Comparison:
                 rows.append({"text": text.name, **model.flat, "notes": said})
             if text.error:
                 rows.append({"text": text.name, "error": text.error})
-        types = {field.alias or name: dtype_of(field.annotation) for name, field in ModelResult.model_fields.items()
-                 if name not in NESTED}  # fmt: skip
+        fields = {name: field for name, field in ModelResult.model_fields.items() if name not in NESTED}
+        types = {field.alias or name: dtype_of(field.annotation) for name, field in fields.items()}
         chosen = [*types, "notes"] if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
         frame = self.of_texts(rows, ["text", *chosen])
         for name, dtype in types.items():
@@ -125,10 +121,10 @@ class Comparison:
         """
         from compare_q.eval.plots import measures, scatter, style
 
-        kind, size = options.pop("measure", None), options.pop("x_axis", None) or "bpw"
         try:
-            measure = measures.chosen(self.results, kind, None)
-            drawn = scatter.scatter_figure(*self.results.texts, size=measures.SIZES[size], measure=measure, **options)
+            measure = measures.chosen(self.results, options.pop("measure", None), None)
+            size = measures.SIZES[options.pop("x_axis", None) or "bpw"]
+            drawn = scatter.scatter_figure(*self.results.texts, size=size, measure=measure, **options)
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:
@@ -155,8 +151,7 @@ class Comparison:
             raise InputError("tokens: a run that was read back has none; compare the models again (from the cache)")
         stored = None if model.error else token_scores.of_row(self.cache, model.scores_key, data.windows)
         if stored is None:
-            reason = f": {model.error}" if model.error else ""
-            raise InputError(f"tokens: {label} has no scores of single tokens{reason}")
+            raise InputError(f"tokens: {label} has no scores of single tokens{f': {model.error}' * bool(model.error)}")
         return pd.DataFrame({**{name: getattr(stored, name) for name in token_scores.INDEX}, **stored.columns})
 
     def save(self, file: str | Path) -> None:
@@ -167,7 +162,6 @@ class Comparison:
         results.with_origin(["compare_q"]).write(Path(file))
 
     def __repr__(self) -> str:
-        """Number of models and texts, and the first labels."""
         labels, texts = self.results.labels, len(self.results.texts)
         named = ", ".join([*labels[:4], *["..."] * (len(labels) > 4)])
         return f"<Comparison of {len(labels)} models on {texts} text{'s' * (texts > 1)}: {named}>"
@@ -198,10 +192,8 @@ def compare(
 
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
     ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``quiet``: no progress on standard error;
-    the others: as on the command line.
-
-    InputError (``compare_q.backends.common.errors``): bad input, one line for each problem, before any engine starts.
-    A model that fails later is a row with its ``error``.
+    the others: as on the command line.  InputError (``compare_q.backends.common.errors``) for bad input, one line for
+    each problem, before any engine starts.  A model that fails later is a row with its ``error``.
     """
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
         raise InputError(f"rows: {rows!r}: expected a number of windows; 0 means all")

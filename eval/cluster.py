@@ -1,13 +1,11 @@
 """``--ray``: models run on the nodes of a Ray cluster, and what compare_q runs there.
 
 Ray places every worker, by the GPUs, processors and resources that its model takes; its object store carries windows,
-scores, and a reference that no common disk has; and Ray says when a node is lost.  We say which nodes may have a model:
-scores belong to a kind of hardware, so that all that is part of their key is asked on the nodes, and a model runs on
-nodes of one kind, those that its ``resources`` leave, else the kind of which the cluster has most.
+scores, and a reference that no common disk has.  Scores belong to a kind of hardware: all that is part of their key is
+asked on the nodes, and a model runs on nodes of one kind, the most frequent of those that its ``resources`` leave.
 
-Each node has an agent, an actor that keeps engine processes and forks its workers from them, as the driver does on its
-own machine.  What a model takes of the node is held by another actor.  When the agent ends, in whatever way, its engine
-processes end the workers.
+Each node has an agent, an actor that keeps engine processes and forks its workers from them; another actor holds what a
+model takes of the node.  When the agent ends, in whatever way, its engine processes end the workers.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ INSTALL = "pip install 'ray>=2.49'"
 """The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""
 ROOT = Path(__file__).resolve().parents[1]
 REMEDY = f"install it in the Python that runs ray on this node, or put this checkout at {ROOT} there"
+Job = LoadCommand | ScoreCommand
 AT_ONCE = 64
 """Calls that the agent of a node performs at the same time: a few for each of its workers."""
 READY_S, CLOSE_S, POLL_S = 120.0, 60.0, 1.0
-"""Seconds that a node may take to start a process of ours (two local nodes took 2), and to close a worker, which itself
-gives an engine 30."""
+"""Seconds that a node may take to start a process of ours, and to close a worker, which itself gives an engine 30."""
 ENVIRON = Path("/proc/self/environ")
 HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
 RESERVED_RESOURCES = {"CPU", "GPU", "memory", "object_store_memory"}
@@ -57,6 +55,10 @@ RESERVED_RESOURCES = {"CPU", "GPU", "memory", "object_store_memory"}
 
 Resources = Mapping[str, Mapping[str, float]]
 """Node -> what Ray says that it has."""
+Names = tuple[str, ...] | None
+"""GPUs in CUDA_VISIBLE_DEVICES; None: none."""
+Sent = tuple[Any, list[tuple[Path, bytes]], bytes]
+"""A message, None after the last one; files, by the driver's paths; what was added to the log."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def undo_changes_of_ray() -> None:
 class Reservation:
     """An actor that holds what a model takes of a node; the model itself runs in a worker of the node's agent."""
 
-    def place(self) -> tuple[str, tuple[str, ...] | None]:
+    def place(self) -> tuple[str, Names]:
         """Return (the id of the node, the names of the GPUs that Ray gives; None if it gives none)."""
         import ray
 
@@ -124,12 +126,10 @@ class Reservation:
 class NodeWorker:
     """A worker on a node, whose files lie in a folder of their own below ``folder`` until it ends.
 
-    ``gpus``: the names of the GPUs of the node; ``devices``: those of the model, whose ``log_file`` is the driver's.
+    ``gpus``: the names of the node's; ``devices``: of the model's, whose ``log_file`` is the driver's.
     """
 
-    def __init__(
-        self, folder: Path, model: PlannedModel, gpus: tuple[str, ...] | None, devices: tuple[str, ...] | None
-    ) -> None:
+    def __init__(self, folder: Path, model: PlannedModel, gpus: Names, devices: Names) -> None:
         self.folder, self.devices, self.log_of_driver = folder / storage.temporary_name(), devices, model.log_file
         self.folder.mkdir(parents=True)
         self.held = storage.hold(self.folder)
@@ -140,9 +140,7 @@ class NodeWorker:
         log = None if verbose else self.folder / "log"
         self.worker = WorkerProcess(model.python, model.engine, gpus, log_file=log, verbose=verbose)
 
-    def perform(
-        self, job: LoadCommand | ScoreCommand, silence_s: float, windows: bytes, *, sends: bool
-    ) -> Iterator[tuple[Any, list[tuple[Path, bytes]], bytes]]:
+    def perform(self, job: Job, silence_s: float, windows: bytes, *, sends: bool) -> Iterator[Sent]:
         """Perform a command of the driver's; yield what ``progress`` returns for each message, then raise its error.
 
         ``windows``: the content of the command's file; ``sends``: the driver does not see what is recorded here.
@@ -168,11 +166,8 @@ class NodeWorker:
             yield self.progress(None)
             raise type(error)(str(error).replace(str(self.folder / "log"), str(self.log_of_driver))) from None
 
-    def progress(self, message: Any) -> tuple[Any, list[tuple[Path, bytes]], bytes]:
-        """Return (a message, None after the last one; files, by the driver's paths; what was added to the log).
-
-        The files are new, or have another size than when they were sent: whatever a message is about comes with it.
-        """
+    def progress(self, message: Any) -> Sent:
+        """Return a message with the files that it is about: new ones, or with another size than when they were sent."""
         files = []
         for folder, of_driver in self.folders.items():
             for file in storage.files_in(folder):
@@ -207,8 +202,8 @@ class Node:
 
     def facts(self) -> dict[str, Any]:
         """Return what this node is: its compare_q, the hardware, and what of the environment changes arithmetic."""
-        here = {"processor": machine.processor(), "gpus": machine.gpus(), "settings": machine.settings()}
-        return {"code": code(), **here}
+        return {"code": code(), "processor": machine.processor(), "gpus": machine.gpus(),
+                "settings": machine.settings()}  # fmt: skip
 
     def inspect(self, model: PlannedModel) -> tuple[EngineInfo, str]:
         """Return (what this node has of an engine, the content of the model as it lies here, empty if it does not).
@@ -239,7 +234,7 @@ class Node:
         """Start to import a model's engine."""
         self.here.import_ahead(model, verbose=verbose)
 
-    def start(self, model: PlannedModel, devices: tuple[str, ...] | None) -> str:
+    def start(self, model: PlannedModel, devices: Names) -> str:
         """Start a worker and return its name.  The folders of workers that are gone are deleted."""
         self.cache.check_writable()
         made = NodeWorker(self.cache.root / "nodes", model, self.here.gpus.names, devices)
@@ -265,7 +260,7 @@ class Node:
 
 @dataclass
 class Cluster:
-    """A connected cluster: ``agents``: node -> an actor of ours there, which holds nothing; ``hosts``: node -> name.
+    """A connected cluster: ``agents``: node -> its agent; ``hosts``: node -> its name in messages.
 
     ``say``: says a line that has not been said yet; ``copying``: held while a reference is copied to a node.
     """
@@ -307,9 +302,9 @@ class Cluster:
         there = self.resources()
         self.agents = {node: self.actor(Node, [node], os.getcwd(), max_concurrency=AT_ONCE) for node in there}
         asked = {node: agent.facts.remote() for node, agent in self.agents.items()}
-        self.hosts = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
-                      for node in self.ray.nodes()}  # fmt: skip
-        alike: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+        named = [(node["NodeID"], node["NodeManagerHostname"]) for node in self.ray.nodes()]
+        self.hosts = {node: f"{host} ({node[:8]})" for node, host in named}
+        alike = defaultdict[str, list[tuple[str, Mapping[str, Any]]]](list)
         for node in there:
             try:
                 facts = self.result(asked[node], READY_S)
@@ -323,7 +318,7 @@ class Cluster:
             gpu, processor = [(gpu.name, gpu.driver) for gpu in facts["gpus"][:1]], facts["processor"]
             on_cpu = None if gpu else (sorted(processor.items()), there[node]["CPU"])
             kind = (gpu, processor["cpu"], processor["instructions"], sorted(facts["settings"].items()), on_cpu)
-            alike.setdefault(repr(kind), []).append((node, facts))
+            alike[repr(kind)].append((node, facts))
         self.classes = [HardwareClass.of(nodes, there) for _, nodes in sorted(alike.items())]
         if not self.classes:
             raise InputError("--ray: no node of the cluster can run a model")
@@ -388,7 +383,7 @@ class RayWorker:
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
         return outcome(self.messages(job, silence_s), show)
 
-    def messages(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Message]:
+    def messages(self, job: Job, silence_s: float) -> Iterator[Message]:
         """Yield the messages of a command."""
         try:
             if not self.node:
@@ -420,7 +415,7 @@ class RayWorker:
         if self.killed.is_set():
             self.kill()
 
-    def fetched(self, job: LoadCommand | ScoreCommand, silence_s: float) -> Iterator[Message]:
+    def fetched(self, job: Job, silence_s: float) -> Iterator[Message]:
         """The messages of a job, while what its worker writes is brought here."""
         windows, sends = b"", False
         if isinstance(job, ScoreCommand):
@@ -517,10 +512,7 @@ class RayWorkers(Workers):
 
 
 def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> RunConfig:
-    """Return the configuration with workers on the cluster at an address (``auto``: the one of this machine).
-
-    InputError without Ray, or without a cluster.
-    """
+    """Return the configuration with workers on the cluster at an address, ``auto``: this machine's; InputError."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what Ray says of its nodes would stand in the table
     try:
         import ray

@@ -1,11 +1,9 @@
 """``--until kld:2%``: score as many spread windows as the answer needs, in two stages (Stein 1945).
 
-The first stage scores ``PILOT`` windows of each text.  Their scores show how much windows differ, and so how many
-windows the second stage needs.  The second stage adds to the windows of the first, whose scores are in the cache.
-
-The answer is known when the standard error of every row's KLD, as the KLD of all windows of the text, is within the
-given percentage (``eval.stats.uncertainty.sampling_error``).  A row whose KLD is as small as rounding would use up any
-text: a KLD up to ``ranking.least_kld`` counts as that one, and if there are quantized rows, only their KLDs count.
+The first stage scores ``PILOT`` windows of each text, which show how much windows differ, and so how many windows the
+second stage adds to them.  The answer is known when the standard error of every row's KLD, as the KLD of all windows of
+the text, is within the given percentage (``eval.stats.uncertainty.sampling_error``).  Rows whose KLD is as small as
+rounding would use up any text: ``ranking.worst_kld`` says which rows count, and how.
 """
 
 from __future__ import annotations

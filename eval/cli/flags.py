@@ -271,7 +271,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args.cache_dir = args.cache_dir or default_root()
     if args.plot and args.plot_file is None:
         args.plot_file = Path("compare_q.png")
-    if args.kld_value and args.measure not in (None, "kld"):
+    if args.kld_value and (args.measure or "kld") != "kld":
         raise InputError(f"--kld-value: is a value of KL divergence; leave it or -{args.measure} out")
     args.measure = "kld" if args.kld_value else args.measure
     if command in RUN.split():

@@ -135,8 +135,8 @@ def write_run(
             print_note(shorthand.save(args.save_specs, list(texts.values()), models, done))
     files = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
     for text, data in zip(results.texts, done.data, strict=True):
-        for model in text.models if files and data is not None else ():
-            stored = None if model.error else token_scores.of_row(cache, model.scores_key, data.windows)
+        for model in text.models if files else ():
+            stored = None if model.error or data is None else token_scores.of_row(cache, model.scores_key, data.windows)
             if stored is not None:
                 file = files[text.name, model.label]
                 with outputs.writing(file):

@@ -1,9 +1,8 @@
 """Engine processes, their workers, and functions that run in a subprocess.
 
-The driver imports no engine and no torch.  Whatever needs them runs in a fork of an engine process
+The driver imports no engine and no torch: what needs them runs in a fork of an engine process
 (``backends/worker/engine_process.py``).  So the driver starts at once, nothing that a library prints reaches the
-terminal, and a crash is one line.  Commands and messages are JSON (``backends/worker/messages.py``); large data travels
-as files.  No process outlives the driver.
+terminal, a crash is one line, and no process outlives the driver.
 """
 
 from __future__ import annotations
