@@ -168,14 +168,12 @@ def row_of(model: PlannedModel, **fields: Any) -> ModelResult:
 def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cache: bool) -> ModelResult:
     """Return the row of a model on a text; ModelError if none of its scores is finite."""
     model, text, record = work.model, work.text, stored.run_record
-    index = text.text_index(stored.window, stored.position)
-    begins = text.begins(stored.window)
+    index, begins = text.text_index(stored.window, stored.position), text.begins(stored.window)
     found = estimates.summarize(stored.columns, index, stored.position, text.text_size, begins)
     if not found.ppl.tokens:
         raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite")
     if text.is_spread:
-        sampled = estimates.sampled(stored.columns, stored.window, text.starts, text.available)
-        found = replace(found, sampled=sampled)
+        found = replace(found, sampled=estimates.sampled(stored.columns, stored.window, text.starts, text.available))
     elif text.requests is not None:
         found = replace(found, answers=answers.summarize(stored.columns, stored.window, text.requests))
     overrides = {name: model.spec.get(f"override_{name}") for name in ("bpw_layer", "bpw_head", "vram_bits")}

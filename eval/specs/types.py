@@ -282,9 +282,8 @@ class ModelSpec(Spec):
                 raise ValueError("model_dir: must be a string, [dir, options] or [dir, override_tensors]")
             names = self._extra if isinstance(self._extra, list) else [self._extra]
             if not isinstance(self._extra, dict) and not (names and all(isinstance(name, str) for name in names)):
-                raise ValueError(
-                    "model_dir: the second item must be an object (options) or file names (override tensors)"
-                )
+                wanted = "an object (options) or file names (override tensors)"
+                raise ValueError(f"model_dir: the second item must be {wanted}")
             if isinstance(self._extra, dict) and (twice := sorted(self._extra.keys() & self.engine.keys())):
                 raise ValueError(f"model_dir: option {twice[0]!r} is also in engine")
         if self.phase == "prefill" and (given := self.model_fields_set & {"step", "batch", "unscored"}):

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +95,7 @@ class BlockSums:
     nll: tuple[float, ...]
     kld: tuple[float, ...] | None = None
     same_top: tuple[float, ...] | None = None
-    whole: tuple[Literal["nll", "kld", "same_top"], ...] = ()
+    whole: tuple[Annotated[str, Field(pattern="^(nll|kld|same_top)$")], ...] = ()
     length: Count = 0
 
     @property

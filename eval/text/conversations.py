@@ -34,6 +34,10 @@ MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL
 """Transformers places generation marks inside one of these blocks too early."""
 Parts = list[tuple[int, int]]
 """Ranges [begin, end) of a text's characters."""
+LEFT_OUT = (
+    "{}: message {}: the chat template leaves its content out; perhaps it wants a list of parts, "
+    '[{{"type": "text", "text": ...}}]'
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,6 @@ class Conversation:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...]
     where: str
-
-
-# Rows -> conversations, checked strictly.
 
 
 def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
@@ -125,9 +126,6 @@ def tool_call(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         arguments = json_files.parsed((arguments or "{}").encode(errors="surrogatepass"), f"{where}.arguments")
     function = {**function, "arguments": checked(arguments, dict, f"{where}.arguments", "a JSON object")}
     return {**raw, "function": function} if "function" in raw else function
-
-
-# Conversations -> tokens.
 
 
 def tokenize(talks: Sequence[Conversation], folder: Path, spec: DataSpec, progress: Progress) -> Tokens:
@@ -268,16 +266,9 @@ def content_begin(message: Mapping[str, Any], body: str, least: int) -> int:
     """Return where the content of the last message begins in ``body``, at least ``least``; -1 if it is not found."""
     at = len(body)
     for text in reversed(texts_in(message)):
-        at = max(body.rfind(form, least, at) for form in (text, in_json(text)))
-        if at < 0:
+        if (at := max(body.rfind(form, least, at) for form in (text, in_json(text)))) < 0:
             break
     return at
-
-
-LEFT_OUT = (
-    "{}: message {}: the chat template leaves its content out; perhaps it wants a list of parts, "
-    '[{{"type": "text", "text": ...}}]'
-)
 
 
 def check_written(talk: Conversation, n_messages: int, text: str) -> None:

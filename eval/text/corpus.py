@@ -52,12 +52,10 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
 
 def identity(spec: DataSpec) -> dict[str, Any]:
     """Return everything the text depends on, as JSON types: digests of local files, or a place on the hub."""
-    if spec.path is not None:
-        file = text_file(spec)
-        return {
-            "files": [file_digest(file)], "column": spec.text_column, "suffix": file.suffix, "rows": row_limit(spec),
-        }  # fmt: skip
-    return {**vars(source_of(spec)), "files": digests(paths_of(spec)), "rows": row_limit(spec)}
+    if spec.path is None:
+        return {**vars(source_of(spec)), "files": digests(paths_of(spec)), "rows": row_limit(spec)}
+    file, rows = text_file(spec), row_limit(spec)
+    return {"files": [file_digest(file)], "column": spec.text_column, "suffix": file.suffix, "rows": rows}
 
 
 def paths_of(spec: DataSpec) -> list[Path]:

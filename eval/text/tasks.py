@@ -50,9 +50,6 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
-# The files of a task.
-
-
 def identity(spec: DataSpec) -> dict[str, Any]:
     """Return everything the questions depend on, as JSON types: lm-eval's build, and the task's name or digests.
 
@@ -152,9 +149,6 @@ def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
         [str(Path(str(options.get("data_dir") or ""), name)) for name in names],
         [folder for folder in folders if isinstance(folder, str) and is_folder(Path(folder))],
     )
-
-
-# A task -> tokens.
 
 
 def read(spec: DataSpec, folder: Path) -> Tokens:

@@ -238,8 +238,7 @@ def load(cache: Cache, key: str) -> Tokens | None:
         arrays = storage.read_arrays(cache.path("tokens", key, ".npz"))
     except (InputError, OSError, ValueError):
         return None
-    lead, n_bytes, words = map(int, arrays["numbers"])
-    sizes, chat, requests = arrays["sizes"], None, None
+    (lead, n_bytes, words), sizes, chat, requests = map(int, arrays["numbers"]), arrays["sizes"], None, None
     if "chat" in arrays:
         chat = Chat(arrays["scored"], *json.loads(str(arrays["chat"])))
     if "task" in arrays:

@@ -255,9 +255,6 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[tuple[int, 
     return (round(text.n_bytes * scored / read), text.n_words * scored / read), ""
 
 
-# A data spec -> tokens, in the cache.
-
-
 def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
     """Return the windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
 
@@ -336,9 +333,6 @@ def are_stored(spec: DataSpec, cache: Cache) -> bool:
     """Return True if the tokenized text is in the cache; the tokenizer must be on this machine."""
     folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
     return cache.path("tokens", cache.key("tokens", identity(spec, folder)), ".npz").is_file()
-
-
-# Descriptions of the windows.
 
 
 def subtitle(data: EvalData) -> str:
