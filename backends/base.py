@@ -32,15 +32,11 @@ def abbreviated(spans: Spans, length: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Window:
-    """A token sequence that one forward pass scores; ``index`` is its number in the text, from 0.
+    """A token sequence that one forward pass scores."""
 
-    ``token_ids`` is int32 [L].  The positions in ``spans`` (from 1 to L - 1) are scored: each of these tokens is
-    predicted from all tokens before it in the window.
-    """
-
-    index: int
-    token_ids: NDArray[np.int32]
-    spans: Spans
+    index: int  # its number in the text, from 0
+    token_ids: NDArray[np.int32]  # [L]
+    spans: Spans  # of positions from 1 to L - 1, each of which is predicted from all tokens before it in the window
 
     @classmethod
     def scored_from(cls, index: int, token_ids: NDArray[np.int32], first: int = 1) -> Window:
@@ -177,14 +173,11 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Decode:
-    """Decode, as in generation: ``step`` tokens of each of ``batch`` windows at a time, earlier ones from the KV cache.
+    """Decode, as in generation: earlier tokens of a window come from the KV cache."""
 
-    ``behind_prompts``: only tokens whose logits predict scored ones are decoded; those between them are prefilled.
-    """
-
-    step: int = 1
-    batch: int = 1
-    behind_prompts: bool = False
+    step: int = 1  # tokens of a window at a time
+    batch: int = 1  # windows at a time
+    behind_prompts: bool = False  # only tokens whose logits predict scored ones are decoded, those between prefilled
 
     @property
     def words(self) -> str:

@@ -64,14 +64,11 @@ class CallCommand:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a command: units that were finished since the last message, or, once known, ``total`` of the phase.
+    """Progress of a command; a called function may have phases."""
 
-    ``phase``: the title of a phase that begins in a called function, with its ``unit``; empty: the phase ends.
-    """
-
-    done: int = 0
-    total: int | None = None
-    phase: str | None = None
+    done: int = 0  # units (windows, rows, bytes) that were finished since the last message
+    total: int | None = None  # units of the whole phase, sent once it is known
+    phase: str | None = None  # title of a phase that begins; empty: the phase ends
     unit: str = ""
     type: Literal["progress"] = "progress"
 

@@ -36,34 +36,24 @@ CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say some
 
 @dataclass(frozen=True)
 class Chat:
-    """Facts about tokens that are conversations, one per document.
+    """Facts about tokens that are conversations, one per document."""
 
-    ``scored`` bool [n]: True for scored tokens.  ``found_by``: how they were found, "generation mask" or
-    "rendered prefixes".  ``across``: number of tokens that extend beyond a scored part; they count as scored.
-    ``template``: SHA-256 of the chat templates.
-    """
-
-    scored: NDArray[np.bool_]
-    found_by: str
-    across: int
-    template: str
+    scored: NDArray[np.bool_]  # [n]
+    found_by: str  # how scored tokens were found: "generation mask" or "rendered prefixes"
+    across: int  # number of tokens that extend beyond a scored part; they count as scored
+    template: str  # SHA-256 of the chat templates
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Facts about tokens that are requests of lm-eval, one per document; the requests of a question are adjacent.
+    """Facts about tokens that are requests of lm-eval, one per document [D]; a question's requests are adjacent."""
 
-    Arrays [D]: ``question`` int32, from 0; ``scored`` int32, number of tokens at the end that are the answer; ``right``
-    bool, True for the right answer; ``chars`` int32, the number of characters by which ``acc_norm`` divides.  ``task``:
-    its name.  ``num_fewshot``: number of examples before a question.
-    """
-
-    question: Ids
-    scored: Ids
-    right: NDArray[np.bool_]
-    chars: Ids
+    question: Ids  # [D], from 0
+    scored: Ids  # [D], number of tokens at the end that are the answer
+    right: NDArray[np.bool_]  # [D], True for the right answer
+    chars: Ids  # [D], the number of characters by which ``acc_norm`` divides
     task: str
-    num_fewshot: int
+    num_fewshot: int  # number of examples before a question
 
     @property
     def questions(self) -> int:
@@ -77,26 +67,18 @@ class Requests:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenized text.
+    """A tokenized text."""
 
-    ``ids`` int32 [n]; ``prefix`` int32: the chat prefix.  ``top_id``: the tokenizer's largest id of a plain token.
-    ``vocabulary``: digest of the plain tokens, and of special tokens in conversations (``eval/text/vocabulary.py``).
-    ``lead``: the token that the method puts before a document, or instead of a window's first token.  ``ends`` int64
-    [D]: text index after each document.  ``sizes`` int32 [n]: UTF-8 bytes of each token (0 for BOS); None if the
-    tokenizer does not return offsets.  ``n_bytes`` and ``n_words``: for all documents, before they are detokenized.
-    ``chat`` and ``requests``: None unless the documents are conversations or requests.
-    """
-
-    ids: Ids
-    prefix: Ids
-    top_id: int
-    vocabulary: str
-    lead: int | None = None
-    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    sizes: Ids | None = None
-    n_bytes: int = 0
+    ids: Ids  # [n]
+    prefix: Ids  # the chat prefix
+    top_id: int  # the tokenizer's largest id of a plain token
+    vocabulary: str  # digest of plain tokens, in conversations of special ones too (``eval/text/vocabulary.py``)
+    lead: int | None = None  # the token that the method puts before a document, or instead of a window's first one
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [D], index after each document
+    sizes: Ids | None = None  # [n], UTF-8 bytes of each token (0 for BOS); None if the tokenizer gives no offsets
+    n_bytes: int = 0  # of all documents, before they are detokenized; so are words
     n_words: int = 0
-    chat: Chat | None = None
+    chat: Chat | None = None  # of conversations
     requests: Requests | None = None
 
 

@@ -44,44 +44,32 @@ LONG_IN_WORDS = {"truncate": "cut off there", "split": "split", "skip": "left ou
 
 @dataclass(frozen=True)
 class Documents:
-    """Facts about a text that is conversations or answers to questions.
+    """Facts about a text that is conversations or answers to questions."""
 
-    ``begins``: text index of the first token of each window's conversation or question.  ``title``: for titles, e.g.
-    ``2,376 questions, 0-shot, 9,501 answers``.  ``in_words``: for ``check``.  ``facts``: for results.json.
-    """
-
-    begins: tuple[int, ...]
-    title: str
-    in_words: str
-    facts: dict[str, Any]
+    begins: tuple[int, ...]  # text index of the first token of each window's conversation or question
+    title: str  # for titles: ``2,376 questions, 0-shot, 9,501 answers``
+    in_words: str  # for ``check``
+    facts: dict[str, Any]  # for results.json
 
 
 @dataclass(frozen=True)
 class EvalData:
-    """The windows of a run.
-
-    ``digest``: identifies the windows by content.  ``series``: identifies all windows of the text; a run may use only
-    the first ones.  ``n_tokens``: tokens of the whole text.  ``vocabulary``: identifies the tokenizer by content;
-    ``tokenizer``: its folder.  ``starts[window] + position``: index of a token in the whole text, documents one
-    after the other.  ``available``: windows of the whole text.  ``text_size``: UTF-8 bytes and words of the scored
-    tokens; None if unknown, with the reason in ``text_note``.  ``documents``: None for a text.  ``requests``: one per
-    window, None unless these are answers.
-    """
+    """The windows of a run."""
 
     spec: DataSpec
     windows: tuple[Window, ...]
-    n_tokens: int
+    n_tokens: int  # of the whole text
     top_id: int
-    digest: str
-    series: str
-    vocabulary: str
-    tokenizer: Path
-    starts: tuple[int, ...]
-    available: int
-    text_size: tuple[int, float] | None
-    text_note: str = ""
+    digest: str  # identifies the windows by content
+    series: str  # identifies all windows of the text; a run may use only the first ones
+    vocabulary: str  # identifies the tokenizer by content
+    tokenizer: Path  # its folder
+    starts: tuple[int, ...]  # ``starts[window] + position``: index of a token in the text, one document after the other
+    available: int  # windows of the whole text
+    text_size: tuple[int, float] | None  # UTF-8 bytes and words of the scored tokens
+    text_note: str = ""  # why they are unknown
     documents: Documents | None = None
-    requests: Requests | None = None
+    requests: Requests | None = None  # one per window, if these are answers
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Return the index in the whole tokenized text of each token, int64 [N], from its window and position [N]."""
