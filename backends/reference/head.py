@@ -19,15 +19,12 @@ SPACINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-14}
 
 @dataclass(frozen=True)
 class Head:
-    """A head without its weight: after the product ``soft_cap`` c (z -> c tanh(z / c)), then ``scale`` s (z -> s z).
-
-    ``vocab_size``: number of logits without padding; ``dtype``: name of the dtype in which the product is computed.
-    """
+    """A head without its weight: the product, ``soft_cap`` c (z -> c tanh(z / c)), ``scale`` s (z -> s z)."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
-    vocab_size: int
-    dtype: str
+    vocab_size: int  # number of logits without padding
+    dtype: str  # name of the dtype in which the product is computed
     soft_cap: float | None = None
     scale: float = 1.0
 
