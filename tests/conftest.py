@@ -32,8 +32,7 @@ def pytest_configure() -> None:
     """Give this process of several its own share of the cores, and let signals end it.
 
     A shell starts what runs in its background with Ctrl-C ignored, ``nohup`` with SIGHUP, and so would be the processes
-    that tests start and end.  Two processes whose engines each took both cores waited for each other's threads: the
-    llama.cpp and lm-eval peers took 332 s beside other tests, and 117 s alone.
+    that tests start and end.  Two processes whose engines each took both cores waited for each other's threads.
     """
     for number in ENDING:
         if signal.getsignal(number) == signal.SIG_IGN:

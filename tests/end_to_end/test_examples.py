@@ -24,6 +24,7 @@ ENGINES = {
     "transformers": "transformers", "hf": "transformers",
 }  # fmt: skip
 """A word of a file's name -> its engine; the first that fits counts."""
+SCHEMAS = {**types.json_schemas(), "results.schema.json": results.json_schema()}
 
 
 @pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
@@ -34,7 +35,7 @@ def test_data_examples(file: Path) -> None:
     assert spec.is_chat == ("chat" in file.stem.split("_"))
     assert (file.stem.rpartition("_")[2] == "llamacpp") == (spec.method == "llamacpp")
     assert spec.stride <= spec.eval_len
-    jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "data.schema.json").read_text()))
+    jsonschema.validate(json.loads(file.read_text()), SCHEMAS["data.schema.json"])
 
 
 def test_specs_of_the_page_of_published_numbers() -> None:
@@ -42,11 +43,8 @@ def test_specs_of_the_page_of_published_numbers() -> None:
     page = (FOLDER.parent.parent / "docs" / "published_numbers.md").read_text()
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
     whole = [block for block in blocks if "tokenizer_dir" in block]
-    assert [reading.parse_data_spec(block, Path("d.json")).method for block in whole] == [
-        "gptq",
-        "lm_eval",
-        "llamacpp",
-    ]
+    methods = [reading.parse_data_spec(block, Path("d.json")).method for block in whole]
+    assert methods == ["gptq", "lm_eval", "llamacpp"]
     (ready,) = reading.load_data_specs([FOLDER / "wiki2_lm_eval.json"])
     assert reading.parse_data_spec(whole[1], Path("d.json")).digest() == ready.digest()
     hub = ("dataset", "dataset_name", "split", "text_column")
@@ -62,12 +60,7 @@ def test_model_examples(file: Path) -> None:
     engines = {backends.resolve(model.load_fn, model.fwd_fn)[0] for model in models}
     assert engines == {next(engine for word, engine in ENGINES.items() if word in file.stem)}
     assert all(model.label for model in models)
-    jsonschema.validate(
-        json.loads(file.read_text()), json.loads((FOLDER / "schema" / "models.schema.json").read_text())
-    )
-
-
-SCHEMAS = {**types.json_schemas(), "results.schema.json": results.json_schema()}
+    jsonschema.validate(json.loads(file.read_text()), SCHEMAS["models.schema.json"])
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

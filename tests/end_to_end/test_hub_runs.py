@@ -51,12 +51,11 @@ def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]
         "eval_stride": 20,
     }
     (folder / "data.json").write_text(json.dumps({**text, **data}))
-    found: list[dict[str, Any]] = [
-        {"load_fn": "transformers_auto_bf16", "label": label, "model_dir": name} for label, name in models
+    found = [
+        {"load_fn": "transformers_auto_bf16", "label": label, "model_dir": name}
+        | ({"revision": "v1"} if name == "org/toy" else {})
+        for label, name in models
     ]
-    for each in found:
-        if each["model_dir"] == "org/toy":
-            each["revision"] = "v1"
     (folder / "models.json").write_text(json.dumps(found))
     words = ["-d", folder / "data.json", "-m", folder / "models.json", "-o", folder / "results.json"]
     return [str(word) for word in words]

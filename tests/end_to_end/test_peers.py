@@ -195,12 +195,8 @@ def test_lm_evals_three_numbers(
 ) -> None:
     """Its float64 softmax; its float32 one is 8.5e-6 nats a token too high.  Seven digits are equal on the CPU of its
     run; another order of float32 additions moved the word perplexity by 3e-6 on an Intel Xeon."""
-    args = argparse.Namespace(
-        model=files / (tokenizer or "base"),
-        text=documents / f"{text}.jsonl",
-        max_length=1024,
-        wikitext=text == "page",
-    )
+    model, given = files / (tokenizer or "base"), documents / f"{text}.jsonl"
+    args = argparse.Namespace(model=model, text=given, max_length=1024, wikitext=text == "page")
     rates = lm_eval_peer.compare_q(args, tmp_path)
     gold = json.loads((PEERS / f"lm_eval_{file}.json").read_text())
     wide, narrow = gold["lm-eval, float64 softmax"], gold["lm-eval"]

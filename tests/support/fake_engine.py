@@ -2,10 +2,8 @@
 
 ``$COMPARE_Q_ENGINES`` is to be ``LOCATION``, so that workers have it too.
 
-``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``nan_windows`` (windows whose first
-scored position is NaN), ``seconds`` (that each window takes), ``meet``
-(a folder: nothing is scored before two models are there at the same time), and ``fail`` (after this many windows) by
-``failure``: an error, too little memory, an abort of the process, or silence.
+``load_fn: "fake"``; ``engine`` options: ``nan_windows`` (their first scored position is NaN), ``seconds`` (that each
+window takes), ``meet`` (a folder: nothing is scored before two models are there), ``fail`` (after so many windows).
 The logits are ``boost`` for the target and 0 elsewhere, so that log p = boost - ln(exp(boost) + V - 1) at every
 position: with boost 0 the model is uniform, and PPL = V exactly.
 """

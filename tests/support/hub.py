@@ -1,16 +1,14 @@
 """A stand-in for the Hugging Face hub on the loopback, for the real ``huggingface_hub`` and ``datasets``.
 
-It speaks the part of the hub's HTTP API that the locked clients use (huggingface_hub 2.4.0, datasets 5.2.0), read in
-their sources: ``/api/{models,datasets}/...`` (info, revision, tree in pages, paths-info) and ``resolve`` with
-``ETag``, ``X-Repo-Commit``, ``X-Linked-ETag`` and ``X-Linked-Size``.  Large files (``LFS``) are redirected to a second
-server, as the hub does to its storage, which knows ``Range``.  Nothing has an ``xetHash``, so Xet is never used.
+It speaks the part of the hub's HTTP API that the locked clients use (huggingface_hub 2.4.0, datasets 5.2.0):
+``/api/{models,datasets}/...`` (info, revision, tree in pages) and ``resolve``.  Large files (``LFS``) are redirected to
+a second server, as the hub does to its storage, which knows ``Range``.  Nothing has an ``xetHash``: Xet is never used.
 
 Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``cut_once``
-(the connection breaks in a file).  Every request is kept in ``requests``.  Clients find it by ``HF_ENDPOINT``, which
-they read when they are imported: start them with ``Hub.environment()``.
+(the connection breaks in a file).  Clients find it by ``HF_ENDPOINT``, which they read when they are imported.
 
-One thing differs from the hub: for a repository that is not there it names its reason to anonymous clients too
-(``X-Error-Code: RepoNotFound``), since the client takes a bare 401 for that answer from https only.
+Unlike the hub it names its reason for a repository that is not there to anonymous clients too (``X-Error-Code``), since
+the client takes a bare 401 for that answer from https only.
 """
 
 from __future__ import annotations
@@ -154,7 +152,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             """Quiet."""
 
         def do_GET(self) -> None:
-            self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with hub.lock:
                 status = hub.failing.pop(0) if hub.failing else 0
                 hub.requests.append(Request(self.command, self.path, self.headers.get("Range") or ""))
@@ -178,7 +176,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             else:
                 self.reply({}) if not parts else self.fail(404, "", "Not found")
                 return
-            words = ("revision", "tree", "paths-info", "resolve", "auth-check")
+            words = ("revision", "tree", "resolve", "auth-check")
             length = next((i for i, part in enumerate(rest) if part in words), len(rest))
             name, tail = "/".join(rest[:length]), [unquote(part) for part in rest[length:]]
             if new := hub.renamed.get((kind, name)):
@@ -203,9 +201,6 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             query = parse_qs(urlsplit(self.path).query)
             if what == "tree":
                 self.tree(files, "".join(f"{part}/" for part in tail[2:]), query)
-            elif what == "paths-info":
-                wanted = parse_qs(self.body.decode()).get("paths", [])
-                self.reply([entry(path, files[path]) for path in wanted if path in files])
             else:
                 siblings = [
                     {"rfilename": path, **({"size": len(data), "blobId": git_oid(data)} if "blobs" in query else {})}
@@ -219,9 +214,6 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
         def tree(self, files: dict[str, bytes], folder: str, query: dict[str, list[str]]) -> None:
             """One page of a listing."""
             found = listing(files, folder, query.get("recursive", ["false"])[0].lower() == "true")
-            if not found:
-                self.fail(404, "EntryNotFound", f"{folder} does not exist")
-                return
             first = int(query.get("cursor", ["0"])[0])
             page, more = found[first : first + PAGE], {}
             if len(found) > first + PAGE:
@@ -246,9 +238,6 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             """A file's bytes, or the range that was asked for; cut off where that is wanted."""
             low, _, high = (self.headers.get("Range") or "").removeprefix("bytes=").partition("-")
             first, last = int(low or 0), min(int(high or len(data)), len(data) - 1)
-            if low and first >= len(data):
-                self.fail(416, "", "Range not satisfiable", {"Content-Range": f"bytes */{len(data)}"})
-                return
             part = data[first : last + 1]
             ranged = {"Content-Range": f"bytes {first}-{last}/{len(data)}"} if low else {}
             keep = hub.cut.pop(path.rpartition("/")[2], None) if self.command == "GET" else None
@@ -265,9 +254,8 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
         def reply(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
             """A JSON answer."""
             data = json.dumps(content).encode()
-            self.begin(
-                status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
-            )
+            about = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+            self.begin(status, about | (headers or {}))
             if self.command != "HEAD":
                 self.wfile.write(data)
 

@@ -1,13 +1,7 @@
 """The data sets behind compare_q's known names as they lie on the hub, with tiny contents.
 
-The layouts (file names and the YAML of the cards) were read in November 2026 on the cards of:
-
-- Salesforce/wikitext, commit b08601e04326c79dfdd32d625aee71d232d685c3;
-- ptb-text-only/ptb_text_only, which is a loading script with a parquet copy in ``refs/convert/parquet`` (commit
-  4ba6f7a48afb0ae5a8713c7d214561dff8a11c57);
-- allenai/c4, with eight validation and 1,024 training files;
-- HuggingFaceH4/ultrachat_200k, HuggingFaceH4/no_robots, HuggingFaceTB/smoltalk (the sets of ``eval/spec/chat_*.json``);
-- HuggingFaceFW/fineweb.
+The layouts (file names and the YAML of the cards) were read in November 2026 on the data sets' own cards.  C4 has eight
+validation and 1,024 training files, and ptb_text_only is a loading script with a parquet copy.
 """
 
 from __future__ import annotations
