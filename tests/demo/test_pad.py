@@ -10,7 +10,7 @@ import torch
 
 from demo import pad
 from demo.equalize import equalized
-from tests.support.toy import save_toy_tokenizer
+from tests.support import toy
 
 pytestmark = pytest.mark.engine
 
@@ -27,20 +27,14 @@ def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
 
 def save_llama(folder: Path, **shape: Any) -> None:
     """Two layers, hidden size 64, 4 query and 2 key/value heads; random float32 weights, norms and biases too."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(0)
-    config = LlamaConfig(**{
-        "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 0.1,
-        "initializer_range": 0.3, **shape,
-    })  # fmt: skip
-    model = LlamaForCausalLM(config)
+    shape |= {"intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "rms_norm_eps": 0.1}
+    model = AutoModelForCausalLM.from_pretrained(toy.save_llama(folder, dtype="float32", **shape))
     for name, weight in model.named_parameters():
         if "norm" in name or "bias" in name:
             torch.nn.init.normal_(weight, mean=1.0, std=0.3)
     model.save_pretrained(folder)
-    save_toy_tokenizer(folder)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.questions import model_class
-from tests.support.toy import ATOL_LOGPROB, Run, in_transformers, needs_accelerate
+from tests.support.toy import ATOL_LOGPROB, Run, Specs, in_transformers, needs_accelerate
 
 TASKS = ROOT / "demo" / "questions"
 QUESTIONS = 40
@@ -21,55 +20,40 @@ EVAL_LEN = 200
 """The longest prompts of ``common_facts`` have 212 bytes, and a byte is a token of the toy."""
 
 
-@dataclass(frozen=True)
-class Own:
-    """lm-eval's own results of a task, and its sum of log-probabilities of every answer in order."""
-
-    results: dict[str, Any]
-    sums: list[float]
-
-
-def evaluated(model: Any, task: Path, questions: int) -> Own:
-    """What lm-eval itself finds, by its ``simple_evaluate`` with its defaults."""
+def evaluated(model: Any, task: Path) -> tuple[dict[str, Any], list[float]]:
+    """lm-eval's own results of a task with its defaults, and its sum of log-probabilities of every answer in order."""
     import lm_eval
 
-    found = lm_eval.simple_evaluate(model=model, tasks=[str(task)], limit=questions, log_samples=True)
+    found = lm_eval.simple_evaluate(model=model, tasks=[str(task)], limit=QUESTIONS, log_samples=True)
     (name,) = found["results"]
     samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
-    return Own(found["results"][name], [answer[0] for sample in samples for answer in sample["filtered_resps"]])
-
-
-def write(folder: Path, tokenizer: Path, task: Path | str, models: list[dict[str, Any]], **keys: Any) -> list[Any]:
-    data, specs = folder / "data.json", folder / "models.json"
-    base = {"tokenizer_dir": str(tokenizer), "dataset": "lm_eval", "task": str(task), "eval_len": EVAL_LEN}
-    data.write_text(json.dumps(base | keys))
-    specs.write_text(json.dumps(models))
-    return ["-d", data, "-m", specs, "-o", folder / "r.json"]
+    return found["results"][name], [answer[0] for sample in samples for answer in sample["filtered_resps"]]
 
 
 @needs_accelerate
 @pytest.mark.engine
 @pytest.mark.parametrize("task", ["common_facts", "opticks_endings"])
 def test_answers_against_lm_evals_own(
-    compare_q: Run, tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch, task: str
+    compare_q: Run, write_specs: Specs, tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     """float32 is the reference; of bfloat16, flips and McNemar's p follow from lm-eval's own samples of float32."""
     monkeypatch.chdir(ROOT)  # where the tasks find their data
     file = TASKS / f"{task}.yaml"
-    models = [
-        in_transformers(toy_model, label=name, engine={"dtype": name}) for name in ("float32", "bfloat16")
-    ]  # fmt: skip
-    words = write(tmp_path, toy_model, file, [models[0] | {"reference": True}, models[1]], max_rows=QUESTIONS)
-    ran = compare_q(*words, "--tokens-out", tmp_path / "tokens", "--pairs")
+    models = [in_transformers(toy_model, label=name, engine={"dtype": name}) for name in ("float32", "bfloat16")]
+    models[0]["reference"] = True
+    asked = {"dataset": "lm_eval", "task": str(file), "eval_len": EVAL_LEN, "max_rows": QUESTIONS}
+    data, specs = write_specs(models, path=..., eval_stride=..., **asked)
+    words = ["-d", data, "-m", specs, "-o", tmp_path / "r.json", "--tokens-out", tmp_path / "tokens", "--pairs"]
+    ran = compare_q(*words)
     assert ran.status == 0, ran.err
     first, second = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     arguments = {"pretrained": str(toy_model), "max_length": EVAL_LEN, "batch_size": 1, "device": "cpu"}
-    own = evaluated(model_class("hf")(dtype="float32", **arguments), file, QUESTIONS)
+    own, own_sums = evaluated(model_class("hf")(dtype="float32", **arguments), file)
     columns = parquet.read_table(tmp_path / "tokens" / "float32.parquet").to_pydict()
     sums = np.bincount(columns["window"], columns["logprob"])
-    np.testing.assert_allclose(sums, own.sums, atol=10 * ATOL_LOGPROB)
+    np.testing.assert_allclose(sums, own_sums, atol=10 * ATOL_LOGPROB)
     for name in ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr"):
-        assert first[name] == own.results[f"{name},none"]
+        assert first[name] == own[f"{name},none"]
     assert (first["questions"], first["flips"]) == (QUESTIONS, None)
     assert second["flips_lost"] + second["flips_won"] == round(second["flips"] * QUESTIONS)
     assert second["acc"] == pytest.approx(first["acc"] + (second["flips_won"] - second["flips_lost"]) / QUESTIONS)

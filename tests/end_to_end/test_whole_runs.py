@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from demo.__main__ import BASE, MODELS, ROOT, emulates_bf16, in_float32, make_models
+from demo.__main__ import BASE, ROOT, emulates_bf16, in_float32, make_models
 
 pytestmark = pytest.mark.engine
 FLOAT32 = emulates_bf16()
@@ -104,16 +104,12 @@ def test_second_run_comes_from_the_cache(demo_run: dict[str, Any]) -> None:
     assert all(model["from_cache"] for model in demo_run["models"].values())
 
 
-REFUSED = {
-    "load_fn": "vllm_score", "label": "refused", "model_dir": str(MODELS / "smollm2-135m"),
-    "engine": {"tensor_parallel_size": 2, "enforce_eager": True},
-}  # fmt: skip
-FAKE = {"load_fn": "fake", "label": "fake", "model_dir": "none", "engine": {"vocab_size": 50000}}
-
-
 def test_a_checkpoint_that_vllm_refuses(demo_run: dict[str, Any], tmp_path: Path) -> None:
     """Tensor parallelism over 9 heads and 2 ranks: a row beside a model that finishes."""
-    (tmp_path / "m.json").write_text(json.dumps([REFUSED, FAKE]))
+    engine = {"tensor_parallel_size": 2, "enforce_eager": True}
+    refused = {"load_fn": "vllm_score", "label": "refused", "model_dir": str(BASE), "engine": engine}
+    fake = {"load_fn": "fake", "label": "fake", "model_dir": "none", "engine": {"vocab_size": 50000}}
+    (tmp_path / "m.json").write_text(json.dumps([refused, fake]))
     command = [sys.executable, "eval/compare_q.py", "-d", str(demo_run["folder"] / "data.json"), "-m",
                str(tmp_path / "m.json"), "--cache-dir", str(tmp_path / "cache")]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

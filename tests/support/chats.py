@@ -25,12 +25,8 @@ MARKED = """\
 WEATHER = {
     "messages": [
         {"role": "user", "content": "Rain in Bern?"},
-        {
-            "role": "assistant",
-            "tool_calls": [
-                {"type": "function", "function": {"name": "weather", "arguments": '{"town": "Bern"}'}}
-            ],
-        },
+        {"role": "assistant", "tool_calls": [
+            {"type": "function", "function": {"name": "weather", "arguments": '{"town": "Bern"}'}}]},
         {"role": "tool", "content": "dry"},
         {"role": "assistant", "content": "No, it is dry ☀"},
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 from compare_q.backends.layers.schemes import Scheme
 from tests.support.checkpoints import Entries
+from tests.support.stored_formats import AWQ, gptq
 
 VLLM = "vLLM 0.32"
 FP8_TENSOR, FP8_128 = Scheme("fp8 tensor", "fp8 tensor"), Scheme("fp8 block 128x128", "fp8 g128")
@@ -48,8 +49,7 @@ NVFP4_PARTS: Entries = {
 FP8_PARTS: Entries = {"weight": ("F8_E4M3", 8, 32), "weight_scale": ("F32",), "input_scale": ("F32",)}
 MX_PARTS: Entries = {"weight": ("F8_E4M3", 8, 64), "weight_scale": ("U8", 8, 2)}
 MXFP4_PARTS: Entries = {"weight": ("U8", 8, 32), "weight_scale": ("U8", 8, 2)}
-GPTQ: Entries = {"qweight": ("I32", 8, 64), "qzeros": ("I32", 2, 8), "scales": ("F16", 2, 64), "g_idx": ("I32", 64)}
-AWQ: Entries = {"qweight": ("I32", 64, 8), "qzeros": ("I32", 2, 8), "scales": ("F16", 2, 64)}
+GPTQ = gptq(8, 64, (2, 8), 64)
 KV8 = {"dynamic": False, "num_bits": 8, "type": "float"}
 QUARK_FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 QUARK_FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
@@ -143,8 +143,7 @@ DOWNLOADS = {
         {"quant_method": "inc", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round:auto_awq"}),
     "GPTQ v2, 8 bits in some layers": Download(
         "GPTQModel's `checkpoint_format` and `dynamic`",
-        {f"{LAYER}.mlp.up_proj": GPTQ, f"{LAYER}.self_attn.v_proj": {
-            "qweight": ("I32", 16, 64), "qzeros": ("I32", 2, 16), "scales": ("F16", 2, 64), "g_idx": ("I32", 64)}},
+        {f"{LAYER}.mlp.up_proj": GPTQ, f"{LAYER}.self_attn.v_proj": gptq(16, 64, (2, 16), 64)},
         "(4,096 × 4 + 16 × 32 + 128 × 16 + 64 × 32) / 4,096, (4,096 × 8 + 32 × 32 + 128 × 16 + 64 × 32) / 4,096",
         20992 + 37888, 2 * 4096, (Scheme("int4 g32"), Scheme("int8 g32")),
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2",

@@ -50,24 +50,19 @@ def killed_at(operation: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
         return run
 
+    whole = Path.write_bytes
+
+    def torn(self: Path, data: bytes) -> int:
+        """Write half of the file where the process ends in it."""
+        if len(done) <= operation:
+            done.append("write_bytes")
+            if len(done) <= operation:
+                return whole(self, data)
+            whole(self, data[: len(data) // 2])
+        raise KilledError("write_bytes")
+
     with patch.context() as patched:
         for name in ("replace", "mkdir", "unlink", "rmdir", "write"):
             patched.setattr(os, name, stopping(name, getattr(os, name)))
-        patched.setattr(Path, "write_bytes", torn(done, operation))
+        patched.setattr(Path, "write_bytes", torn)
         yield done
-
-
-def torn(done: list[str], operation: int) -> Callable[[Path, bytes], int]:
-    """``write_bytes`` that writes half of the file when the process ends in it."""
-    real = Path.write_bytes
-
-    def run(self: Path, data: bytes) -> int:
-        if len(done) > operation:
-            raise KilledError("write_bytes")
-        done.append("write_bytes")
-        if len(done) > operation:
-            real(self, data[: len(data) // 2])
-            raise KilledError("write_bytes")
-        return real(self, data)
-
-    return run

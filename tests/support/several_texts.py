@@ -76,18 +76,14 @@ def with_answers(text: TextResult, **right: str) -> TextResult:
     for model in text.models:
         if model.estimates is not None:
             digits = right[model.label.replace(" ", "_")]
-            count, columns = len(digits), {"logprob": sums_of(digits)}
+            count, sums = len(digits), {"1": (-1.0, -2.0), "0": (-2.0, -1.0), "?": (-np.inf, -np.inf)}
+            columns = {"logprob": np.concatenate([sums[digit] for digit in digits])}
             if reference not in (None, model.label):
-                columns["ref_logprob"] = sums_of(right[str(reference).replace(" ", "_")])
+                other = right[str(reference).replace(" ", "_")]
+                columns["ref_logprob"] = np.concatenate([sums[digit] for digit in other])
             asked = requests(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
             answers = summarize(columns, np.arange(2 * count), asked)
             model = replace(model, estimates=replace(model.estimates, answers=answers))
         found.append(model)
     data = {**text.data, "method": "answers", "answers": {"num_fewshot": 0}}
     return replace(text, models=tuple(found), data=data)
-
-
-def sums_of(right: str) -> np.ndarray[Any, Any]:
-    """Log-probabilities of the right and of the wrong answer of each question."""
-    pairs = {"1": (-1.0, -2.0), "0": (-2.0, -1.0), "?": (-np.inf, -np.inf)}
-    return np.array([value for digit in right for value in pairs[digit]])

@@ -33,11 +33,22 @@ def packed(rows: int, columns: int) -> dict[str, bytes]:
     return {"weight_shape": struct.pack("<2q", rows, columns)}
 
 
-W4 = {"weight_packed": ("I32", 64, 8), "weight_scale": ("BF16", 64, 2), "weight_shape": ("I64", 2)}
+def words(rows: int, columns: int, groups: int) -> Entries:
+    """compressed-tensors' packed weights."""
+    scale = ("BF16", rows, groups)
+    return {"weight_packed": ("I32", rows, columns), "weight_scale": scale, "weight_shape": ("I64", 2)}
+
+
+def gptq(rows: int, columns: int, zeros: tuple[int, int], indices: int) -> Entries:
+    scales = ("F16", zeros[0], columns)
+    return {"qweight": ("I32", rows, columns), "qzeros": ("I32", *zeros), "scales": scales, "g_idx": ("I32", indices)}
+
+
+W4 = words(64, 8, 2)
 NVFP4 = {"weight_packed": ("U8", 16, 16), "weight_scale": ("F8_E4M3", 16, 2), "weight_global_scale": ("F32", 1)}
 FP8 = {"weight": ("F8_E4M3", 8, 4), "weight_scale": ("F32",), "input_scale": ("F32",)}
 INT8 = {"weight": ("I8", 8, 4), "weight_scale": ("BF16", 8, 1)}
-GPTQ = {"qweight": ("I32", 8, 64), "qzeros": ("I32", 2, 8), "scales": ("F16", 2, 64), "g_idx": ("I32", 64)}
+MODELOPT = {"weight": ("U8", 16, 16), "weight_scale": ("F8_E4M3", 16, 2), "weight_scale_2": ("F32",)}
 AWQ = {"qweight": ("I32", 64, 8), "qzeros": ("I32", 2, 8), "scales": ("F16", 2, 64)}
 NF4 = {
     "weight": ("U8", 960, 1), "weight.absmax": ("F32", 30), "weight.quant_map": ("F32", 16),
@@ -53,21 +64,16 @@ CASES = {
     # compressed-tensors, 64 x 64 in groups of 32: 512 words = 16,384 bits, 128 scales = 2,048: 4.5
     "int4 g32": Case(W4, 18432, 4096, values=packed(64, 64)),
     # 8 x 256 in groups of 128: 8 * 32 words = 8,192, 16 scales = 256: 4.125
-    "int4 g128": Case(
-        {"weight_packed": ("I32", 8, 32), "weight_scale": ("BF16", 8, 2), "weight_shape": ("I64", 2)},
-        8448, 2048, values=packed(8, 256)),
+    "int4 g128": Case(words(8, 32, 2), 8448, 2048, values=packed(8, 256)),
     # 8 x 64 at 8 bits, a scale a row: 8 * 16 words = 4,096, 8 scales = 128: 8.25
-    "int8 packed": Case(
-        {"weight_packed": ("I32", 8, 16), "weight_scale": ("BF16", 8, 1), "weight_shape": ("I64", 2)},
-        4224, 512, values=packed(8, 64)),
+    "int8 packed": Case(words(8, 16, 1), 4224, 512, values=packed(8, 64)),
     # zero points, eight a word along the outputs: 8 * 2 words = 512 on top of 18,432: 4.625
     "int4 asymmetric": Case({**W4, "weight_zero_point": ("I32", 8, 2)}, 18944, 4096, values=packed(64, 64)),
     # activation order: 64 indices of 32 bits = 2,048 on top of 18,432: 5.0
     "int4 act order": Case({**W4, "weight_g_idx": ("I32", 64)}, 20480, 4096, values=packed(64, 64)),
     # 4 x 12 fills a word and a half a row: 8 words = 256, 4 scales = 64, for 48 weights and not 64; shape in int32
-    "int4 odd": Case(
-        {"weight_packed": ("I32", 4, 2), "weight_scale": ("BF16", 4, 1), "weight_shape": ("I32", 2)},
-        320, 48, values={"weight_shape": struct.pack("<2i", 4, 12)}),
+    "int4 odd": Case({**words(4, 2, 1), "weight_shape": ("I32", 2)}, 320, 48,
+                     values={"weight_shape": struct.pack("<2i", 4, 12)}),
     # 16 x 32: 256 bytes = 2,048, 32 scales of 8 = 256, one of 32: 4.5625; the same with activations in NVFP4
     "nvfp4 a16": Case(NVFP4, 2336, 512),
     "nvfp4 w4a4": Case({**NVFP4, "input_global_scale": ("F32", 1)}, 2336, 512),
@@ -87,27 +93,17 @@ CASES = {
     "int8 naive": Case({**INT8, "weight_zero_point": ("I8", 8, 1)}, 448, 32),
     # modelopt: FP8 256 and one scale of 32: 9.0; NVFP4 as above
     "modelopt fp8": Case({**FP8, "k_scale": ("F32",), "v_scale": ("F32",)}, 288, 32),
-    "modelopt nvfp4": Case(
-        {"weight": ("U8", 16, 16), "weight_scale": ("F8_E4M3", 16, 2), "weight_scale_2": ("F32",),
-        "input_scale": ("F32",), "k_scale": ("F32",)}, 2336, 512),
+    "modelopt nvfp4": Case({**MODELOPT, "input_scale": ("F32",), "k_scale": ("F32",)}, 2336, 512),
     # its AWQ divides weights by a factor an input, in 32 * 16 = 512 bits
-    "modelopt nvfp4 awq": Case(
-        {"weight": ("U8", 16, 16), "weight_scale": ("F8_E4M3", 16, 2), "weight_scale_2": ("F32",),
-        "pre_quant_scale": ("BF16", 32)}, 2848, 512),
+    "modelopt nvfp4 awq": Case({**MODELOPT, "pre_quant_scale": ("BF16", 32)}, 2848, 512),
     # GPTQ, 64 x 64 in groups of 32: 16,384 + 16 * 32 + 128 * 16 + 64 * 32: 5.125
-    "gptq 4": Case(GPTQ, 20992, 4096, {"bits": 4}),
+    "gptq 4": Case(gptq(8, 64, (2, 8), 64), 20992, 4096, {"bits": 4}),
     # 64 x 16, 2 bits: 4 * 16 words = 2,048, 32, 16 * 16 = 256, 2,048: 4.28125; the config speaks of other layers
-    "gptq 2": Case(
-        {"qweight": ("I32", 4, 16), "qzeros": ("I32", 1, 1), "scales": ("F16", 1, 16), "g_idx": ("I32", 64)},
-        4384, 1024, {"bits": 4, "dynamic": {"q_proj": {"bits": 2}}}),
+    "gptq 2": Case(gptq(4, 16, (1, 1), 64), 4384, 1024, {"bits": 4, "dynamic": {"q_proj": {"bits": 2}}}),
     # 64 x 32, 3 bits: 32 weights in 3 words: 6 * 32 = 192 words = 6,144; 2 * 3 = 192, 64 * 16 = 1,024, 2,048: 4.59375
-    "gptq 3": Case(
-        {"qweight": ("I32", 6, 32), "qzeros": ("I32", 2, 3), "scales": ("F16", 2, 32), "g_idx": ("I32", 64)},
-        9408, 2048, {"bits": 4}),
+    "gptq 3": Case(gptq(6, 32, (2, 3), 64), 9408, 2048, {"bits": 4}),
     # 32 x 16, 8 bits: 8 * 16 words = 4,096, 128, 256, and no indices: 8.75
-    "gptq 8": Case(
-        {"qweight": ("I32", 8, 16), "qzeros": ("I32", 1, 4), "scales": ("F16", 1, 16), "g_idx": ("I32", 0)},
-        4480, 512, {"bits": 4}),
+    "gptq 8": Case(gptq(8, 16, (1, 4), 0), 4480, 512, {"bits": 4}),
     # 3 * 8 words = 768 and 8 scales = 128 for 256 weights, as nothing but the config can tell: 3.5
     "gptq bare": Case({"qweight": ("I32", 3, 8), "scales": ("F16", 1, 8)}, 896, 256, {"bits": 3}),
     # AWQ, 64 x 64 in groups of 32: 16,384 + 512 + 2,048: 4.625
