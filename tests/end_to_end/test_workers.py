@@ -37,7 +37,7 @@ def start(tmp_path: Path, own_cache: Path) -> Iterator[Callable[..., subprocess.
         command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *map(str, words)]
         outside = {name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"}
         with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-            how = {"env": {**outside, **environment}, "start_new_session": True, "text": True}
+            how: dict[str, Any] = {"env": {**outside, **environment}, "start_new_session": True, "text": True}
             process = subprocess.Popen(command, stdout=out, stderr=err, **how)
         started.append(process)
         return process
