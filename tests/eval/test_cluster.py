@@ -74,7 +74,6 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
 
 
 def ray_worker(cluster: Cluster | None = None, log_file: Path | None = None) -> RayWorker:
-    """A worker of a cluster with one node."""
     nodes = HardwareClass.of([("n", facts())], {"n": {"CPU": 2.0}})
     return RayWorker(cluster or cluster_of(), request().updated(log_file=log_file), nodes)
 
@@ -90,6 +89,10 @@ def started(node: Node, log: Path) -> RayWorker:
     return worker
 
 
+def score_command(folder: Path, scores: Path, session: str) -> ScoreCommand:
+    return ScoreCommand(ScoreRequest(), windows=folder / "windows", scores=scores, tag=segments.ALONE, session=session)
+
+
 @pytest.mark.engine
 def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path: Path) -> None:
     """A worker keeps its model for another text.  Its scores are here before it says that they are done."""
@@ -98,10 +101,7 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
     write_windows(tmp_path / "windows", WINDOWS)
     for text in ("one", "two"):
         here = tmp_path / text
-        task = ScoreCommand(
-            ScoreRequest(), windows=tmp_path / "windows", scores=here, tag=segments.ALONE, session=f"{text}-0"
-        )
-        worker.perform(task, 60.0, shown)
+        worker.perform(score_command(tmp_path, here, f"{text}-0"), 60.0, shown)
         assert segments.records(here)[f"{text}-0"]["known"]["node"] == "n"
         assert len(segments.load(here, segments.ALONE, WINDOWS).scores) == 4
         there = node.workers[worker.name].folder / f"{text}-0" / "scores"
@@ -121,9 +121,7 @@ def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: 
     worker = started(node, tmp_path / "log")
     worker.perform(LoadCommand(request(fail=2, failure="abort")), 60.0, shown)
     write_windows(tmp_path / "windows", WINDOWS)
-    task = ScoreCommand(
-        ScoreRequest(), windows=tmp_path / "windows", scores=tmp_path / "scores", tag=segments.ALONE, session="one"
-    )
+    task = score_command(tmp_path, tmp_path / "scores", "one")
     with pytest.raises(ModelError, match=f"on node n: its worker .*SIGABRT.*log: {tmp_path / 'log'}"):
         worker.perform(task, 60.0, shown)
     assert "Fatal Python error: Aborted" in (tmp_path / "log").read_text()
@@ -210,7 +208,6 @@ def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.Mo
 
 
 def facts(*gpus: str, **other: Any) -> dict[str, Any]:
-    """What a node says of itself."""
     return {
         "code": cluster.code(), "settings": {"A": "1"}, "gpus": [Gpu("0", name, "580", 80.0) for name in gpus],
         "processor": {"cpu": "Some CPU", "instructions": "avx2", "cores": 4}, **other,

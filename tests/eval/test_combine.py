@@ -60,11 +60,6 @@ def labels(text: TextResult) -> list[str]:
     return [model.label for model in text.models]
 
 
-def test_one_file_is_as_it_is(write: Write) -> None:
-    file = write("a.json", REF_A, QUANT_A)
-    assert results.load([file]) == RunResult.read(file)
-
-
 def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: Write) -> None:
     other = on(QUANT, "w4 elsewhere")
     run, text = combined(

@@ -37,10 +37,7 @@ from tests.support.made import (
 )
 from tests.support.toy import refusal
 
-CODE = with_against(
-    with_ppl(QUANT, replace(PPL, value=30.0, stderr=3.0)),
-    kld=replace(AGAINST.kld, value=0.04),
-)
+CODE = with_against(with_ppl(QUANT, replace(PPL, value=30.0, stderr=3.0)), kld=replace(AGAINST.kld, value=0.04))
 TEXTS = run_result(
     (replace(run_of(REF, QUANT, FAILED), name="prose"), replace(run_of(REF, CODE, FAILED), name="code")), "a title"
 )
@@ -102,22 +99,18 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
 
 
 @pytest.mark.parametrize("run", [TEXTS, BROKEN])
-def test_several_texts_come_back_as_they_were(run: RunResult, tmp_path: Path) -> None:
-    raw = raw_of(run, ["compare-q"])
-    assert (raw["format"], raw["command"], raw["title"]) == (8, ["compare-q"], "a title")
-    assert read_back(raw, tmp_path).texts == run.texts
-
-
-def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_keep_what_made_the_first(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is read back and written on another machine says where it ran, not where it was copied."""
-    raw = raw_of(TEXTS, ["first"])
+    raw = raw_of(run, ["first"])
+    assert (raw["format"], raw["command"], raw["title"]) == (8, ["first"], "a title")
     monkeypatch.setattr(results.machine, "versions", lambda: {"python": "0"})
-    assert raw_of(TEXTS)["versions"] == {"python": "0", "compare-q": __version__}
+    assert raw_of(run)["versions"] == {"python": "0", "compare-q": __version__}
+    assert read_back(raw, tmp_path).texts == run.texts
     assert raw_of(read_back(raw, tmp_path), ["other"]) == raw
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "<html></html>", '<script type="application/json" id="results">{}</script>']
+    "text", ["", "[]", "<html></html>", '<script type="application/json" id="results">{}</script>']
 )
 def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
@@ -136,20 +129,6 @@ def test_means_are_worked_out_by_hand() -> None:
     assert found["broken"]["mean_ppl"] is None
     without = {each["label"]: each for each in raw_of(BROKEN, ["x"])["means"]}
     assert without["W4A16"]["mean_kld"] is None  # a mean over some of the texts would look like one over all
-
-
-def test_the_noise_floor_is_the_row_whose_spec_says_so() -> None:
-    """Of several the largest KLD; not one that failed or has no KLD, nor a row with a larger one that is none."""
-
-    def row(kld: float | None, is_floor: bool = True) -> ModelResult:
-        return replace(with_against(QUANT, kld=Mean(kld, 0.0, 40, 0)), spec={"noise_floor": is_floor})
-
-    failed = replace(FAILED, spec={"noise_floor": True})
-    small, large, other, same = row(0.001), row(0.01), row(0.5, is_floor=False), row(0.0)
-    assert run_of(other, small, large, failed).noise_floor == run_of(large, small).noise_floor == large
-    for rows in ([other], [failed], [row(None)], [replace(BASE, spec={"noise_floor": True})]):
-        assert run_of(*rows).noise_floor is None
-    assert run_of(same).noise_floor == same
 
 
 def test_a_deviation_marks_the_label() -> None:

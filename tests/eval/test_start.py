@@ -19,7 +19,6 @@ pytestmark = pytest.mark.engine
 
 
 def run(*words: object, cwd: Path = ROOT, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A Python of its own."""
     environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
     environment.pop("COMPARE_Q_COMMIT", None)
     if path is None:

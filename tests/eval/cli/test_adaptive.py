@@ -33,7 +33,6 @@ def row(label: str, kld: float, error: float | None, **spec: Any) -> ModelResult
 
 
 def text(name: str = "t", **keys: Any) -> DataSpec:
-    """A data spec."""
     base = {"tokenizer_dir": "t", "dataset": "text", "path": name, "eval_len": 4, "eval_stride": 4, "sample": "spread"}
     return parse_data_spec({key: value for key, value in (base | keys).items() if value is not None}, Path("d.json"))
 

@@ -23,11 +23,9 @@ TWO: list[dict[str, Any]] = [fake("ref", reference=True), fake("other")]
         ([FAKE], ["--divergences"], "--divergences: there is no reference"),
         (TWO, ["-o", "no/r.json"], "--output: no/r.json: cannot be written; there is no folder no"),
         (TWO, ["--plots", "data.json"], "--plots: data.json: is read here, or lies in a folder that is; name another"),
-        (TWO, ["--tokens-out", "file"], "--tokens-out: file: cannot be written; is the folder yours?"),
         (TWO, ["--plots", "file/new"], "--plots: file/new: cannot be written; is the folder yours?"),
         (TWO, ["--csv", "x", "--html", "x"], "--html: x: is the file of --csv as well; name another file"),
         (TWO, ["-pf", "p.bmp"], "--plot_file: p.bmp: must end in .png, .svg, .pdf"),
-        (TWO, ["--sort", "kld:there"], "--sort: kld:there: "),
         (TWO, ["--pair", "ref", "othr"], "--pair: no model is called 'othr' (did you mean 'other'?); there are: ref, "),
     ],
 )  # fmt: skip
@@ -69,9 +67,7 @@ def test_a_check_starts_and_leaves_nothing(
     ("flags", "out", "err"),
     [
         ([], "windows of 100 every 100 tokens: 9 windows, 891 scored tokens, of a text of 1,000 tokens", ""),
-        (["-r", "2"], "windows of 100 every 100 tokens: 2 windows, 198 scored tokens, of a text of 1,000 tokens", ""),
         (["-m", "other.json"], "b: fake (built in), none", "no KL divergence: no model is the reference"),
-        (["-dark"], "9 windows", "-dark"),
         (["-v", "-mx", "8"], "9 windows", "-v, -mx"),
         (["-v", "-p"], "9 windows", ""),
     ],

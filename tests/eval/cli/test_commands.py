@@ -45,14 +45,6 @@ def test_a_model_that_is_called_like_a_command(
     assert "show: transformers_auto (as asked)" in ran.err
 
 
-@pytest.mark.parametrize("flag", ["--plot-file", "--plot_file", "-plot-file", "-pf", "-plot_file"])
-def test_hyphens_and_underscores_are_the_same(compare_q: Run, finished: Path, tmp_path: Path, flag: str) -> None:
-    ran = compare_q("show", finished, flag, tmp_path / "p.svg", "--no-log-y", f"-output={tmp_path / 'r.json'}")
-    assert ran.status == 0, ran.err
-    assert (tmp_path / "p.svg").exists()
-    assert (tmp_path / "r.json").exists()
-
-
 def test_show_has_the_rows_that_a_mask_leaves(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     """The reference's row stays, since the others' KLD is against it; what is written has these rows alone too."""
     labels = [model["label"] for model in json.loads(finished.read_text())["texts"][0]["models"]]

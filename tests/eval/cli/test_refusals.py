@@ -21,42 +21,28 @@ needs_vllm = pytest.mark.skipif(compat.installed() is None, reason="vLLM is not 
     ("flags", "facts"),
     [
         ("-d {data} -m {models} -kld", ["--kld", '"reference": true', "--logits_file"]),
-        ("check -d {data} -m {models} -kld", ["--kld", '"reference": true', "--logits_file"]),
         ("-d {data}", ["-d and -m", "compare-q run --help"]),
         ("check", ["-d and -m", "compare-q check --help"]),
-        ("doctor", ["MODEL", "compare-q doctor --help"]),
-        ("-d x -m y --rows=ten", ["-r/--rows", "'ten'"]),
         ("-d x -m y --rows=-1", ["-r/--rows", "'-1'"]),
-        ("-d x -m y --rows=1.5", ["-r/--rows", "'1.5'"]),
         ("-d x -m y --cache-dir=", ["--cache-dir", "empty"]),
         ("-d x -m y -o x --output y", ["--output", "twice"]),
         ("x --ray auto --gpus 0", ["--gpus", "--ray"]),
         ("engines --cache-limit 1GB", ["--cache-limit", "compare-q run"]),
         ("-d x -m y --python vllm", ["--python", "'vllm'", "ENGINE=PYTHON"]),
-        ("-d x -m y --deadline 0", ["--deadline", "'0'"]),
         ("-d x -m y --deadline nan", ["--deadline", "'nan'"]),
         ("show r.json -v --x-axis size", ["--x-axis", "give one of them"]),
         ("show r.json -ppl --kld-value median", ["--kld-value", "-ppl"]),
-        ("show r.json -acc --kld-value p99", ["--kld-value", "-acc"]),
         ("show r.json -acc -ppl", ["-ppl", "give one of them"]),
         ("shwo x.json", ["shwo", "'show'"]),
         ("show r.json --colums kld", ["--colums", "'--columns'"]),
         ("show r.json --columns kdl", ["'kdl'", "'kld'", "label,"]),
-        ("show r.json --sort kdl", ["--sort", "'kdl'", "'kld'"]),
-        ("show r.json --kld-value mena", ["'mena'", "mean, median, p99, p99.9", "'mean'"]),
-        ("show r.json --x-axis vrm", ["'vrm'", "bpw, vram, size, kv", "'vram'"]),
-        ("a b --until kdl:2%", ["'kdl:2%'", "'kld:2%'"]),
         ("a b --until kld:0.5", ["'kld:0.5'", "kld:PERCENT%"]),
-        ("show r.json -kdl", ["-kdl", "'-kld'"]),
         ("m -c 512", ["-c", "eval_len in a data spec"]),
         ("--model hf --model_args pretrained=m", ["--model", "compare-q MODEL"]),
-        ("m -b 512", ["-b", "compare-q run --help"]),
         ("show r.json -d x", ["-d", "compare-q run"]),
         ("cache --limit 1GB", ["--limit", "'--cache-limit'"]),
         ("-d wiki2 a b", ["-d", "wiki2 a b"]),
-        ("-m m.json", ["-d"]),
         ("a -m m.json", ["a: ", "-m"]),
-        ("show", ["FILE", "compare-q show --help"]),
     ],
 )  # fmt: skip
 def test_flags(compare_q: Run, write_specs: Specs, flags: str, facts: list[str]) -> None:
@@ -71,8 +57,6 @@ def test_flags(compare_q: Run, write_specs: Specs, flags: str, facts: list[str])
         ({"model_dir": ["{model}", "o.safetensors"]}, "'transformers' takes no override tensors"),
         ({"engine": {"dtpe": "auto"}}, "toy: engine.dtpe: unknown key (did you mean 'dtype'?)"),
         ({"revision": "main"}, "toy: revision: only for a model on the hub"),
-        ({"model_dir": "/nowhere/model"}, "toy: /nowhere/model: no such folder"),
-        ({**FAKE, "load_fn": "vllm_scor"}, "fake: load_fn: unknown engine 'vllm_scor' (did you mean 'vllm_score'?)"),
         ({**FAKE, "load_fn": "vllm"}, "fake: load_fn: unknown engine 'vllm': it is 'vllm_score' here"),
         ({**FAKE, "load_fn": "qtip"}, "fake: load_fn: unknown engine 'qtip'; there are: transformers, "),
         ({**FAKE, "fwd_fn": "exllamav3"}, "fake: fwd_fn: 'exllamav3' does not go with load_fn 'fake'"),
@@ -87,28 +71,18 @@ def test_a_wrong_model(compare_q: Run, write_specs: Specs, toy_model: Path, keys
 
 
 def test_a_wrong_text_and_missing_files(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    for name in ("t.json", "t.CSV"):
-        (tmp_path / name).write_text("x" * 500)
+    (tmp_path / "t.CSV").write_text("x" * 500)
     for keys, gold in (
-        ({"path": str(tmp_path / "t.json")}, "is not read as text"), ({"path": str(tmp_path / "t.CSV")}, "as text"),
+        ({"path": str(tmp_path / "t.CSV")}, "is not read as text"),
         ({"max_text_rows": 5}, "a plain text file has no rows"),
-        ({"path": "/nowhere/text.txt"}, "path: /nowhere/text.txt: no such file"),
         ({"tokenizer_dir": "/nowhere/tokenizer"}, "/nowhere/tokenizer: no such folder"),
     ):  # fmt: skip
         data, spec = write_specs(**keys)
         assert_refused(compare_q("-d", data, "-m", spec), gold)
     data, spec = write_specs()
-    good = data.read_text()
-    for new, gold in (
-        ('"eval_len": 100, "eval_len"', "eval_len: stands twice in one object"),
-        ('"eval_length"', "eval_length: unknown key (did you mean 'eval_len'?)"), ('"eval_len"; ', "line 1, column"),
-    ):  # fmt: skip
-        data.write_text(good.replace('"eval_len"', new))
-        assert_refused(compare_q("-d", data, "-m", spec), f"data.json: {gold}")
-    data.write_text(good)
-    assert_refused(compare_q("-d", "no.json", "-m", spec), "no.json: no such file")
-    assert_refused(compare_q("-d", data, "-m", "no.json"), "no.json: no such file")
     assert_refused(compare_q("-d", data, "-m", "no*.json"), "no*.json: no file matches")
+    data.write_text(data.read_text().replace('"eval_len"', '"eval_len": 100, "eval_len"'))
+    assert_refused(compare_q("-d", data, "-m", spec), "data.json: eval_len: stands twice in one object")
 
 
 @needs_vllm

@@ -24,7 +24,6 @@ def files(tmp_path: Path, toy_model: Path) -> dict[str, Path]:
 
 
 def listed(files: dict[str, Path], *changes: dict[str, Any]) -> Path:
-    """One file with a list of the texts, changed so."""
     specs = [json.loads(files[name].read_text()) for name in ("prose", "code")]
     file = files["prose"].parent / "list.json"
     file.write_text(json.dumps([{**spec, **change} for spec, change in zip(specs, changes, strict=False)]))

@@ -41,22 +41,7 @@ def test_results_json_says_what_ran(
     assert written["texts"][0]["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
 
 
-def test_a_second_run_comes_from_the_cache(run_models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless it is cleared, or an option is another one."""
-    run_models([FAKE])
-    with monkeypatch.context() as patch:
-        patch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded again"))
-        again, rows = run_models([FAKE])
-    assert rows[0]["from_cache"] is True
-    assert "1 of 1 rows come from the cache" in again.out
-    assert "*" not in run_models([FAKE], "-cc")[0].out
-    ran, _ = run_models([{**FAKE, "engine": {"vocab_size": 600}}])
-    assert shown_ppl(ran, "fake") == pytest.approx(600, rel=1e-5)
-    assert "*" not in ran.out
-
-
 def test_cleared_scores_are_gone(run_models: Models, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so no later run shows them."""
     monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, however slow the machine is
     models = [{**FAKE, "label": "a", "reference": True}, {**FAKE, "label": "b", "engine": {"boost": 2.0}}]
     found = []
@@ -119,17 +104,6 @@ def test_kld_against_a_reference(run_models: Models, tmp_path: Path) -> None:
     with (tmp_path / "r.csv").open() as stream:
         assert [float(row["ppl"]) for row in csv.DictReader(stream)] == [alone["ppl"], marked["ppl"]]
     assert (tmp_path / "p.svg").is_file()
-
-
-def test_interrupt(compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FakeEngine, "load", interrupt)
-    data, spec = write_specs()
-    ran = compare_q("-d", data, "-m", spec)
-    assert ran.status == 130
-    assert "interrupted" in ran.err
 
 
 def test_an_engine_that_cannot_describe_itself_loses_no_score(

@@ -23,7 +23,6 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def long_text(tmp_path: Path) -> Path:
-    """5,000 random letters, each a token of the toy's."""
     file = tmp_path / "letters.txt"
     file.write_text("".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8")
     return file
@@ -129,24 +128,14 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
     (tmp_path / "wiki.test.raw").touch()
     (tmp_path / "models.json").write_text(json.dumps(in_transformers(toy_model)))
     for line, *parts in (
-        (["/nowhere"], "/nowhere: no such folder or file"),
         ([tmp_path / "modles.json"], "modles.json: no such folder or file (did you mean 'models.json'?)"),
         ([toy, "-d", tmp_path / "wiki.tset.raw"], "no such file (did you mean 'wiki.test.raw'?); a text is a file"),
         (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
-        ([f"{toy_model}@llama-cpp"], "unknown engine 'llama-cpp' (did you mean 'llamacpp'?)"),
         ([f"{toy_model}@vlm"], "unknown engine 'vlm' (did you mean 'vllm'?)"),
-        ([toy, "-d", "wiky2"], "-d: wiky2: no such file (did you mean"),
-        (["model.gguf", "-d", toy_text], "model.gguf: no such folder or file"),
         ([toy_text], "text.txt: is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id"),
         (["-d", "wiki2", "-m", "x.json"], "wiki2: no such file; with -m, -d takes data specs (JSON)"),
-        (["-d", toy_text, "-m", "x.json"], "text.txt: line 1, column 2: not valid JSON: "),
         (["-d", tmp_path / "data.json", "-m", toy_model], "toy-llama: cannot be read: ", "-m takes model specs (JSON)"),
-        (
-            ["-d", tmp_path / "models.json", "-m", tmp_path / "data.json"],
-            "models.json: ",
-            "model specs, which -m takes",
-        ),
-        (["-d", tmp_path / "data.json", "-m", tmp_path / "data.json"], "data.json: ", "of data specs, which -d takes"),
+        (["-d", tmp_path / "models.json", "-m", "data.json"], "models.json: ", "model specs, which -m takes"),
         (["-d", toy_text, "-m", "x.json", "--save-specs", tmp_path], "--save-specs: "),
     ):
         assert_refused(compare_q(*line), *parts)

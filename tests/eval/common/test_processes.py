@@ -62,12 +62,8 @@ def test_a_killed_driver_leaves_no_process_behind(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     code = "import sys; from compare_q.eval.common import processes; from tests.support import apart; "
-    command = [
-        sys.executable,
-        "-c",
-        f"{code}processes.run_in_subprocess(apart.hold, 'holding', file=sys.argv[1])",
-        str(pipe),
-    ]
+    code += "processes.run_in_subprocess(apart.hold, 'holding', file=sys.argv[1])"
+    command = [sys.executable, "-c", code, str(pipe)]
     with subprocess.Popen(command, cwd=ROOT) as driver, pipe.open(encoding="utf-8") as held:
         assert int(held.readline()) != driver.pid
         driver.kill()

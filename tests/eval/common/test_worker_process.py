@@ -28,11 +28,8 @@ QUESTION = InspectEngine(planned("a", "fake", "none", 1))
 def copy_of_the_code(folder: Path, added: str = "") -> Path:
     """A copy of ``compare_q`` as an installation has it, with one line more in a file."""
     copied = folder / "compare_q"
-    for source, target in (
-        (ROOT / "compare_q", copied),
-        *((ROOT / name, copied / name) for name in ("eval", "backends")),
-    ):
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    for source, target in (("compare_q", "."), ("eval", "eval"), ("backends", "backends")):
+        shutil.copytree(ROOT / source, copied / target, ignore=shutil.ignore_patterns("__pycache__"))
     with (copied / "backends" / "scoring" / "statistics.py").open("a") as file:
         file.write(added)
     return copied / "backends"
@@ -55,11 +52,7 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, mon
     (tmp_path / "file").touch()
     gc.collect()  # what other tests have left to it may be closed meanwhile
     before = set(os.listdir("/proc/self/fd"))
-    for cache, log_file, python in (
-        ("file", "log", "/other"),
-        ("cache", "file/log", "/other"),
-        ("cache", "log", "/none"),
-    ):
+    for cache, log_file, python in (("file", "log", "/other"), ("x", "file/log", "/other"), ("x", "log", "/none")):
         monkeypatch.setenv("COMPARE_Q_CACHE", str(tmp_path / cache))
         text = refusal(WorkerProcess, python, log_file=tmp_path / log_file)
         assert text.startswith(f"python: {python}: cannot be started: ")
@@ -88,7 +81,6 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_python_that_cannot_run_our_code_says_why(tmp_path: Path) -> None:
-    """What it has printed is the reason."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'no such module' >&2\nexit 3\n")
     python.chmod(0o755)

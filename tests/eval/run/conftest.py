@@ -36,13 +36,11 @@ def measured(
 
 @pytest.fixture(scope="session")
 def stub_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the stub engine."""
     return stub_engine.save_stub_model(tmp_path_factory.mktemp("stub") / "stub")
 
 
 @pytest.fixture(scope="session")
 def noisy_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with noise on its weights."""
     return stub_engine.save_stub_model(tmp_path_factory.mktemp("stub") / "noisy", noise=0.2)
 
 

@@ -15,7 +15,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from compare_q.backends.reference import comparison
 from compare_q.backends.reference.store import Reader
 from tests.support.comparisons import (
     KLD,
@@ -137,16 +136,6 @@ def test_divergence_of_every_token_against_float64(
     assert [reference[name] for name in ("window", "position")] == [gold["window"], gold["position"]]
 
 
-def test_a_long_vocabulary_is_compared_in_pieces(
-    measured: Compare, pair: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = measured(pair).tokens("noisy")
-    monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 7 * TOY_VOCAB)
-    pieces = measured(pair, "-cc").tokens("noisy")
-    np.testing.assert_allclose(pieces["kld"], whole["kld"], rtol=1e-4, atol=1e-5)
-    assert pieces["window"] == whole["window"]
-
-
 @pytest.mark.parametrize("vocab_size", [400, 500, 600])
 def test_vocabularies_are_cut_to_what_both_have(measured: Compare, own_cache: Path, vocab_size: int) -> None:
     """Uniform logits over 400, 500 or 600 tokens against 500, which the engine gives without a head; what only one
@@ -238,12 +227,6 @@ def test_what_the_cache_has_of_divergences(measured: Compare, compare_q: Any, tm
     assert tokens() == plain
     assert tokens("--divergences", "-cc", loaded=["ref", "uniform"]) == asked
     assert tokens() == plain
-
-
-def test_divergences_need_a_reference(measured: Compare) -> None:
-    ran = measured([fake("uniform")], "--divergences")
-    assert ran.status == 2
-    assert "--divergences: there is no reference; mark a model" in ran.err
 
 
 def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:

@@ -25,12 +25,11 @@ from tests.support.comparisons import (
     fake,
     store_of,
     stub,
-    toy,
 )
 from tests.support.fake_engine import FakeEngine
 from tests.support.stores import window_of
 from tests.support.stub_engine import rounding_of_rows
-from tests.support.toy import TOY_VOCAB, assert_refused, needs_accelerate
+from tests.support.toy import TOY_VOCAB, assert_refused
 
 
 def left_behind(root: Path) -> list[str]:
@@ -168,21 +167,8 @@ def test_a_failing_reference_leaves_perplexities(measured: Compare, own_cache: P
     assert left_behind(own_cache) == []
 
 
-@needs_accelerate
-def test_a_reference_with_damaged_weights_leaves_perplexities(
-    measured: Compare, toy_model: Path, tmp_path: Path
-) -> None:
-    broken = Path(shutil.copytree(toy_model, tmp_path / "broken"))
-    (broken / "model.safetensors").write_bytes(b"no safetensors file at all")
-    ran = measured([toy(broken, "ref", reference=True), fake("uniform")])
-    assert_no_divergence(ran, "model.safetensors: not a readable safetensors file")
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"), [(RuntimeError("broken"), "RuntimeError: broken"), (MemoryError(), "out of memory")]
-)
 def test_a_reference_that_fails_the_second_time(
-    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its scores are in the cache and its store is gone; what needs the store has no divergence, and PPL."""
     models = [fake("ref", boost=3.0, reference=True), fake("old", boost=1.0)]
@@ -191,10 +177,10 @@ def test_a_reference_that_fails_the_second_time(
 
     def fail(self: FakeEngine) -> None:
         if self.options.boost == 3.0:
-            raise error
+            raise MemoryError
 
     monkeypatch.setattr(FakeEngine, "load", fail)
-    assert_no_divergence(measured([*models, fake("uniform")]), reason)
+    assert_no_divergence(measured([*models, fake("uniform")]), "out of memory")
     assert left_behind(own_cache) == []
 
 

@@ -45,7 +45,6 @@ def start(compare_q: Any, tmp_path: Path, toy_model: Path, monkeypatch: pytest.M
 
 
 def of_texts(many: Measured, label: str, name: str) -> list[Any]:
-    """This value of a model for each text."""
     return [many.model(label, text)[name] for text in LENGTHS]
 
 
@@ -117,14 +116,6 @@ def test_a_model_that_fails_on_one_text_goes_on_with_the_next(start: Start) -> N
     assert [kld is None for kld in of_texts(many, "b", "kld")] == [False, True, False]
     assert [each["mean_kld"] is None for each in many.whole["means"]] == [False, False, True]
     assert "code: b: failed: told to fail after 12 windows" in many.out
-
-
-def test_a_reference_that_fails_on_one_text_leaves_that_without_kld(start: Start) -> None:
-    many = start([fake("ref", boost=3.0, reference=True, fail=12), fake("a")])()
-    assert many.status == 1
-    assert [kld is None for kld in of_texts(many, "a", "kld")] == [False, True, False]
-    assert many.model("a", "code")["ppl"]
-    assert "code: a: no KLD: the reference failed" in many.out
 
 
 def test_a_text_that_cannot_be_made_is_a_column_with_its_reason(start: Start, tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
-"""Token scores of a model: joined from segments, a row, parquet; what is damaged is said and scored again."""
+"""Token scores of a model: joined from segments, parquet; what is damaged is said and scored again."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -26,23 +24,13 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.toy import planned, refusal
 
 KEY, TAG = "0" * 40, "0123456789abcdef"
-KNOWN = {"known": {"engine": "fake", "python": "3"}, "provenance": {"python": "4"}}
-REFERENCE = {"label": "bf16", "key": "f" * 40}
 WINDOWS = [
     Window.scored_from(0, np.array([7, 8, 9], np.int32)),
     Window.scored_from(3, np.array([4, 5, 6], np.int32), first=2),
 ]
 FULL: dict[str, list[Any]] = {
-    "logprob": [-1.0, -2.0, -3.0],
-    "entropy": [0.5, 1.5, 2.5],
-    "top1_logprob": [-0.25, -0.5, -0.75],
-    "top1": [True, False, True],
-    "ref_logprob": [-1.25, -2.25, -3.25],
-    "ref_top1_logprob": [-0.125, -0.25, -0.5],
-    "kld": [0.0, np.inf, np.nan],
-    "same_top": [False, True, True],
-}
-ALONE = list(FULL)[:4]
+    "logprob": [-1.0, -2.0, -3.0], "kld": [0.0, np.inf, np.nan], "same_top": [False, True, True]
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -50,68 +38,34 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def scores(window: int, names: Any = FULL) -> tuple[Window, TokenScores]:
+def scores(window: int, names: Any) -> tuple[Window, TokenScores]:
     """The first two entries of each column for window 0, the third for window 3, in the contract's types."""
     which = slice(0, 2) if window == 0 else slice(2, 3)
     columns = {name: np.array(FULL[name][which], segments.COLUMNS[name]) for name in names}
     return WINDOWS[window == 3], TokenScores(window, **columns)
 
 
-def keep(cache: Cache, names: Any = FULL, tag: str = TAG, *, session: str = "s", windows: Any = (0, 3)) -> None:
+def keep(cache: Cache, names: Any = FULL, *, session: str = "s", windows: Any = (0, 3)) -> None:
     """Scores of some windows in one segment, which took 2.5 s, and a session's record."""
     folder = cache.path("scores", KEY, "")
-    segments.commit(folder, tag, [scores(window, names) for window in windows], session, 2.5)
-    segments.write_record(folder, session, {**KNOWN, "load_seconds": 1.5, "reference": REFERENCE})
+    segments.commit(folder, TAG, [scores(window, names) for window in windows], session, 2.5)
+    record = {"known": {"engine": "fake"}, "provenance": {"notes": ["of both", f"of {session}"]}}
+    segments.write_record(folder, session, {**record, "load_seconds": 1.5, "reference": None})
 
 
-def load(cache: Cache, tag: str = TAG) -> token_scores.StoredScores:
-    stored = token_scores.load(cache, KEY, tag, WINDOWS)
+def load(cache: Cache) -> token_scores.StoredScores:
+    stored = token_scores.load(cache, KEY, TAG, WINDOWS)
     assert stored is not None
     return stored
 
 
-@pytest.mark.parametrize("names", [["logprob"], ALONE, list(FULL)])
-def test_windows_are_joined(cache: Cache, names: list[str]) -> None:
-    assert ["window", *segments.COLUMNS] == [field.name for field in dataclasses.fields(TokenScores)]
-    assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
-    keep(cache, names)
-    stored = load(cache)
-    assert list(stored.columns) == names
-    for name in names:
-        np.testing.assert_array_equal(stored.columns[name], np.array(FULL[name]))
-        assert stored.columns[name].dtype == segments.COLUMNS[name]
-    for name, expected in (("window", [0, 0, 3]), ("position", [1, 2, 2]), ("token_id", [8, 9, 6])):
-        assert (getattr(stored, name).tolist(), getattr(stored, name).dtype) == (expected, np.int32)
-    assert stored.sessions == 1
-    assert stored.run_record == {
-        "provenance": {"engine": "fake", "python": "4"}, "load_seconds": 1.5, "score_seconds": 2.5,
-        "reference": REFERENCE,
-    }  # fmt: skip
-
-
-def test_a_row_finds_its_scores(cache: Cache) -> None:
-    """Those that depend on no reference, too."""
-    keep(cache)
-    for tag, names in ((TAG, list(FULL)), (segments.ALONE, ALONE)):
-        found = token_scores.of_row(cache, f"{KEY}/{tag}", WINDOWS)
-        assert found is not None
-        assert list(found.columns) == names
-        assert found.columns["logprob"].tolist() == FULL["logprob"]
-        assert found.run_record["reference"] == (REFERENCE if tag == TAG else None)
-    for key in ("", KEY, f"{KEY}/", f"{KEY}/{'f' * 16}", f"{'1' * 40}/{TAG}"):
-        assert token_scores.of_row(cache, key, WINDOWS) is None
-
-
 def test_windows_of_several_sessions(cache: Cache) -> None:
-    """They must have the same columns."""
     keep(cache, windows=[0], session="one")
     assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
     keep(cache, windows=[3], session="two")
-    for session in ("one", "two"):
-        said = {**KNOWN, "provenance": {"notes": ["of both", f"of {session}"]}, "load_seconds": 1.5, "reference": None}
-        segments.write_record(cache.path("scores", KEY, ""), session, said)
     stored = load(cache)
     assert sorted(stored.run_record["provenance"]["notes"]) == ["of both", "of one", "of two"]
+    assert (stored.run_record["provenance"]["engine"], stored.run_record["load_seconds"]) == ("fake", 1.5)
     assert (stored.sessions, stored.run_record["score_seconds"]) == (2, 5.0)
     assert stored.columns["kld"].tolist()[:2] == FULL["kld"][:2]
     cache.clear("scores", KEY)
@@ -175,7 +129,6 @@ def test_what_is_damaged_is_said_and_scored_again(
     [
         (["vLLM W4A16 g32", "EXL3 4.0 [h6]"], ["vLLM_W4A16_g32", "EXL3_4.0__h6_"]),
         (["a b", "a_b", "A/B"], ["a_b", "a_b-2", "A_B-3"]),
-        (["a b", "a_b-2", "a/b"], ["a_b", "a_b-2", "a_b-3"]),
         (["../../etc/passwd", ".."], ["_._.._etc_passwd", "_."]),
         (["x" * 300, "x" * 299], ["x" * 50, "x" * 50 + "-2"]),
     ],
@@ -194,18 +147,3 @@ def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) 
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"x" * 500)
     assert file_bytes(planned("m", "transformers", str(folder), 100, override_tensors=(other,))) == stored + 500
-
-
-def test_the_size_of_a_gguf_file_is_that_of_all_its_splits(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=1)
-    for name in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
-        writer.add_tensor(name, np.zeros((32, 32), np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
-    files = sorted(tmp_path.glob("*.gguf"))
-    assert len(files) == 2
-    for file in files:
-        size = file_bytes(planned("m", "llamacpp", str(file), 100))
-        assert size == sum(each.stat().st_size for each in files) > 8192
-    assert file_bytes(planned("m", "fake", "anything", 100)) is None

@@ -32,7 +32,6 @@ TOGETHER_S = 120.0
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """What the workers of both runs are told."""
     return threaded(monkeypatch)
 
 
@@ -57,7 +56,6 @@ class Run(threading.Thread):
         return [row for row in rows if row.label == label]
 
     def keys(self, *labels: str) -> list[str]:
-        """The keys of these models' scores."""
         return [row.scores_key.partition("/")[0] for label in labels for row in self.of(label)]
 
 
@@ -66,7 +64,6 @@ Make = Callable[..., Run]
 
 @pytest.fixture
 def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterator[Make]:
-    """Makes a run on texts in this order."""
     files, runs = write_texts(tmp_path, toy_model), list[Run]()
 
     def made(models: Models = UNIFORM, *names: str, gpus: int = 1, cache: Path = own_cache, **keys: Any) -> Run:

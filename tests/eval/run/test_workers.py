@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +68,6 @@ def test_no_model_loads_before_the_reference_is_there(measured: Compare, monkeyp
     assert "b: no KLD: the reference failed" in lost.out
 
 
-def test_two_gpus_score_two_models_at_the_same_time(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = threaded(monkeypatch, gpus=2)
-    told.first = {("a", "score"): ("b", "load done"), ("b", "score"): ("a", "load done")}
-    ran = measured(models_of())
-    assert ran.status == 0, ran.err
-    loads = {job.model.label: job.devices for job in told.jobs if isinstance(job, LoadCommand)}
-    assert {loads["a"], loads["b"]} == {("0",), ("1",)}
-    assert loads["c"] in (("0",), ("1",))
-
-
 def test_the_references_engine_is_imported_while_the_text_is_tokenized(
     measured: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +117,6 @@ def test_replicas_share_the_gpus_and_cores(measured: Compare, monkeypatch: pytes
 
 
 def test_no_speed_where_another_process_uses_the_gpu(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a row from the cache."""
     threaded(monkeypatch, gpus=1)
     others = {"a": "other (process 7, 61.0 GB)", "b": ""}
     monkeypatch.setattr(machine, "gpu_users", lambda devices: next(iter(others.values())))
@@ -149,22 +137,6 @@ def handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("first", ENDING)
-def test_the_first_signal_interrupts_and_no_other_does(first: signal.Signals) -> None:
-    def storm() -> None:
-        with signals_interrupt(Workers()), ExitStack() as unwinding:
-            for number in (*ENDING, first):
-                unwinding.callback(signal.raise_signal, number)
-            signal.raise_signal(first)
-
-    with pytest.raises(InterruptedRun) as raised:
-        storm()
-    assert raised.value.signal == first
-    for number in ENDING:  # while Python ends, too, which takes our handlers away
-        assert signal.getsignal(number) == signal.SIG_IGN
 
 
 @pytest.mark.usefixtures("handlers")

@@ -147,16 +147,11 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
     ("keys", "text", "reason"),
     [
         ({"output_type": "generate_until"}, "", "is generate_until; only multiple_choice"),
-        (
-            {"metric_list": [{"metric": "acc_mutual_info"}]},
-            "",
-            "measures acc_mutual_info; only the means of acc and acc_norm",
-        ),
+        ({"metric_list": [{"metric": "acc_mutual_info"}]}, "", "measures acc_mutual_info; only the means of acc and "),
         ({"repeats": 2}, "", "has filter_list or repeats"),
         ({"doc_to_text": "{{nothing}}"}, "", "lm-eval cannot build it: UndefinedError: 'nothing' is undefined"),
         ({"task": None}, "", "is a group, or has no task; name a file with one task"),
         ({}, "process_docs: !function code.run\n", "would run code (!function); read that, and let it with"),
-        ({"dataset_path": "pandas"}, "", "would run code (dataset_path: pandas)"),
         ({"include": "other.yaml"}, "", "would run code (include: other.yaml)"),
         ({}, "process_docs: !<!function> code.run\n", "would run code (!function"),
         ({}, "process_docs: !python/name:os.system ''\n", "could not determine a constructor for the tag '!python"),

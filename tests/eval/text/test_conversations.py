@@ -165,11 +165,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
     [
         (UNMARKED, {"messages": SUMS["messages"][2:]}, "message 1 (assistant): an assistant who speaks first"),
         ("{{ raise_exception('no\nsystem') }}", SUMS, "the chat template refuses these messages: no"),
-        (
-            MARKED.replace("== 'assistant'", "== 'assistant' and loop.last"),
-            SUMS,
-            "message 3: the chat template does not mark",
-        ),
+        (MARKED.replace("== 'assistant'", "== 'assistant' and loop.last"), SUMS, "message 3: the chat template does"),
     ],
 )
 def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any, gold: str) -> None:

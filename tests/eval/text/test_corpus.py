@@ -32,9 +32,8 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec(folder: Path = Path(), **keys: Any) -> DataSpec:
     stride = {"eval_stride": 2} if keys.get("method", "exllamav3") == "exllamav3" else {}
-    return parse_data_spec(
-        {"tokenizer_dir": "t", "dataset": "text", "eval_len": 4, **stride, **keys}, folder / "d.json"
-    )
+    base = {"tokenizer_dir": "t", "dataset": "text", "eval_len": 4}
+    return parse_data_spec({**base, **stride, **keys}, folder / "d.json")
 
 
 def text(**keys: Any) -> str:
@@ -54,7 +53,6 @@ def numbered(file: Path, count: int = 5) -> dict[str, Any]:
 
 
 def local(file: Path, rows: list[str | None]) -> dict[str, Any]:
-    """Keys of a local data set with these rows."""
     return {"dataset": "parquet", "dataset_data_files": str(parquet(file, text=rows)), "split": "train"}
 
 
@@ -79,7 +77,6 @@ ROWS = ["", "a", " \n", "b\n", None, " c"]
     ],
 )
 def test_blank_rows(method: str, limit: int | None, gold: list[str], tmp_path: Path) -> None:
-    """From a data set and from files."""
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n\n".join(json.dumps({"text": row}) for row in ROWS))
     files = [parquet(tmp_path / "a.parquet", text=ROWS), lines]
@@ -93,13 +90,9 @@ def test_blank_rows(method: str, limit: int | None, gold: list[str], tmp_path: P
     ("keys", "gold"),
     [
         ({}, "r0 r1 r2 r3 r4"),
-        ({"max_text_rows": 2}, "r0 r1"),
-        ({"split": "train[:2]"}, "r0 r1"),
         ({"split": "train[1:3]"}, "r1 r2"),
         ({"split": "train[1:3]", "max_text_rows": 1}, "r1"),
-        ({"split": "train[:80%]", "max_text_rows": 3}, "r0 r1 r2"),
         ({"text_column": "id"}, ""),
-        ({"split": "train[:0]"}, ""),
     ],
 )
 def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:
@@ -126,7 +119,7 @@ def test_local_text(tmp_path: Path, content: str, gold: str, llamacpp: str) -> N
     assert found == [[gold], [gold], [gold], [llamacpp]]
 
 
-@pytest.mark.parametrize("line", ['{"text": "b"', '["text"]', '"text"', '{"body": "b"}'])
+@pytest.mark.parametrize("line", ['{"text": "b"', '["text"]', '{"body": "b"}'])
 def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(f'{{"text": "a"}}\n\n{line}\n')

@@ -65,7 +65,6 @@ def away(hub: Hub, home: Path, client: Client) -> Iterator[Client]:
 
 
 def read(client: Client, **keys: Any) -> list[str]:
-    """The rows of a data set."""
     rows = client.run(READ.format(keys=keys))
     assert isinstance(rows, list)
     return rows
@@ -109,7 +108,6 @@ def test_ready_specs_of_conversations(file: Path, client: Client) -> None:
     [
         ({"dataset": "c4", "max_text_rows": 1}, 1),
         (FINEWEB | {"max_text_rows": 3}, 3),
-        (FINEWEB, 7),
         (FINEWEB | {"split": "train[:7]", "max_dataset_rows": 9}, 7),
     ],
 )
@@ -121,11 +119,7 @@ def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, client: Client
 @pytest.mark.parametrize(
     ("keys", "read_reason", "probe_reason"),
     [
-        (
-            {"dataset": "org/none"},
-            "not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TO",
-            "not on the hub, or private",
-        ),
+        ({"dataset": "org/none"}, "not on the hub, or private; check the name, or sign in", "not on the hub, or"),
         ({"dataset": "wiki2", "split": "dev"}, f"no file {WIKI2}/dev-* on the hub", "dev-*"),
         ({"dataset": "wiki2", "revision": "v9"}, "no revision 'v9' of it on the hub; see ", "no revision 'v9'"),
         ({"dataset": "wiki2", "text_column": "body"}, "no text column 'body'; there are: text", ""),
