@@ -43,7 +43,7 @@ demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp
 
 test: $(READY)  ## every test, with real engines: a process for each of two cores
 	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
-	@$(MASK) $(BIN)/python -c 'from compare_q.backends.common.machine import cpu, cpu_kind as kind; print("tests on:", cpu(), kind())'
+	@$(MASK) $(BIN)/python -c 'from compare_q.backends.common import machine as m; print("tests on:", m.cpu(), "(bf16 is emulated)" * m.emulates_bf16())'
 	$(MASK) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: check  ## lint, types and every fast test that starts no engine, in a minute
