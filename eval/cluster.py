@@ -63,12 +63,9 @@ Sent = tuple[Any, list[tuple[Path, bytes]], bytes]
 
 @dataclass(frozen=True)
 class HardwareClass(Hardware):
-    """Nodes (ids) on which a model has the same scores wherever it runs; ``gpus`` are those of the largest.
+    """Nodes (ids) on which a model has the same scores wherever it runs; ``gpus`` are those of the largest."""
 
-    ``cpus``: processors that a model takes on a node without GPUs.
-    """
-
-    cpus: float
+    cpus: float  # processors that a model takes on a node without GPUs
     nodes: tuple[str, ...]
 
     @classmethod
@@ -260,16 +257,14 @@ class Node:
 
 @dataclass
 class Cluster:
-    """A connected cluster: ``agents``: node -> its agent; ``hosts``: node -> its name in messages.
-
-    ``say``: says a line that has not been said yet; ``copying``: held while a reference is copied to a node.
-    """
+    """A connected cluster."""
 
     ray: Any
-    say: Callable[[str], None]
-    agents: dict[str, Any] = field(default_factory=dict)
-    hosts: dict[str, str] = field(default_factory=dict)
+    say: Callable[[str], None]  # says a line that has not been said yet
+    agents: dict[str, Any] = field(default_factory=dict)  # by node
+    hosts: dict[str, str] = field(default_factory=dict)  # node -> its name in messages
     classes: list[HardwareClass] = field(default_factory=list)
+    # Held while a reference is copied to a node.
     copying: defaultdict[Any, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
     def resources(self) -> Resources:

@@ -51,18 +51,13 @@ matrices, which differ by at least 4e-3 in bf16.
 
 @dataclass(frozen=True)
 class Contents:
-    """Differences between the tensors in a model's files and the tensors that its config describes.
+    """Differences between the tensors in a model's files and the tensors that its config describes."""
 
-    ``missing``: names of the model's tensors that no file has; ``left_over``: modules that the model does not have;
-    ``biases``: modules whose stored bias the model does not have; ``shapes``: (module, stored shape, wanted shape,
-    dtype); ``unchecked``: what was not compared and why; Transformers may not know the architecture.
-    """
-
-    missing: Sequence[str] = ()
-    left_over: Sequence[str] = ()
-    biases: Sequence[str] = ()
-    shapes: Sequence[tuple[str, Sequence[int], Sequence[int], str]] = ()
-    unchecked: str = ""
+    missing: Sequence[str] = ()  # names of the model's tensors that no file has
+    left_over: Sequence[str] = ()  # modules that the model does not have
+    biases: Sequence[str] = ()  # modules whose stored bias the model does not have
+    shapes: Sequence[tuple[str, Sequence[int], Sequence[int], str]] = ()  # (module, stored, wanted shape, dtype)
+    unchecked: str = ""  # what was not compared and why; Transformers may not know the architecture
 
 
 class Stored(NamedTuple):

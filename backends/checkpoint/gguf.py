@@ -60,16 +60,12 @@ OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "emb
 
 
 class GgufTensor(NamedTuple):
-    """One tensor of a header.
-
-    ``shape``: in ggml's order (a matrix's inputs first); ``type_name``: ggml's ("q4_1", "q6_K"); ``nbytes``: bytes on
-    disk, None if the type is unknown.
-    """
+    """One tensor of a header."""
 
     name: str
-    shape: tuple[int, ...]
-    type_name: str
-    nbytes: int | None
+    shape: tuple[int, ...]  # in ggml's order: a matrix's inputs first
+    type_name: str  # ggml's: "q4_1", "q6_K"
+    nbytes: int | None  # on disk; None if the type is unknown
 
     @property
     def numel(self) -> int:
@@ -78,14 +74,11 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """The header of one file, and the SHA-256 of its bytes.
+    """The header of one file."""
 
-    ``fields``: by name; the tokens are kept as bytes, other arrays of strings are None.
-    """
-
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # by name; the tokens are kept as bytes, other arrays of strings are None
     tensors: tuple[GgufTensor, ...]
-    digest: str
+    digest: str  # SHA-256 of its bytes
 
 
 @cache

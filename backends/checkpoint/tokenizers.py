@@ -41,18 +41,14 @@ TEMPLATE = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class Tokens:
-    """A model's tokens; None or empty if its files do not have them.
+    """A model's tokens; None or empty if its files do not have them."""
 
-    ``where``: the file, for messages; ``vocabulary``: id -> token; ``merges``: of BPE; ``special``: special tokens as
-    text and ids; ``template``: the chat template; ``encoded``: ids of each of ``SAMPLES``.
-    """
-
-    where: str
-    vocabulary: Mapping[int, str] = field(default_factory=dict)
-    merges: Sequence[Any] = ()
-    special: Mapping[str, Any] = field(default_factory=dict)
-    template: str | None = None
-    encoded: Sequence[Sequence[int]] = ()
+    where: str  # the file, for messages
+    vocabulary: Mapping[int, str] = field(default_factory=dict)  # id -> token
+    merges: Sequence[Any] = ()  # of BPE
+    special: Mapping[str, Any] = field(default_factory=dict)  # special tokens as text and ids
+    template: str | None = None  # the chat template
+    encoded: Sequence[Sequence[int]] = ()  # ids of each of ``SAMPLES``
 
 
 def of_folder(folder: Path) -> Tokens:

@@ -40,58 +40,40 @@ in the queue all tokens of a step (its pull request 57951), despite ``long_prefi
 
 @dataclass(frozen=True)
 class Route:
-    """How a model's logits are scored and recorded, as the probe found out.
+    """How a model's logits are scored and recorded, as the probe found out."""
 
-    ``gathered``: by vLLM's gather.  ``states``: the head can be recomputed from states; ``reason``: why not.
-    ``checked`` tokens differed from ``prompt_logprobs=0`` by at most ``largest``, and ``mean`` on average (nats).
-    """
-
-    gathered: bool
-    states: bool
-    reason: str
-    checked: int
-    largest: float
-    mean: float
+    gathered: bool  # as vLLM gathers them from all ranks, not as each rank has them
+    states: bool  # logits can be recomputed from states and the head
+    reason: str  # why not
+    checked: int  # tokens that were compared with ``prompt_logprobs=0``
+    largest: float  # largest difference from it, in nats
+    mean: float  # average difference, in nats
 
 
 class Beside(NamedTuple):
-    """Statistics of some windows and vLLM's own scores, from the same steps; the ranks' report.
-
-    ``shards`` [L - 1, F] and ``theirs`` [L - 1] of each window.  Of all positions: |ours - theirs|, and the part that
-    rounding explains (``limit``), in nats.
-    """
+    """Statistics of some windows and vLLM's own scores, from the same steps."""
 
     windows: Sequence[Window]
-    shards: list[list[NDArray[np.float32]]]
-    theirs: list[NDArray[np.float32]]
-    difference: NDArray[np.float64]
-    limit: NDArray[np.float64]
-    report: dict[str, Any]
+    shards: list[list[NDArray[np.float32]]]  # [L - 1, F] of each window and rank
+    theirs: list[NDArray[np.float32]]  # vLLM's log-probabilities [L - 1] of each window
+    difference: NDArray[np.float64]  # |ours - theirs| at all positions, in nats
+    limit: NDArray[np.float64]  # the largest difference that rounding explains
+    report: dict[str, Any]  # of the ranks
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of one scoring run; JSON types, since they are sent to the workers.
+    """Options of one scoring run; JSON types, since they are sent to the workers."""
 
-    Attributes:
-        gathered: use vLLM's gathered logits.
-        vocab_size: cut logits to this many entries; None: the model's own number.
-        probe: compare gathered with local logits, and the head's product with both.
-        reference: folder of the store to compare with.
-        record: folder for this model's states or logits (``record_contents``); ``record_reason``: why logits.
-        divergences: also compute the divergences that need a second pass.
-        step: tokens of a window in each decode step; None in prefill.
-    """
-
-    gathered: bool = False
-    vocab_size: int | None = None
-    probe: bool = False
-    reference: str | None = None
-    record: str | None = None
+    gathered: bool = False  # use the logits that vLLM gathers
+    vocab_size: int | None = None  # cut logits to this many entries; None: the model's own number
+    probe: bool = False  # compare gathered with local logits, and the head's product with both
+    reference: str | None = None  # folder of the store to compare with
+    record: str | None = None  # folder for this model's states or logits
     record_contents: Contents = "states"
-    record_reason: str = ""
-    divergences: bool = False
-    step: int | None = None
+    record_reason: str = ""  # why logits
+    divergences: bool = False  # also compute the divergences that need a second pass
+    step: int | None = None  # tokens of a window in each decode step; None in prefill
 
 
 @dataclass

@@ -37,31 +37,24 @@ UNKNOWN = "unknown"
 
 
 class RequestRows(NamedTuple):
-    """The rows of one request in one step: ``hidden_states[begin : begin + n_rows]`` are positions ``start``, ...
+    """The rows of one request in one step: ``hidden_states[begin : begin + n_rows]`` are positions ``start``, ..."""
 
-    ``tag``: the request's tag.  ``length``: tokens of its prompt.  ``prompt``: the runner's handle of the prompt.
-    """
-
-    tag: Any
+    tag: Any  # of the request
     start: int
     begin: int
     n_rows: int
-    length: int
-    prompt: Any
+    length: int  # tokens of the prompt
+    prompt: Any  # the runner's handle of the prompt
 
 
 class ScoredRows(NamedTuple):
-    """``n_rows`` neighbouring scored rows of one window.
+    """Neighbouring scored rows of one window."""
 
-    ``rows``: their scored positions.  ``row``: index of the first in the hidden states.  ``token``: index of the first
-    predicted token in ``prompt``.
-    """
-
-    rows: StoredRows
-    row: int
+    rows: StoredRows  # their scored positions
+    row: int  # index of the first in the hidden states
     n_rows: int
     prompt: Any
-    token: int
+    token: int  # index of the first predicted token in ``prompt``
 
     def cut(self, begin: int, end: int) -> ScoredRows:
         """Return rows ``begin`` to ``end`` of these."""
@@ -276,16 +269,13 @@ class Graphs:
 
 @dataclass
 class Steps:
-    """Counts of the decode steps of a scoring run, each of which has the next ``step`` tokens, or the last ones.
-
-    ``sizes``: windows of all steps by their tokens.  ``graphs``: steps by graph.  ``widest``: most windows in a step.
-    """
+    """Counts of the decode steps of a scoring run, each of which has the next ``step`` tokens, or the last ones."""
 
     step: int
     graph: Graphs
-    sizes: Counter[int] = field(default_factory=Counter)
-    graphs: Counter[str] = field(default_factory=Counter)
-    widest: int = 0
+    sizes: Counter[int] = field(default_factory=Counter)  # windows of all steps by their tokens
+    graphs: Counter[str] = field(default_factory=Counter)  # steps by graph
+    widest: int = 0  # most windows in a step
 
     def count(self, requests: Sequence[RequestRows]) -> str:
         """Count a step of these windows; return which window has the wrong tokens, empty if they are right."""

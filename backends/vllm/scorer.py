@@ -73,28 +73,22 @@ def chunks_of(parts: Sequence[ScoredRows], rows: int) -> Iterator[list[ScoredRow
 
 @dataclass
 class Buffer:
-    """One window: partial statistics [T, F] and, if it is recorded, states [T, H] or logits [T, V].
+    """One window."""
 
-    ``written``: scored positions [T] that have statistics of computed states.  ``landed``: positions that arrived,
-    including repetitions.
-    """
-
-    statistics: NDArray[np.float32]
-    written: NDArray[np.bool_]
-    kept: torch.Tensor | None = None
-    landed: int = 0
+    statistics: NDArray[np.float32]  # partial ones, [T, F]
+    written: NDArray[np.bool_]  # [T]: which scored positions have statistics of computed states
+    kept: torch.Tensor | None = None  # states [T, H] or logits [T, V], if it is recorded
+    landed: int = 0  # positions that arrived, including repetitions
 
 
 @dataclass
 class Buffers:
-    """Windows of a scoring run by index; ``recomputed``: positions of finished windows that were scored again.
+    """Windows of a scoring run."""
 
-    ``landings``: (partial statistics [N, F] of a step, its rows, the GPU's event after which they are on the host).
-    """
-
-    windows: dict[int, Buffer] = field(default_factory=dict)
+    windows: dict[int, Buffer] = field(default_factory=dict)  # by index
+    # (Partial statistics [N, F] of a step, its rows, the GPU's event after which they are on the host).
     landings: deque[tuple[torch.Tensor, Sequence[ScoredRows], Any]] = field(default_factory=deque)
-    recomputed: int = 0
+    recomputed: int = 0  # positions of finished windows that were scored again
 
     def finished(self, window: int) -> Buffer:
         """Remove and return a window's buffer; ModelError if positions are missing."""
@@ -152,31 +146,24 @@ def on_host(rows: int, like: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Scorer:
-    """One rank's scorer in one scoring run.
-
-    Attributes:
-        keeps: this rank keeps the record's states or logits.
-        reports: this rank has statistics: it is in the last pipeline stage, and vLLM gives it logits.
-        of_all_ranks: this rank's rows [n, 10] -> those of all tensor-parallel ranks [R, n, 10]; every rank calls it.
-        steps: counts decode steps; None in prefill.
-        error: the first error, reported by ``collect`` and ``end``.
-    """
+    """One rank's scorer in one scoring run."""
 
     source: LogitsSource
     plan: Plan
     device: Any
     vocab_size: int
     tp_size: int
-    keeps: bool = True
-    reports: bool = True
+    keeps: bool = True  # this rank keeps the record's states or logits
+    reports: bool = True  # it has statistics: it is in the last pipeline stage, and vLLM gives it logits
+    # This rank's rows [n, 10] -> those of all tensor-parallel ranks [R, n, 10]; every rank calls it.
     of_all_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None]
-    steps: Steps | None = None
+    steps: Steps | None = None  # counts decode steps; None in prefill
     local_difference: float = 0.0
     head_difference: float = 0.0
     head_reason: str = ""
     logits_dtype: str = ""
     largest_chunk: int = 0
-    error: str = ""
+    error: str = ""  # the first error, which ``collect`` and ``end`` report
     comparison: Comparison | None = None
     recorder: Recorder | None = None
     most_rows: int = 1 << 30

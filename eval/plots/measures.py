@@ -31,16 +31,13 @@ class Size(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A y axis: title of the plot, name in messages, title of the axis, field of a row.
+    """A y axis."""
 
-    ``digits``: significant digits of a value without an error; 0: as many as the table shows.
-    """
-
-    title: str
-    name: str
-    axis: str
-    field: str
-    digits: int = 0
+    title: str  # of the plot
+    name: str  # in messages
+    axis: str  # title of the axis
+    field: str  # of a row
+    digits: int = 0  # significant digits of a value without an error; 0: as many as the table shows
 
     @property
     def kld(self) -> bool:

@@ -24,23 +24,18 @@ NO_LOOK = Look()
 
 @dataclass(frozen=True)
 class Point:
-    """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity, KLD or accuracy.
+    """One model."""
 
-    ``shown``: y as text (empty: with three decimals).  ``error``: half the length of the error bar; None: no bar.
-    ``paired``: the error is that of the difference from the reference.  ``more``: larger y are better.  ``number``:
-    index of the model in its run, for the ids of artists.
-    """
-
-    label: str
-    x: float
-    y: float
-    shown: str = ""
-    error: float | None = None
+    label: str  # "EXL3 4.0 [h8]"
+    x: float  # its size, in bits per weight or GiB
+    y: float  # its perplexity, KLD or accuracy
+    shown: str = ""  # y as text; empty: with three decimals
+    error: float | None = None  # half the length of the error bar; None: no bar
     look: Look = NO_LOOK
     unquantized: bool = False
-    more: bool = False
-    number: int = 0
-    paired: bool = True
+    more: bool = False  # larger y are better
+    number: int = 0  # index of the model in its run, for the ids of artists
+    paired: bool = True  # the error is that of the difference from the reference
 
 
 class Level(NamedTuple):

@@ -24,17 +24,14 @@ GREY = "\nin colour: the reference, the noise floor, and rows that no other row 
 
 
 class Line(NamedTuple):
-    """One model's line: values ``y`` [B] and errors [B] at the bins' positions ``x`` [B], NaN where nothing is drawn.
+    """One model's line: values ``y`` and errors [B] at the bins' positions ``x``; NaN where nothing is drawn."""
 
-    ``number``: index of the model, for the artists' ids.  ``colour``: None for a grey line.
-    """
-
-    number: int
+    number: int  # index of the model, for the artists' ids
     model: ModelResult
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     error: NDArray[np.float64]
-    colour: str | None
+    colour: str | None  # None: grey
     dashes: tuple[float, ...]
 
 

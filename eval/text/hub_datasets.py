@@ -30,11 +30,7 @@ ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")
 
 @dataclass(frozen=True)
 class Source:
-    """The arguments of ``datasets.load_dataset`` for a data set, and its name in titles; part of the tokens' cache key.
-
-    ``pattern``: the files of a split in the repository, with ``{split}`` for the name of the split.  ``streamed``: the
-    data set is never downloaded as a whole.
-    """
+    """The arguments of ``datasets.load_dataset``, and a name for titles; part of the tokens' cache key."""
 
     path: str
     name: str | None = None
@@ -42,9 +38,9 @@ class Source:
     column: str = "text"
     display: str = ""
     data_files: Any = None
-    pattern: str = ""
+    pattern: str = ""  # the files of a split in the repository, with ``{split}`` for the name of the split
     revision: str | None = None
-    streamed: bool = False
+    streamed: bool = False  # never downloaded as a whole
 
     @property
     def base_split(self) -> str:
