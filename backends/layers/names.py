@@ -120,11 +120,6 @@ def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> s
     return outside if 4 * kept >= every else set()  # BLT's embedding is in its small encoder of bytes
 
 
-def is_expert(path: str) -> bool:
-    """True if a layer is one of a mixture's experts, which have separate kernels."""
-    return "experts" in path.split(".")
-
-
 def bare(layer: str) -> str:
     """A layer's name without prefixes of engines and checkpoints, and without vLLM's inner module of experts."""
     return OWNERS.sub("", layer).removesuffix(".routed_experts")

@@ -14,9 +14,8 @@ Options that the spec's ``engine`` object does not set have vLLM's defaults, exc
 - ``swa_bounded_replay`` is off, where it exists: it leaves out states that are scored;
 - ``enable_chunked_prefill`` is off in prefill with caches of ``options.LOSES_CHUNKS``.
 
-Two options belong to compare_q.  ``"emulate": true`` rounds NVFP4 and MXFP4 activations by vLLM's emulation if the GPU
-has no kernel for them; weight-only layers stay weight-only, and on a CPU NVFP4 is always emulated.  ``"noise": "bf16"``
-makes the model the noise floor (``backends/layers/noise.py``), which needs an eager model, as graphs run no hooks.
+One option belongs to compare_q: ``"noise": "bf16"`` makes the model the noise floor (``backends/layers/noise.py``),
+which needs an eager model, as graphs run no hooks.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ from compare_q.backends.base import (
     TokenScores,
     Window,
 )
-from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
@@ -57,10 +55,8 @@ from compare_q.backends.layers import groups, noise
 from compare_q.backends.vllm import compat, layers
 from compare_q.backends.vllm.driver import VllmDriver, has_own_process
 from compare_q.backends.vllm.options import (
-    EMULATE,
     check_checkpoint,
     check_options,
-    emulation_arguments,
     engine_arguments,
     quantized_on_load,
     ranks,
@@ -156,8 +152,6 @@ class VllmEngine(Engine):
         folder, decode, cpu = local_folder(self.planned.model_dir), self.planned.decode, compat.is_cpu_build()
         config = CheckpointConfig.read(folder)
         self.arguments = engine_arguments(self.planned, config.raw, cpu=cpu)
-        if self.planned.options.get(EMULATE) and not cpu:
-            self.arguments |= emulation_arguments(folder, contents.nvfp4_layers(folder))
         set_environment(verbose=self.planned.log_file is None)
         register_architectures(config.raw, self.planned.options)
         set_ranks(ranks(self.planned.options))

@@ -15,17 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.checkpoint import contents, files
 from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
-from compare_q.backends.checkpoint.formats import Parts
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable
 from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.layers import noise
-from compare_q.backends.layers.names import is_expert
-from compare_q.backends.layers.schemes import declared, number_format
 from compare_q.backends.vllm import compat
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
-EMULATE = "emulate"
 TRIMS = "swa_bounded_replay"
 """vLLM's option (from 0.32 on, default true) that skips DeepSeek-V4.1's last layers for most prompt tokens of requests
 without ``prompt_logprobs``."""
@@ -37,7 +33,7 @@ BREAKS_STATES = {
     "speculative_config": DRAFTS, "spec_method": DRAFTS, "spec_model": DRAFTS, "spec_tokens": DRAFTS,
 }  # fmt: skip
 """Options with which vLLM does not compute right states for every prompt token -> why; false or null turns them off."""
-OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
+OWN_OPTIONS = set(noise.OPTIONS)
 """Options of the ``engine`` object that belong to compare_q, not vLLM."""
 PICKLED = ("pt", "npcache")
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
@@ -65,7 +61,6 @@ class CheckedOptions(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    emulate: bool = False
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
     max_model_len: int = Field(1, gt=0)
     max_num_batched_tokens: int = Field(1, gt=0)
@@ -118,18 +113,14 @@ def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:
 
 
 def check_checkpoint(model: PlannedModel, folder: Path) -> None:
-    """Raise InputError if vLLM would misread a local model, or could not emulate its activations."""
+    """Raise InputError if vLLM would misread a local model."""
     config, stray, options = CheckpointConfig.read(folder), files.strays(folder), model.options
     if stray and not (folder / "model.safetensors.index.json").is_file():
         raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
     if options.get("quantization_config") and not options.get("quantization"):
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
     compat.check_plugin("model_dir", str(config.quantization.get("quant_method")))
-    layers = contents.nvfp4_layers(folder)
-    contents.check_scales(folder, layers)
-    for name in emulation_arguments(folder, layers) if options.get(EMULATE) else ():
-        if name in options:
-            raise InputError(f"engine.{name}: chosen by engine.{EMULATE}; give one of the two")
+    contents.check_scales(folder, contents.nvfp4_layers(folder))
     if "speculators_config" in config.raw:
         raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
     if stray and options.get("load_format") in ("auto", "mistral"):
@@ -205,25 +196,6 @@ def ranks(options: Mapping[str, Any]) -> int:
     """Return the number of GPUs of a model."""
     sizes = [options.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
     return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
-
-
-def emulation_arguments(folder: Path, layers: Mapping[str, Parts]) -> dict[str, Any]:
-    """Return the arguments of ``LLM(...)`` on a GPU that emulate activations; empty for weight-only layers.
-
-    ``layers``: the local model's NVFP4 layers.  InputError if none has activations that vLLM's emulation rounds.
-    """
-    stated = declared(CheckpointConfig.read(folder).quantization)
-    schemes = [stated.default, *stated.exact.values(), *(scheme for _, scheme in stated.patterns)]
-    has_mxfp4 = any(scheme is not None and number_format(scheme.activations) == "mxfp4" for scheme in schemes)
-    if not layers and not has_mxfp4:
-        raise InputError(
-            f"engine.{EMULATE}: nothing to emulate: no layer of {folder} has NVFP4 or MXFP4 activations; leave it out"
-        )
-    rounded = [path for path, parts in layers.items() if contents.has_input_scale(parts)]
-    if has_mxfp4:
-        rounded += [name.rpartition(".")[0] for name in files.read_headers(files.weight_files(folder))]
-    experts = {"moe_backend": "emulation"} if any(map(is_expert, rounded)) else {}
-    return {"linear_backend": "emulation"} | experts if rounded else {}
 
 
 def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:

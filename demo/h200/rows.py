@@ -70,7 +70,7 @@ def table_rows() -> list[Row]:
         Row("FP8 block", "vllm_score", "fp8-block", VLLM),
         Row("NVFP4 W4A16", "vllm_score", "nvfp4a16", VLLM),
         Row("NVFP4 W4A4 as run", "vllm_score", "nvfp4", VLLM),
-        Row("NVFP4 W4A4 emulated", "vllm_score", "nvfp4", {**VLLM, "emulate": True}),
+        Row("NVFP4 W4A4 emulated", "vllm_score", "nvfp4", {**VLLM, "linear_backend": "emulation"}),
         Row("MXFP4 W4A16", "vllm_score", "mxfp4a16", VLLM),
         *(Row(f"EXL3 {bits} bpw", "exllamav3", f"exl3-{bits}") for bits in EXL3_BITS),
         *(Row(f"EXL2 {bits} bpw", "exllamav2", f"exl2-{bits}") for bits in EXL2_BITS),

@@ -73,7 +73,7 @@ def weight_only(quantized: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Scores of the weight-only checkpoint in vLLM, in float32, and the kernels that ran; no plugin is loaded."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_PLUGINS", "none")
-        with engine(quantized("NVFP4A16"), tmp_path_factory.mktemp("log") / "a16", emulate=True) as backend:
+        with engine(quantized("NVFP4A16"), tmp_path_factory.mktemp("log") / "a16") as backend:
             yield {"scores": scores_of(backend, WINDOWS), "layers": backend.layers()}
 
 

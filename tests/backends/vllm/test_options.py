@@ -1,4 +1,4 @@
-"""The ``engine`` object of vllm_score: what is refused, and what it becomes; which layers ``emulate`` is about."""
+"""The ``engine`` object of vllm_score: what is refused, and what it becomes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from compare_q.backends.base import Decode, PlannedModel
-from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import compat
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm.options import (
     check_checkpoint,
-    emulation_arguments,
     engine_arguments,
 )
 from tests.support.checkpoints import ENDS, write_checkpoint
@@ -44,7 +42,7 @@ def test_defaults_and_options(toy_model: Path) -> None:
     assert arguments(toy_model) == OURS | sized | {"gpu_memory_utilization": 0.01}
     given = {"kv_cache_dtype": "fp8", "load_format": "dummy", "enforce_eager": False}
     assert arguments(toy_model, cpu=True, **given) == OURS | given | sized
-    assert arguments(toy_model, noise="bf16", noise_seed=1, emulate=True, cpu=True) == OURS | sized
+    assert arguments(toy_model, noise="bf16", noise_seed=1, cpu=True) == OURS | sized
 
 
 def test_windows_that_are_not_split(toy_model: Path) -> None:
@@ -119,7 +117,6 @@ def test_options_with_which_steps_would_be_others(
         ({"max_model_len": 100}, "engine.max_model_len: 100 is too short for windows of 100 tokens"),
         ({"max_num_batched_tokens": None}, "engine.max_num_batched_tokens: input should be a valid integer"),
         ({"max_model_len": 0}, "engine.max_model_len: input should be greater than 0"),
-        ({"emulate": "yes"}, "engine.emulate: input should be a valid boolean"),
         ({"noise": "bf17"}, "engine.noise: input should be 'bf16'"),
         ({"noise": "bf16", "enforce_eager": False}, "engine.enforce_eager: engine.noise needs it true"),
         ({"noise_sed": 1}, "engine.noise_sed: the installed vLLM has no such argument .*'noise_seed'"),
@@ -183,54 +180,6 @@ def with_scales(folder: Path, *names: str) -> Path:
     scales = {name: torch.tensor([number + 1.0]) for number, name in enumerate(names)}
     save_file(tensors | scales, folder / "model.safetensors")
     return folder
-
-
-@pytest.mark.parametrize(
-    ("names", "arguments"),
-    [
-        (("o_proj.weight_global_scale",), {}),
-        (("o_proj.weight_global_scale", "o_proj.input_global_scale"), {"linear_backend": "emulation"}),
-        (("mlp.experts.0.w2.weight_global_scale", "mlp.experts.0.w2.input_global_scale"),
-         {"linear_backend": "emulation", "moe_backend": "emulation"}),
-        (("o_proj.weight_global_scale", "o_proj.input_global_scale", "mlp.experts.0.w2.weight_global_scale"),
-         {"linear_backend": "emulation"}),
-    ],
-)  # fmt: skip
-def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp_path: Path) -> None:
-    """Activations that are to be rounded; a weight-only layer is what its scheme says anyway."""
-    folder = with_scales(tmp_path / "x", *names)
-    VllmEngine.check(request_for(folder, emulate=True))
-    assert emulation_arguments(folder, contents.nvfp4_layers(folder)) == arguments
-    for name in arguments:
-        said = refusal(VllmEngine.check, request_for(folder, emulate=True, **{name: "marlin"}))
-        assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"
-
-
-MX = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
-FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
-QUARK = {"quant_method": "quark", "global_quant_config": {"weight": FP4, "input_tensors": FP4}}
-
-
-@pytest.mark.parametrize(
-    ("quantization", "name", "found"),
-    [
-        (grouped(MX, None), "o_proj.weight_packed", None),
-        (grouped({**MX, "num_bits": 8}, {**MX, "num_bits": 8}), "o_proj.weight", None),  # MXFP8: vLLM's does not round
-        (QUARK, "mlp.experts.0.w2.weight", {"linear_backend": "emulation", "moe_backend": "emulation"}),
-        (grouped(MX, MX), "o_proj.weight_packed", {"linear_backend": "emulation"}),
-    ],
-)
-def test_mx_activations_are_emulated_or_refused(
-    quantization: dict[str, Any], name: str, found: dict[str, str] | None, tmp_path: Path
-) -> None:
-    folder = write_checkpoint(tmp_path / "x", {name: ("U8", 1)}, {"quantization_config": quantization})
-    if found is None:
-        said = refusal(VllmEngine.check, request_for(folder, emulate=True))
-        nothing = f"nothing to emulate: no layer of {folder} has NVFP4 or MXFP4 activations; leave it out"
-        assert said == f"engine.emulate: {nothing}"
-    else:
-        VllmEngine.check(request_for(folder, emulate=True))
-        assert emulation_arguments(folder, {}) == found
 
 
 @pytest.mark.parametrize(
