@@ -37,12 +37,10 @@ Outcome = Literal["less", "more", "equal", "unranked", "unknown"]
 
 @dataclass(frozen=True)
 class Difference:
-    """One model's mean minus another's, and what may be said about it.
+    """One model's mean minus another's, and what may be said about it."""
 
-    ``outcome``: "less" or "more" if the two differ; "equal" if no difference is seen; "unranked" if both are nearly
-    lossless and KLD does not rank them; "unknown" for a ``reason``.
-    """
-
+    # "less" or "more" if the two differ; "equal" if no difference is seen; "unranked" if both are nearly lossless and
+    # KLD does not rank them; "unknown" for a ``reason``.
     outcome: Outcome
     value: float | None = None  # None, as error and interval, where it is not known
     stderr: float | None = None

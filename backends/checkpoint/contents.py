@@ -183,14 +183,9 @@ def nvfp4_layers(folder: Path) -> dict[str, Parts]:
     return {path: parts for path, parts in scaled.items() if (main := main_part(parts)) and parts[main].dtype == "U8"}
 
 
-def has_input_scale(parts: Parts) -> bool:
-    """True if the activations of an NVFP4 layer have a global scale."""
-    return not parts.keys().isdisjoint(STORED.values())
-
-
 def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
     """InputError for the first layers whose scales vLLM would misread, with the number of other such layers."""
-    missing = [path for path, parts in layers.items() if not has_input_scale(parts)]
+    missing = [path for path, parts in layers.items() if parts.keys().isdisjoint(STORED.values())]
     groups = objects_in(CheckpointConfig.read(folder).quantization.get("config_groups")) if missing else []
     nvfp4 = [group for group in groups if args_text(part(group, "weights")).startswith("nvfp4")]
     if nvfp4 and all(args_text(part(group, "input_activations")).startswith("nvfp4") for group in nvfp4):

@@ -63,14 +63,11 @@ def one_finding(severity: Severity, where: Iterable[str], what: str, fix: str) -
 
 @dataclass(frozen=True)
 class Report:
-    """The doctor's report on one model.
+    """The doctor's report on one model."""
 
-    ``facts``: (title, text); ``findings``: the worst first; ``unchecked``: what could not be checked, and why.
-    """
-
-    facts: tuple[tuple[str, str], ...] = ()
-    findings: tuple[Finding, ...] = ()
-    unchecked: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()  # (title, text)
+    findings: tuple[Finding, ...] = ()  # the worst first
+    unchecked: tuple[str, ...] = ()  # what could not be checked, and why
 
     @property
     def is_wrong(self) -> bool:

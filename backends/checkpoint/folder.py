@@ -44,13 +44,10 @@ Modules = dict[str, Parts]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face folder.  Properties raise InputError for files that cannot be read.
-
-    ``override_tensors``: files whose tensors replace those of the same name.
-    """
+    """A Hugging Face folder.  Properties raise InputError for files that cannot be read."""
 
     folder: Path
-    override_tensors: tuple[Path, ...] = ()
+    override_tensors: tuple[Path, ...] = ()  # files whose tensors replace those of the same name
 
     @cached_property
     def config(self) -> CheckpointConfig:

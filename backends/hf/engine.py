@@ -27,7 +27,7 @@ from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.common.packages import check_installed
-from compare_q.backends.hf.long_windows import BehindBase
+from compare_q.backends.hf import long_windows
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
 from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
@@ -103,7 +103,7 @@ class TransformersEngine(LogitsEngine):
         self.checkpoint, self.rotary = TransformersFolder(model), list[Any]()
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
-        self.behind: BehindBase | None = None
+        self.two_parts = False  # long windows are computed in pieces
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
@@ -164,7 +164,7 @@ class TransformersEngine(LogitsEngine):
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         check_resident(folder, self.model, stored)
         self.model.eval()
-        self.behind = BehindBase.of(self.model)
+        self.two_parts = long_windows.has_two_parts(self.model)
         self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
         if (seed := seed_of(self.planned.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
@@ -209,9 +209,9 @@ class TransformersEngine(LogitsEngine):
         if self.noise is not None:
             self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
         rows = max(PIECE_ELEMENTS // self.model.config.get_text_config().vocab_size, 1)
-        if self.behind is None or len(window.token_ids) <= rows:
+        if not self.two_parts or len(window.token_ids) <= rows:
             return iter([self.model(token_ids, use_cache=False).logits[0]])
-        return self.behind.pieces(token_ids, rows)
+        return long_windows.pieces(self.model, token_ids, rows)
 
     def _decoded(self, window: Window, decode: Decode) -> Iterator[torch.Tensor]:
         """Yield ``pieces`` of a window that is fed ``step`` tokens at a time, with the model's default cache.
@@ -238,7 +238,7 @@ class TransformersEngine(LogitsEngine):
                 yield from self.in_steps(begin, end, decode.step, forward)
                 continue
             for at in range(begin, end, PROMPT):
-                forward(at, min(at + PROMPT, end), **({} if self.behind is None else {"logits_to_keep": 1}))
+                forward(at, min(at + PROMPT, end), **({"logits_to_keep": 1} if self.two_parts else {}))
             yield torch.empty(end - begin, 0)
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
@@ -284,7 +284,7 @@ class TransformersEngine(LogitsEngine):
     def close(self) -> None:
         if self.streamer is not None:
             self.streamer.close()
-        self.model = self.entered = self.noise = self.behind = self.streamer = None
+        self.model = self.entered = self.noise = self.streamer = None
         self.rotary = []
 
 

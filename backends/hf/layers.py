@@ -33,7 +33,8 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
 
     ``quantization``: the ``quantization_config`` of the loaded model; ``folder``: its checkpoint.
     """
-    stored = stored_quantized(folder) if quantization else set()
+    names = read_headers(weight_files(folder)) if quantization else ()
+    stored = {name_from_layers(SCALES.sub("", name)) for name in names if SCALES.search(name)}
     stated, head, sizes = declared(quantization), model.get_output_embeddings(), {}
     for name, module in model.named_modules():
         sizes[name] = sum(each.nbytes for each in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
@@ -115,12 +116,6 @@ def measured_activations(module: Any, asked: str, dtype: str) -> str:
     with torch.inference_mode(), ProductInputs() as inputs:
         module(given)
     return dtype if all(torch.equal(tensor, given) for tensor in inputs.tensors) else asked
-
-
-def stored_quantized(folder: Path) -> set[str]:
-    """Return the modules, by ``name_from_layers``, whose scales the checkpoint stores."""
-    names = read_headers(weight_files(folder))
-    return {name_from_layers(SCALES.sub("", name)) for name in names if SCALES.search(name)}
 
 
 def name_from_layers(name: str) -> str:

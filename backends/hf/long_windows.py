@@ -22,51 +22,41 @@ if TYPE_CHECKING:
     import torch
 
 
-class BehindBase:
-    """The part of a model's forward that follows its base model."""
+def has_two_parts(model: Any) -> bool:
+    """Return False for a model without these two parts, or whose forward computes all logits."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters and model.base_model is not model
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.base = model, model.base_model
 
-    @classmethod
-    def of(cls, model: Any) -> BehindBase | None:
-        """Return None for a model without these two parts, or whose forward computes all logits."""
-        takes = inspect.signature(model.forward).parameters
-        return cls(model) if "logits_to_keep" in takes and model.base_model is not model else None
+def pieces(model: Any, token_ids: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
+    """Run the layers for a window [1, L], and yield its logits [n, V], ``rows`` positions at a time.
 
-    def pieces(self, token_ids: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
-        """Run the layers for a window [1, L], and return its logits [n, V], ``rows`` positions at a time.
-
-        ModelError if the last token's logits in a piece differ by more than rounding.
-        """
-        outputs: list[Any] = []
-        handle = self.base.register_forward_hook(lambda _, __, output: outputs.append(output))
+    ModelError if the last token's logits in a piece differ by more than rounding.
+    """
+    name, base, outputs = type(model).__name__, model.base_model, list[Any]()
+    handle = base.register_forward_hook(lambda _, __, output: outputs.append(output))
+    try:
+        last = model(token_ids, use_cache=False, logits_to_keep=1).logits[0]
+    finally:
+        handle.remove()
+    if len(outputs) != 1 or tuple(outputs[0].last_hidden_state.shape[:2]) != tuple(token_ids.shape):
+        raise ModelError(f"{name}: its base model returned states of another shape")
+    for begin in range(0, token_ids.shape[1], rows):
+        part = copy.copy(outputs[0])
+        part.last_hidden_state = outputs[0].last_hidden_state[:, begin : begin + rows]
+        own = vars(base).get("forward")  # set by accelerate's hooks
+        base.forward = lambda *_, part=part, **__: part
         try:
-            last = self.model(token_ids, use_cache=False, logits_to_keep=1).logits[0]
+            logits: torch.Tensor = model(token_ids[:, begin : begin + rows], use_cache=False).logits[0]
         finally:
-            handle.remove()
-        if len(outputs) != 1 or tuple(outputs[0].last_hidden_state.shape[:2]) != tuple(token_ids.shape):
-            raise ModelError(f"{type(self.model).__name__}: its base model returned states of another shape")
-        return self._pieces(token_ids, outputs[0], rows, last)
-
-    def _pieces(self, token_ids: torch.Tensor, output: Any, rows: int, last: torch.Tensor) -> Iterator[torch.Tensor]:
-        for begin in range(0, token_ids.shape[1], rows):
-            part = copy.copy(output)
-            part.last_hidden_state = output.last_hidden_state[:, begin : begin + rows]
-            own = vars(self.base).get("forward")  # set by accelerate's hooks
-            self.base.forward = lambda *_, part=part, **__: part
-            try:
-                logits: torch.Tensor = self.model(token_ids[:, begin : begin + rows], use_cache=False).logits[0]
-            finally:
-                if own is None:
-                    del self.base.forward
-                else:
-                    self.base.forward = own
-            if begin + rows >= token_ids.shape[1]:
-                difference, largest = largest_difference(last, logits[-1:]), largest_finite(last)
-                if head_mismatch(difference, largest, dtype_name(last.dtype)):
-                    raise ModelError(
-                        f"{type(self.model).__name__}: the last token's logits differ by {difference:.3g} where the "
-                        "head runs over a piece of a long window; take shorter windows"
-                    )
-            yield logits
+            if own is None:
+                del base.forward
+            else:
+                base.forward = own
+        if begin + rows >= token_ids.shape[1]:
+            difference, largest = largest_difference(last, logits[-1:]), largest_finite(last)
+            if head_mismatch(difference, largest, dtype_name(last.dtype)):
+                raise ModelError(
+                    f"{name}: the last token's logits differ by {difference:.3g} where the head runs over a piece of a "
+                    "long window; take shorter windows"
+                )
+        yield logits

@@ -134,13 +134,8 @@ def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]
     """Yield each file of a segment that has the columns of a tag, by its name, and the segment (``segment_in``)."""
     for file in storage.files_in(folder):
         what = storage.what_of(file.name)
-        if TAG.fullmatch(what) and satisfies(what, tag):
+        if TAG.fullmatch(what) and tag in (ALONE, what, what.removesuffix(DIVERGENCES_SUFFIX)):
             yield file, segment_in(file)
-
-
-def satisfies(stored_tag: str, wanted_tag: str) -> bool:
-    """Return True if segments with ``stored_tag`` have all columns of ``wanted_tag``."""
-    return wanted_tag in (ALONE, stored_tag, stored_tag.removesuffix(DIVERGENCES_SUFFIX))
 
 
 def asked_for(scores: TokenScores, tag: str) -> TokenScores:
@@ -169,7 +164,9 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
     for segment in segments:
         if not segment.indices & (wanted.keys() - scores.keys()):
             continue
-        columns = columns_in(segment)
+        columns = None
+        with suppress(Exception):  # safetensors has its own error
+            columns = safetensors.load_file(segment.file) if storage.is_whole(segment.file) else None
         if columns is None:
             damaged.append(segment.file)
             continue
@@ -203,14 +200,6 @@ def segment_in(file: Path) -> Segment | None:
         if facts["version"] == VERSION and segment.tag == storage.what_of(file.name):
             return segment
     return None
-
-
-def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
-    """Return the columns [N] of a segment by name; None if it is damaged."""
-    try:
-        return safetensors.load_file(segment.file) if storage.is_whole(segment.file) else None
-    except Exception:  # safetensors has its own error
-        return None
 
 
 def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:

@@ -77,16 +77,13 @@ def without_key(text: str, key: str | None) -> str:
 
 @dataclass
 class Server:
-    """A server's address, key and patience.  ``key`` goes into a header and nowhere else.
-
-    ``retried`` counts the requests that had to be sent again.
-    """
+    """A server's address, key and patience."""
 
     url: str
-    key: str | None
+    key: str | None  # goes into a header and nowhere else
     timeout_s: float
     retries: int
-    retried: int = 0
+    retried: int = 0  # requests that had to be sent again
     http: httpx2.AsyncClient = field(init=False)
 
     def client(self, connections: int = 1) -> httpx2.AsyncClient:

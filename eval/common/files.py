@@ -83,13 +83,10 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 @dataclass
 class Outputs:
-    """The outputs of one run, each of which may fail without the others; ``failures`` has a line for each that did.
+    """The outputs of one run, each of which may fail without the others."""
 
-    ``verbose``: print the traceback of an error that is not the user's.
-    """
-
-    verbose: bool = False
-    failures: list[str] = field(default_factory=list)
+    verbose: bool = False  # print the traceback of an error that is not the user's
+    failures: list[str] = field(default_factory=list)  # a line for each output that failed
 
     @contextmanager
     def writing(self, target: Path | str) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compare_q.backends.common.messages import unicode
 from compare_q.eval.plots import measures, style
-from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
+from compare_q.eval.plots.measures import Measure, Size
 from compare_q.eval.plots.style import Look
 from compare_q.eval.results import MARK, ModelResult, TextResult
 
@@ -151,12 +151,6 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
         return other.x <= ALIKE * one.x if gain > 0 else gain == 0 and ALIKE * other.x < one.x
 
     return [one for one in quantized if not any(dominates(other, one) for other in quantized)]
-
-
-def front_labels(text: TextResult) -> set[str]:
-    """Return the marked labels on the front of KLD over bits per weight, or of perplexity without any KLD."""
-    kld, ppl = (points_of([text], measures.BPW, measure)[0] for measure in (KLD, PPL))
-    return {point.label for point in pareto_front(kld or ppl)}
 
 
 def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:

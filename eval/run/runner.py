@@ -28,14 +28,11 @@ from compare_q.eval.text.windows import EvalData
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The results of a run, the windows of each text, None for a text that failed, and the signal that ended it, or 0.
-
-    Models that were not finished then have a row with that reason.
-    """
+    """The end of a run.  Models that a signal stopped have a row with that reason."""
 
     results: RunResult
-    data: tuple[EvalData | None, ...]
-    signal: int = 0
+    data: tuple[EvalData | None, ...]  # the windows of each text; None for a text that failed
+    signal: int = 0  # the signal that ended the run, or 0
 
 
 def run(

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.base import Spans
-from compare_q.eval.specs.types import DataSpec, Long, Method
+from compare_q.eval.specs.types import DataSpec, Long
 from compare_q.eval.text.tokens import Ids, Tokens
 
 
@@ -174,8 +174,3 @@ def by_method(text: Tokens, spec: DataSpec) -> list[Cut]:
     if spec.score_every is not None and spec.score_last is not None:
         cuts = [cut._replace(spans=tails(cut.spans, spec.score_every, spec.score_last)) for cut in cuts]
     return spread(cuts) if spec.sample == "spread" else cuts
-
-
-def least_tokens(method: Method, eval_len: int) -> int:
-    """Tokens of the shortest text that has a window."""
-    return {"exllamav3": eval_len + 1, "llamacpp": eval_len, "lm_eval": 1, "gptq": eval_len, "once": 2}[method]
