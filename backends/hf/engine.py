@@ -103,7 +103,7 @@ class TransformersEngine(LogitsEngine):
         self.checkpoint, self.rotary = TransformersFolder(model), list[Any]()
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
-        self.two_parts = False  # long windows are computed in pieces
+        self.two_parts = False  # a base model and a forward that can compute some logits alone (long_windows.py)
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
@@ -164,7 +164,8 @@ class TransformersEngine(LogitsEngine):
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         check_resident(folder, self.model, stored)
         self.model.eval()
-        self.two_parts = long_windows.has_two_parts(self.model)
+        takes = inspect.signature(self.model.forward).parameters
+        self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
         self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
         if (seed := seed_of(self.planned.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)

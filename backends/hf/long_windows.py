@@ -10,7 +10,6 @@ logits are computed twice, and must agree.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,6 @@ from compare_q.backends.reference.head import head_mismatch, largest_difference,
 
 if TYPE_CHECKING:
     import torch
-
-
-def has_two_parts(model: Any) -> bool:
-    """Return False for a model without these two parts, or whose forward computes all logits."""
-    return "logits_to_keep" in inspect.signature(model.forward).parameters and model.base_model is not model
 
 
 def pieces(model: Any, token_ids: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:

@@ -55,6 +55,7 @@ class Streamer:
     def __init__(
         self, model: Any, forward: Callable[[Window], Iterator[torch.Tensor]], device: torch.device, group: int | None
     ) -> None:
+        import greenlet
         import torch
 
         self.forward, self.device, self.asked, self.group = forward, device, group, group
@@ -66,7 +67,8 @@ class Streamer:
             if tensor not in streamed:
                 tensor.data = tensor.data.to(device)
         for index, layer in enumerate(layers):
-            layer.register_forward_pre_hook(lambda *_, index=index: stop_before(index))
+            # Suspend a window's forward pass until the layer is on the device.
+            layer.register_forward_pre_hook(lambda *_, index=index: greenlet.getcurrent().parent.switch(index))
         self.copier = ThreadPoolExecutor(1, "streaming")
         on_cuda = device.type == "cuda"
         self.side_stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
@@ -167,13 +169,6 @@ class Streamer:
         self.copier.shutdown(cancel_futures=True)
         self.forwards, self.coming = [], {}
         self.release()
-
-
-def stop_before(layer: int) -> None:
-    """Suspend a window's forward pass until ``layer`` is on the device."""
-    import greenlet
-
-    greenlet.getcurrent().parent.switch(layer)
 
 
 def decoder_layers(model: Any, option: str = "streaming") -> Sequence[Any]:

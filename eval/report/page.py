@@ -55,7 +55,9 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=on_one_line,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # markup stays unchanged
+
     )  # fmt: skip
     environment.filters |= {"percent": percent, "signs": lambda text: text.translate(SPACES)}
     return environment.get_template("report.html").render(
@@ -70,11 +72,6 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
         # without any "<", so that no HTML parser mistakes a part of it for the end of the script element
         results=Markup((stored or results).model_dump_json().replace("<", "\\u003c")),
     )
-
-
-def on_one_line(value: Any) -> Any:
-    """Return a text with its control characters escaped; markup stays unchanged."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def shell_command(words: Sequence[str]) -> str:

@@ -28,12 +28,6 @@ def neighbours(text: TextResult) -> list[Pair]:
     return list(itertools.pairwise(model for model in text.models if not model.error))
 
 
-def pairs_by_label(text: TextResult, labels: Sequence[Sequence[str]]) -> list[Pair]:
-    """Return the models of each pair of labels."""
-    models = {model.label: model for model in text.models}
-    return [(models[first], models[second]) for first, second in labels]
-
-
 def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
     """Raise InputError for a label of ``--pair`` that no model has."""
     for label in itertools.chain(*labels):
