@@ -55,7 +55,6 @@ class Streamer:
     def __init__(
         self, model: Any, forward: Callable[[Window], Iterator[torch.Tensor]], device: torch.device, group: int | None
     ) -> None:
-        import greenlet
         import torch
 
         self.forward, self.device, self.asked, self.group = forward, device, group, group
@@ -67,8 +66,7 @@ class Streamer:
             if tensor not in streamed:
                 tensor.data = tensor.data.to(device)
         for index, layer in enumerate(layers):
-            # Suspend a window's forward pass until the layer is on the device.
-            layer.register_forward_pre_hook(lambda *_, index=index: greenlet.getcurrent().parent.switch(index))
+            layer.register_forward_pre_hook(partial(stop_before, index))
         self.copier = ThreadPoolExecutor(1, "streaming")
         on_cuda = device.type == "cuda"
         self.side_stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
@@ -175,3 +173,10 @@ def decoder_layers(model: Any, option: str = "streaming") -> Sequence[Any]:
     """Return the text decoder's list of layers; ModelError if no list has the length in the config."""
     count = model.config.get_text_config().num_hidden_layers
     return layer_list(model.get_decoder(), count, f"engine.{option}: {type(model).__name__}")
+
+
+def stop_before(layer: int, *_: Any) -> None:
+    """Suspend a window's forward pass until ``layer`` is on the device."""
+    import greenlet
+
+    greenlet.getcurrent().parent.switch(layer)
