@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,15 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import nearest
 from compare_q.backends.hub import HubAwayError
+from compare_q.eval.common import processes
 from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, texts_in
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")
+CONVERTED = "refs/convert/parquet"
+"""The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +80,41 @@ class Source:
 WIKITEXT2 = Source(
     "Salesforce/wikitext", "wikitext-2-raw-v1", display="wikitext2", pattern="wikitext-2-raw-v1/{split}-*"
 )
+WIKITEXT103 = Source(
+    "Salesforce/wikitext", "wikitext-103-raw-v1", display="wiki103", pattern="wikitext-103-raw-v1/{split}-*"
+)
+WEB_TEXT, SAMPLE = "plain_text/{split}/*.parquet", "sample/10BT/*.parquet"
 SOURCES = {
     "wiki2": WIKITEXT2,
     "wikitext2": WIKITEXT2,
-    # datasets refuses loading scripts since version 4; this branch has the hub's own parquet copy.
+    "wiki103": WIKITEXT103,
+    "wikitext103": WIKITEXT103,
+    # 1,000 functions in Python, about as much text as WikiText-2's test split; the whole split is 29 MB.
+    "code": Source(
+        "code-search-net/code_search_net", "python", "test[:1000]", "whole_func_string", "CodeSearchNet",
+        pattern="python/{split}/*.parquet", revision=CONVERTED,
+    ),
     "ptb": Source(
         "ptb-text-only/ptb_text_only", column="sentence", display="PTB", pattern="penn_treebank/{split}/*.parquet",
-        revision="refs/convert/parquet",
+        revision=CONVERTED,
+    ),
+    "lambada": Source("EleutherAI/lambada_openai", "default", display="lambada"),
+    "tinystories": Source(
+        "roneneldan/TinyStories", split="validation", display="TinyStories", pattern="data/{split}-*.parquet"
     ),
     # To fetch one file the client would first list all of them, in every language.
     "c4": Source(
         "allenai/c4", "en", split="validation", display="c4", pattern="en/c4-{split}.*.json.gz", streamed=True
+    ),
+    "openwebtext10k": Source(
+        "stas/openwebtext-10k", split="train", display="openwebtext", pattern=WEB_TEXT, revision=CONVERTED
+    ),
+    "openwebtext": Source(
+        "Skylion007/openwebtext", split="train[:1000]", display="openwebtext", pattern=WEB_TEXT, revision=CONVERTED
+    ),
+    "fineweb": Source("HuggingFaceFW/fineweb", "sample-10BT", "train[:1000]", display="fineweb", pattern=SAMPLE),
+    "fineweb-edu": Source(
+        "HuggingFaceFW/fineweb-edu", "sample-10BT", "train[:1000]", display="fineweb-edu", pattern=SAMPLE
     ),
 }  # fmt: skip
 
@@ -161,69 +188,85 @@ def hub_records(spec: DataSpec) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def split_rows(source: Source, limit: int) -> Any:
-    """Return the rows of a split, as a data set or stream of ``datasets``; from its cache if the hub is out of reach.
-
-    ``datasets`` prints nothing, and does not ask the data set viewer for features, which takes it up to 100 s; the
-    files contain them as well.
-    """
-    import datasets
-    from datasets import packaged_modules
-    from huggingface_hub import utils
-
-    datasets.disable_progress_bars()
-    utils.disable_progress_bars()  # type: ignore[attr-defined]
-    datasets.utils.logging.set_verbosity_error()
-    datasets.config.USE_PARQUET_EXPORT = False
-    path, name, files, keys = source.path, source.name, source.data_files, dict[str, Any](split=source.split)
+    """Return the rows of a split, as a data set or stream of ``datasets``."""
+    library = quiet_library()
     if source.is_fetched(limit):
-        folder = hub.fetch("dataset", path, source.revision, source.patterns)
+        folder = hub.fetch("dataset", source.path, source.revision, source.patterns)
         files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
         builder = "json" if ".json" in source.pattern else "parquet"
         # Local files can be streamed; only a slice needs the library's own copy of them.
-        return datasets.load_dataset(builder, data_files=files, streaming="[" not in source.split, **keys)
+        stream = "[" not in source.split
+        return library.load_dataset(builder, data_files=files, split=source.split, streaming=stream)
     if source.is_streamed(limit):
-        keys = {"split": source.base_split, "streaming": True}
-    elif source.is_local:  # the library identifies files by name and time, and may return cached rows of other files
-        keys |= {"download_mode": "force_redownload", "verification_mode": "no_checks"}
-    if source.pattern:
-        name, files = None, {source.base_split: source.patterns}
-    load = partial(datasets.load_dataset, path, name=name, data_files=files, revision=source.revision, **keys)
+        return ask_library(library.load_dataset, source, split=source.base_split, streaming=True)
+    # The library identifies local files by name and time, and may return cached rows of other files.
+    anew = {"download_mode": "force_redownload", "verification_mode": "no_checks"} if source.is_local else {}
+    return ask_library(library.load_dataset, source, split=source.split, **anew)
+
+
+def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
+    """Call ``load_dataset`` or its builder; use the library's cache if the hub cannot be reached."""
+    from datasets import packaged_modules
+
+    files = {source.base_split: source.patterns} if source.pattern else source.data_files
+    name = None if source.pattern else source.name
+    asked = {"name": name, "data_files": files, "revision": source.revision, **keys}
     try:
-        if Path(path).is_file():
+        if Path(source.path).is_file():
             raise InputError('is a file; give "dataset": "text" and the file as "path"')
-        if not Path(path).exists() and path not in packaged_modules._PACKAGED_DATASETS_MODULES:
-            look_up(source)
-        return load()
+        if not Path(source.path).exists() and source.path not in packaged_modules._PACKAGED_DATASETS_MODULES:
+            if "/" not in source.path:
+                raise InputError("unknown name; data sets of the hub are named owner/name")
+            hub.look_up("dataset", source.path, source.revision, files=False)
+        return call(source.path, **asked)
     except HubAwayError as error:
         try:
             with hub.offline():
-                return load()
+                return call(source.path, **asked)
         except Exception:  # the library raises different errors in each of its steps
-            raise InputError(f"not in the local cache, and {str(error).removeprefix(f'{path}: ')}") from None
+            raise InputError(f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}") from None
     except FileNotFoundError:
         if not source.pattern:
             raise
         raise InputError(f"no file {source.patterns[0]} on the hub") from None
 
 
-def look_up(source: Source) -> None:
-    """Raise InputError unless the hub has the data set, HubAwayError if the hub does not answer."""
-    if "/" not in source.path:
-        raise InputError("unknown name; data sets of the hub are named owner/name")
-    hub.look_up("dataset", source.path, source.revision, files=False)
-
-
 def would_fetch(spec: DataSpec) -> str:
     """Describe the download of a data set of the hub, e.g. ``Salesforce/wikitext, 0.7 MB to download``.
 
-    InputError with the reason if the data set does not exist.
+    Downloads no data (``datasets`` reads the data set's card).  InputError with the reason if the data set, its
+    configuration or its split does not exist.
     """
     source = source_of(spec)
-    with in_one_line(spec, source):
-        if source.is_fetched(row_limit(spec)):
+    if source.is_fetched(row_limit(spec)):
+        with in_one_line(spec, source):
             size = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
-            return f"{source.path}, {size}"
-        with suppress(HubAwayError):  # its rows may be in the library's cache
-            if not source.data_files:  # which may be URLs
-                look_up(source)
+        return f"{source.path}, {size}"
+    processes.run_in_subprocess(check_split, f"asking for {source.path}", spec=reading.packed(spec))
     return ", ".join(filter(None, (source.path, source.name, source.split)))
+
+
+def check_split(spec: Mapping[str, Any]) -> None:
+    """Raise InputError unless ``datasets`` finds the data set, the configuration and the split of a packed ``spec``."""
+    unpacked = reading.unpacked(spec)
+    source = source_of(unpacked)
+    with in_one_line(unpacked, source):
+        builder = ask_library(quiet_library().load_dataset_builder, source)
+        splits = list(map(str, builder.config.data_files or builder.info.splits or ()))
+        if splits and source.base_split not in splits:
+            raise InputError(f"no split {source.base_split!r}; there are: {', '.join(splits)}")
+
+
+def quiet_library() -> Any:
+    """Import ``datasets`` without progress bars, warnings and requests to the data set viewer.
+
+    It requests a data set's features from the viewer, for up to 100 s; the files contain them as well.
+    """
+    import datasets
+    from huggingface_hub import utils
+
+    datasets.disable_progress_bars()
+    utils.disable_progress_bars()  # type: ignore[attr-defined]
+    datasets.utils.logging.set_verbosity_error()
+    datasets.config.USE_PARQUET_EXPORT = False
+    return datasets

@@ -1,7 +1,14 @@
 """The data sets behind compare_q's known names as they lie on the hub, with tiny contents.
 
-The layouts (file names and the YAML of the cards) were read in November 2026 on the data sets' own cards.  C4 has eight
-validation and 1,024 training files, and ptb_text_only is a loading script with a parquet copy.
+The layouts (file names and the YAML of the cards) were read in November 2026 on the cards of:
+
+- Salesforce/wikitext, commit b08601e04326c79dfdd32d625aee71d232d685c3;
+- ptb-text-only/ptb_text_only and code-search-net/code_search_net, which are loading scripts with a parquet copy in
+  ``refs/convert/parquet`` (commit 4ba6f7a48afb0ae5a8713c7d214561dff8a11c57); that the latter has
+  ``{config}/{split}/0000.parquet`` is what the hub's converter writes;
+- allenai/c4, with eight validation and 1,024 training files;
+- HuggingFaceH4/ultrachat_200k, HuggingFaceH4/no_robots, HuggingFaceTB/smoltalk (the sets of ``eval/spec/chat_*.json``);
+- HuggingFaceFW/fineweb and fineweb-edu.
 """
 
 from __future__ import annotations
@@ -50,11 +57,18 @@ def add_wikitext(hub: Hub) -> None:
 
 
 def add_scripts(hub: Hub) -> None:
-    """One that is still a loading script, with the hub's parquet copy of it."""
-    name = "ptb-text-only/ptb_text_only"
-    files = {f"penn_treebank/{s}/0000.parquet": parquet(rows("ptb", s), "sentence") for s in SPLITS}
-    hub.add("datasets", name, {"README.md": "# A data set\n", "ptb_text_only.py": "import datasets\n"})
-    hub.add("datasets", name, files, CONVERTED)
+    """Those that are still loading scripts, with the hub's parquet copies of them."""
+    code = {s: parquet([f"def {s}_{i}(): pass" for i in range(1200)], "whole_func_string") for s in SPLITS}
+    copies = {
+        "ptb-text-only/ptb_text_only": {
+            f"penn_treebank/{s}/0000.parquet": parquet(rows("ptb", s), "sentence") for s in SPLITS
+        },
+        "code-search-net/code_search_net": {f"{c}/{s}/0000.parquet": code[s] for c in ("go", "python") for s in SPLITS},
+    }
+    for name, files in copies.items():
+        script = f"{name.partition('/')[2]}.py"
+        hub.add("datasets", name, {"README.md": "# A data set\n", script: "import datasets\n"})
+        hub.add("datasets", name, files, CONVERTED)
 
 
 def add_c4(hub: Hub) -> None:
@@ -70,11 +84,12 @@ def add_c4(hub: Hub) -> None:
 
 
 def add_fineweb(hub: Hub) -> None:
-    texts = ([f"fineweb file {i} row {j}" for j in range(600)] for i in range(3))
-    files = {f"sample/10BT/{i:03d}_00000.parquet": parquet(text) for i, text in enumerate(texts)}
-    files["data/CC-MAIN-2024-10/000_00000.parquet"] = parquet(["another dump"])
-    splits = {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}}
-    add(hub, "HuggingFaceFW/fineweb", files, splits)
+    for name in ("fineweb", "fineweb-edu"):
+        texts = ([f"{name} file {i} row {j}" for j in range(600)] for i in range(3))
+        files = {f"sample/10BT/{i:03d}_00000.parquet": parquet(text) for i, text in enumerate(texts)}
+        files["data/CC-MAIN-2024-10/000_00000.parquet"] = parquet(["another dump"])
+        splits = {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}}
+        add(hub, f"HuggingFaceFW/{name}", files, splits)
 
 
 def add_chats(hub: Hub) -> None:

@@ -32,10 +32,14 @@ EIGHT = [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)]
 KNOWN: dict[str, tuple[str, str, int, list[str]]] = {
     "wiki2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, [f"{WIKI2}/test-00000-of-00001.parquet"]),
     "wikitext2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, []),  # in the cache by then
+    "code": ("code-search-net/code_search_net", "def test_0(): pass", 1000, ["python/test/0000.parquet"]),
     "ptb": ("ptb-text-only/ptb_text_only", " = ptb test = \n", 3, ["penn_treebank/test/0000.parquet"]),
     "c4": ("allenai/c4", "c4 en validation file 0", 8, EIGHT),
-}
-FINEWEB = {"dataset": "HuggingFaceFW/fineweb", "dataset_name": "sample-10BT", "split": "train[:7]"}
+    "fineweb": (
+        "HuggingFaceFW/fineweb", "fineweb file 0 row 0", 1000,
+        ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"],
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +111,14 @@ def test_ready_specs_of_conversations(file: Path, client: Client) -> None:
     ("keys", "gold"),
     [
         ({"dataset": "c4", "max_text_rows": 1}, 1),
-        (FINEWEB | {"max_text_rows": 3}, 3),
-        (FINEWEB | {"split": "train[:7]", "max_dataset_rows": 9}, 7),
+        ({"dataset": "fineweb", "max_text_rows": 3}, 3),
+        ({"dataset": "fineweb", "split": "train[:7]"}, 7),
+        ({"dataset": "fineweb", "split": "train[:7]", "max_dataset_rows": 9}, 7),
     ],
 )
 def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, client: Client) -> None:
     assert len(read(client, **keys)) == gold
-    assert len(data_files(client, "allenai/c4" if keys["dataset"] == "c4" else keys["dataset"])) == 1
+    assert len(data_files(client, KNOWN[keys["dataset"]][0])) == 1
 
 
 @pytest.mark.parametrize(
@@ -126,9 +131,9 @@ def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, client: Client
         (
             {"dataset": "Salesforce/wikitext", "dataset_name": WIKI2, "split": "dev"},
             'Unknown split "dev"',
-            "",
+            "no split 'dev'; there are: train, validation, test",
         ),
-        ({"dataset": "ptb-text-only/ptb_text_only"}, "Dataset scripts are no longer supported", ""),
+        ({"dataset": "ptb-text-only/ptb_text_only"}, "Dataset scripts are no longer supported", "Dataset scripts"),
     ],
 )
 def test_what_is_not_there_is_one_line(
