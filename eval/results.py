@@ -32,7 +32,7 @@ from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.files import write_text
-from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTS, Estimates
+from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTS, AgainstReference, Estimates
 from compare_q.eval.stats.uncertainty import Count, Error, Value
 
 FORMAT = 8
@@ -82,8 +82,11 @@ class Stored(BaseModel):
 
 
 PARTS = ("load", "first_step", "scoring", "close")
-"""Parts of a worker's time, in their order.  ``load`` includes the engine's import if that was not imported before;
-``first_step`` ends with the first scored window, ``scoring`` with the last one."""
+"""Parts of a worker's time, in their order.
+
+``load`` includes the engine's import if that was not imported before; ``first_step`` ends with the first scored window,
+``scoring`` with the last one.
+"""
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,12 @@ class Timing:
     @property
     def seconds(self) -> dict[str, float | None]:
         """The seconds of each of the ``PARTS``."""
-        close = None if self.closed is None else self.closed - self.last_window
-        parts = (self.loaded - self.started, self.first_window - self.score_began, self.last_window - self.first_window)
-        return dict(zip(PARTS, (*parts, close), strict=True))
+        return {
+            "load": self.loaded - self.started,
+            "first_step": self.first_window - self.score_began,
+            "scoring": self.last_window - self.first_window,
+            "close": None if self.closed is None else self.closed - self.last_window,
+        }
 
 
 def copied(path: str, description: str, alias: str | None = None) -> Any:
@@ -423,7 +429,9 @@ class RunResult(Stored):
         name, content = printable(file), json_files.read_bytes(file)
         if not content.lstrip().startswith(b"{"):  # in a JSON object a label may hold what EMBEDDED looks for
             found = EMBEDDED.search(content)
-            content = found[1] if found else b"null"
+            if found is None:
+                raise InputError(f"{name}: {NO_RESULTS}")
+            content = found[1]
         raw = json_files.parsed(content, name)
         if not isinstance(raw, dict) or "format" not in raw:
             raise InputError(f"{name}: {NO_RESULTS}")
@@ -495,30 +503,37 @@ def contradiction(model: ModelResult) -> str:
         return "timing: is not in order"
     if (found := model.estimates) is None:
         return ""
-    blocks, curve, against, answers = found.blocks, found.curve, found.against, found.answers
-    sums = [own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None]
+    blocks, curve, answers = found.blocks, found.curve, found.answers
+    sums = {name: own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None}
+    bins = max(len(curve.edges) - 1, 0)
     values = [own for own in (curve.nll, curve.kld, curve.nll_stderr, curve.kld_stderr) if own is not None]
-    rules = [answers.acc, answers.acc_norm] if answers else []
-    percentiles, histogram = [], None
-    if against is not None:
-        percentiles = [each for each in (against.kld_percentiles, *against.divergence_percentiles.values()) if each]
-        histogram = against.kld_histogram if against.kld_percentiles else None
     holds = {
-        "blocks": all(len(own) == len(blocks.tokens) for own in sums)
-        and (not blocks.whole or (sum(blocks.tokens) > 0 and all(getattr(blocks, name) for name in blocks.whole))),
+        "blocks": all(len(own) == len(blocks.tokens) for own in sums.values())
+        and (not blocks.whole or (sum(blocks.tokens) > 0 and set(blocks.whole) <= sums.keys())),
         "curve": all(a < b for a, b in itertools.pairwise((0, *curve.edges)))
-        and all(len(own) == max(len(curve.edges) - 1, 0) for own in values),
-        "against": all(each.keys() == PERCENTILES for each in percentiles) and (against is None or (
-            against.divergence_percentiles.keys() <= set(DIVERGENCES) and (histogram is None or (
-                against.kld.value is not None and sum(histogram.counts) + histogram.below + histogram.above > 0
-                and len(histogram.counts) <= 300 * histogram.per_decade
-            ))
-        )),
-        "answers": all(len(own.right) == (answers.questions if answers and own.accuracy.value is not None else 0)
-                       for own in rules),
+        and all(len(own) == bins for own in values),
+        "against": found.against is None or distributions_hold(found.against),
+        "answers": answers is None or all(
+            len(own.right) == (0 if own.accuracy.value is None else answers.questions)
+            for own in (answers.acc, answers.acc_norm)
+        ),
     }  # fmt: skip
     wrong = next((name for name, is_so in holds.items() if not is_so), "")
     return f"estimates.{wrong}: its numbers do not go together" if wrong else ""
+
+
+def distributions_hold(against: AgainstReference) -> bool:
+    """True if all percentiles exist, and the histogram has tokens and plausible bins."""
+    histogram, divergences = against.kld_histogram, against.divergence_percentiles
+    return (
+        divergences.keys() <= set(DIVERGENCES)
+        and all(not each or each.keys() == PERCENTILES for each in (against.kld_percentiles, *divergences.values()))
+        and (not against.kld_percentiles or (
+            against.kld.value is not None
+            and sum(histogram.counts) + histogram.below + histogram.above > 0
+            and len(histogram.counts) <= 300 * histogram.per_decade
+        ))
+    )  # fmt: skip
 
 
 def load(files: Sequence[Path]) -> RunResult:

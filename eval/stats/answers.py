@@ -19,10 +19,20 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from compare_q.eval.stats.uncertainty import Count, Value
 from compare_q.eval.text.tokens import Requests
+
+
+def in_unit_interval(share: Value) -> Value:
+    """Return a share of the questions; ValueError if it is not between 0 and 1."""
+    if share.value is not None and not 0 <= share.value <= 1:
+        raise ValueError(f"a share is between 0 and 1, not {share.value}")
+    return share
+
+
+Share = Annotated[Value, AfterValidator(in_unit_interval)]
 
 
 @dataclass(frozen=True)
@@ -32,8 +42,8 @@ class Flips:
     ``lost``: questions that the reference has right and the model wrong; ``won``: the other way round.
     """
 
-    changed: Value
-    flips: Value
+    changed: Share
+    flips: Share
     lost: Count
     won: Count
     mcnemar_p: float
@@ -47,7 +57,7 @@ class Accuracy:
     None without a reference, and where its choices or the model's are not known.
     """
 
-    accuracy: Value
+    accuracy: Share
     right: Annotated[str, Field(pattern="^[01]*$")]
     flips: Flips | None = None
 
