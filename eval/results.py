@@ -290,6 +290,11 @@ class ModelResult(Stored):
         return groups.kv_caches_from_json(self.provenance.get("kv_cache_layers"))
 
     @property
+    def deviation_clauses(self) -> list[str]:
+        """The ways in which layers and KV cache ran differently from what the checkpoint asks, a clause each."""
+        return groups.deviations(self.layers) + groups.kv_deviations(self.kv_caches)
+
+    @property
     def marked_label(self) -> str:
         """The label, with a mark if the layers ran differently from what the checkpoint asks."""
         return f"{self.label} {MARK}" if self.deviations else self.label

@@ -18,7 +18,7 @@ from compare_q.backends.checkpoint.contents import FUSED, LARGEST, SHARED, Conte
 from compare_q.backends.checkpoint.files import INDEX, Tensor, read_headers, strays
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
-from compare_q.backends.checkpoint.gguf import read_model
+from compare_q.backends.checkpoint.gguf import GgufModel, read_model
 from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import is_folder
@@ -89,10 +89,7 @@ def examine(path: Path, reference: Path | None = None, contents: Contents | None
     """
     findings, unchecked = list[Finding](), []
     if is_gguf(path):
-        model = read_model(path)
-        roles = [(model.role(each), each) for each in model.tensors if len(each.shape) > 1]
-        matrices = [(role, each.type_name, each.name.removesuffix(".weight")) for role, each in roles if role]
-        facts = tuple(file_facts(model.files, "GGUF", model.storage(), matrices))
+        facts = tuple(gguf_facts(read_model(path)))
     else:
         checkpoint = Checkpoint(path)
         facts, findings = tuple(folder_facts(checkpoint)), [one for check in CHECKS for one in check(checkpoint)]
@@ -125,6 +122,15 @@ def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     yield from file_facts(checkpoint.files, "safetensors", storage_of(checkpoint.folder), matrices)
     scheme_text = kv_cache(quantization)
     yield "KV cache", f"{scheme_text}, as the config asks" if scheme_text else "in the model's dtype"
+
+
+def gguf_facts(model: GgufModel) -> Iterator[tuple[str, str]]:
+    """(title, text) of a GGUF model."""
+    matrices = [
+        (role, tensor.type_name, tensor.name.removesuffix(".weight"))
+        for tensor in model.tensors if (role := model.role(tensor)) and len(tensor.shape) > 1
+    ]  # fmt: skip
+    yield from file_facts(model.files, "GGUF", model.storage(), matrices)
 
 
 def file_facts(

@@ -105,6 +105,11 @@ def read_manifest(folder: Path) -> Manifest:
     raise InputError(f"{file}: layout {content.get('version')}, this compare_q reads {VERSION}; delete the store")
 
 
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write or replace a manifest, completely or not at all."""
+    storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1))
+
+
 class Reader:
     """A store to read; InputError names the file that is missing, damaged or of another version.
 
@@ -270,7 +275,7 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
     manifest = Manifest(
         identity=dict(identity), contents=contents, reason=reason, head=head, made=made, files=files
     )  # fmt: skip
-    storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1))
+    write_manifest(folder, manifest)
     storage.delete([folder / UNFINISHED, *(folder / name for name in new if name not in files)])
 
 

@@ -130,11 +130,16 @@ def committed(folder: Path, tag: str) -> frozenset[int]:
     return frozenset().union(*(segment.indices for _, segment in segments_for(folder, tag) if segment is not None))
 
 
+def satisfies(stored_tag: str, wanted_tag: str) -> bool:
+    """Return True if segments with ``stored_tag`` have all columns of ``wanted_tag``."""
+    return wanted_tag in (ALONE, stored_tag, stored_tag.removesuffix(DIVERGENCES_SUFFIX))
+
+
 def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]]:
     """Yield each file of a segment that has the columns of a tag, by its name, and the segment (``segment_in``)."""
     for file in storage.files_in(folder):
         what = storage.what_of(file.name)
-        if TAG.fullmatch(what) and tag in (ALONE, what, what.removesuffix(DIVERGENCES_SUFFIX)):
+        if TAG.fullmatch(what) and satisfies(what, tag):
             yield file, segment_in(file)
 
 
@@ -164,9 +169,7 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
     for segment in segments:
         if not segment.indices & (wanted.keys() - scores.keys()):
             continue
-        columns = None
-        with suppress(Exception):  # safetensors has its own error
-            columns = safetensors.load_file(segment.file) if storage.is_whole(segment.file) else None
+        columns = columns_in(segment)
         if columns is None:
             damaged.append(segment.file)
             continue
@@ -177,6 +180,14 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
             sessions[segment.session] += segment.seconds * sum(len(each.logprob) for each in new.values()) / n_scored
     records, damaged_records = read_records(folder)  # after the segments, since a record precedes its last segment
     return Loaded(scores, dict(sessions), records, (*damaged_records, *damaged))
+
+
+def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
+    """Return the columns [N] of a segment by name; None if it is damaged."""
+    try:
+        return safetensors.load_file(segment.file) if storage.is_whole(segment.file) else None
+    except Exception:  # safetensors has its own error
+        return None
 
 
 def windows_of(

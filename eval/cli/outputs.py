@@ -115,8 +115,7 @@ def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
         for text in table.scored if args.pairs or args.pair else ():
             if len(table.texts) > 1:
                 render.heading(console, text.name)
-            models = {model.label: model for model in text.models}
-            chosen = [*(pairs.neighbours(text) if args.pairs else []), *((models[a], models[b]) for a, b in args.pair)]
+            chosen = [*(pairs.neighbours(text) if args.pairs else []), *pairs.pairs_by_label(text, args.pair)]
             if chosen:
                 print("", *pairs.pair_lines(chosen, text), sep="\n")
 

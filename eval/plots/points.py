@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compare_q.backends.common.messages import unicode
 from compare_q.eval.plots import measures, style
-from compare_q.eval.plots.measures import Measure, Size
+from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
 from compare_q.eval.plots.style import Look
 from compare_q.eval.results import MARK, ModelResult, TextResult
 
@@ -164,3 +164,9 @@ def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
         return list(points), None
     edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
     return [replace(p, x=edge) if p.unquantized else p for p in points], edge
+
+
+def front_labels(text: TextResult) -> set[str]:
+    """Return the marked labels on the front of KLD over bits per weight, or of perplexity without any KLD."""
+    kld, ppl = (points_of([text], measures.BPW, measure)[0] for measure in (KLD, PPL))
+    return {point.label for point in pareto_front(kld or ppl)}

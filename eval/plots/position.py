@@ -81,8 +81,7 @@ def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Li
     Lines of one family differ by their dashes.  Bins in which no model has a score are left out; these are no gaps.
     """
     curves = {number: m.estimates.curve for number, m in enumerate(text.models) if m.estimates}
-    by_kld, by_ppl = (points.points_of([text], measures.BPW, measure)[0] for measure in (measures.KLD, measures.PPL))
-    best, found = {point.label for point in points.pareto_front(by_kld or by_ppl)}, style.looks_of(text.models)
+    best, found = points.front_labels(text), style.looks_of(text.models)
     matters = [n for n in curves if text.models[n].reference or text.models[n] is text.noise_floor]
     matters += [n for n in curves if text.models[n].marked_label in best]
     coloured = list(curves) if len(curves) <= MOST else matters[:MOST]

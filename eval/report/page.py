@@ -56,7 +56,7 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,  # markup stays unchanged
+        finalize=on_one_line,
 
     )  # fmt: skip
     environment.filters |= {"percent": percent, "signs": lambda text: text.translate(SPACES)}
@@ -72,6 +72,11 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
         # without any "<", so that no HTML parser mistakes a part of it for the end of the script element
         results=Markup((stored or results).model_dump_json().replace("<", "\\u003c")),
     )
+
+
+def on_one_line(value: Any) -> Any:
+    """Return a text with its control characters escaped; markup stays unchanged."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def shell_command(words: Sequence[str]) -> str:

@@ -54,8 +54,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     for model in rows:
         gpus = model.provenance.get("gpus")
         machine = gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine")
-        ran_otherwise = groups.deviations(model.layers) + groups.kv_deviations(model.kv_caches)
-        notes += [f"{MARK} {model.label}: {clause} on {machine}" for clause in ran_otherwise]
+        notes += [f"{MARK} {model.label}: {clause} on {machine}" for clause in model.deviation_clauses]
     machines = sorted(machine_letters(text).items(), key=lambda each: len(each[0]))
     notes += [f"where {letter}: {machine}" for letter, machine in sorted({b: a for a, b in machines}.items())]
     notes += answer_notes(text) if text.is_answers else window_notes(text)

@@ -86,3 +86,9 @@ def answer_lines(first: ModelResult, second: ModelResult, rule: str) -> list[str
         f"       right only in the first: {found.only[0]:,}, only in the second: {found.only[1]:,}; "
         f"McNemar's exact p = {found.p:.3g}",
     ]
+
+
+def pairs_by_label(text: TextResult, labels: Sequence[Sequence[str]]) -> list[Pair]:
+    """Return the models of each pair of labels."""
+    models = {model.label: model for model in text.models}
+    return [(models[first], models[second]) for first, second in labels]

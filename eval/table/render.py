@@ -48,19 +48,7 @@ def show(
         may_squeeze = names is None and not any(each.block for each in table.columns)
         for number, columns in enumerate(fitting(table, console.width)):
             width = console.width if may_squeeze else max(console.width, least_width(columns))
-            parts = list(map(drawn, columns))
-            gap = 1 if width - MARGIN - sum([each.width + 1 for each in parts]) + 1 >= len(parts) else 0
-            title = Text("" if number else printable(table.title))
-            grid = RichTable(
-                box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=title, title_justify="left"
-            )
-            for each in parts:
-                grid.add_column(Text(each.header), overflow="fold", no_wrap=not each.wraps)
-            for row in zip(*[each.cells for each in parts], strict=True):
-                grid.add_row(*row)
-            own, console.width = console.width, width
-            console.print(grid)
-            console.width = own
+            print_columns(console, "" if number else table.title, columns, width)
             shown += columns
         for line in [f"failed: {table.error}"] if table.error else table.notes:
             say(console, line)
@@ -138,6 +126,22 @@ def drawn(filled: Filled) -> Drawn:
         for value, cell, error in zip(shown, filled.cells, errors, strict=True)
     ]
     return Drawn(False, before + after, "\n".join([f"{line:>{before}}" for line in lines]), texts)
+
+
+def print_columns(console: Console, title: str, columns: Sequence[Filled], width: int) -> None:
+    """Print a table of these columns, at least one, ``width`` characters wide."""
+    shown = list(map(drawn, columns))
+    gap = 1 if width - MARGIN - sum([each.width + 1 for each in shown]) + 1 >= len(shown) else 0
+    table = RichTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(printable(title)), title_justify="left"
+    )
+    for each in shown:
+        table.add_column(Text(each.header), overflow="fold", no_wrap=not each.wraps)
+    for row in zip(*[each.cells for each in shown], strict=True):
+        table.add_row(*row)
+    own, console.width = console.width, width
+    console.print(table)
+    console.width = own
 
 
 def least_width(columns: Sequence[Filled]) -> int:

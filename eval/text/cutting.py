@@ -2,19 +2,26 @@
 
 - ``exllamav3`` (its compare_q): windows of ``eval_len`` tokens start at ``range(0, n_tokens - eval_len, eval_stride)``,
   so that a window that would end exactly at the last token is left out.  Every position except the first (after the
-  warm-up) is scored.
+  warm-up) is scored.  If windows overlap, a token is scored each time.
 - ``llamacpp`` (llama-perplexity): ``n_tokens // eval_len`` adjacent chunks.  If the tokenizer adds BOS, BOS
-  replaces the first token of each chunk.  Positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored.
-- ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each document follows a
-  prefix token (BOS, or EOS without one) that is not scored.  Every token is scored once, including a BOS added by the
-  tokenizer, ``eval_len`` tokens per window; the last window has as much context as fits.  A window here includes its
-  last target, one token more than lm-eval's input.
-- ``gptq`` (the evaluation of GPTQ's repository, which most papers on quantization took over): ``n_tokens // eval_len``
-  adjacent windows.  Every position except the first is scored.
+  replaces the first token of each chunk.  Positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored,
+  255 of 512.  One newline at the end of the text is dropped, as its ``-f`` drops it, and special tokens that are
+  written in the text are read as plain text.
+- ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each row of a data set is a
+  document, tokenized separately, after a prefix token (BOS, or EOS without one) that is not scored.  Every token of a
+  document is scored once, including a BOS added by the tokenizer, ``eval_len`` tokens per window.  The last window has
+  as much context as fits.  A window here includes its last target, one token more than lm-eval's input.
+- ``gptq`` (the evaluation of GPTQ's repository, which QuIP#, AWQ, FlatQuant and most papers on quantization took over):
+  ``n_tokens // eval_len`` adjacent windows.  Every position except the first is scored, ``eval_len - 1`` per window, so
+  that the mean of the windows' means is the mean over all tokens.  Rows of a data set are joined including blank rows
+  (``eval/text/corpus.py``).  If the tokenizer adds BOS, it is in the first window only.
 - ``once``: windows start every ``eval_stride`` tokens (half of ``eval_len``); each scores what earlier windows have
-  not, so every token but the text's first counts once.  The last window is full and ends at the last token.
+  not, so every token but the text's first counts once, with at least ``eval_len - eval_stride`` tokens before it
+  after the first window.  The last window is full and ends at the last token.
 
 Conversations (``chat``) and answers are not cut from one text: each is a window, if it is not too long.
+
+Chat prefixes and ``max_rows`` are applied in ``eval/text/windows.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.base import Spans
-from compare_q.eval.specs.types import DataSpec, Long
+from compare_q.eval.specs.types import DataSpec, Long, Method
 from compare_q.eval.text.tokens import Ids, Tokens
 
 
@@ -174,3 +181,8 @@ def by_method(text: Tokens, spec: DataSpec) -> list[Cut]:
     if spec.score_every is not None and spec.score_last is not None:
         cuts = [cut._replace(spans=tails(cut.spans, spec.score_every, spec.score_last)) for cut in cuts]
     return spread(cuts) if spec.sample == "spread" else cuts
+
+
+def least_tokens(method: Method, eval_len: int) -> int:
+    """Tokens of the shortest text that has a window."""
+    return {"exllamav3": eval_len + 1, "llamacpp": eval_len, "lm_eval": 1, "gptq": eval_len, "once": 2}[method]

@@ -129,7 +129,7 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
         every = cutting.by_method(text, spec)
         taken = every[: max_rows or None]
     if not taken:
-        least = {"exllamav3": spec.eval_len + 1, "lm_eval": 1, "once": 2}.get(spec.method, spec.eval_len)
+        least = cutting.least_tokens(spec.method, spec.eval_len)
         raise InputError(f"eval_len: the text has {len(text.ids)} tokens, one window takes {least}; shorten eval_len")
     before = len(text.prefix)
     windows = tuple(

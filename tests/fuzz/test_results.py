@@ -15,10 +15,9 @@ from hypothesis import given
 from rich.console import Console
 
 from compare_q.backends.base import TokenScores, Window
-from compare_q.backends.common import storage
 from compare_q.backends.common.messages import CONTROL
 from compare_q.backends.reference.head import Head
-from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest
+from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
 from compare_q.backends.scoring import segments
 from compare_q.eval import results
 from compare_q.eval.report import page
@@ -117,7 +116,7 @@ def test_scores_are_those_that_were_kept_or_none(tmp_path_factory: pytest.TempPa
 def test_manifests(tmp_path_factory: pytest.TempPathFactory, random: Random) -> None:
     folder = tmp_path_factory.getbasetemp() / "store"
     folder.mkdir(exist_ok=True)
-    storage.write_whole(folder / MANIFEST, storage.dump(STORE.model_dump(by_alias=True), indent=1))
+    write_manifest(folder, STORE)
     content = (folder / MANIFEST).read_bytes()
     broken = random.random() < 0.5
     (folder / MANIFEST).write_bytes(damaged_bytes(content, random) if broken else damaged(json.loads(content), random))

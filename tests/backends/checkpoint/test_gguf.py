@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from compare_q.backends.checkpoint.doctor import examine
+from compare_q.backends.checkpoint.doctor import gguf_facts
 from compare_q.backends.checkpoint.gguf import TYPES, read_model
 from tests.support.checkpoints import finish_gguf
 
@@ -74,9 +74,9 @@ def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
 def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
     """GLM and DeepSeek count their multi-token-prediction modules among the blocks."""
     drafts = {f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")}
-    file = write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3, nextn_predict_layers=1)
-    assert read_model(file).storage().bpw_layer == pytest.approx(BPW_LAYER)
-    assert [title for title, text in examine(file).facts if "blk.*.ffn_down:" in text or "F32" in text] == []
+    whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3, nextn_predict_layers=1))
+    assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
+    assert [title for title, text in gguf_facts(whole) if "blk.*.ffn_down:" in text or "F32" in text] == []
     whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3))
     assert whole.storage().bpw_layer == pytest.approx((3 * 65_536 * BPW_LAYER + 32_768 * 32) / (3 * 65_536 + 32_768))
 

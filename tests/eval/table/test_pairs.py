@@ -67,6 +67,7 @@ def test_which_pairs() -> None:
     """Neighbours are measured rows; others are chosen by their labels, which must exist."""
     text = run_of(C, FAILED, A, B)
     assert [(a.label, b.label) for a, b in pairs.neighbours(text)] == [("c", "a"), ("a", "b")]
+    assert [(a.label, b.label) for a, b in pairs.pairs_by_label(text, [["b", "c"]])] == [("b", "c")]
     assert refusal(pairs.check_labels, [["a", "x"]], ["a", "b"]) == "--pair: no model is called 'x'; there are: a, b"
 
 
