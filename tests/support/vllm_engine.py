@@ -49,13 +49,20 @@ def request_for(folder: Path, tokens: int = 100, **options: Any) -> PlannedModel
 
 @contextmanager
 def engine(
-    folder: Path, log: Path, tokens: int = TOY_CONTEXT, *, decode: Decode | None = None, **options: Any
+    folder: Path,
+    log: Path,
+    tokens: int = TOY_CONTEXT,
+    *,
+    decode: Decode | None = None,
+    alone: bool = False,
+    **options: Any,
 ) -> Iterator[VllmEngine]:
     """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test.
 
-    On a CPU it runs in this process, as in a worker of ours: two processes that import vLLM take 35 s, this takes 1."""
+    On a CPU it runs in this process, as in a worker of ours: two processes that import vLLM take 35 s, this takes 1.
+    ``alone``: in a process of its own, as a mixture needs, because experts have a process group of their own."""
     engine = VllmEngine(request_for(folder, tokens, **options).updated(log_file=log, decode=decode))
-    beside = nullcontext if GPU or options.get("tensor_parallel_size", 1) > 1 else beside_others
+    beside = nullcontext if alone or GPU or options.get("tensor_parallel_size", 1) > 1 else beside_others
     try:
         with as_before(), beside(), captured(log):
             engine.load()

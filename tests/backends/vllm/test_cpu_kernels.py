@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from compare_q.backends.base import Layer, ScoreRequest
+from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.layers.groups import KVCache
 from tests.support import ROOT
-from tests.support.toy import ATOL_LOGPROB, GPU, brute_force, toy_windows
+from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, planned, toy_windows
 from tests.support.vllm_engine import engine, scores_of
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -107,7 +111,7 @@ def test_w4a4_against_the_definition(
 WHAT_A_SERVER_LOADS = """
 import os, sys
 
-import vllm.model_executor.kernels.linear
+import vllm.model_executor.kernels.linear, vllm.model_executor.layers.fused_moe.oracle.nvfp4
 from vllm import LLM, plugins
 
 def everything():
@@ -140,8 +144,102 @@ def test_installed_the_plugin_replaces_nothing_of_a_vllm_that_compare_q_did_not_
     ran = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
     alone, ours = ran.stdout.splitlines()
     assert alone == "True", ran.stderr
-    replaced = {"MarlinNvFp4LinearKernel", "_POSSIBLE_KERNELS", "_POSSIBLE_NVFP4_KERNELS"}
+    replaced = {"MarlinNvFp4LinearKernel", "_POSSIBLE_KERNELS", "_POSSIBLE_NVFP4_KERNELS", "backend_to_kernel_cls"}
     assert replaced < set(ours.split())  # with registers that grow as more of vLLM is imported
+
+
+EXPERTS, HIDDEN, INNER, CHOSEN, TOKENS = 4, 32, 48, 2, 20
+
+
+def random_packed(generator: torch.Generator, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random packed weights and scales of [experts, out, in]."""
+    codes = torch.randint(0, 256, (*shape[:2], shape[2] // 2), generator=generator, dtype=torch.uint8)
+    return codes, torch.rand(*shape[:2], shape[2] // 16, generator=generator).mul(448).to(torch.float8_e4m3fn)
+
+
+def by_definition(given: torch.Tensor, inputs: Any, made: dict[str, Any], route: tuple[Any, Any]) -> torch.Tensor:
+    """What the experts make of ``given``, token by token, in float64; ``inputs``: global scales of both inputs."""
+    out = torch.zeros(given.shape, dtype=torch.float64)
+    taken = rounded(given, inputs[0]) if inputs else given
+    for token, (experts, weights) in enumerate(zip(*route, strict=True)):
+        for expert, weight in zip(experts.tolist(), weights.tolist(), strict=True):
+            wide = made["w13"][expert] @ taken[token].double()
+            middle = torch.nn.functional.silu(wide[:INNER]) * wide[INNER:]
+            middle = rounded(middle.float()[None], inputs[1])[0].double() if inputs else middle
+            out[token] += weight * (made["w2"][expert] @ middle)
+    return out
+
+
+@pytest.mark.engine
+@CPU_ONLY
+@pytest.mark.parametrize("name", ["CpuNvFp4W4A16Experts", "CpuNvFp4EmulationExperts"])
+def test_experts_against_the_definition(name: str) -> None:
+    """Every expert has a global scale of its own for its weights, and shares those of the inputs."""
+    from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, MoEActivation
+
+    from compare_q.backends.vllm import cpu_kernels as classes
+
+    generator = torch.Generator().manual_seed(0)
+    worth = torch.rand(2, EXPERTS, generator=generator) / 300 + 1e-4
+    (w13, s13), (w2, s2) = (
+        random_packed(generator, EXPERTS, 2 * INNER, HIDDEN),
+        random_packed(generator, EXPERTS, HIDDEN, INNER),
+    )
+    made = {
+        key: [unpacked(weights[each], scales[each], 1 / worth[row, each]) for each in range(EXPERTS)]
+        for row, (key, weights, scales) in enumerate((("w13", w13, s13), ("w2", w2, s2)))
+    }
+    given = torch.randn(TOKENS, HIDDEN, generator=generator)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:CHOSEN] for _ in range(TOKENS)])
+    weights = torch.rand(TOKENS, CHOSEN, generator=generator)
+    inputs = [torch.tensor(6 * 448 / 8.0), torch.tensor(6 * 448 / 4e4)]
+    experts = object.__new__(getattr(classes, name))
+    experts.moe_config = SimpleNamespace(in_dtype=torch.float32)
+    experts.activation_config = ApplyMoEActivationConfig()
+    experts.quant_config = SimpleNamespace(
+        g1_alphas=worth[0], g2_alphas=worth[1], a1_gscale=inputs[0], a2_gscale=inputs[1]
+    )
+    layer = torch.nn.Module()
+    for key, tensor in {"w13_weight": w13, "w13_weight_scale": s13, "w2_weight": w2, "w2_weight_scale": s2}.items():
+        layer.register_parameter(key, torch.nn.Parameter(tensor, requires_grad=False))
+    experts.process_weights_after_loading(layer)
+    assert layer.w13_weight.shape == (EXPERTS, 2 * INNER, HIDDEN)
+    output, rest = torch.full_like(given, torch.nan), dict.fromkeys(("a1q_scale", "a2_scale", "workspace13"))
+    rest |= dict.fromkeys(("workspace2", "expert_tokens_meta", "expert_map"))
+    experts.apply(
+        output, given, layer.w13_weight, layer.w2_weight, weights, ids, MoEActivation.SILU, EXPERTS,
+        apply_router_weight_on_input=False, **rest,
+    )  # fmt: skip
+    rounds = [float(each) for each in inputs] if "Emulation" in name else None
+    gold = by_definition(given, rounds, made, (ids, weights))
+    np.testing.assert_allclose(output, gold, atol=2e-5 * float(gold.abs().max()))
+
+
+@pytest.mark.engine
+@CPU_ONLY
+def test_a_mixture_in_vllm(tmp_path: Path) -> None:
+    """Weight-only in float32: as Transformers has it with the dequantized weights."""
+    pytest.importorskip("compressed_tensors", reason="compressed_tensors is not installed")
+    from tests.support.toy_moe_files import nvfp4_weight_only
+
+    nvfp4, dequantized = nvfp4_weight_only(tmp_path)
+    plain = planned("x", "transformers", str(dequantized), TOY_CONTEXT, {"dtype": "float32"})
+    reference = TransformersEngine(plain)
+    reference.load()
+    gold = [scores.logprob for scores in reference.score(WINDOWS[:2], ScoreRequest())]
+    reference.close()
+    with engine(nvfp4, tmp_path / "log", alone=True) as backend:
+        found = scores_of(backend, WINDOWS[:2])
+        ran, said = backend.layers(), backend.provenance()
+    for window, logprobs in zip(WINDOWS[:2], gold, strict=True):
+        np.testing.assert_allclose(found[window.index].logprob, logprobs, atol=ATOL_LOGPROB)
+    name, kernel = "model.layers.*.mlp.experts.routed_experts", "CpuNvFp4W4A16Experts"
+    assert Layer(name, "nvfp4 g16", "float32", kernel, count=2) in ran
+    assert not any(group.asked for group in ran)
+    assert said["kv_cache"] == "float32"
+    assert said["kv_cache_layers"] == [
+        asdict(KVCache("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", "", 1024.0))
+    ]  # 2 heads of 64 numbers, keys and values in 4 bytes each
 
 
 OUT, IN = 64, 96
