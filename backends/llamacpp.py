@@ -33,6 +33,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import gguf
+from compare_q.backends.checkpoint.config import ROPE
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.options import EngineOptions
@@ -254,6 +255,7 @@ class LlamacppEngine(LogitsEngine):
             "kv_cache_layers": [asdict(group) for group in caches],
             "kv_cache_rotated": sorted(set(ROTATED.findall(self.said.text))),
             "batch": "one window at a time",
+            ROPE: gguf.read_model(Path(self.planned.model_dir)).rope(n_ctx),
             "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
             "notes": notes,
             "warnings": self.said.warnings,

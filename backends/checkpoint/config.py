@@ -37,6 +37,8 @@ FEATURE_PAIRS = (
     ("num_global_key_value_heads", "global_head_dim"), ("n_shared_experts", "moe_intermediate_size"),
 )  # fmt: skip
 """Pairs of config keys whose product is a number of features."""
+ROPE = "rope"
+"""The key of the rope scaling in a row's provenance."""
 BY_CONTEXT = ("longrope", "su")
 """Scalings with other factors for contexts above the original one."""
 
@@ -219,10 +221,49 @@ def has_longrope(found: Any) -> bool:
     return isinstance(found, list) and any(map(has_longrope, found))
 
 
+def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
+    """The rope scaling of a config, in JSON types; empty if there is none.
+
+    ``context``: number of tokens by which the engine chooses rotary factors.
+    """
+    stated = (config.rope_scaling, *objects_in(config.rope_scaling))  # one for all layers, or one for each kind
+    scaling = next(filter(scaling_type, stated), None)
+    if scaling is None:
+        return {}
+    key = "original_max_position_embeddings"
+    original = scaling.get(key, config.text.get(key))
+    if original is None and scaling_type(scaling) in ("yarn", "dynamic"):
+        original = config.stated_context
+    return scaling_json(scaling_type(scaling), scaling.get("factor"), original, context)
+
+
 def scaling_type(scaling: Mapping[str, Any]) -> str:
     """The name of a rope scaling; empty if it scales nothing."""
     name = str(scaling.get("rope_type", scaling.get("type", "")))
     return "" if name in ("default", "none", "") else name
+
+
+def scaling_json(name: str, factor: Any, original: Any, context: int) -> dict[str, Any]:
+    """``type``, ``factor``, ``original_context`` and, if factors depend on it, ``context``, as far as known."""
+    found = {
+        "type": name,
+        "factor": factor if isinstance(factor, int | float) else None,
+        "original_context": original if isinstance(original, int) else None,
+        "context": context if name in BY_CONTEXT else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def beyond(scaling: dict[str, Any], tokens: int) -> str:
+    """A note on a scaling in windows of ``tokens`` tokens; empty if it has no effect."""
+    original, context = scaling.get("original_context"), scaling.get("context", 0)
+    if original is None or max(tokens, context) <= original:
+        return ""
+    factor = f", factor {scaling['factor']:g}" if "factor" in scaling else ""
+    name = f"{scaling['type']}{factor}"
+    if context and tokens <= original:
+        return f"positions by {name} as in a context of {context:,} tokens; the original context is {original:,}"
+    return f"windows of {tokens:,} tokens reach beyond the original context of {original:,} (positions by {name})"
 
 
 def unpadded(size: int, multiple: int, sizes: frozenset[int], otherwise: int = 0) -> int:

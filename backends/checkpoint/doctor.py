@@ -21,8 +21,8 @@ from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALE
 from compare_q.backends.checkpoint.gguf import GgufModel, read_model
 from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import is_folder
-from compare_q.backends.common.messages import bytes_in_words
+from compare_q.backends.common.json_files import exists, is_folder
+from compare_q.backends.common.messages import bytes_in_words, printable, shortened
 from compare_q.backends.layers.names import NUMBER
 from compare_q.backends.layers.schemes import declared, kv_cache, objects_in, part
 
@@ -30,6 +30,8 @@ Severity = Literal["wrong", "warning", "note"]
 """``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
 SHOWN = 8
 """Names of groups of layers in one line."""
+CALIBRATION = ("dataset", "nsamples", "seqlen", "iters", "sym", "desc_act", "damp_percent", "algo")
+"""Keys of quantization configs that describe the calibration (GPTQ, AWQ, auto-round)."""
 CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
 NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
 COPY = "copy the reference's tokenizer files into the model's folder"
@@ -120,8 +122,19 @@ def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
         role = "embedding and head" if role in ("head", "embedding") and checkpoint.is_tied else role
         matrices.append((role, checkpoint.described(module) + taken, module))
     yield from file_facts(checkpoint.files, "safetensors", storage_of(checkpoint.folder), matrices)
+    if quantization:
+        nested = part(quantization, "quantization")
+        form = quantization.get("format") or quantization.get("quant_algo") or nested.get("quant_algo") or ""
+        yield "config", shortened(printable(f"{checkpoint.config.quant_method or 'quantization'} {form}".strip()), 80)
     scheme_text = kv_cache(quantization)
     yield "KV cache", f"{scheme_text}, as the config asks" if scheme_text else "in the model's dtype"
+    if quantization:
+        made = part(quantization, "producer") or part(quantization, "meta")
+        known = [f"{key} {made[key]}" for key in ("name", "version", "quantizer") if key in made]
+        known += [f"{key} {quantization[key]}" for key in CALIBRATION
+                  if quantization.get(key) not in (None, "", {}, [])]  # fmt: skip
+        known += ["recipe.yaml has llm-compressor's recipe"] if exists(checkpoint.folder / "recipe.yaml") else []
+        yield "calibration", shortened(printable("; ".join(known)), 160) or "the files do not say"
 
 
 def gguf_facts(model: GgufModel) -> Iterator[tuple[str, str]]:
@@ -131,6 +144,8 @@ def gguf_facts(model: GgufModel) -> Iterator[tuple[str, str]]:
         for tensor in model.tensors if (role := model.role(tensor)) and len(tensor.shape) > 1
     ]  # fmt: skip
     yield from file_facts(model.files, "GGUF", model.storage(), matrices)
+    matrix = model.fields.get("quantize.imatrix.dataset") or model.fields.get("quantize.imatrix.file")
+    yield "calibration", f"importance matrix from {printable(matrix)}" if matrix else "no importance matrix is named"
 
 
 def file_facts(

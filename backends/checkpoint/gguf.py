@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from compare_q.backends import hub
 from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storage
+from compare_q.backends.checkpoint.config import scaling_json
 from compare_q.backends.checkpoint.files import sampled
 from compare_q.backends.checkpoint.formats import UNEXPLAINED
 from compare_q.backends.common.errors import InputError
@@ -197,6 +198,10 @@ class GgufModel:
         """A field of the first shard, as the function ``field`` returns it."""
         return field(self.fields, name, kind)
 
+    def has(self, name: str) -> bool:
+        """True if the name of a tensor begins with ``name``."""
+        return any(tensor.name.startswith(name) for tensor in self.tensors)
+
     @cached_property
     def facts(self) -> ModelFacts:
         """Vocabulary and context; of two sets of rope factors llama.cpp uses the long one for long contexts."""
@@ -205,8 +210,20 @@ class GgufModel:
         if context and factor and original and self.field("{}.rope.scaling.type", str) == "yarn":
             context = max(context, int(original * factor))  # converters leave the factor out
         vocab_size = len(tokens) if tokens else self.field("{}.vocab_size", int)
-        has_two = any(tensor.name.startswith(LONG_FACTORS) for tensor in self.tensors)
-        return ModelFacts(vocab_size, context, self.vocabulary() or None, original if has_two else None)
+        changes_above = original if self.has(LONG_FACTORS) else None
+        return ModelFacts(vocab_size, context, self.vocabulary() or None, changes_above)
+
+    def rope(self, context: int) -> dict[str, Any]:
+        """The rope scaling that llama.cpp reads from the file, for a context of ``context`` tokens."""
+        original, name = self.field(ORIGINAL, int), self.field("{}.rope.scaling.type", str)
+        if self.has(LONG_FACTORS):
+            return scaling_json("longrope", None, original, context)
+        if self.has("rope_freqs"):  # llama3's factors, made beforehand
+            return scaling_json("rope_freqs", None, original, context)
+        if name is None or name == "none":
+            return {}
+        stated = self.field("{}.context_length", int) if name == "yarn" else None
+        return scaling_json(name, self.field("{}.rope.scaling.factor", float), original or stated, context)
 
     def vocabulary(self) -> dict[int, str]:
         """Id -> token of ordinary tokens; empty if the file's strings are not those of an HF vocabulary."""

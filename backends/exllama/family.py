@@ -12,7 +12,7 @@ from pydantic import Field
 
 from compare_q.backends.base import PlannedModel, Window
 from compare_q.backends.checkpoint import files as checkpoint
-from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
+from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, has_longrope, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
@@ -120,9 +120,11 @@ class ExLlamaEngine(LogitsEngine):
         return logits[..., : self.model.config.vocab_size]
 
     def provenance(self) -> dict[str, Any]:
+        config = CheckpointConfig.read(local_folder(self.planned.model_dir))
         return {
             "dtype": self.dtype,
             "batch": "one window at a time",
+            ROPE: rope(config, self.options.max_seq_len or self.planned.max_tokens),
             **WITHOUT_CACHE,
             "options": self.options.model_dump(exclude_none=True),
         }

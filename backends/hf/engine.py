@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from compare_q.backends.base import Capabilities, Decode, Layer, ModelFacts, PlannedModel, Storage, Window
+from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
@@ -276,6 +277,7 @@ class TransformersEngine(LogitsEngine):
             "device": str(next(self.model.parameters()).device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
+            ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.planned.max_tokens),
             **(WITHOUT_CACHE if self.planned.decode is None else {"kv_cache": dtype_name(self.model.dtype)}),
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
             **provenance_of(seed_of(self.planned.options)),

@@ -43,7 +43,7 @@ from compare_q.backends.base import (
     TokenScores,
     Window,
 )
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, ModelError
@@ -194,6 +194,7 @@ class VllmEngine(Engine):
         floor = noise.provenance_of(noise.seed_of(self.planned.options))
         return {
             "model_class": ", ".join(config.model_config.architectures),
+            ROPE: rope(CheckpointConfig(config.model_config.hf_config.to_dict()), config.model_config.max_model_len),
             "dtype": dtype_name(config.model_config.dtype),
             "quantization": config.model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,

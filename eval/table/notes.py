@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.layers import groups
 from compare_q.eval import ranking
 from compare_q.eval.ranking import LEAST_TOKENS, best_labels, candidates_for_best, near_lossless
@@ -66,6 +67,10 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
             f"{everywhere}decode SxB: S tokens of each of B windows a step, as generation computes them, with what came"
             f" before in the KV cache{prompts if any('prompts' in phase for phase in decode) else ''}"
         )
+    tokens, ropes = text.data.get("window_length"), [(model.label, model.provenance.get(ROPE)) for model in rows]
+    notes += by_note(
+        (label, beyond(rope, tokens)) for label, rope in ropes if isinstance(rope, dict) and isinstance(tokens, int)
+    )
     measured = [model.estimates for model in rows if model.estimates]
     if max((found.blocks.held for found in measured), default=2) > 1:
         notes += short_text_cautions(measured, text.data.get("text_tokens"))
@@ -140,14 +145,22 @@ def reference_notes(text: TextResult) -> list[str]:
 
 def kv_size_notes(text: TextResult) -> list[str]:
     """Return notes on rows whose KV cache has an unknown size, or holds only the last tokens."""
-    labels: dict[str, list[str]] = {}
+    said = []
     for model in text.models:
         unknown = "the engine does not say"
         unknown += ", or did not when this row was scored (-cc)" if model.from_cache else ""
         missing = f"KV MB n/a: {model.provenance.get(groups.NO_CACHE, unknown)}"
-        note = missing if model.kv_mb is None else groups.kv_windows(model.kv_caches)
-        if note and not model.error:
-            labels.setdefault(note, []).append(model.label)
+        if not model.error:
+            said.append((model.label, missing if model.kv_mb is None else groups.kv_windows(model.kv_caches)))
+    return by_note(said)
+
+
+def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the notes, each after its labels; ``said``: (label, note or "")."""
+    labels: dict[str, list[str]] = {}
+    for label, note in said:
+        if note:
+            labels.setdefault(note, []).append(label)
     return [f"{', '.join(named)}: {note}" for note, named in labels.items()]
 
 

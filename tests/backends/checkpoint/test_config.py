@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.checkpoint import contents
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.config import CheckpointConfig, rope
 from tests.support.checkpoints import ENDS, Entries, write_checkpoint
 from tests.support.toy import refusal
 
@@ -38,6 +38,29 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
 )  # fmt: skip
 def test_context_length(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).context == gold
+
+
+PHI = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+GEMMA = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+BY_FOUR = {"type": "yarn", "factor": 4.0, "original_context": 32768}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, {}),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {}),
+        ({"rope_scaling": None}, {}),
+        ({"rope_scaling": YARN, "max_position_embeddings": 131072}, BY_FOUR),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 32768}, BY_FOUR),
+        ({"text_config": {"rope_parameters": LLAMA3}}, {"type": "llama3", "factor": 8.0, "original_context": 8192}),
+        ({"rope_scaling": PHI, "original_max_position_embeddings": 4096, "max_position_embeddings": 131072},
+         {"type": "longrope", "original_context": 4096, "context": 9000}),
+        ({"rope_parameters": GEMMA}, {"type": "linear", "factor": 8.0}),
+    ],
+)  # fmt: skip
+def test_scaled_positions(config: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert rope(CheckpointConfig(config), 9000) == expected
 
 
 FP8, GPTQ = {"quant_method": "fp8"}, {"quant_method": "gptq", "bits": 4}

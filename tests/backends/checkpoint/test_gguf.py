@@ -88,6 +88,22 @@ def test_global_scales_of_nvfp4_count_and_input_scales_do_not(tmp_path: Path) ->
     assert storage.bpw_layer == pytest.approx((4.5 + 210 / 256 * 8 + 5.0) / 3 + 32 / 3 / 65_536, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("kind", "tensor", "expected"),
+    [
+        (None, None, {}),
+        ("yarn", None, {"type": "yarn", "factor": 4.0, "original_context": 1024}),
+        (None, "rope_freqs.weight", {"type": "rope_freqs", "original_context": 1024}),
+        (None, "rope_factors_long.weight", {"type": "longrope", "original_context": 1024, "context": 9000}),
+    ],
+)
+def test_scaled_positions(tmp_path: Path, kind: str | None, tensor: str | None, expected: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"rope__scaling__original_context_length": 1024} if expected else {}
+    fields |= {"rope__scaling__type": kind, "rope__scaling__factor": 4.0} if kind else {}
+    found = read_model(write(tmp_path / "m.gguf", {tensor or "token_embd.weight": (Type.F32, (2, 2))}, **fields))
+    assert found.rope(9000) == expected
+
+
 def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED, shard=7)
     first, second = sorted(tmp_path.iterdir())

@@ -160,6 +160,7 @@ def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
         Layer("lm_head", "float16", "float16", "LinearFP16"),
     )
     assert engine.provenance() == {
+        "rope": {},
         "model_class": "Model", "dtype": "float16", "devices": ["cpu"], "attention": ["fn_triton_attn_nocache"],
         "batch": "one window at a time", "override_tensors": [], "options": {"reserve_per_device": 1.5},
         "no_kv_cache": "windows are scored whole, without one",

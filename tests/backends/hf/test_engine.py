@@ -56,6 +56,7 @@ def test_windows_and_answers_do_not_depend_on_the_ones_before(toy_model: Path, t
     alone = engine.logits(short)
     engine.logits(long)
     assert torch.equal(engine.logits(short), alone)
+    assert engine.provenance()["rope"] == {"type": "dynamic", "factor": 4.0, "original_context": 32}
     engine.close()
 
 

@@ -28,6 +28,7 @@ from tests.support.made import (
 from tests.support.several_texts import three, with_answers, with_failed_text
 
 FLOOR = replace(QUANT, label="noise", spec={"noise_floor": True})
+YARN = {"rope": {"type": "yarn", "factor": 4.0, "original_context": 1024}}
 DEVIATING = {"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations": "bfloat16",
              "kernel": "MarlinNvFp4LinearKernel", "asked": "nvfp4 g16"}  # fmt: skip
 
@@ -66,6 +67,7 @@ def row(label: str, provenance: dict[str, Any] | None = None, **keys: Any) -> Mo
         (run_of(REF, row("a", {"phase": "decode 1x32"})), ["\ndecode SxB"]),
         (run_of(row("a", {"phase": "decode 1x32"}), FAILED), ["all rows: decode 1x32; decode SxB"]),
         (run_of(row("a", {"phase": "decode 1x1 behind prompts"})), ["computed as a prompt"]),
+        (replace(run_of(row("a", YARN), row("b", YARN)), data={"window_length": 2048}), ["a, b: ", "2,048", "1,024"]),
         (run_of(row("a", {"kv_cache": "fp8"}), row("b", {"kv_cache": "bfloat16"})), ["KV cache: "]),
         (run_of(replace(QUANT, timing=Timing(0.0, 1.0, 1.0, 2.0, 5.0))), ["25 % of"]),
         (with_answers(run_of(REF, QUANT), bf16="1?", W4A16="10"), ["2 questions", "flips of W4A16 n/a"]),
