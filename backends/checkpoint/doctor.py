@@ -39,6 +39,8 @@ PADDING = ("pad_token", "unk_token")
 OTHER_CONFIG = "give the config.json that belongs to these files"
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
 """Keys of configs that list layers which are not quantized: compressed-tensors, fp8 and bitsandbytes, ModelOpt, ..."""
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt"}
 KEPT_IN_FLOAT32 = ("gate", "router", "A_log")
 """Routers and states of Mamba, which are kept in float32 on purpose."""
 
@@ -91,7 +93,8 @@ def examine(path: Path, reference: Path | None = None, contents: Contents | None
     """
     findings, unchecked = list[Finding](), []
     if is_gguf(path):
-        facts = tuple(gguf_facts(read_model(path)))
+        model = read_model(path)
+        facts, findings = tuple(gguf_facts(model)), list(low_gguf_head(model))
     else:
         checkpoint = Checkpoint(path)
         facts, findings = tuple(folder_facts(checkpoint)), [one for check in CHECKS for one in check(checkpoint)]
@@ -181,6 +184,16 @@ def file_facts(
 
 
 # Checks.
+
+
+def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
+    """A head below 6 bits per weight: llama.cpp's own mixtures keep it at 6 bits or more."""
+    bpw = model.storage().bpw_head
+    if bpw is not None and bpw < 6:
+        tensor = next(tensor for tensor in model.tensors if model.role(tensor) == model.head)
+        what = f"the head is quantized to {bpw:.2f} bits a weight ({tensor.type_name}): it makes every logit"
+        where = f"{model.files[0].name}: {tensor.name}"
+        yield Finding("warning", where, what, "quantize it with a head in q6_K or q8_0")
 
 
 def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Finding]:
@@ -320,8 +333,8 @@ def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield Finding("warning", checkpoint.where(module), what, "mind it where models are compared")
 
 
-def files_and_index(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Files of weights that no engine loads, or in place of others; differences between the index and the headers."""
+def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Files of weights that no engine loads, or that an engine loads instead of the others."""
     for file in strays(checkpoint.folder):
         try:
             names = set(read_headers([file]))
@@ -333,7 +346,18 @@ def files_and_index(checkpoint: Checkpoint) -> Iterator[Finding]:
             what += ": an engine that reads every file loads other weights" if again else ": no engine loads them"
         delete = "delete the file, unless an engine is to load it instead of the others"
         yield Finding("warning", file.name, what, delete)
-    weight_map = checkpoint.json(INDEX).get("weight_map", checkpoint.tensors)
+    pickles = [file.name for pattern in PICKLES for file in sorted(checkpoint.folder.glob(pattern))]
+    yield from one_finding(
+        "note", [name for name in pickles if name not in NOT_WEIGHTS],
+        "pickled weights next to safetensors: no engine loads them", "delete the file",
+    )  # fmt: skip
+
+
+def index(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Differences between the index and the headers of the files."""
+    weight_map = checkpoint.json(INDEX).get("weight_map")
+    if not isinstance(weight_map, dict):
+        return
     yield from one_finding(
         "warning", [checkpoint.where(name) for name in checkpoint.tensors if name not in weight_map],
         "is in the file and not in the index: some engines load it and some do not",
@@ -364,7 +388,7 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-CHECKS = (fused_scales, input_scales, kv_scales, unexpected_quantization, files_and_index, dtypes)
+CHECKS = (fused_scales, input_scales, kv_scales, unexpected_quantization, strays_and_pickles, index, dtypes)
 """The checks of a Hugging Face folder alone."""
 
 

@@ -27,7 +27,7 @@ from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.options import check_names, parse_options
-from compare_q.backends.common.packages import check_installed
+from compare_q.backends.common.packages import check_installed, installed_versions
 from compare_q.backends.hf import long_windows
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
 from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
@@ -51,6 +51,14 @@ LONGEST_SEEN = "max_seq_len_cached"
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
 BF16_ONLY = re.compile("nvfp4|mxfp4|mxfp8")
 """Formats that compressed-tensors 0.17 always decompresses to bfloat16."""
+PACKAGES = {
+    "aqlm": ("aqlm",), "auto-round": ("auto-round",), "awq": ("gptqmodel",), "bitsandbytes": ("bitsandbytes",),
+    "compressed-tensors": ("compressed-tensors",), "eetq": ("kernels",), "fbgemm_fp8": ("fbgemm-gpu",),
+    "fp_quant": ("fp_quant",), "gptq": ("optimum", "gptqmodel"), "higgs": ("flute-kernel", "fast_hadamard_transform"),
+    "nvfp4": ("kernels",), "quanto": ("optimum-quanto",), "quark": ("amd-quark",), "sinq": ("sinq",),
+    "spqr": ("spqr_quant",), "torchao": ("torchao",), "vptq": ("vptq",),
+}  # fmt: skip
+"""quant_method -> distributions that Transformers needs to load it."""
 OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
 """Options that are not passed on as they are."""
 
@@ -113,6 +121,8 @@ class TransformersEngine(LogitsEngine):
         check_installed("accelerate", cls.capabilities.install)
         found = TransformersFolder(model)
         stored = {} if found.is_remote else found.config.quantization
+        check_packages("engine.quantization_config", options.quantization_config or {})
+        check_packages("model_dir", stored)
         groups, dtype = stored.get("config_groups") or {}, options.dtype or DTYPES[model.load_fn]
         formats = f"{stored.get('format')} {' '.join(str(group.get('format')) for group in groups.values())}"
         if dtype in ("float16", "float32") and (unpacked := BF16_ONLY.search(formats)):
@@ -305,6 +315,16 @@ def check_streaming(model: PlannedModel, options: TransformersOptions, stored: d
         raise InputError("engine.streaming: needs greenlet: pip install greenlet")
     if model.decode is not None:
         raise InputError("engine.streaming: reads every layer once a step, which takes hours; leave it out")
+
+
+def check_packages(where: str, config: dict[str, Any]) -> None:
+    """InputError with the pip command if a quantization needs packages that are not installed."""
+    needed = PACKAGES.get(str(config.get("quant_method")), ())
+    if missing := [package for package in needed if package not in installed_versions(needed)]:
+        raise InputError(
+            f"{where}: quantized with {config['quant_method']}, which needs {' and '.join(missing)}: "
+            f"pip install {' '.join(missing)}"
+        )
 
 
 def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:

@@ -149,10 +149,12 @@ def test_where_index_and_files_disagree(tmp_path: Path) -> None:
     weight_map = {"a.weight": "model.safetensors", "c.weight": "model.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (tmp_path / "extra.safetensors").write_bytes(safetensors_bytes({"d.weight": ("BF16", 2, 2)}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
     checkpoint = Checkpoint(tmp_path)
-    found = doctor.files_and_index(checkpoint)
+    found = [*doctor.strays_and_pickles(checkpoint), *doctor.index(checkpoint)]
     assert [(each.severity, each.where) for each in found] == [
         ("warning", "extra.safetensors"),
+        ("note", "pytorch_model.bin"),
         ("warning", "model.safetensors: b.weight"),
         ("wrong", "model.safetensors.index.json: c.weight"),
     ]

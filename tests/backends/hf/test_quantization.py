@@ -85,7 +85,14 @@ def test_quantized_checkpoints_score_as_what_they_store(
 
 
 @needs_accelerate
-def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_command(toy_model: Path, tmp_path: Path) -> None:
+    request = planned("toy", "transformers", str(changed(toy_model, tmp_path / "x", {"quant_method": "spqr"})), 10)
+    assert refusal(TransformersEngine.check, request).endswith("pip install spqr_quant")
+
+
+@needs_accelerate
+def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compare_q.backends.hf.engine.installed_versions", lambda names: dict.fromkeys(names, "1"))
     nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
     request = planned("toy", "transformers", str(changed(toy_model, tmp_path / "nvfp4", nvfp4)), 10)
     assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersEngine.check, request)
