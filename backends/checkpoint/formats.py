@@ -217,6 +217,20 @@ def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> L
     return Layout(grouped(name, weights // outputs, scales.shape[0]), weights)
 
 
+def _torchao(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
+    """FP8; int8; or int4, two per byte with scales and float zero points [in / group, out]."""
+    data, zeros, scale = parts["_weight_qdata"], parts.get("_weight_zero_point"), parts.get("_weight_scale")
+    if scale is None:
+        return NOT_KNOWN
+    if zeros is not None and zeros.dtype in FLOATS:
+        fits = scale.shape == zeros.shape and scale.shape[-1] == data.shape[-2] and data.dtype in ("I8", "U8")
+        columns = data.shape[-1] * 2
+        known = fits and not columns % scale.shape[-2]
+        return Layout(f"int4 g{columns // scale.shape[-2]}", data.numel * 2) if known else NOT_KNOWN
+    whole = data.dtype == "F8_E4M3" or (data.dtype == "I8" and zeros is not None and zeros.dtype == "I8")
+    return Layout(_eight_bits(data, scale, config), data.numel) if whole else NOT_KNOWN
+
+
 def _exl2(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """EXL2: rows as ``q_invperm`` [in], columns of ``q_weight`` [words, out], out padded to a multiple of 32."""
     if "q_invperm" not in parts:
@@ -241,6 +255,7 @@ FORMATS: dict[str, tuple[Reader, str]] = {
     "weight_packed": (
         _weight_packed, "weight_packed weight_scale weight_zero_point weight_global_scale weight_g_idx",
     ),
+    "_weight_qdata": (_torchao, "_weight_qdata _weight_scale _weight_zero_point _weight_act_pre_scale"),
     "weight": (
         _weight,
         "weight weight_scale weight_scale_2 weight_scale_inv weight_zero_point weight_g_idx pre_quant_scale SCB scale "

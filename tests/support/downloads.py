@@ -56,6 +56,7 @@ QUARK_FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 FP8_ARGS = {"num_bits": 8, "type": "float", "strategy": "channel"}
 FP8_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+TORCHAO = "torchao `flatten_tensor_state_dict`"
 
 DOWNLOADS = {
     "ModelOpt MIXED_PRECISION (Qwen3.6)": Download(
@@ -147,6 +148,20 @@ DOWNLOADS = {
         20992 + 37888, 2 * 4096, (Scheme("int4 g32"), Scheme("int8 g32")),
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2",
          "dynamic": {r"+:.*v_proj": {"bits": 8}}}),
+    "torchao int4": Download(
+        f"{TORCHAO}, `Int4Tensor`",
+        {f"{LAYER}.mlp.up_proj": {
+            "_weight_qdata": ("I8", 8, 32), "_weight_scale": ("BF16", 2, 8), "_weight_zero_point": ("BF16", 2, 8)}},
+        "(512 × 4 + 2 × 16 × 16) / 512", 2560, 512, (Scheme("int4 g32"),),
+        {"quant_method": "torchao", "quant_type": {"default": {
+            "_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 32}}}}),
+    "torchao float8": Download(
+        f"{TORCHAO}, `Float8Tensor`",
+        {f"{LAYER}.mlp.up_proj": {"_weight_qdata": ("F8_E4M3", 8, 32), "_weight_scale": ("F32", 8, 1)}},
+        "(256 × 8 + 8 × 32) / 256", 2304, 256, (Scheme("fp8 channel", "fp8 token"),),
+        {"quant_method": "torchao", "quant_type": {"default": {
+            "_type": "Float8DynamicActivationFloat8WeightConfig", "_version": 2,
+            "_data": {"granularity": [{"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}] * 2}}}}),
     "compressed-tensors, mixed groups": Download(
         "compressed-tensors 0.17 `QuantizationConfig`",
         {f"{LAYER}.mlp.down_proj": {

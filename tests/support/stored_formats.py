@@ -118,6 +118,10 @@ CASES = {
     "nf4 as bf16": Case({**NF4, "weight": ("BF16", 480, 1)}, 9152, 1920, values=STATE),
     # 256 and 8 scales of 32: 16.0
     "bitsandbytes int8": Case({"weight": ("I8", 8, 4), "SCB": ("F32", 8), "weight_format": ("U8",)}, 512, 32),
+    # torchao: 256 and 8 scales of 32: 16.0; zero points of 8 bits: 18.0
+    "torchao fp8": Case({"_weight_qdata": ("F8_E4M3", 8, 4), "_weight_scale": ("F32", 8, 1)}, 512, 32),
+    "torchao int8": Case(
+        {"_weight_qdata": ("I8", 8, 4), "_weight_scale": ("F32", 8, 1), "_weight_zero_point": ("I8", 8, 1)}, 576, 32),
     # EXL3, 96 x 200 as 128 x 256: 8 * 16 tiles of 64 words of 16 bits = 131,072, signs (128 + 256) * 16 = 6,144
     "exl3": Case(TRELLIS, 137216, 19200, EXL3, SIZES),
     # with a multiplier of 32 bits that names the codebook; 2.5 bits: 8 * 16 * 40 * 16 = 81,920

@@ -103,7 +103,8 @@ def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: 
         ({"weight_packed": ("I32", 4, 128), "scale_packed": ("F16", 1, 64), "meta": ("I16", 4, 128)}, "meta"),
         ({"qweight": ("U8", 256, 128), "scales": ("U8", 256, 8), "weight_global_scale": ("F32", 1)},
          "weight_global_scale"),  # FP-Quant
-        ({"_weight_qdata": ("I8", 8, 32), "_weight_scale": ("BF16", 2, 8)}, "_weight_qdata"),  # torchao
+        ({"_weight_qdata": ("I32", 1, 8, 32, 4), "_weight_scale_and_zero": ("BF16", 8, 8, 2)},
+         "_weight_scale_and_zero"),
         ({"qweight": ("I32", 8, 64), "scales": ("F16", 2, 64)}, "qweight"),
         ({"q_weight": ("I32", 7, 224), "q_scale": ("I32", 2, 28)}, "q_weight"),
         ({"codes": ("I16", 8, 4)}, "codes"),
