@@ -69,21 +69,22 @@ def identity(spec: DataSpec) -> dict[str, Any]:
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """Return the files of a spec's task: its YAML file, those beside it if it runs code, data files, data folders."""
+    """Return the files of a task: its YAML files, those beside them if it runs code, data files, data folders."""
     file = task_file(spec)
     if file is None:
         return []
-    config = keys_of(file, trusted=spec.trust_remote_code)
-    folder = [str(file.parent)] if any(codes_in(file, config)) else []
-    beside = [each for each in files_in((), folder) if each.suffix in (".py", *YAML)]
+    config, parts = merged(file, trusted=spec.trust_remote_code)
+    runs_code = any(any(codes_in(part, keys_of(part, trusted=True))) for part in parts)
+    beside = files_in((), sorted({str(part.parent) for part in parts}) if runs_code else ())
     names, folders = data_places(config)
-    return [file, *beside, *map(Path, folders), *files_in(names, folders)]
+    return [*parts, *(each for each in beside if each.suffix in (".py", *YAML)), *map(Path, folders),
+            *files_in(names, folders)]  # fmt: skip
 
 
 def is_here(spec: DataSpec) -> bool:
     """Return True if the task's data are local files, so that nothing is downloaded."""
     file = task_file(spec)
-    return file is not None and bool(files_in(*data_places(keys_of(file, trusted=spec.trust_remote_code))))
+    return file is not None and bool(files_in(*data_places(merged(file, trusted=spec.trust_remote_code)[0])))
 
 
 def task_file(spec: DataSpec) -> Path | None:
@@ -102,9 +103,25 @@ def task_file(spec: DataSpec) -> Path | None:
     # As in lm-eval: sorted by name, without its _IGNORE_DIRS and files that cannot be read; the first of a name counts.
     for file in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
         with suppress(InputError):
-            if not IGNORED & set(file.parts) and keys_of(file, trusted=True).get("task") == name:
+            if not IGNORED & set(file.parts) and merged(file, trusted=True)[0].get("task") == name:
                 return Path(file).resolve()
     return None
+
+
+def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Path]]:
+    """Return (the keys of a YAML file over those of the files that it includes, all these files), as lm-eval does.
+
+    InputError as of ``keys_of``, and if a file includes itself.
+    """
+    if file in inside:
+        raise InputError(f"task: {printable(file)}: includes itself")
+    config, keys, parts = keys_of(file, trusted=trusted), dict[str, Any](), list[Path]()
+    names = config.pop("include", [])
+    for name in names if isinstance(names, list) else [names]:
+        included, others = merged((file.parent / str(name)).resolve(), trusted=trusted, inside=(*inside, file))
+        keys |= included
+        parts += others
+    return keys | config, [file, *parts]
 
 
 def keys_of(file: Path, *, trusted: bool) -> dict[str, Any]:
@@ -154,8 +171,8 @@ def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
 def read(spec: DataSpec, folder: Path) -> Tokens:
     """Return the requests of a task as tokens; InputError if lm-eval or compare_q cannot score the task."""
     if (file := task_file(spec)) is not None:
-        config = keys_of(file, trusted=spec.trust_remote_code)  # before anything of it runs
-        if "group" in config or not (isinstance(config.get("task"), str) or "include" in config):
+        config, _ = merged(file, trusted=spec.trust_remote_code)  # before anything of it runs
+        if "group" in config or not isinstance(config.get("task"), str):
             raise InputError(f"task: {printable(file)}: is a group, or has no task; name a file with one task")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     with lm_eval_ready(spec, file):

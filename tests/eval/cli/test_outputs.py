@@ -92,8 +92,8 @@ def test_nothing_that_is_read_is_written(
         (tmp_path / folder).mkdir()
     for name in ("text.parquet", "over.safetensors", "chat.jinja", "python", "ds/a.jsonl", "files/a.jsonl", "code.py"):
         (tmp_path / name).write_text("{}")
-    Path("base.yaml").write_text("output_type: multiple_choice\n")
-    Path("a.yaml").write_text("include: base.yaml\ntask: a\ndataset_path: held\nprocess_docs: !function code.run\n")
+    Path("base.yaml").write_text("output_type: multiple_choice\ndataset_path: held\n")
+    Path("a.yaml").write_text("include: base.yaml\ntask: a\nprocess_docs: !function code.run\n")
     model = {"label": "text", "python": "python", "engine": {"meet": "chat.jinja"}}
     texts: list[dict[str, object]] = [
         {"path": "text.parquet", "tokenizer_dir": "tok"}, {"dataset": "ds", "path": ...},

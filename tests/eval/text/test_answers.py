@@ -165,7 +165,7 @@ def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: 
 
 
 def test_changed_files_are_read_again(tmp_path: Path) -> None:
-    """The cache goes by the content of YAML, included YAML and data; ``datasets`` itself by paths and times."""
+    """The cache goes by the content of YAML and data; ``datasets`` itself by paths and times."""
     task = write_task(tmp_path / "task")
     os.utime(tmp_path / "task" / "rows.jsonl", (1, 1))
     first = asked(tmp_path, task)
@@ -176,3 +176,19 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
     assert second.requests.right[:3].tolist() == [False, True, False]
     write_task(tmp_path / "task", doc_to_text="Q: {{q}}")
     assert asked(tmp_path, task).digest != first.digest
+
+
+def test_files_that_only_an_include_names_are_read_again(tmp_path: Path) -> None:
+    """A trusted task gets its prompt and its data from a YAML file in another folder."""
+    write_task(tmp_path / "common", task=None)
+    task = tmp_path / "own" / "task.yaml"
+    task.parent.mkdir()
+    task.write_text("include: ../common/odd.yaml\ntask: own\n")
+    first = asked(tmp_path, task, trust_remote_code=True)
+    write_task(tmp_path / "common", [{**ROWS[0], "a": 1}, *ROWS[1:]], task=None)
+    second = asked(tmp_path, task, trust_remote_code=True)
+    assert second.requests.right[:3].tolist() != first.requests.right[:3].tolist()
+    write_task(tmp_path / "common", task=None, doc_to_text="Q: {{q}}")
+    assert asked(tmp_path, task, trust_remote_code=True).digest != first.digest
+    task.write_text("include: task.yaml\ntask: own\n")
+    assert "includes itself" in refusal(asked, tmp_path, task, trust_remote_code=True)
