@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -105,14 +106,29 @@ def value(pattern: str, expected: str, convert: Callable[[re.Match[str]], Any]) 
 
 
 WINDOWS = value(r"\d+|all", "a number of windows, or all", lambda found: int(found[0]) if found[0].isdigit() else 0)
-SECONDS = value(r"(?=.*[1-9])\d*\.?\d+", "a positive number of seconds", lambda found: float(found[0]))
 PYTHON = value(r"([^=]+)=(.+)", "ENGINE=PYTHON", lambda found: found.groups())
-ERROR = value(r"kld:(?=.*[1-9])(\d?\d(\.\d+)?|\.\d+)%", "kld:PERCENT%, such as 'kld:2%'",
-              lambda found: float(found[1]) / 100)  # fmt: skip
 BYTES = value(  # a number without a unit is refused: 20 for 20 GB would empty the cache
     r"\s*\d{0,15}\.?\d{1,15}\s*([kmgtpe]i?b?|b)\s*", "a size with a unit, for example 20GB or 500MiB",
     lambda found: TypeAdapter(ByteSize).validate_python(found[0]),
 )  # fmt: skip
+
+
+def seconds(given: str) -> float:
+    """``--deadline``: a number above 0."""
+    with suppress(ValueError):
+        if 0 < (number := float(given)) <= sys.float_info.max:  # False for nan
+            return number
+    raise InputError(f"{given!r}: expected a positive number of seconds")
+
+
+def relative_error(given: str) -> float:
+    """``--until``: 0.02 for ``kld:2%``."""
+    kind, _, percent = given.partition(":")
+    with suppress(ValueError):
+        if kind == "kld" and percent.endswith("%") and 0 < (relative := float(percent[:-1]) / 100) < 1:
+            return relative
+    near = nearest(given, {re.sub(r"\D*([\d.]+).*", r"kld:\1%", given)} - {given})
+    raise InputError(f"{given!r}: expected kld:PERCENT%, such as kld:2%{near}")
 
 
 def names(given: str) -> list[str]:
@@ -179,7 +195,7 @@ OPTIONS: dict[str, list[Option]] = {
         option("--tokenizer", RUN, "FOLDER", "tokenizer for MODELs without one, as GGUF files", str),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
         option("-r --rows", RUN, "N", "number of windows, or all", WINDOWS),
-        option("--until", RUN, "kld:PERCENT%", "choose the number of windows by the KLD's error", ERROR),
+        option("--until", RUN, "kld:PERCENT%", "choose the number of windows by the KLD's error", relative_error),
         on("--divergences", RUN, "also measure reverse KLD, JS, TV, top-5 agreement"),
         option("-lf --logits_file", RUN, "FILE", "reference store to read, or to make", Path),
         on("-cc --clear_cache", RUN, "first delete what is cached of text and models"),
@@ -190,7 +206,7 @@ OPTIONS: dict[str, list[Option]] = {
         option("--python", RUN, "ENGINE=PYTHON", "Python or virtual environment for an engine", PYTHON, action="append",
                default=[]),
         option("--ray", RUN, "ADDRESS", "run on the nodes of a Ray cluster; auto: the local", str),
-        option("--deadline", RUN, "SECONDS", "stop a model that is silent for this time", SECONDS),
+        option("--deadline", RUN, "SECONDS", "stop a model that is silent for this time", seconds),
         on("--verbose", SHOWN, "let engines print their logs"),
         option("--cache-dir", "run check cache", "FOLDER", "where tokens, scores and references are kept", Path),
         option("--cache-limit", "run check cache", "SIZE", "delete the oldest entries above SIZE, as 20GB", BYTES),
