@@ -238,21 +238,25 @@ def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | 
     return f"{', '.join(labels)}: {said}{remedy}" if labels else None
 
 
-def fetched(config: RunConfig, model: PlannedModel, texts: Mapping[str, EvalData]) -> PlannedModel:
+def is_settled(model: PlannedModel) -> bool:
+    """Return True if all is known of a model before its turn: it need not be downloaded, or asked what it is."""
+    return backends.engine_class(model.engine).capabilities.here and not backends.files_of(model).is_remote
+
+
+def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
     """Return a model that is on this machine, with the fingerprint of its files; InputError if these do not fit.
 
     They are downloaded if need be.  A server is asked now what its model is; ModelError if it does not answer.
     """
     config.workers.check()
-    files = backends.files_of(model)
+    files, settled = backends.files_of(model), is_settled(model)
     if files.is_remote:
         with config.progress.phase(f"fetching {model.model_dir}", unit="bytes") as phase:
             model = files.fetch(config.workers.stoppable(phase))
-    if files.is_remote or not backends.engine_class(model.engine).capabilities.here:  # what was not known before
+    if not settled:
         model = checked(config, model)
         if model.info.silence:
             raise ModelError(model.info.silence)
-        raise_all(vocabulary_problems(model, texts))
     model = model.updated(stamp=stamp_of(model))
     if config.gpus.gpus:  # its engine is imported while others have the GPUs
         config.workers.import_ahead(model, verbose=config.verbose)

@@ -133,7 +133,7 @@ class Downloads:
         with self.lock:
             for ahead in self.models:
                 is_ahead = model.label in self.begun
-                self.begun[ahead.label] = self.loader.submit(plan.fetched, self.rows.config, ahead, self.rows.texts)
+                self.begun[ahead.label] = self.loader.submit(plan.fetched, self.rows.config, ahead)
                 if is_ahead:
                     break
         return self.begun[model.label].result()
@@ -147,13 +147,15 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
     if the store of a reference is another reference's, or damaged.
     """
     cache, progress, check = config.cache, config.progress, config.workers.check
-    works: list[Work] = []
+    works, settled = list[Work](), plan.is_settled(model)
     try:
         model = downloads.result(model)
     except Exception as error:
         return rows.fail(model, rows.texts, error)
     for name, text in rows.texts.items():
         with rows.failing(model, name):
+            if not settled:
+                plan.raise_all(plan.vocabulary_problems(model, {name: text}))
             key, against = Cache.key("scores", plan.identity(config, model, text)), rows.references[name]
             cache.use("scores", key)
             works.append(Work(model, name, text, key, tag_of(model, against), against))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import hub_layouts
 from tests.support.hub import Client, Hub
+from tests.support.toy import save_toy_tokenizer
 
 COMMAND = """
 import contextlib, io
@@ -19,6 +20,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     value = cli.main({words!r})
 """
 CLIENTS_BARS = ("it/s", "B/s]", "Downloading", "Reconstruct", "Fetching", "examples", "Generating")
+TEXT = {"dataset": "wiki2", "eval_len": 20, "eval_stride": 20}
 WHY = "not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TOKEN)"
 
 
@@ -43,13 +45,7 @@ def server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]:
     """Words of a command line with models of the hub."""
-    text = {
-        "tokenizer_dir": "org/toy",
-        "tokenizer_revision": "v1",
-        "dataset": "wiki2",
-        "eval_len": 20,
-        "eval_stride": 20,
-    }
+    text = {"tokenizer_dir": "org/toy", "tokenizer_revision": "v1", **TEXT}
     (folder / "data.json").write_text(json.dumps({**text, **data}))
     found = [
         {"load_fn": "transformers_auto_bf16", "label": label, "model_dir": name}
@@ -59,6 +55,17 @@ def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]
     (folder / "models.json").write_text(json.dumps(found))
     words = ["-d", folder / "data.json", "-m", folder / "models.json", "-o", folder / "results.json"]
     return [str(word) for word in words]
+
+
+def other_tokenizer(folder: Path) -> str:
+    """The toy's tokenizer with the ids of two tokens exchanged."""
+    folder.mkdir()
+    save_toy_tokenizer(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    ids = content["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return str(folder)
 
 
 @pytest.mark.engine
@@ -84,6 +91,15 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     assert "kB to download" in drawn
     assert "fetching org/toy: " in drawn
     assert not [word for word in CLIENTS_BARS if word in drawn]
+    tokenizer = other_tokenizer(tmp_path / "other")
+    (tmp_path / "other.json").write_text(json.dumps({"tokenizer_dir": tokenizer, **TEXT}))
+    words = specs(tmp_path, models[:1])
+    words.insert(2, str(tmp_path / "other.json"))
+    with Client(server, home, COMPARE_Q_CACHE=cache) as client:
+        assert client.run(COMMAND.format(words=words)) == 1
+    good, bad = (text["models"][0] for text in json.loads((tmp_path / "results.json").read_text())["texts"])
+    assert good["ppl"] == rows["toy"]["ppl"], "only the text with another tokenizer fails"
+    assert "tokenizer_dir: is not this model's tokenizer" in bad["error"]
     words = specs(tmp_path, models[:1])
     with Client(server, home, COMPARE_Q_CACHE=cache, HF_ENDPOINT="http://127.0.0.1:1") as away:
         assert away.run(COMMAND.format(words=words)) == 0
