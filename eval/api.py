@@ -59,7 +59,7 @@ class Comparison:
     cache: Cache | None = None
 
     def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """A row for each model in the order of the specs; with several texts for each text (column ``text``) and model.
+        """One row per model in the order of the specs; with several texts, one per text (column ``text``) and model.
 
         ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all fields of a row
         that are one value (``eval.results.ModelResult`` has their units), and its footnotes as ``notes``.  A text that
@@ -132,7 +132,7 @@ class Comparison:
         return drawn
 
     def tokens(self, label: str, text: str | None = None) -> pd.DataFrame:
-        """The scores of every token of a model, as ``--tokens-out`` writes them; of several texts of the named one.
+        """The scores of every token of a model, as ``--tokens-out`` writes them; with several texts, of the named one.
 
         InputError for a run that was read back, whose windows are not known, and for a model without scores.
         """

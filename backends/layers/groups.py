@@ -28,13 +28,13 @@ SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Names of unquantized weights in torch and ggml."""
 LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
-"""Origin of the scales of a quantized cache: the checkpoint, none, or the keys and values themselves."""
+"""Where the scales of a quantized cache come from: the checkpoint; nowhere (all are 1.0); or the keys and values."""
 NO_CACHE = "no_kv_cache"
 """The key in a model's provenance for the reason why it has no KV cache."""
 WITHOUT_CACHE = {NO_CACHE: "windows are scored whole, without one"}
 FIRST_STEP, SPARSE = "not in the first step", "sparse"
-"""When prefill does not read a quantized cache: for tokens of the same step (a whole window, if one step computes it);
-or only in windows that are not longer than the selection of sparse attention."""
+"""Why prefill may not read the quantized cache: it reads the tokens of its own step unquantized (a whole window, if one
+step computes it); or a window is shorter than the selection of sparse attention, which then reads none of it."""
 PREFILL_NOTES = {
     FIRST_STEP: "{attention} computes the first step of a window from unquantized keys and values, and only later "
     "steps read the KV cache in {stored} ({count} layers)",

@@ -3,13 +3,13 @@
 The first pass is ``partial`` of ``backends/scoring/statistics.py``.  One program reduces one row.  Each of its LANES
 reads GROUP neighbouring logits at a time, with its own running maximum and sums.  The maximum changes at most once per
 group, so that a logit costs one exponential and about nine other instructions, and the loop has no reduction across
-lanes.  At the end the lanes are merged like shards.  Exponentials are powers of two, in bits (units of ln 2) until the
-end.
+lanes.  At the end the lanes are merged like shards.  Exponents are kept in bits (units of ln 2) until the end, because
+a power of two is the cheaper exponential.
 
 In the second pass, ``partial`` of ``backends/scoring/divergences.py``, the maxima are known.  For the five largest
-logits each lane keeps only its largest one, at two instructions per logit.  By value and then id, each of the row's
-five largest is in a lane whose largest is among the lanes' five largest.  So five times, the largest of all lanes is
-taken, and its lane (one of 256) is read again for its next largest.
+logits each lane keeps only its largest one, at two instructions per logit.  Ordered by value and then by id, the five
+largest logits are in the five lanes with the largest maxima.  So five times, the largest of all lanes is taken, and its
+lane (one of 256) is read again for its next largest.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import triton
 import triton.language as tl
 
 LANES, GROUP, WARPS = 256, 16, 8
-"""The best or second best of 7 triples for 768 rows, and for 384 rows with a reference.  On an H200 they reach 0.91 and
-0.75 of the bandwidth of a copy."""
+"""Of 7 triples (lanes, group, warps) this one was the best or second best, for 768 rows and for 384 rows with a
+reference.  On an H200 it reaches 0.91 and 0.75 of the bandwidth of a copy."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 EXCLUDED = tl.constexpr(-1e30)
-"""Lower bound of logits: its exponential is 0, but 0 times it is not NaN, unlike 0 times -inf."""
+"""Logits are raised to at least this value: its exponential is 0, and 0 times it is 0, where 0 times -inf is NaN."""
 
 START = tl.constexpr(-5e29)
 """Maximum of a lane before its first value.  If all its tokens are excluded, it stays, and the sums stay 0."""
@@ -40,7 +40,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TOP = tl.constexpr(5)
 TILES = tl.constexpr(16)
-"""Tiles of a lane that are read again at once: those of a row's 65,536 logits."""
+"""Tiles of a lane that are read again at a time; 16 cover 65,536 logits of a row."""
 NOWHERE = tl.constexpr(2147483647)
 
 
@@ -107,13 +107,14 @@ def _most(x: tl.tensor) -> tl.tensor:
 
 @_jit
 def _bits(peak: tl.tensor) -> tl.tensor:
-    """A maximum in bits, rounded up: sums that are relative to an integer move to another one without rounding."""
+    """A maximum in bits, rounded up to an integer: sums that are scaled by such a power move to another one exactly."""
     return tl.ceil(peak * LOG2_E)
 
 
 @_jit
 def _move(peak: tl.tensor, x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Lanes' maxima and next logits -> new maxima, those in bits, bits from new to old, 2**that, which are new."""
+    """Lanes' maxima and their next logits -> (new maxima; these in bits; the old ones minus the new ones, in bits; two
+    to the power of that difference; True for each maximum that is new)."""
     top = _most(x)
     higher = top > peak  # never by a NaN
     moved = tl.where(higher, top, peak)
@@ -124,7 +125,8 @@ def _move(peak: tl.tensor, x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tenso
 
 @_jit
 def _total(peaks: tl.tensor, sums: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Lanes' maxima and sums -> the row's maximum, its sum, and of every lane the bits from that maximum, 2**that."""
+    """Lanes' maxima and sums -> (the row's maximum; its sum; each lane's maximum minus the row's, in bits; two to the
+    power of that difference)."""
     peak = tl.max(peaks, 0)
     # One rounding, of a small number: the product is exact within fma.
     move = tl.where(peak <= START, START, tl.fma(-peak, LOG2_E, _bits(peaks)))

@@ -1,10 +1,10 @@
 """Scoring in vLLM, in the process of the engine: sends tagged requests and returns the scores of every token.
 
-Before a model is scored, the probe scores the first tokens of the longest windows twice in the same steps: by
-compare_q and by vLLM's own ``prompt_logprobs=0``.  A difference larger than the rounding of the logits stops the model.
-The probe also finds out whether each tensor-parallel rank can score its own logits, and whether states are enough for a
-record.  Then it scores the same tokens without ``prompt_logprobs``, as all windows will be: vLLM may leave out states
-that no request reads.
+Before a model is scored, the probe scores the first tokens of the longest windows in two ways, in the same steps of
+the engine: by compare_q and by vLLM's own ``prompt_logprobs=0``.  A difference larger than the rounding of the logits
+stops the model.  The probe also finds out whether each tensor-parallel rank can score its own logits, and whether
+states are enough for a record.  Then it scores the same tokens without ``prompt_logprobs``, as all windows will be:
+vLLM may leave out states that no request reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BYTES_A_LOGIT = 11
 PROBE_TOKENS_OF_SLOW = 64
 """Tokens of each window in decode, and on a CPU, where 2 x 546 tokens took 8 s of each load."""
 STUCK = 8
-"""Neighbouring positions with equal logits, after different tokens, from which a window is checked again."""
+"""A window is checked again if so many neighbouring positions have equal logits although their tokens differ."""
 COMPANION = "companion"
 """Request that is queued after all windows in decode and never scored: from 0.32 on, vLLM gives a request that is alone
 in the queue all tokens of a step (its pull request 57951), despite ``long_prefill_token_threshold``."""
@@ -243,8 +243,8 @@ class VllmDriver:
     def check_alone(self, alone: Mapping[int, NDArray[np.float32]], beside: Beside, *, gathered: bool) -> None:
         """Raise ModelError if windows score differently without ``prompt_logprobs`` (``alone``, log-probabilities).
 
-        Batches and roundings are the same, except in kernels that add in the order of threads; one more scoring run
-        measures how far these differ.
+        Batches and rounding are the same, except in kernels whose order of additions varies; one more scoring run
+        measures by how much they differ.
         """
         difference = distance([alone[window.index] for window in beside.windows], beside.theirs)
         if within(difference, beside.limit):

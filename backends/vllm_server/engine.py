@@ -2,7 +2,8 @@
 
 ``model_dir`` is the server's base URL.  A window is sent as token ids with ``prompt_logprobs=0``.  vLLM answers with
 the log-probability of each real token, all digits of a float32, and computes the whole window, without its prefix
-cache.  Entropy, top-1 and KL divergence are unknown: an answer does not have all logits, and its ranks count ties.
+cache.  Entropy, top-1 and KL divergence are unknown: an answer does not have all logits,
+and a rank also counts tokens of equal probability, so that it does not say which token is the top one.
 
 Before anything is scored, a sample is taken: ``SAMPLE_IDS`` are scored with ``TOP`` entries per position, which shows
 whether the server returns log-probabilities or logits.  The sample, rounded to 0.01 nats, is part of the scores' key
@@ -68,9 +69,10 @@ MOST_LOGITS = 1 << 20
 CLAMPED = -9999.0
 """vLLM's server writes this for minus infinity, which JSON does not have."""
 ROUNDING = 1e-3
-"""How far above 1 a sum of probabilities, and above 0 a log-probability, may be."""
+"""How far a sum of probabilities may exceed 1, or a log-probability 0."""
 MOVED = 0.05
-"""Nats: above what other traffic changes in a sample in bfloat16 (0.03).  Other weights must agree in all 31 values."""
+"""How far a sample may move, in nats.  Other traffic moves it by 0.03 in bfloat16; other weights would have to agree in
+all 31 values to pass."""
 MORE_LOGPROBS = f"start the server with --max-logprobs {TOP} or more"
 NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
 WORDS = (
@@ -303,8 +305,8 @@ def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]
 def check_normalized(answer: Completion) -> None:
     """ServerError unless the entries of every position but the first can be log-probabilities.
 
-    The ``TOP`` entries of a position must sum to 1 at most, and reach 1 if every other token were as probable as the
-    last of them.
+    The probabilities of a position's ``TOP`` entries sum to at most 1.  If all other tokens were as probable as the
+    last entry, the sum would reach 1.
     """
     for entry in (answer.choices[0].prompt_logprobs or ())[1:]:
         if entry is None or len(entry) < TOP:

@@ -54,7 +54,7 @@ def print_row(say: Callable[[str], object], text: str, row: ModelResult) -> None
 
 
 def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: Sequence[ModelSpec] = ()) -> None:
-    """InputError, before anything runs, for an output that cannot be written, or that is read."""
+    """InputError, before anything runs, for an output that cannot be written, or is an input of this run."""
     given = {flag: path for flag in (*FILES, *FOLDERS) if (path := getattr(args, flag[2:].replace("-", "_")))}
     tokens = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
     written = [(flag, given[flag]) for flag in FILES if flag in given]

@@ -1,6 +1,7 @@
 """Places for the labels of a scatter plot: each stands next to its point and covers nothing.
 
-Every label has places around its point, and in turn takes the one that costs least while the others stay.  All shapes
+Every label has places around its point.  The labels take turns: each moves to its cheapest place while the others stay.
+All shapes
 are boxes [x0, y0, x1, y1] in pixels, one per row of an array: labels, markers, and lines as rows of dots.
 """
 
@@ -19,19 +20,24 @@ from numpy.typing import NDArray
 Boxes = NDArray[np.float64]
 
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)
-"""Points; the first size at which all labels fit is taken, with more labels than ``FEW`` not the largest."""
+"""In points.  The largest size at which all labels fit is taken."""
 FEW = 15
+"""With more labels the largest size is not tried."""
 PADDING = 8, 4
 """Pixels kept free around a label, in width and height."""
 RINGS = np.array([1, 5, 10, 16, 24, 34, 46, 60, 78, 100, 130, 170, 220, 280, 350])
 """Pixels between a marker and the places of its label."""
-LEADER_FROM, DOT, NEAREST = 14.0, 8.0, 120
-"""Pixels from which a line joins marker and label; pixels between dots of a line; compared places of a label."""
+LEADER_FROM = 14.0
+"""Pixels between marker and label from which a line joins them."""
+DOT = 8.0
+"""Pixels between the dots that stand for a line."""
+NEAREST = 120
+"""Number of places of a label that are compared."""
 OVERLAP, LEADER, BESIDE, HEIGHT, LINE = 1e4, 50.0, 25.0, 1.0, 0.1
 """Costs: a label on a label or marker; a leader through one; another marker as near as the label's own; a pixel above
 or below the point's height; dots of lines under the label, squared.  A pixel between marker and label costs 1."""
 PRESSURE = (*OVERLAP * 0.5 ** np.arange(10)[::-1], *[OVERLAP] * 3)
-"""Cost of an overlap of labels, each time that all labels are moved: it grows, so that they push each other away."""
+"""Cost of an overlap in each round of moves.  It grows: first labels move freely, then they push each other away."""
 
 
 def place_labels(axes: Axes, texts: Sequence[Text], marks: Sequence[Line2D], names: Sequence[Text] = ()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 PPL_DIGITS, KLD_DIGITS = 4, 5
-"""Decimals of PPL and of KLD.  A KLD of 0.0004 (an 8-bit format) would have a single digit left with four decimals."""
+"""Decimals of PPL and of KLD.  With four decimals a KLD of 0.0004 (an 8-bit format) would show one digit."""
 LARGEST = 1e7
 """Values of this size and above are written as 1.2346e+07."""
 SMALLEST = 1e-4

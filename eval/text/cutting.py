@@ -106,11 +106,15 @@ def chat(
 ) -> tuple[list[Cut], int, int]:
     """(windows, conversations of more than ``eval_len`` tokens, conversations without a scored token in a window).
 
-    Conversations end before the text indices ``ends`` int64 [D]; ``scored`` bool [n]: their tokens.  One of more than
-    ``eval_len`` tokens loses its end (``truncate``), is left out (``skip``), or is split: its windows begin every
-    ``eval_len`` - 1 tokens, each with the last token of the one before it, so that every scored token counts once, with
-    no more context than its window has.  A window without a scored token is left out; a window's first token cannot be
-    scored, since nothing stands before it.
+    Conversations end before the text indices ``ends`` int64 [D]; ``scored`` bool [n]: which tokens are scored.  What
+    ``long`` does with a conversation of more than ``eval_len`` tokens:
+
+    - ``truncate``: it loses its end;
+    - ``skip``: it is left out;
+    - ``split``: its windows begin every ``eval_len`` - 1 tokens, each with the last token of the window before it.
+      Every scored token counts once, and has no more context than its window.
+
+    A window without a scored token is left out.  The first token of a window cannot be scored: it has no context.
     """
     cuts: list[Cut] = []
     too_long = unscored = begin = 0
