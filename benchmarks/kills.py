@@ -265,6 +265,11 @@ def files_of(cache: Path) -> set[str]:
     return names
 
 
+def shared_memory() -> set[str]:
+    """Files of ``/dev/shm``; only on a machine where nothing else runs are new ones left by the campaign."""
+    return {str(file) for file in Path("/dev/shm").glob("*")}
+
+
 def runs_on(folder: Path, engine: str, name: str) -> list[Run]:
     """The runs of an engine's campaign, not started yet, on a cache of that name."""
     cache = folder / f"{engine}-{name}"
@@ -304,7 +309,7 @@ def until_finished(
 
 def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> dict[str, Any]:
     """Kill runs of one engine so many times, and send them so many pairs of signals, until the time is over."""
-    seen, began = Seen(), time.monotonic()
+    seen, began, shared = Seen(), time.monotonic(), shared_memory()
     whole = runs_on(folder, engine, "whole")
     until_finished(whole, seen, 0.0, [], over)
     gold, files, duration = [comparable(run.results) for run in whole], files_of(whole[0].cache), 0.0
@@ -323,7 +328,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
             seen.differing += engine != "vLLM" and found != other
             seen.fields += [] if engine == "vLLM" else itertools.islice(differing_fields(found, other), 40)
             seen.largest = max(seen.largest, difference(found, other))
-        seen.files_left += sorted(files_of(runs[0].cache) - files)
+        seen.files_left += sorted(files_of(runs[0].cache) - files) + sorted(shared_memory() - shared)
         shutil.rmtree(runs[0].cache)
         left = f"{seen.processes_left} processes, {seen.files_left} files"
         differing = f"{seen.differing} differ, by at most {seen.largest:.2g} {seen.fields[:12] or ''}"
