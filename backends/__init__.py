@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Set
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 ENGINES = {
     "transformers": "compare_q.backends.hf.engine:TransformersEngine",
     "vllm_score": "compare_q.backends.vllm.engine:VllmEngine",
-    "exllamav3": "compare_q.backends.exllama.v3:ExLlamaV3Engine",
-    "exllamav2": "compare_q.backends.exllama.v2:ExLlamaV2Engine",
+    "exllamav3": "compare_q.backends.exllama.engine:ExLlamaV3Engine",
     "llamacpp": "compare_q.backends.llamacpp:LlamacppEngine",
     "vllm_server": "compare_q.backends.vllm_server.engine:VllmServerEngine",
 }
@@ -36,10 +34,12 @@ GENERAL = ("vllm_score", "transformers_auto")
 TOKENIZING = "transformers"
 """Engine that is imported for functions that read texts and tokenizers."""
 ENGINE_ALIASES = {
-    "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl2": "exllamav2",
-    "exl3": "exllamav3", "hf": "transformers",
+    "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl3": "exllamav3",
+    "hf": "transformers",
 }  # fmt: skip
 """Other names of engines -> load_fn."""
+REMOVED = ("exllamav2", "exl2")
+"""The engine ExLlamaV2 and the method of its weights, until version 0.2."""
 
 
 def engine_class(engine: str) -> type[Engine]:
@@ -90,6 +90,10 @@ def _imported(location: str) -> type[Engine]:
 
 def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
     """Return (engine name, its class) for a spec's ``load_fn`` and ``fwd_fn``; InputError if unknown."""
+    if load_fn in REMOVED:
+        raise InputError(
+            f"load_fn: {load_fn!r}: compare_q 0.3 does not measure EXL2; quantize to EXL3, or use compare_q 0.2"
+        )
     known: list[str] = []
     for name, engine in engines():
         wanted = engine.capabilities.fwd_fn
@@ -120,17 +124,6 @@ def names_in(model: str) -> list[str]:
     return [model, *sorted(file.name for file in folder.iterdir())]
 
 
-def unnamed_method(model: str) -> str:
-    """Return the quant_method by the tensors' names, for a config.json without one; "" if they show none."""
-    from compare_q.backends.checkpoint import files
-
-    parts: set[str] = set()
-    with suppress(InputError):  # loading reports it
-        for file in sorted(Path(model).expanduser().glob("*.safetensors"))[:1]:
-            parts = {name.rpartition(".")[2] for name in files.read_header(file)}
-    return next((each.capabilities.quant_method for _, each in engines() if each.capabilities.own_part in parts), "")
-
-
 def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str]) -> tuple[str, str]:
     """Return (load_fn, why) for a model whose user names no engine.
 
@@ -140,7 +133,9 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
     for name in names_in(model):
         if load_fn := reader_of(name):
             return load_fn, f"a {Path(name).suffix} file"
-    quant_method = "" if config is None else config.quant_method or unnamed_method(model)
+    quant_method = "" if config is None else config.quant_method
+    if quant_method in REMOVED:
+        resolve(quant_method, None)
     for _, engine in engines():
         capabilities = engine.capabilities
         if capabilities.schemes and model.startswith(capabilities.schemes):

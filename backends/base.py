@@ -158,7 +158,6 @@ class Capabilities:
     compares: bool = True  # its models can be compared with a reference
     suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
     quant_method: str = ""  # of a config.json that only this engine reads
-    own_part: str = ""  # a tensor name's ending in such a folder
     schemes: tuple[str, ...] = ()  # how the addresses of its models begin
     here: bool = True  # it runs on this machine, whose hardware its scores depend on
     torch: bool = True  # it computes with torch, a CPU build of which does not use the GPUs

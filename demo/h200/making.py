@@ -1,11 +1,10 @@
 """Makes the GPU table's models, of one base, side by side: a model that fails is one line, and no row.
 
-EXL3 and EXL2 folders are made by exllamav3's and exllamav2's own converters, whose output goes into a log.
+EXL3 folders are made by exllamav3's own converter, whose output goes into a log.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,38 +13,25 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from demo.h200.rows import (
-    CHECKPOINTS,
-    EXL2_BITS,
-    EXL3_BITS,
-    GGUF_QUANTIZED,
-    GGUF_WITH_IMATRIX,
-    GGUF_WRITTEN,
-    HIDDEN,
-)
+from demo.h200.rows import CHECKPOINTS, EXL3_BITS, GGUF_QUANTIZED, GGUF_WITH_IMATRIX, GGUF_WRITTEN, HIDDEN
 from demo.recipes import ROOT, make_checkpoint, make_gguf_file, make_once
 
-PARTS = (*CHECKPOINTS, "gguf", "exl3", "exl2")
+PARTS = (*CHECKPOINTS, "gguf", "exl3")
 """What may be asked for."""
 AT_ONCE = 4
 CALIBRATION_ROWS = 64
-LEGACY = "bf16-legacy"
-"""The base with the older keys of rotary embeddings in its config.json, which exllamav2 reads."""
 
 
 def make_all(models: Path, only: Collection[str], source: Path | None = None) -> None:
-    """The base, then checkpoints, GGUF, EXL3 and EXL2 side by side; ``only``: some of PARTS, or empty for all."""
+    """The base, then checkpoints, GGUF and EXL3 side by side; ``only``: some of PARTS, or empty for all."""
     os.environ["TQDM_DISABLE"] = "1"
     import demo.h200.imatrix  # here, as two threads that import torch at once may each see half of it
     import demo.quantize  # noqa: F401
 
     make_once(models / "bf16", partial(padded_base, source=source))
     checkpoints = [name for name in CHECKPOINTS if not only or name in only]
-    lanes: dict[str, Callable[[Path], None]] = {
-        "exl3": make_exl3, "exl2": make_exl2, "gguf": partial(make_ggufs, source=source),
-    }  # fmt: skip
+    lanes: dict[str, Callable[[Path], None]] = {"exl3": make_exl3, "gguf": partial(make_ggufs, source=source)}
     with ThreadPoolExecutor() as pool:
         running = [pool.submit(make, models) for name, make in lanes.items() if not only or name in only]
         running.append(pool.submit(make_checkpoints, models, checkpoints))
@@ -91,35 +77,15 @@ def llama_quantized(out: Path, weight_type: str, importance_of: Path | None = No
 
 def make_exl3(models: Path) -> None:
     """The EXL3 folders, several at a time, once exllamav3's extension is compiled (three minutes on 16 cores)."""
-    if is_compiled(models, "exllamav3", "exl3"):
-        make_each(models, "exl3", EXL3_BITS, partial(convert_to_exl3, source=models / "bf16"))
-
-
-def make_exl2(models: Path) -> None:
-    """The EXL2 folders; the converter first measures every layer, once for all of them."""
-    make_or_report(models / LEGACY, partial(with_older_keys, source=models / "bf16"))
-    if is_compiled(models, "exllamav2", "exl2"):
-        measurement = models / "exl2-measurement.json"
-        make_or_report(measurement, partial(measure_for_exl2, source=models / LEGACY))
-        if measurement.is_file():
-            make_each(models, "exl2", EXL2_BITS, partial(convert_to_exl2, measurement=measurement))
-
-
-def is_compiled(models: Path, package: str, name: str) -> bool:
-    """Whether a package could be imported, which compiles its extension; else a line says why not."""
     try:
-        convert(models / f"{name}-import", ["-c", f"import {package}"], makes=False)
+        convert(models / "exl3-import", ["-c", "import exllamav3"], makes=False)
     except RuntimeError as error:
-        print(f"{name}: failed: {error}", flush=True)
-        return False
-    return True
-
-
-def make_each(models: Path, name: str, all_bits: tuple[float, ...], maker: Callable[..., None]) -> None:
-    """One folder for each number of bits."""
+        print(f"exl3: failed: {error}", flush=True)
+        return
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for bits in all_bits:
-            pool.submit(make_or_report, models / f"{name}-{bits}", partial(maker, bits=bits))
+        for bits in EXL3_BITS:
+            maker = partial(convert_to_exl3, bits=bits, source=models / "bf16")
+            pool.submit(make_or_report, models / f"exl3-{bits}", maker)
 
 
 def convert_to_exl3(out: Path, bits: float, source: Path) -> None:
@@ -127,34 +93,6 @@ def convert_to_exl3(out: Path, bits: float, source: Path) -> None:
     work = out.with_name(f"work-{out.name}")
     words = ["-m", "exllamav3.conversion.convert_model", "-i", source, "-o", out, "-w", work]
     convert(out, [*words, "-b", bits, "-cr", CALIBRATION_ROWS])
-
-
-def with_older_keys(out: Path, source: Path) -> None:
-    """Links to the base's files, and its config.json with ``rope_theta`` beside ``rope_parameters``."""
-    out.mkdir()
-    for file in source.iterdir():
-        if file.name != "config.json":
-            (out / file.name).symlink_to(file.resolve())
-    config: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def measure_for_exl2(out: Path, source: Path) -> None:
-    """What each layer loses at each number of bits, by exllamav2's own calibration text; JSON."""
-    convert(out, [*exl2_words(out, source), "-om", out])
-
-
-def convert_to_exl2(out: Path, bits: float, measurement: Path) -> None:
-    """One EXL2 folder with a head of 6 bits, the converter's default."""
-    out.mkdir()
-    words = [*exl2_words(out, out.parent / LEGACY), "-m", measurement, "-b", bits, "-cf", out]
-    convert(out, words)
-
-
-def exl2_words(out: Path, source: Path) -> list[object]:
-    """The converter's words that are common to both of its steps."""
-    return ["-m", "exllamav2.conversion.convert_exl2", "-nr", "-i", source, "-o", out.with_name(f"work-{out.name}")]
 
 
 def make_or_report(out: Path, maker: Callable[[Path], None]) -> None:

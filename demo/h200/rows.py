@@ -25,7 +25,6 @@ GGUF_WRITTEN = ("BF16", "F16")
 GGUF_QUANTIZED = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
 GGUF_WITH_IMATRIX = ("Q2_K", "Q3_K_M", "Q4_K_M")
 EXL3_BITS = (2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0)
-EXL2_BITS = (3.0, 4.0, 5.0)
 KINDS = {"W4A16": "INT", "W8A16": "INT", "W8A8": "INT", "NVFP4": "FP4", "MXFP4": "FP4"}
 """First word of a label -> the kind of number that its weights are."""
 VLLM = {"enforce_eager": True}
@@ -55,7 +54,6 @@ def table_rows() -> list[Row]:
         Row("bf16 vLLM", "vllm_score", "bf16", VLLM),
         Row("bf16 Transformers", "transformers_auto_bf16", "bf16"),
         Row("bf16 ExLlamaV3", "exllamav3", "bf16"),
-        Row("bf16 ExLlamaV2", "exllamav2", "bf16-legacy"),
         Row("bf16 llama.cpp", "llamacpp", "BF16.gguf"),
         Row("bf16 vLLM, noise", "vllm_score", "bf16", {**VLLM, "noise": "bf16"}, noise_floor=True),
         Row("bf16 Transformers, noise", "transformers_auto_bf16", "bf16", {"noise": "bf16"}, noise_floor=True),
@@ -73,7 +71,6 @@ def table_rows() -> list[Row]:
         Row("NVFP4 W4A4 emulated", "vllm_score", "nvfp4", {**VLLM, "linear_backend": "emulation"}),
         Row("MXFP4 W4A16", "vllm_score", "mxfp4a16", VLLM),
         *(Row(f"EXL3 {bits} bpw", "exllamav3", f"exl3-{bits}") for bits in EXL3_BITS),
-        *(Row(f"EXL2 {bits} bpw", "exllamav2", f"exl2-{bits}") for bits in EXL2_BITS),
         *(Row(f"GGUF {name}", "llamacpp", f"{name}.gguf") for name in (*GGUF_QUANTIZED, "F16")),
         *(Row(f"GGUF {name} imatrix", "llamacpp", f"{name}-imatrix.gguf") for name in GGUF_WITH_IMATRIX),
     ]

@@ -20,7 +20,7 @@ FILES = sorted(FOLDER.glob("*.json"))
 DATA_FILES = [file for file in FILES if "dataset" in json.loads(file.read_text())]
 MODEL_FILES = [file for file in FILES if file not in DATA_FILES]
 ENGINES = {
-    "vllm_server": "vllm_server", "vllm": "vllm_score", "gguf": "llamacpp", "exl2": "exllamav2", "exl3": "exllamav3",
+    "vllm_server": "vllm_server", "vllm": "vllm_score", "gguf": "llamacpp", "exl3": "exllamav3",
     "transformers": "transformers", "hf": "transformers",
 }  # fmt: skip
 """A word of a file's name -> its engine; the first that fits counts."""

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.checkpoints import Entries
 
 SIZES = {"hidden_size": 96, "num_attention_heads": 4, "head_dim": 50, "vocab_size": 250, "intermediate_size": 300}
-"""EXL3 pads 96 to 128, 4 * 50 to 256 and 250 to 256; EXL2 pads 4 * 50 to 224."""
+"""EXL3 pads 96 to 128, 4 * 50 to 256 and 250 to 256."""
 EXL3 = {"quant_method": "exl3", "bits": 4.0, "head_bits": 6}
 NF4_STATE = b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [30, 64]}'
 
@@ -56,10 +56,6 @@ NF4 = {
 }  # fmt: skip
 STATE = {"weight.quant_state.bitsandbytes__nf4": NF4_STATE}
 TRELLIS = {"trellis": ("I16", 8, 16, 64), "suh": ("F16", 128), "svh": ("F16", 256), "bias": ("F16", 256)}
-EXL2 = {
-    "q_weight": ("I32", 7, 224), "q_scale": ("I32", 2, 28), "q_scale_max": ("F16", 2), "q_groups": ("I16", 4),
-    "q_invperm": ("I32", 64), "bias": ("F16", 224),
-}  # fmt: skip
 CASES = {
     # compressed-tensors, 64 x 64 in groups of 32: 512 words = 16,384 bits, 128 scales = 2,048: 4.5
     "int4 g32": Case(W4, 18432, 4096, values=packed(64, 64)),
@@ -133,16 +129,11 @@ CASES = {
     # a layer it left at 16 bits is padded all the same: 256 * 128 * 16; one that is not padded: 3 * 128 * 16
     "exl3 unquantized": Case({"weight": ("F16", 256, 128)}, 524288, 19200, EXL3, SIZES),
     "exl3 unpadded": Case({"weight": ("F16", 3, 128)}, 6144, 384, EXL3, SIZES),
-    # EXL2, 64 x 200 as 64 x 224: 32 rows of 4 bits and 32 of 3 in 7 rows of words = 50,176; 2 groups: scales of 4 bits
-    # 2 * 28 * 32 = 1,792, their maxima 32, bits and first rows 64; permutation 64 * 32 = 2,048
-    "exl2": Case(EXL2, 54112, 12800, {}, SIZES),
 }  # fmt: skip
 HEADS = {
     # 96 x 250 as 128 x 256 at 6 bits: 8 * 16 * 96 * 16 = 196,608, signs 6,144
     "exl3": Case({**TRELLIS, "trellis": ("I16", 8, 16, 96)}, 202752, 24000, EXL3, SIZES),
     "exl3 unquantized": Case({"weight": ("F16", 256, 128)}, 524288, 24000, EXL3, SIZES),
-    # 64 x 250 as 64 x 256: 7 * 256 * 32 = 57,344; 2 * 32 * 32 = 2,048; 32; 64; 2,048
-    "exl2": Case({**EXL2, "q_weight": ("I32", 7, 256), "q_scale": ("I32", 2, 32)}, 61536, 16000, {}, SIZES),
 }  # fmt: skip
 
 

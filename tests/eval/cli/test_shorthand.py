@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from compare_q import backends
 from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
 from tests.support.toy import Run, assert_refused, in_transformers, needs_accelerate
@@ -49,18 +50,12 @@ def test_weights_that_several_engines_read_go_to_the_one_that_is_installed(
     assert backends.engine_for(str(tmp_path), read, {"vllm_score"})[0] == "vllm_score"  # it has another Python
 
 
-def test_weights_that_the_config_does_not_name(tmp_path: Path) -> None:
-    """Older EXL2 files have no quantization_config; their matrices are stored as no other engine reads them."""
-    (tmp_path / "config.json").write_text("{}")
-    part = {
-        "model.layers.0.mlp.up_proj.q_invperm": torch.zeros(4, dtype=torch.int16),
-        "model.norm.weight": torch.ones(4),
-    }
-    save_file(part, tmp_path / "output-00001-of-00002.safetensors")
-    found = backends.engine_for(str(tmp_path), CheckpointConfig.read(tmp_path), set())
-    assert found == ("exllamav2", "EXL2 weights")
-    (tmp_path / "output-00001-of-00002.safetensors").write_text("no header")
-    assert backends.engine_for(str(tmp_path), CheckpointConfig.read(tmp_path), set())[0] in backends.GENERAL
+def test_exl2_is_no_longer_measured(toy_model: Path, tmp_path: Path) -> None:
+    """As an engine, by its alias, and as the method of a folder's weights; ExLlamaV3 refuses such a folder, too."""
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "exl2"}}')
+    for word in (f"{toy_model}@exllamav2", f"{toy_model}@exl2", str(tmp_path)):
+        with pytest.raises(InputError, match=r"0\.3 does not measure EXL2; quantize to EXL3, or use compare_q 0\.2$"):
+            shorthand.model(word, set(), Progress(), reference=False)
 
 
 def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:

@@ -112,7 +112,6 @@ def test_ray_does_not_place_what_an_engine_spreads_over_machines(needs: Any, mon
         ("transformers", {"device_map": "auto"}, 0),
         ("transformers_auto", {}, None),
         ("exllamav3", {"device": "cuda:1"}, 0),
-        ("exllamav2", {"gpu_split": [10.0, 20.0]}, 0),
         ("llamacpp", {}, None),
         ("llamacpp", {"tensor_split": [0.5, 0.5]}, 0),
     ],

@@ -15,6 +15,7 @@ each MLP.  The cache is in float16, or in 2 to 8 bits per key and value.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -26,17 +27,33 @@ from pydantic import Field, model_validator
 
 from compare_q.backends.base import Capabilities, Decode, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import files as checkpoint
+from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, has_longrope, rope
+from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.checkpoint.formats import FORMATS
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import dtype_name
-from compare_q.backends.exllama.family import NOT_GPUS, OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions, token_ids_of
-from compare_q.backends.layers.groups import DYNAMIC, NO_CACHE, KVCache, group_kv_caches, group_layers, kv_formats
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.json_files import expanded
+from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.common.options import EngineOptions
+from compare_q.backends.common.packages import computing
+from compare_q.backends.hub import local_folder
+from compare_q.backends.layers import groups
 from compare_q.backends.layers.names import by_module
+from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference.head import Head
 
 if TYPE_CHECKING:
     import torch
 
+NAME, METHOD = "exllamav3", "exl3"
+"""The package, which is also the load_fn, and the only quantization method that it runs unchanged.
+
+It would turn fp8 and mxfp4 into float16, and modelopt's NVFP4 into garbage.
+"""
+OUTPUT_FACTOR = 4
+"""Float16 logits of windows that the split leaves memory for: the logits, and 2.5 times as much to process them."""
+NOT_GPUS = {"max_seq_len", "cache_mode"}
+"""Options that do not select GPUs."""
 PAGE = 256
 """Tokens per page of exllamav3's cache."""
 FP16 = "FP16"
@@ -46,9 +63,13 @@ SPLITS = {"device", "reserve_per_device", "use_per_device"}
 EXL3_PARTS = set(FORMATS["trellis"][1].split())
 
 
-class ExLlamaV3Options(ExLlamaOptions):
-    """The ``engine`` object: arguments of ``Model.load``, in GiB; bits of keys and values, as ``-cq`` takes them."""
+class ExLlamaV3Options(EngineOptions):
+    """The ``engine`` object: arguments of ``Model.load``, in GiB; bits of keys and values, as ``-cq`` takes them.
 
+    ``max_seq_len`` selects longrope factors.
+    """
+
+    max_seq_len: int | None = Field(None, gt=0)
     cache_mode: str | None = Field(None, pattern=r"^(FP16|[2-8](,[2-8])?)$")
     device: str | None = Field(None, pattern=r"^cuda:\d+$")
     reserve_per_device: float | list[float] | None = None
@@ -62,7 +83,7 @@ class ExLlamaV3Options(ExLlamaOptions):
         return self
 
 
-class ExLlamaV3Engine(ExLlamaEngine):
+class ExLlamaV3Engine(LogitsEngine):
     """See the module's docstring.
 
     In decode, keys and values are in ``cache``; ``ahead`` are the windows to be scored, ``decoded`` has (logits,
@@ -70,10 +91,10 @@ class ExLlamaV3Engine(ExLlamaEngine):
     """
 
     capabilities = Capabilities(
-        load_fns=("exllamav3",),
-        fwd_fn="exllamav3",
-        quant_method="exl3",
-        packages=("exllamav3",),
+        load_fns=(NAME,),
+        fwd_fn=NAME,
+        quant_method=METHOD,
+        packages=(NAME,),
         install=(
             "pip install 'exllamav3>=1.6' (compiles at its first import, with nvcc; compiled wheels: "
             "https://github.com/turboderp-org/exllamav3/releases)"
@@ -82,25 +103,54 @@ class ExLlamaV3Engine(ExLlamaEngine):
         override_tensors=True,
         decodes=512,
     )
+    files = HuggingFaceFolder
     options_type = ExLlamaV3Options
-    methods = ("exl3",)
-    """Quantization methods that it runs unchanged; fp8 and mxfp4 become float16, modelopt's NVFP4 garbage."""
-    settings = "EXL3_"
-    cache: Any = None
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
+        self.dtype = ""
+        self.cache: Any = None
         self.ahead: Sequence[Window] = ()
         self.decoded: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
-        super().check(model)
+        longest = cls(model).options.max_seq_len
+        if longest is not None and longest < model.max_tokens:
+            raise InputError(f"engine.max_seq_len: {longest} is too short for windows of {model.max_tokens} tokens")
+        check_folder(expanded(model.model_dir), model)
         if model.options.get("cache_mode") is not None and model.decode is None:
             raise InputError('engine.cache_mode: only with "phase": "decode"; prefill scores windows without a cache')
         check_overrides(model)
 
-    def load_folder(self, folder: Path) -> None:
+    @classmethod
+    def gpus(cls, model: PlannedModel) -> int | None:
+        return 0 if model.options.keys() - NOT_GPUS else None
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        return computing(NAME) | machine.variables(("EXL3_",))
+
+    @classmethod
+    def import_engine(cls, *, verbose: bool) -> None:
+        super().import_engine(verbose=verbose)
+        importlib.import_module(NAME)
+
+    def load(self) -> None:
+        import torch
+
+        decode = self.planned.decode
+        if not torch.cuda.is_available():
+            raise ModelError(f"{NAME} needs an NVIDIA GPU; torch sees none")
+        folder = local_folder(self.planned.model_dir)
+        try:
+            self._load(folder)
+        except Exception as error:  # any error of the compiler, the loader or CUDA fails this model
+            less = '; a smaller "batch" takes less memory' if decode is not None and decode.batch > 1 else ""
+            raise ModelError(f"{NAME} could not load {folder}: {one_line(error)}{less}") from error
+
+    def _load(self, folder: Path) -> None:
+        """Load the model; may raise any error."""
         from exllamav3 import Cache, CacheLayer_fp16, CacheLayer_quant, Config, Model
 
         config = Config.from_directory(str(folder))
@@ -133,16 +183,12 @@ class ExLlamaV3Engine(ExLlamaEngine):
             if type(getattr(module, "inner", None)).__name__ == "LinearEXL3":
                 module.inner._fused_reconstruct = None
 
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"})
-        return logits
-
     def prepare(self, windows: Sequence[Window]) -> None:
         self.ahead, self.decoded = windows, {}
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        if self.planned.decode is None:
-            yield from super().pieces(window)
+        if self.planned.decode is None:  # at once: exllamav3 computes all logits of a forward pass
+            yield self.cut(self.model.forward(token_ids_of([window]), {"attn_mode": "flash_attn_nc"}))[0]
             return
         if window.index not in self.decoded:
             self._decode(window, self.planned.decode)
@@ -177,6 +223,11 @@ class ExLlamaV3Engine(ExLlamaEngine):
         rows = zip(together, logits, entered, strict=True)
         self.decoded = {each.index: (own, its_states) for each, own, its_states in rows}
 
+    def cut(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, n, V] without padding, and note their dtype."""
+        self.dtype = dtype_name(logits.dtype)
+        return logits[..., : self.model.config.vocab_size]
+
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
         """Return the head if it is not quantized; ``states`` are kept from now on."""
         import torch
@@ -200,26 +251,32 @@ class ExLlamaV3Engine(ExLlamaEngine):
         return weight, None if bias is None else bias[:size], head
 
     def layers(self) -> tuple[Layer, ...]:
-        return group_layers(layer_of(module) for module in self._linears())
+        return groups.group_layers(layer_of(module) for module in self._linears())
 
     def _linears(self) -> list[Any]:
         """Return the model's Linear modules with weights."""
         return [module for module in self.model if type(module).__name__ == "Linear" and module.inner is not None]
 
     def provenance(self) -> dict[str, Any]:
-        caches, decode, found = group_kv_caches(self.kv_caches()), self.planned.decode, super().provenance()
-        if decode is not None:
-            del found[NO_CACHE]
-            found |= {"kv_cache": kv_formats(caches), "kv_cache_layers": [asdict(group) for group in caches]}
-            found["batch"] = f"{decode.batch} windows at a time" if decode.batch > 1 else found["batch"]
-        return found | {
+        caches, batch = groups.group_kv_caches(self.kv_caches()), 1
+        config = CheckpointConfig.read(local_folder(self.planned.model_dir))
+        cached: dict[str, Any] = groups.WITHOUT_CACHE
+        if self.planned.decode is not None:
+            batch = self.planned.decode.batch
+            cached = {"kv_cache": groups.kv_formats(caches), "kv_cache_layers": [asdict(each) for each in caches]}
+        return {
+            "dtype": self.dtype,
+            "batch": f"{batch} windows at a time" if batch > 1 else "one window at a time",
+            ROPE: rope(config, self.options.max_seq_len or self.planned.max_tokens),
+            **cached,
+            "options": self.options.model_dump(exclude_none=True),
             "model_class": type(self.model).__name__,
             "devices": sorted({str(module.device) for module in self._linears()}),
             "attention": sorted({name for module in self.model for name in attention_of(module)}),
             "override_tensors": [str(file) for file in self.planned.override_tensors],
         }
 
-    def kv_caches(self) -> Iterator[KVCache]:
+    def kv_caches(self) -> Iterator[groups.KVCache]:
         """Yield the caches that decode reads; layers with a window or a state are not in ``Cache.layers``.
 
         Latent attention has one vector instead of keys and values, in the format of keys.
@@ -230,19 +287,27 @@ class ExLlamaV3Engine(ExLlamaEngine):
             keys = getattr(layer, "k_bits", 0)
             values = layer.v_bits if isinstance(layer, CacheLayer_quant) else keys
             stored = "float16" if not keys else f"q{keys}" if keys == values else f"q{keys} (values q{values})"
-            yield KVCache(
-                layer.attention.key, 1, stored, DYNAMIC if keys else "", prefill="",
+            yield groups.KVCache(
+                layer.attention.key, 1, stored, groups.DYNAMIC if keys else "", prefill="",
                 attention=", ".join(sorted(attention_of(layer.attention))),
                 token_bytes=float(layer.storage_size()) / layer.max_num_tokens,
             )  # fmt: skip
 
     def close(self) -> None:
-        config = None if self.model is None else self.model.config
-        super().close()
+        model, self.model = self.model, None
         self.entered = self.cache = None
         self.decoded = {}
-        if config is not None:
-            config.stc.close()
+        if model is not None:
+            model.unload()
+            model.config.stc.close()
+
+
+def token_ids_of(windows: Sequence[Window]) -> torch.Tensor:
+    """The tokens of windows of one length, int64 [B, L], in CPU memory."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.stack([window.token_ids for window in windows])).long()
 
 
 def pages(tokens: int) -> int:
@@ -271,6 +336,24 @@ def layer_of(module: Any) -> Layer:
     reconstructed = getattr(inner, "_fused_reconstruct", None) is not None  # set by reconstruct_hgemm's first call
     kernel += ".reconstruct_hgemm" if reconstructed else ".exl3_gemm"  # or gemv, mgemm, in graphs
     return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
+
+
+def check_folder(folder: Path, model: PlannedModel) -> None:
+    """InputError for a local folder with a format, length or files that exllamav3 would load wrong."""
+    if not folder.is_dir():
+        return
+    config = CheckpointConfig.read(folder)
+    method = config.quantization.get("quant_method")
+    others = [file for file in checkpoint.strays(folder) if file not in model.override_tensors]
+    if stray := [file for file in others if not file.name.startswith("consolidated")]:
+        raise InputError(f"model_dir: {stray[0]}: {NAME} would load it as well; move it out of the folder")
+    if method not in (None, METHOD):
+        raise InputError(f"model_dir: {NAME} does not read {method} models; it reads {METHOD}")
+    if model.options.get("max_seq_len") is None and has_longrope(config.raw):
+        raise InputError(
+            f"engine.max_seq_len: missing; this model's longrope factors depend on it in {NAME}, so set it to what "
+            "you serve with"
+        )
 
 
 def check_overrides(model: PlannedModel) -> None:

@@ -1,7 +1,9 @@
-"""The engine ExLlamaV3 on a stand-in of its API."""
+"""The engine ExLlamaV3: refusals before loading, scores by a stand-in of its API, and by itself on a GPU."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -13,13 +15,53 @@ import pytest
 import torch
 
 from compare_q.backends.base import Decode, Layer, ScoreRequest
-from compare_q.backends.exllama.v3 import ExLlamaV3Engine
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.packages import installed_versions
+from compare_q.backends.exllama.engine import ExLlamaV3Engine
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference.head import Head, head_logits
 from compare_q.backends.reference.store import open_reference, seal
 from tests.support import exllamav3_stub
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model
-from tests.support.toy import TOY_VOCAB, brute_force, planned, toy_windows
+from tests.support.toy import TOY_VOCAB, brute_force, planned, refusal, save_llama, toy_windows
+
+ATOL_LOGIT = 0.1
+"""Against Transformers in float32, with logits up to 7.6: its own float16 is off by up to 0.025, on a CPU."""
+ON_A_GPU = pytest.mark.skipif(
+    not (torch.cuda.is_available() and installed_versions(("exllamav3",))), reason="no CUDA GPU, or no exllamav3"
+)
+
+
+def check(folder: Path) -> None:
+    ExLlamaV3Engine.check(planned("toy", "exllamav3", str(folder), 100))
+
+
+def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
+    """A folder with the toy model's config, changed."""
+    (folder / "config.json").write_text(json.dumps({**CheckpointConfig.read(toy_model).raw, **changes}))
+    return folder
+
+
+def test_formats_that_the_engine_gets_wrong(toy_model: Path, tmp_path: Path) -> None:
+    for method in ("modelopt", "awq", "compressed-tensors", "exl2", "fp8"):
+        folder = with_config(tmp_path, toy_model, quantization_config={"quant_method": method})
+        assert f"exllamav3 does not read {method} models" in refusal(check, folder)
+    check(with_config(tmp_path, toy_model, quantization_config={"quant_method": "exl3"}))
+    folder = with_config(tmp_path, toy_model)
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    assert "does not read modelopt models" in refusal(check, folder)
+
+
+def test_files_that_the_engine_would_load_as_well(toy_model: Path, tmp_path: Path) -> None:
+    """It takes every safetensors file of the folder: neither the size nor the key of scores would know of this one."""
+    folder = tmp_path / "toy"
+    shutil.copytree(toy_model, folder)
+    other = folder / "down_proj-4.0bpw.safetensors"
+    shutil.copy(folder / "model.safetensors", other)
+    assert f"{other}: exllamav3 would load it as well" in refusal(check, folder)
+    other.rename(folder / "consolidated.safetensors")
+    check(folder)
 
 
 @pytest.fixture
@@ -165,3 +207,47 @@ def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
         "batch": "one window at a time", "override_tensors": [], "options": {"reserve_per_device": 1.5},
         "no_kv_cache": "windows are scored whole, without one",
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fitting_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose projections are multiples of 128, as exllamav3 wants them; its head of 320 is padded to 384."""
+    keys = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "max_position_embeddings": 512}
+    return save_llama(tmp_path_factory.mktemp("toy") / "llama-256", **keys, initializer_range=0.1)
+
+
+@pytest.mark.engine
+@ON_A_GPU
+def test_logits_of_the_real_engine(fitting_toy: Path) -> None:
+    peer = TransformersEngine(planned("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
+    backend = ExLlamaV3Engine(planned("toy", "exllamav3", str(fitting_toy), 300))
+    peer.load()
+    backend.load()
+    for length in (20, 300):  # fewer rows than 32 take other kernels
+        (window,) = toy_windows(1, length)
+        logits, expected = backend.logits(window), peer.logits(window)
+        assert tuple(logits.shape) == (length, TOY_VOCAB)
+        torch.testing.assert_close(logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0)
+    assert sum(each.count for each in backend.layers()) == 2 * 7 + 1
+    assert backend.provenance()["attention"]
+    peer.close()
+    backend.close()
+
+
+@pytest.mark.engine
+@ON_A_GPU
+def test_decode_gives_the_logits_of_prefill(fitting_toy: Path) -> None:
+    """To the rounding of float16; the third window begins with a cache that the first ones left behind."""
+    prefill = planned("toy", "exllamav3", str(fitting_toy), 200)
+    whole = ExLlamaV3Engine(prefill)
+    whole.load()
+    for decode in (Decode(), Decode(4), Decode(1, 2)):
+        backend = ExLlamaV3Engine(prefill.updated(decode=decode))
+        backend.load()
+        windows = toy_windows(3, 61)
+        backend.prepare(windows)
+        for window in windows:
+            logits, expected = backend.logits(window), whole.logits(window)
+            torch.testing.assert_close(logits.float(), expected.float(), atol=ATOL_LOGIT, rtol=0.0)
+        backend.close()
+    whole.close()
