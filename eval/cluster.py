@@ -190,7 +190,6 @@ class Node:
 
     def __init__(self, directory: str) -> None:
         undo_changes_of_ray()
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the driver: part of the keys of scores on a CPU
         with suppress(OSError):
             os.chdir(directory)
         self.cache = Cache(default_root())

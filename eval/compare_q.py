@@ -11,9 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# Before torch is imported: threads that spin at barriers lose badly when a core is busy with something else (window of
-# 1024 on 2 cores, 1 busy: 2.5 to 9 s spinning, 1.6 s passive; both idle: 0.78 and 0.82 s).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 ROOT = Path(__file__).resolve().parent.parent
 if not __package__:  # run as a file, not imported from an installation
     sys.path[0] = str(ROOT)  # the repository instead of eval/

@@ -27,7 +27,7 @@ from compare_q import __version__
 from compare_q.backends.base import Layer, Storage
 from compare_q.backends.common import json_files, machine
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import printable, shortened, unicode
+from compare_q.backends.common.messages import printable, redacted, shortened, unicode
 from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
@@ -63,8 +63,8 @@ def json_value(value: Any) -> Any:
     return value
 
 
-Text = Annotated[str, BeforeValidator(lambda value: unicode(value) if isinstance(value, str) else value)]
-JsonObject = Annotated[dict[str, Any], AfterValidator(json_value)]
+Text = Annotated[str, BeforeValidator(lambda value: redacted(unicode(value)) if isinstance(value, str) else value)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(json_value), AfterValidator(redacted)]
 Number = float | None
 
 

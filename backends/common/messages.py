@@ -1,13 +1,57 @@
-"""Helpers for messages of one line, and for text of unknown origin that a terminal shows."""
+"""Helpers for messages of one line, for text of unknown origin that a terminal shows, and to hide secrets."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
+from typing import Any
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 and C1 controls, line separators, characters that change the direction of text, lone surrogates."""
+
+SECRET_NAME = re.compile(
+    r"(secrets?|password|passwd|passphrase|credentials?|api[-_]?key|[-_.]key|authorization|signature|"
+    r"(^|(?<!bos)(?<!eos)(?<!pad)(?<!unk)(?<!cls)(?<!sep)(?<!mask)(?<!image)(?<!audio)(?<!video)[-_.])(token|sig))$",
+    re.IGNORECASE,
+)
+"""Names of options, variables and parameters of URLs whose values are secrets; ``bos_token`` and its like are not."""
+SECRET_TEXT = re.compile(
+    r"(?P<user>://)[^/\s?#'\"]+@|(?P<name>[?&;#][\w.%-]+=)(?P<value>[^&\s#'\"]+)|"
+    r"\b(?:hf_|sk-|sk-proj-|gh[opsu]_)[A-Za-z0-9]{20,}|(?P<bearer>\bbearer )[\w.~+/=-]{8,}",
+    re.IGNORECASE,
+)
+"""A URL's user and password, a parameter of a URL, keys as the hub and other sites make them, a header's key."""
+SECRET_VALUE = re.compile(r"[^/~\s][^\s:]{11,}")
+"""A value of an environment variable that is replaced in texts: a long word, and no path or URL."""
+HIDDEN = "***"
+
+
+def is_secret(name: str, value: object = "") -> bool:
+    """True if the value of an option or environment variable of this name is a secret: a text that is not empty."""
+    return isinstance(value, str) and bool(value) and value != HIDDEN and SECRET_NAME.search(name) is not None
+
+
+def redacted(value: Any) -> Any:
+    """JSON types, or a text, with ``***`` for every secret: by its name, its form, or as the environment holds it."""
+    if isinstance(value, dict):
+        return {key: HIDDEN if is_secret(str(key), each) else redacted(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    for name, secret in os.environ.items():
+        if secret in value and is_secret(name, secret) and SECRET_VALUE.fullmatch(secret):
+            value = value.replace(secret, HIDDEN)
+    return SECRET_TEXT.sub(hidden, value)
+
+
+def hidden(found: re.Match[str]) -> str:
+    """The replacement of a ``SECRET_TEXT``."""
+    if (name := found["name"]) and name[1:].lower() != "key=" and not is_secret(name[1:-1], found["value"]):
+        return found[0]
+    return f"{found['user'] or name or found['bearer'] or ''}{HIDDEN}{'@' * bool(found['user'])}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -18,8 +62,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def printable(text: object) -> str:
-    """The text on one line, each ``CONTROL`` escaped as in Python, so that it cannot move the cursor or add a line."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    """The text on one line, each ``CONTROL`` escaped as in Python, so that it cannot move the cursor; no secrets."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), redacted(str(text)))
 
 
 def unicode(text: str) -> str:

@@ -30,6 +30,7 @@ from safetensors import numpy as safetensors
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.messages import redacted
 
 DIVERGENCES_SUFFIX = "-more"
 """End of the tag of segments with the divergences that are computed on request."""
@@ -216,7 +217,7 @@ def segment_in(file: Path) -> Segment | None:
 def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
     """Write the metadata of a session (JSON types), or replace it; InputError if it cannot be written."""
     with writing(folder):
-        content = storage.dump({"session": session, "record": dict(record)})
+        content = storage.dump({"session": session, "record": redacted(dict(record))})
         storage.write_whole(folder / f"record.{session}.json", content)
         storage.sweep(folder)  # incomplete files of a killed worker
 

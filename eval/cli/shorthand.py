@@ -22,7 +22,7 @@ from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
-from compare_q.backends.common.messages import nearest, printable, unicode
+from compare_q.backends.common.messages import nearest, printable, redacted, unicode
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
@@ -198,9 +198,9 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], don
 
 
 def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:
-    """Return the keys that a spec sets, with absolute paths."""
+    """Return the keys that a spec sets, with absolute paths and without secrets."""
     keys: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
     for name in paths:
         if isinstance(keys.get(name), str) and exists(Path(spec.locate(keys[name]))):
             keys[name] = os.path.abspath(spec.locate(keys[name]))
-    return keys
+    return redacted(keys)  # type: ignore[no-any-return]

@@ -72,7 +72,11 @@ def environment(python: str = sys.executable) -> dict[str, str]:
         with suppress(FileExistsError):
             linked.symlink_to(root / "compare_q")
         root = linked.parent
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))}
+    return {
+        **machine.DEFAULTS,
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
+    }
 
 
 class EngineProcess:

@@ -6,7 +6,6 @@ reason, and the others continue.  Each model loads once and scores one text afte
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import as_completed
@@ -45,7 +44,6 @@ def run(
     ends the run early.  As many models score at a time as there are GPUs for, each in a thread.  The main thread makes
     rows and waits, so that a signal reaches it.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # part of the keys of scores on a CPU; see eval/compare_q.py
     models, texts, failed = prepared(config, data_specs, specs, n_windows)
     rows, stopped = Rows(config, models, texts), 0
     with config.workers.pool(1) as loader, config.workers.pool(config.gpus.slots) as pool:

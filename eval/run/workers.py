@@ -65,6 +65,7 @@ class InProcessWorker:
 
     def __init__(self, model: PlannedModel) -> None:
         self.log_file, self.environment = model.log_file, dict(os.environ)
+        os.environ.update(machine.DEFAULTS | self.environment)
         self.server = worker_side.Worker(time.time())
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, model_validator
 
 from compare_q.backends.common.json_files import exists, expanded
-from compare_q.backends.common.messages import CONTROL, nearest, shortened
+from compare_q.backends.common.messages import CONTROL, is_secret, nearest, redacted, shortened
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 """Methods of cutting a text into windows; ``eval/text/cutting.py`` implements them."""
@@ -86,6 +86,9 @@ class Spec(BaseModel):
             is_blank = key in ("label", "group") and isinstance(value, str) and not value.strip()
             if is_blank or (key != "engine" and any(CONTROL.search(text) for text in texts_in(value))):
                 raise ValueError(f"{key}: must be one line of printable text")
+            if key in ("label", "engine", "model_dir") and (at := secret_in(value, key)):
+                why = "results and the cache would keep it; set it in the environment, as HF_TOKEN"
+                raise ValueError(f"{at}: holds a secret: {why}")
         return self
 
     def digest(self) -> str:
@@ -114,6 +117,17 @@ class Spec(BaseModel):
 def first(keys: Iterable[str]) -> str:
     """Return the alphabetically first key; empty if there is none."""
     return min(keys, default="")
+
+
+def secret_in(value: Any, place: str) -> str:
+    """Return the place of the first secret in JSON types, which begins with ``place``; empty if there is none."""
+    if isinstance(value, str) and "://" not in value:  # a server's URL is checked by its engine
+        return place if redacted(value) != value else ""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = (
+        f"{place}.{key}" if is_secret(str(key), each) else secret_in(each, f"{place}.{key}") for key, each in items
+    )
+    return next(filter(None, found), "")
 
 
 def texts_in(value: Any) -> list[str]:

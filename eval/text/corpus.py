@@ -17,7 +17,7 @@ from typing import Any
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder, open_regular, parsed, read_bytes
-from compare_q.backends.common.messages import one_line, printable, shortened, unicode
+from compare_q.backends.common.messages import one_line, printable, redacted, shortened, unicode
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, texts_in
@@ -37,7 +37,7 @@ def display_name(spec: DataSpec) -> str:
     named = (spec.is_chat and spec.dataset_path) or (spec.is_answers and Path(spec.task or "").stem)
     fallback = Path(spec.path).stem if spec.path else named or spec.dataset
     source = SOURCES.get(spec.dataset.lower())
-    return unicode(spec.dataset_display_name or (source.display if source else fallback))
+    return str(redacted(unicode(spec.dataset_display_name or (source.display if source else fallback))))
 
 
 def names_of(specs: Sequence[DataSpec]) -> list[str]:
@@ -53,7 +53,7 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
 def identity(spec: DataSpec) -> dict[str, Any]:
     """Return everything the text depends on, as JSON types: digests of local files, or a place on the hub."""
     if spec.path is None:
-        return {**vars(source_of(spec)), "files": digests(paths_of(spec)), "rows": row_limit(spec)}
+        return {**redacted(vars(source_of(spec))), "files": digests(paths_of(spec)), "rows": row_limit(spec)}
     file, rows = text_file(spec), row_limit(spec)
     return {"files": [file_digest(file)], "column": spec.text_column, "suffix": file.suffix, "rows": rows}
 

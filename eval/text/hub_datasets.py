@@ -27,6 +27,10 @@ from compare_q.eval.specs.types import DataSpec, texts_in
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")
+PICKLES = "pandas"
+"""The format of ``datasets`` that loads pickles, which are code; ``datasets`` itself refuses it from 5.2 on."""
+PICKLED = re.compile(r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|zip|lz4))?($|[?#])", re.IGNORECASE)
+"""Ends of the names of files that may hold pickles, perhaps compressed."""
 CONVERTED = "refs/convert/parquet"
 """The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
 
@@ -120,9 +124,17 @@ SOURCES = {
 
 
 def source_of(spec: DataSpec) -> Source:
-    """The known source, changed by every key that the spec sets; other files than its own have no pattern."""
+    """The known source, changed by every key that the spec sets; other files than its own have no pattern.
+
+    InputError for pickles, before anything of them is read.
+    """
     known = SOURCES.get(spec.dataset.lower(), Source(spec.dataset))
     moved = spec.dataset_path or spec.dataset_name or spec.dataset_data_files
+    path = spec.dataset_path or known.path
+    pickled = [name for name in texts_in(spec.dataset_data_files) if PICKLED.search(name) and path != "text"]
+    if path == PICKLES or pickled:
+        why = "may be a pickle, which can run any code; give .jsonl, .parquet or text"
+        raise InputError(f"dataset {spec.dataset!r}: {(*pickled, path)[0]} {why}")
     return Source(
         path=spec.locate(spec.dataset_path or known.path),
         name=spec.dataset_name or known.name,

@@ -28,6 +28,7 @@ from compare_q.backends.common.packages import builds, installed_versions
 from compare_q.eval.specs.types import DataSpec, texts_in
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.corpus import digests, files_in
+from compare_q.eval.text.hub_datasets import PICKLES
 from compare_q.eval.text.tokens import Requests, Tokens, prefix_token, tokens_of
 
 SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
@@ -38,8 +39,6 @@ FILES_VERSION = 2
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
 """Metrics of lm-eval for multiple choice.  lm-eval loads any other name as a program of Hugging Face's ``evaluate``."""
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
-PICKLES = "pandas"
-"""The format of ``datasets`` that loads pickles, which are code."""
 FUNCTION, YAML = b"!function", (".yaml", ".yml")
 
 

@@ -53,11 +53,8 @@ def test_what_has_no_room_takes_nothing_with_it(finished: Path, tmp_path: Path) 
 
 
 @pytest.mark.engine
-def test_a_finished_table_on_a_full_disk(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_table_on_a_full_disk(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """No file may grow: the table comes from the cache, whose reference lies elsewhere."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # as in a process of its own: it is part of the scores' key
     models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
     data, spec = write_specs(models)
     words = ("-d", data, "-m", spec, "-lf", tmp_path / "kept")

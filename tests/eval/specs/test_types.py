@@ -57,6 +57,8 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
 REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (DATA, {"evallen": 5}, "evallen: unknown key (did you mean 'eval_len'?)"),
     (DATA, {"phase": "decode"}, "phase: unknown key; it is a key of model specs"),
+    (MODEL, {"engine": {"hf_token": "x"}}, "engine.hf_token: holds a secret"),
+    (MODEL, {"model_dir": ["/m", {"extra": [{"api_key": "x"}]}]}, "model_dir.1.extra.0.api_key: holds a secret"),
     (MODEL, {"eval_len": 64}, "eval_len: unknown key; it is a key of data specs"),
     (DATA, {"eval\nlen": 5}, ""), (DATA, {"eval_len": "2048"}, "eval_len: "), (DATA, {"eval_len": True}, "eval_len: "),
     (DATA, {"chat_template": 1}, "chat_template: "), (DATA, {"display_rows": True}, "display_rows"),

@@ -127,6 +127,23 @@ def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
     assert text(path=str(file), max_text_rows=1) == "a"
 
 
+@pytest.mark.parametrize("keys", [
+    {"dataset": "pandas", "dataset_data_files": "x.json"}, {"dataset": "wiki2", "dataset_path": "pandas"},
+    *({"dataset": "json", "dataset_data_files": {"train": ["x.json", f"https://h/x.{end}"]}}
+      for end in ("pkl", "pickle.gz", "PT", "npy?x=1")),
+])  # fmt: skip
+def test_pickles_are_refused_before_they_are_read(keys: dict[str, Any]) -> None:
+    assert "pickle" in refusal_of(corpus.identity, spec(**keys))
+    assert corpus.identity(spec(**{**keys, "dataset_path": "text", "dataset_data_files": "x.pt"}))  # Portuguese
+
+
+def test_a_secret_in_a_url_is_no_part_of_the_identity() -> None:
+    files = (f"https://{user}host/x.json?token={key}" for user, key in (("me:a@", "b"), ("you:c@", "d")))
+    one, other = (corpus.identity(spec(dataset="json", dataset_data_files=file)) for file in files)
+    assert one == other
+    assert one != corpus.identity(spec(dataset="json", dataset_data_files="https://***@host/y.json?token=***"))
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> None:
     file, moved = tmp_path / name, tmp_path / "elsewhere" / f"b{name}"

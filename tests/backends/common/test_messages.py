@@ -1,0 +1,35 @@
+"""Secrets in texts and options."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare_q.backends.common.messages import printable, redacted
+
+HUB = "hf_" + "aB3" * 10
+TEXTS = {
+    "https://me:pw@host/x": "https://***@host/x",
+    f"https://{HUB}@host/x": "https://***@host/x",
+    "http://h/t.jsonl?token=abc&x=1&sig=q#k": "http://h/t.jsonl?token=***&x=1&sig=***#k",
+    "http://h/t?key=abc&monkey=5&X-Amz-Signature=zz": "http://h/t?key=***&monkey=5&X-Amz-Signature=***",
+    f"401 for {HUB}: refused": "401 for ***: refused",
+    "Authorization: Bearer abcdefghij123": "Authorization: Bearer ***",
+    "refused: of-this-machine": "refused: ***",
+    **{same: same for same in (
+        "hf_llama_3_8b_instruct_w4a16_g128", "hf://datasets/owner/name@rev/x.txt", "me@host", "http://h/a@b?max_tokens=1",
+        "/home/of/this/machine", "token 5 is 'x'",
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_secrets_leave_no_message(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANY_TOKEN", "of-this-machine")
+    monkeypatch.setenv("SOME_CREDENTIALS", "/home/of/this/machine")
+    assert printable(text) == TEXTS[text]
+
+
+def test_secrets_in_options() -> None:
+    kept = {"bos_token": "<s>", "pad_token": "p", "key": "k", "max_tokens": 5, "api_key_env": "X", "token": True}
+    found = redacted({**kept, "hf_token": "x", "nested": [{"aws.secret": "x", "S3_API_KEY": "x"}]})
+    assert found == {**kept, "hf_token": "***", "nested": [{"aws.secret": "***", "S3_API_KEY": "***"}]}
