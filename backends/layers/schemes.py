@@ -134,45 +134,17 @@ def part(owner: Any, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def quark(spec: Any, line: str) -> str:
-    """A tensor's spec of AMD Quark, or a list of two if scales have scales; "" for none, "unknown" for others.
-
-    ``line`` is the word for one scale per row: "channel" for weights, "token" for activations.
-    """
-    if not spec:
-        return ""
-    specs = spec if isinstance(spec, list) else [spec]
-    if not all(isinstance(spec, Mapping) for spec in specs):
-        return UNKNOWN
-    first, kinds = specs[0], [(spec.get("dtype"), spec.get("qscheme")) for spec in specs]
-    dtype, group = str(first.get("dtype")), first.get("group_size")
-    if len(specs) > 1:
-        nvfp4 = kinds == [("fp4", "per_group"), ("fp8_e4m3", "per_tensor")] and group == 16
-        return "nvfp4 g16" if nvfp4 else UNKNOWN
-    if first.get("qscheme") == "per_group" and first.get("scale_format") == "e8m0":
-        return f"mx{dtype.removesuffix('_e4m3')} g{group}"
-    if first.get("qscheme") == "per_block" and str(first.get("scale_type")).endswith("e8m0fnu"):
-        return f"mx{dtype.removesuffix('_e4m3')} block {sizes_text(first.get('block_size'))}"
-    name = {"fp8_e4m3": "fp8", "int8": "int8", "int4": "int4", "uint4": "uint4"}.get(dtype)
-    scale = {"per_tensor": "tensor", "per_channel": line, "per_token": "token", "per_group": f"g{group}"}
-    scaled = scale.get(str(first.get("qscheme")))
-    return f"{name} {scaled}" if name and scaled else UNKNOWN
-
-
 def kv_cache(config: Mapping[str, Any]) -> str:
     """The format of keys and values in a checkpoint's config: "fp8 tensor", ..., "unknown"; "" for the model's dtype.
 
     compressed-tensors and ModelOpt have ``kv_cache_scheme``, ModelOpt's hf_quant_config.json has
-    ``kv_cache_quant_algo``, and Quark the output of k_proj.
+    ``kv_cache_quant_algo``.  AMD Quark's ``kv_cache_group`` is not read further: "unknown".
     """
     stated = config.get("kv_cache_scheme")
     if isinstance(stated, Mapping):
         return args_text(stated)
-    patterns = part(config, "export").get("kv_cache_group")
-    if isinstance(patterns, list) and patterns:
-        layers = part(config, "layer_quant_config")
-        specs = [layer["output_tensors"] for layer in objects_in(layers) if layer.get("output_tensors")]
-        return quark(specs[0], "token") if specs else UNKNOWN
+    if part(config, "export").get("kv_cache_group"):
+        return UNKNOWN
     algorithm = (part(config, "quantization") or config).get("kv_cache_quant_algo") or stated
     if not algorithm or str(algorithm).upper() == "NONE":
         return ""
@@ -286,19 +258,6 @@ def modelopt(config: Config) -> Declared:
     return by_name(None, {path: ALGORITHMS.get(str(part(layers, path).get("quant_algo")).upper()) for path in layers})
 
 
-def amd_quark(config: Config) -> Declared:
-    """AMD Quark: one spec for all layers, and others by name or wildcard."""
-
-    def scheme(own: Any) -> Scheme | None:
-        weights, activations = quark(at(own, "weight"), "channel"), quark(at(own, "input_tensors"), "token")
-        return Scheme(weights, activations) if weights and UNKNOWN not in (weights, activations) else None
-
-    named = part(config, "layer_quant_config").items()
-    linear = part(config, "layer_type_quant_config").get("Linear") or config.get("global_quant_config")
-    # Entries without a weight are about the KV cache.
-    return by_name(scheme(linear), {name: scheme(own) for name, own in named if at(own, "weight")})
-
-
 def torchao(config: Config) -> Declared:
     """torchao's config object as JSON; unknown if it has one for each of some layers."""
     whole = part(part(config, "quant_type"), "default")
@@ -331,7 +290,6 @@ READERS: dict[str, Callable[[Config], Declared]] = {
     "mxfp4": lambda _: Declared(Scheme("mxfp4 g32")),
     "bitsandbytes": bitsandbytes,
     "modelopt": modelopt,
-    "quark": amd_quark,
     "torchao": torchao,
 }
 """``quant_method`` -> its reader."""

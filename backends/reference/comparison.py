@@ -1,13 +1,12 @@
 """A reference store next to a model that is being scored: the reference's logits on the device of the model's own.
 
-``ReferenceWindows`` reads windows ahead of their use.  ``Blocks`` holds some rows of each window on the device, for
-decode steps that need one row of hundreds of windows.  ``Comparison`` turns stored rows into the reference's logits,
+``ReferenceWindows`` reads windows ahead of their use.  ``Comparison`` turns stored rows into the reference's logits,
 for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -29,8 +28,6 @@ AHEAD_BYTES = 512 << 20
 """Bytes of windows to read ahead: 16 windows of 2,048 tokens and H = 4,096 take 268 MB."""
 PIECE_BYTES = 64 << 20
 """Bytes of a window to read at a time: 8,192 states of H = 4,096 in bf16, so that most windows are one piece."""
-ROWS, MOST = 2048, 64
-"""Rows that ``Blocks`` holds of all windows (16 MiB of bf16 states with H = 4,096), and of one window."""
 CHUNK_ELEMENTS = 1 << 26
 """Logits of the reference that ``Comparison.statistics`` computes at a time: 128 MiB in bfloat16."""
 COMPARED_ENTRIES = 1 << 13
@@ -135,38 +132,6 @@ class ReferenceWindows:
         self.futures.clear()
 
 
-class Blocks:
-    """Holds some rows of each window on a device; ``read`` returns stored rows on the host.
-
-    A window's rows are a part of what was copied for several windows at once, and stay in memory as long as one of
-    these is held.  All device work is in the current stream, which must be the same each time.
-    """
-
-    def __init__(self, read: Callable[[StoredRows], torch.Tensor], device: torch.device) -> None:
-        self.read, self.device = read, device
-        self.held: dict[int, tuple[int, torch.Tensor]] = {}  # window -> (its first row that is held, rows)
-
-    def get(self, parts: Sequence[StoredRows]) -> list[torch.Tensor]:
-        """Return the rows of each part; empty if they are too many, or several parts of one window."""
-        import torch
-
-        size = min(ROWS // len(parts), MOST)
-        if size < 2 or max(part.n_rows for part in parts) > size or len({part.window for part in parts}) < len(parts):
-            return []
-        missing = [part._replace(end=min(part.begin + size, part.n_scored)) for part in parts if not self.has(part)]
-        if missing:
-            rows = joined([self.read(part) for part in missing], pin=self.device.type == "cuda")
-            there = torch.split(rows.to(self.device, non_blocking=True), [part.n_rows for part in missing])
-            self.held |= {part.window: (part.begin, held) for part, held in zip(missing, there, strict=True)}
-        found = [(part, *self.held[part.window]) for part in parts]
-        return [held[part.begin - first : part.end - first] for part, first, held in found]
-
-    def has(self, part: StoredRows) -> bool:
-        """Return True if a part's rows are on the device."""
-        first, rows = self.held.get(part.window, (0, ()))
-        return first <= part.begin and part.end <= first + len(rows)
-
-
 def joined(parts: Sequence[torch.Tensor], *, pin: bool) -> torch.Tensor:
     """Join rows on the host, with ``pin`` in pinned memory, from which a GPU copies without waiting."""
     import torch
@@ -232,7 +197,6 @@ class Comparison:
         self.store, self.shard, self.device, self.with_divergences = store, shard, device, with_divergences
         self.head = load_head(store, shard, device) if store.contents == "states" and head is None else head
         self.windows = ReferenceWindows(store, pin=device.type == "cuda")
-        self.blocks = Blocks(self.on_host, device)
 
     def on_host(self, rows: StoredRows) -> torch.Tensor:
         """Return the stored states [n, H], or logits [n, last - first] of the shard, of some rows of a window."""
@@ -244,8 +208,6 @@ class Comparison:
         import torch
 
         is_gpu = self.device.type == "cuda"
-        if is_gpu and len(parts) > 1 and self.head is not None and (held := self.blocks.get(parts)):
-            return torch.cat(held)
         stored = [self.on_host(part) for part in parts]
         n_rows = sum(map(len, stored))
         if is_gpu and len(stored) > 1 and n_rows < FEW_ROWS * len(stored):
@@ -287,7 +249,6 @@ class Comparison:
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""
         self.windows.drop(window)
-        self.blocks.held.pop(window, None)
 
     def close(self) -> None:
         """Stop reading."""

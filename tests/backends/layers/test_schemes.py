@@ -10,7 +10,6 @@ import pytest
 
 from compare_q.backends.layers import schemes
 from compare_q.backends.layers.schemes import Scheme, declared
-from tests.support.downloads import DOWNLOADS
 
 
 @pytest.mark.parametrize(
@@ -110,32 +109,3 @@ def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
 )  # fmt: skip
 def test_other_methods(config: dict[str, Any], scheme: Scheme | None) -> None:
     assert declared(config).of("model.layers.0.mlp.up_proj") == scheme
-
-
-@pytest.fixture(scope="module")
-def quantization() -> Any:
-    """vLLM's package of quantization configs."""
-    return pytest.importorskip("vllm.model_executor.layers.quantization", reason="vLLM is not installed")
-
-
-@pytest.mark.engine
-def test_quark_by_vllm(quantization: Any) -> None:
-    """Weights and activations, by the keys of vLLM's kernels in our words."""
-    from vllm.model_executor.layers.linear import LinearBase
-
-    from compare_q.backends.vllm.layers import key_text
-
-    for name in ("Quark MXFP4, FP8 by layer", "Quark MXFP6", "Quark int4"):
-        download = DOWNLOADS[name]
-        export: dict[str, Any] = {"kv_cache_group": [], "pack_method": "reorder"}
-        config = {"layer_type_quant_config": {}, **download.quantization, "export": export, "exclude": []}
-        theirs, ours = quantization.get_quantization_config("quark").from_config(config), declared(config)
-        for layer in download.layers:
-            weights, activations, _ = theirs.get_scheme_cls(LinearBase, layer)
-            asked = ours.of(layer)
-            assert asked is not None
-            assert (activations is None) == (asked.activations == "")
-            if activations is not None and "mx" not in asked.activations:
-                assert key_text(activations, "token") == asked.activations
-            if weights.scale.group_shape.col > 0 and asked.weights.startswith("mxfp4"):
-                assert key_text(weights, "channel") == asked.weights

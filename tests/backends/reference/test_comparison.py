@@ -1,10 +1,8 @@
-"""What is read of a store: windows ahead of their use, rows in blocks, a shard's logits beside a model's."""
+"""What is read of a store: windows ahead of their use, and a shard's logits beside a model's."""
 
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import comparison
 from compare_q.backends.reference import store as reference_store
 from compare_q.backends.reference.comparison import (
-    Blocks,
     Comparison,
     Piece,
     ReferenceWindows,
@@ -117,63 +114,6 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
 
 
 CPU = torch.device("cpu")
-N_WINDOWS, LENGTH, WIDTH = 40, 50, 3
-STORED = torch.arange(N_WINDOWS * LENGTH * WIDTH, dtype=torch.float32).view(N_WINDOWS, LENGTH, WIDTH)
-
-
-class Reads:
-    """A store in memory that counts the pieces that are read from it."""
-
-    def __init__(self) -> None:
-        self.pieces: list[StoredRows] = []
-
-    def __call__(self, part: StoredRows) -> torch.Tensor:
-        assert 0 <= part.begin < part.end <= part.n_scored == LENGTH
-        self.pieces.append(part)
-        return STORED[part.window, part.begin : part.end]
-
-
-def rows(window: int, begin: int, n_rows: int = 1) -> StoredRows:
-    return StoredRows(window, LENGTH, begin, begin + n_rows)
-
-
-def stored(parts: Sequence[StoredRows]) -> torch.Tensor:
-    return torch.cat([STORED[part.window, part.begin : part.end] for part in parts])
-
-
-def check(held: Blocks, parts: Sequence[StoredRows]) -> None:
-    """The blocks give what is stored."""
-    assert torch.equal(torch.cat(held.get(parts)), stored(parts))
-
-
-def test_one_token_a_step_reads_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 windows in blocks of 10 rows: 5 reads of each window for 50 steps."""
-    monkeypatch.setattr(comparison, "ROWS", 80)
-    reads = Reads()
-    held = Blocks(reads, CPU)
-    for begin in range(LENGTH):
-        check(held, [rows(window, begin) for window in range(8)])
-    assert reads.pieces == [rows(window, begin, 10) for begin in range(0, LENGTH, 10) for window in range(8)]
-
-
-def test_windows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of any windows and rows, in any order, also back to earlier rows, as after a preemption."""
-    monkeypatch.setattr(comparison, "ROWS", 60)
-    chance, held = random.Random(0), Blocks(Reads(), CPU)
-    for _ in range(500):
-        windows = chance.sample(range(N_WINDOWS), chance.randint(2, 20))
-        parts = [rows(window, begin, chance.randint(1, min(2, LENGTH - begin)))
-                 for window in windows for begin in [chance.randrange(LENGTH)]]  # fmt: skip
-        check(held, parts)
-        held.held.pop(chance.choice(windows))
-
-
-def test_what_blocks_have_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of one row, a part of more rows than a block has, and two parts of one window."""
-    monkeypatch.setattr(comparison, "ROWS", 6)
-    held = Blocks(Reads(), CPU)
-    for parts in ([rows(window, 0) for window in range(4)], [rows(0, 0, 4), rows(1, 0)], [rows(0, 0), rows(0, 2)]):
-        assert held.get(parts) == []
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
