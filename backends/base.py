@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,6 +195,16 @@ class Decode:
             yield done, len(window.token_ids), False
 
 
+class Placed(NamedTuple):
+    """A stored tensor, and where its bytes are; ``shape``: inputs last."""
+
+    name: str
+    file: Path
+    start: int
+    nbytes: int
+    shape: tuple[int, ...]
+
+
 class EngineInfo(BaseModel):
     """The engine of one model as installed in one Python, and the engine's checks of the model before it loads."""
 
@@ -289,6 +299,10 @@ class ModelFiles:
     def weight_files(self) -> tuple[Path, ...]:
         """Return the weight files, which ``stamp`` reads in samples; empty if they are not on this machine."""
         return ()
+
+    def placed(self) -> list[Placed]:
+        """Return the stored tensors of the weight files, and where they are; empty if that is not known."""
+        return []
 
     def storage(self) -> Storage:
         """Return the stored size of the model by the convention of ``backends/checkpoint/folder.py``."""

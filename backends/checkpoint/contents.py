@@ -1,8 +1,12 @@
 """Tensors that a model needs and its files lack, or that the files have and the model does not need; NVFP4 scales.
 
-``compare`` has Transformers build the model from its config on torch's meta device, which takes no memory, and rename
-the stored tensors by its own rules of loading (it stacks experts that are stored one by one).  The driver imports
-neither, so this part runs in a separate process.
+``compare`` is asked before a model loads, by ``check`` and by the doctor, since engines fill what is missing with
+uninitialized memory.  It has Transformers build the model from its config on torch's meta device, which takes no
+memory, and rename the stored tensors by its own rules of loading (it stacks experts that are stored one by one).
+The driver imports neither, so this part runs in a separate process.
+
+No module of a quantizer is built: parts of quantized matrices (scales, ...) are missing if the readers of ``formats``
+need them, the config promises them, or modules of the same scheme have them.
 
 vLLM fuses layers that share an input into one matrix with one global scale: it takes the largest of their scales (for
 experts that of ``gate_proj``) and only logs a warning.  A checkpoint with unequal global scales is refused.  Unequal
@@ -16,19 +20,32 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compare_q.backends.checkpoint import formats
+import numpy as np
+
+from compare_q.backends.base import ModelFiles
+from compare_q.backends.checkpoint import formats, zeros
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor
-from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.formats import Parts, is_quantized, main_part, values
-from compare_q.backends.common.errors import InputError
+from compare_q.backends.checkpoint.folder import Checkpoint, HuggingFaceFolder
+from compare_q.backends.checkpoint.formats import (
+    FORMATS,
+    INPUT_SCALES,
+    KV_SCALES,
+    NOT_BITS,
+    Parts,
+    is_quantized,
+    layout_of,
+    main_part,
+    values,
+)
+from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import one_line
-from compare_q.backends.layers.names import fused_layers, module_and_part
-from compare_q.backends.layers.schemes import args_text, objects_in, part
+from compare_q.backends.layers.names import IN_LAYER, NUMBER, fused_layers, is_outside, module_and_part
+from compare_q.backends.layers.schemes import args_text, asks_for_input_scales, declared, kv_cache, objects_in, part
 
 LARGEST = 1 << 16
 """Elements of a small tensor (scales, biases) whose values are read."""
@@ -53,8 +70,9 @@ matrices, which differ by at least 4e-3 in bf16.
 class Contents:
     """Differences between the tensors in a model's files and the tensors that its config describes."""
 
-    missing: Sequence[str] = ()  # names of the model's tensors that no file has
-    left_over: Sequence[str] = ()  # modules that the model does not have
+    missing: Sequence[str] = ()  # names of the model's tensors that no file has, and of parts of quantized modules
+    lost: Sequence[str] = ()  # left-over matrices of decoder layers, and heads beside an embedding that is to be tied
+    left_over: Sequence[str] = ()  # other modules that the model does not have, which may be meant
     biases: Sequence[str] = ()  # modules whose stored bias the model does not have
     shapes: Sequence[tuple[str, Sequence[int], Sequence[int], str]] = ()  # (module, stored, wanted shape, dtype)
     unchecked: str = ""  # what was not compared and why; Transformers may not know the architecture
@@ -73,26 +91,100 @@ def compare_all(folders: Sequence[str]) -> list[dict[str, Any]]:
     return [asdict(compare(Path(folder))) for folder in folders]
 
 
-def compare(folder: Path) -> Contents:
+def checked(files: ModelFiles) -> list[str]:
+    """Notes on the weights of a model on this machine; ModelError if its numbers would be wrong, InputError."""
+    notes = list[str]()
+    if isinstance(files, HuggingFaceFolder):
+        found, where = compare(files.folder, files.planned.override_tensors), files.folder
+        missing = [name for name in found.missing if not is_outside(name)]
+        if missing and not files.other_config:
+            raise ModelError(f"{where}: no {missing[0]}{and_more(missing)}, which the model of its config has")
+        if found.lost and not files.other_config:
+            what = "is stored, and the model of its config has no place for it"
+            raise ModelError(f"{where}: {found.lost[0]}{and_more(found.lost)} {what}")
+        if reason := files.other_config or found.unchecked:
+            notes.append(f"weights unchecked: {reason}")
+        if found.missing and not missing:
+            notes.append(f"no {found.missing[0]}{and_more(found.missing)}, which text does not need")
+        if beside := [*found.left_over, *(f"{module}.bias" for module in found.biases)]:
+            what = "are stored and not loaded, as the model of the config has no place for them; the first is"
+            notes.append(f"{len(beside):,} modules or biases {what} {beside[0]}")
+    of_zeros = zeros.find(files.placed())
+    if wrong := [each for each in of_zeros if each.wrong]:
+        raise ModelError(f"{wrong[0].file}: {wrong[0].name}: {wrong[0]}{and_more(wrong)}; download the file again")
+    return notes + [f"{each.name}: {each}{and_more(of_zeros)}" for each in of_zeros[:1]]
+
+
+def compare(folder: Path, override_tensors: Sequence[Path] = ()) -> Contents:
     """Compare the tensors in a folder's headers with those of the model that its config describes; InputError."""
-    checkpoint = Checkpoint(folder)
-    stored = stored_tensors(checkpoint)
+    checkpoint = Checkpoint(folder, tuple(override_tensors))
+    stored, lacking = stored_tensors(checkpoint), lacking_parts(checkpoint)
     try:
         model = built(checkpoint)
         renamed = new_names(model, list(stored))
     except Exception as error:  # Transformers' classes raise anything on a config that they do not expect
-        return Contents(unchecked=one_line(error, 160))
-    return differences(model, stored, renamed)
+        return Contents(lacking, unchecked=one_line(error, 160))
+    found = differences(model, stored, renamed)
+    return replace(found, missing=[*found.missing, *lacking], lost=[*found.lost, *untied(model, stored, renamed)])
+
+
+def lacking_parts(checkpoint: Checkpoint) -> list[str]:
+    """Names of parts that quantized modules lack: by their format, by the config, or by what their peers have.
+
+    Peers have one scheme.  A module needs what half of those have whose names differ from its own in numbers only, and
+    what all other modules have.
+    """
+    quantization, missing, unreadable = checkpoint.config.quantization, list[str](), dict[str, str]()
+    stated, promised, asked = declared(quantization), promises(quantization), asks_for_input_scales(quantization)
+    aside = {"bias"} if kv_cache(quantization) else {"bias", *KV_SCALES}
+    peers: dict[Any, dict[str, list[str]]] = {}
+    for module, parts in checkpoint.modules.items():
+        main, scheme = main_part(parts) or "", stated.of(module)
+        if module in checkpoint.quantized:
+            if not layout_of(parts, checkpoint.config).words and (scheme or not parts.keys() - {main, *NOT_BITS}):
+                words = scheme.weights if scheme else f"{parts[main].dtype} weights"
+                unreadable[module] = f"{module}: scales of its {words}, beside {', '.join(sorted(parts))}"
+            bits = FORMATS[main][1].split()
+            missing += [f"{module}.{name}" for name in bits if name in promised and name not in parts]
+            if asked and INPUT_SCALES.isdisjoint(parts) and (not scheme or scheme.activations):
+                missing.append(f"{module}.input_scale")
+        elif not parts.keys() & KV_SCALES - aside:
+            continue
+        key = (main, parts[main].dtype, scheme) if main else ()
+        peers.setdefault(key, {}).setdefault(NUMBER.sub("*", module), []).append(module)
+    for kinds in peers.values():
+        counts = {kind: Counter(name for module in found for name in checkpoint.modules[module])
+                  for kind, found in kinds.items()}  # fmt: skip
+        for kind, found in kinds.items():
+            others = [set(own) for other, own in counts.items() if other != kind]
+            needed = {name for name, count in counts[kind].items() if 2 * count >= len(found)} - aside
+            needed |= set.intersection(*others) - aside if len(others) > 1 else set()
+            for module in found:
+                missing += [f"{module}.{name}" for name in sorted(needed - checkpoint.modules[module].keys())]
+    named = {module_and_part(name)[0] for name in missing}
+    return list(dict.fromkeys([*missing, *(what for module, what in unreadable.items() if module not in named)]))
+
+
+def promises(quantization: Mapping[str, Any]) -> set[str]:
+    """Names of further parts that a config promises of every layer: zero points, orders of the inputs."""
+    weights = [part(group, "weights") for group in objects_in(quantization.get("config_groups"))]
+    told = {
+        "weight_zero_point": [args.get("symmetric") is False for args in weights],
+        "weight_g_idx": [args.get("actorder") in ("group", "dynamic") for args in weights],
+        "qzeros": [quantization.get("sym") is False or quantization.get("zero_point") is True],
+        "g_idx": [quantization.get("desc_act") is True],
+    }
+    return {name for name, of_groups in told.items() if of_groups and all(of_groups)}
 
 
 def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]) -> Contents:
     """Compare ``stored_tensors`` with a built model; ``renamed``: stored name -> the model's own name."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
+    optional = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     counted = Counter(renamed.values())
     loaded = {stored[name].module for name, target in renamed.items() if target in wanted}
-    left, biases, shapes, unknown = dict[str, str](), [], [], dict[str, str]()
+    left, biases, shapes, unknown, matrices = dict[str, str](), [], [], dict[str, str](), set[str]()
     for name, (module, packed, tensor) in stored.items():
         target = renamed[name]
         if target not in wanted:
@@ -102,16 +194,46 @@ def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, 
             if not name.endswith("bias") or module not in loaded:
                 left[module] = owner
                 unknown |= {} if kind in KNOWN_PARTS else {owner: name}
+                matrices |= {module} if kind == "weight" and len(tensor.shape) > 1 else set()
             elif tensor.dtype not in formats.NUMBERS or tensor.numel > LARGEST or values(tensor).any():
                 biases.append(module)  # AutoGPTQ stores a bias of zeros for every layer, which changes nothing
         elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
             shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
-    absent = {name: module_and_part(name)[0] for name in wanted if name not in counted and name not in tied}
+    absent = {name: module_and_part(name)[0] for name in wanted if name not in counted and name not in tied(model)
+              and not any(pattern.search(name) for pattern in optional)}  # fmt: skip
     unread = {owner: name for owner, name in unknown.items() if owner in absent.values()}
     missing = [name for name, owner in absent.items() if owner not in unread]
     left_over = sorted(module for module, owner in left.items() if owner not in unread)
     reason = f"{next(iter(unread.values()))}: in a format that is not known{and_more([*unread])}" if unread else ""
-    return Contents(missing + short_of_experts(counted, wanted), left_over, biases, shapes, reason)
+    kinds, whole = {NUMBER.sub("*", module) for module in loaded}, {layer_of(module) for module in loaded}
+    drafts = {layer_of(module) for module in left if NUMBER.sub("*", module) not in kinds} - whole
+    lost = [module for module in left_over if module in matrices and not is_outside(module)
+            and layer_of(module) not in drafts | {""}]  # fmt: skip
+    left_over = [module for module in left_over if module not in lost]
+    return Contents(missing + short_of_experts(counted, wanted), lost, left_over, biases, shapes, reason)
+
+
+def layer_of(module: str) -> str:
+    """The name of the decoder layer that holds a module: ``model.layers.3.``; empty if none does."""
+    found = IN_LAYER.search(f"{module}.")
+    return f"{module}."[: found.end()] if found else ""
+
+
+def tied(model: Any) -> Mapping[str, str]:
+    """Name of a tensor that the config ties to another one -> that one's name."""
+    found = getattr(model, "all_tied_weights_keys", None)  # Transformers 5.0 has only the class's own
+    return dict(found if found is not None else getattr(model, "_tied_weights_keys", None) or {})
+
+
+def untied(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]) -> list[str]:
+    """Stored heads that are not the embedding to which the config ties them: engines differ in which one they take."""
+    places = {target: stored[name].tensor for name, target in renamed.items()}
+    pairs = [(places.get(name), places.get(other), name) for name, other in tied(model).items()]
+    alike = [(one, other, name) for one, other, name in pairs
+             if one and other and one[1:3] == other[1:3] and one.dtype in formats.NUMBERS]  # fmt: skip
+    step = slice(None, None, 64)
+    return [name for one, other, name in alike
+            if not np.array_equal(formats.stored(one)[step], formats.stored(other)[step])]  # fmt: skip
 
 
 def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -14,17 +14,20 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint import zeros
 from compare_q.backends.checkpoint.contents import FUSED, LARGEST, SHARED, Contents, unequal
 from compare_q.backends.checkpoint.files import INDEX, Tensor, read_headers, strays
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
 from compare_q.backends.checkpoint.gguf import GgufModel, read_model
 from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
+from compare_q.backends.checkpoint.zeros import Zeros
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
 from compare_q.backends.common.messages import bytes_in_words, printable, shortened
+from compare_q.backends.hub import SILENT, Watch
 from compare_q.backends.layers.names import NUMBER
-from compare_q.backends.layers.schemes import declared, kv_cache, objects_in, part
+from compare_q.backends.layers.schemes import asks_for_input_scales, declared, is_static, kv_cache, part
 
 Severity = Literal["wrong", "warning", "note"]
 """``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
@@ -86,21 +89,28 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf"
 
 
-def examine(path: Path, reference: Path | None = None, contents: Contents | None = None) -> Report:
+def examine(
+    path: Path, reference: Path | None = None, contents: Contents | None = None,
+    watch: Watch | None = None,
+) -> Report:  # fmt: skip
     """Everything that headers, configs and small tensors show of a folder or GGUF model; InputError.
 
-    ``reference``: the model whose tokens it should have; ``contents``: of the folder, None if nothing was compared.
+    ``reference``: the model whose tokens it should have; ``contents``: of the folder, None if nothing was compared;
+    ``watch``: gets the numbers of bytes that were searched for zeros; None: only samples of the weights are searched.
     """
     findings, unchecked = list[Finding](), []
     if is_gguf(path):
         model = read_model(path)
+        placed = model.placed()
         facts, findings = tuple(gguf_facts(model)), list(low_gguf_head(model))
     else:
         checkpoint = Checkpoint(path)
+        placed = checkpoint.placed()
         facts, findings = tuple(folder_facts(checkpoint)), [one for check in CHECKS for one in check(checkpoint)]
         if contents is not None:
             findings += differing_tensors(checkpoint, contents)
             unchecked += [f"tensors against the config: {contents.unchecked}"] if contents.unchecked else []
+    findings += of_zeros(zeros.find(placed, whole=watch is not None, watch=watch or SILENT))
     if reference is not None:
         try:
             both = [of_gguf(read_model(each)) if is_gguf(each) else of_folder(each) for each in (path, reference)]
@@ -196,10 +206,21 @@ def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
         yield Finding("warning", where, what, "quantize it with a head in q6_K or q8_0")
 
 
+def of_zeros(found: Sequence[Zeros]) -> Iterator[Finding]:
+    """Matrices and scales with rows of zeros."""
+    wrong, meant = (
+        [f"{each.file.name}: {each.name}: {each}" for each in found if each.wrong == which] for which in (True, False)
+    )
+    again = "download the files again, or quantize again"
+    yield from one_finding("wrong", wrong, "no weights, but a hole in the file, or a failed quantization", again)
+    yield from one_finding("note", meant, "padded or pruned, or never trained", "none, if that is meant")
+
+
 def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Finding]:
     """Tensors that are missing or left over, or have another shape than the config asks for."""
     yield from one_finding(
-        "wrong", [f"{checkpoint.files[0].name}: {name}" for name in sorted(found.missing)],
+        "wrong", [f"{checkpoint.files[0].name}: {name}" for name in sorted(found.missing)
+                  if name.rpartition(".")[2] not in INPUT_SCALES],
         "missing, although the config asks for it: engines refuse, or make numbers up",
         "download the files again, or save the model with the class that its config names",
     )  # fmt: skip
@@ -210,9 +231,13 @@ def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Findi
     for what, where in shapes.items():
         yield from one_finding("wrong", where, what, OTHER_CONFIG)
     layer, bias = "left over: the model that the config describes has", "its bias is "
-    for modules, what in ((found.left_over, f"{layer} no such layer"), (found.biases, f"{bias}{layer} none there")):
+    lost: Severity = "wrong"
+    for severity, modules, what in (
+        (lost, found.lost, f"{layer} no place for it"),
+        ("warning", found.left_over, f"{layer} no such layer"), ("warning", found.biases, f"{bias}{layer} none there"),
+    ):  # fmt: skip
         places = map(checkpoint.where, sorted(modules))
-        yield from one_finding("warning", places, what, f"{OTHER_CONFIG}, or save the model without it")
+        yield from one_finding(severity, places, what, f"{OTHER_CONFIG}, or save the model without it")
 
 
 def differing_tokens(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
@@ -405,26 +430,6 @@ def faulty(scales: Mapping[str, Tensor]) -> dict[str, list[str]]:
         if fault := next((fault for fault, has_it in faults.items() if has_it), ""):
             bad.setdefault(fault, []).append(f"{tensor.file.name}: {name}")
     return bad
-
-
-def asks_for_input_scales(quantization: Mapping[str, Any]) -> bool:
-    """True if a config asks for a stored scale of the activations in every quantized layer."""
-    if quantization.get("quant_method") == "fp8":
-        return quantization.get("activation_scheme") == "static"
-    algorithm = (part(quantization, "quantization") or quantization).get("quant_algo")
-    if str(algorithm).upper() in ("NVFP4", "NVFP4_AWQ", "FP8"):
-        return True
-    groups = objects_in(quantization.get("config_groups"))
-    return bool(groups) and all(is_static(group.get("input_activations")) for group in groups)
-
-
-def is_static(arguments: Any) -> bool:
-    """True if compressed-tensors' ``QuantizationArgs``, as JSON, describe a scale that is stored.
-
-    ``"dynamic": "local"`` is NVFP4's: the scales of groups are computed, the global one is stored.
-    """
-    dynamic = arguments.get("dynamic") if isinstance(arguments, Mapping) else True
-    return dynamic in (None, False) or (dynamic == "local" and arguments.get("strategy") == "tensor_group")
 
 
 def is_ignored(module: str, patterns: list[str]) -> bool:

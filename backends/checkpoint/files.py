@@ -120,8 +120,17 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
-    """The headers of several files as one; a later file replaces an earlier one's tensors."""
-    return {name: tensor for file in files for name, tensor in read_header(file).items()}
+    """The headers of several files as one; InputError if two files have a tensor of one name."""
+    found: dict[str, Tensor] = {}
+    for file in files:
+        own = read_header(file)
+        if again := min(own.keys() & found.keys(), default=""):
+            raise InputError(
+                f"{printable(file)}: has the tensor {printable(again)}, as {printable(found[again].file.name)} has, "
+                "and engines differ in which one they load; move one of the files out of the folder"
+            )
+        found |= own
+    return found
 
 
 def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = True) -> str:

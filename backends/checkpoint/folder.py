@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends import hub
-from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storage
+from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, Storage
 from compare_q.backends.checkpoint import files, formats
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
@@ -64,7 +64,7 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Name -> header entry."""
-        return read_headers([*weight_files(self.folder), *self.override_tensors])
+        return read_headers(weight_files(self.folder)) | read_headers(self.override_tensors)
 
     @cached_property
     def modules(self) -> dict[str, Parts]:
@@ -96,6 +96,10 @@ class Checkpoint:
         parts = self.modules[module]
         main = main_part(parts) or ""
         return formats.layout_of(parts, self.config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
+
+    def placed(self) -> list[Placed]:
+        """The stored tensors, and where their bytes are."""
+        return [Placed(name, each.file, each.start, each.nbytes, each.shape) for name, each in self.tensors.items()]
 
     def json(self, name: str) -> dict[str, Any]:
         """One of its JSON files; empty if there is none."""
@@ -155,6 +159,11 @@ class HuggingFaceFolder(ModelFiles):
     """A model in a folder, on disk or on the hub; an engine whose options change its meaning derives a class."""
 
     @property
+    def other_config(self) -> str:
+        """Why the model that loads is not the one of config.json; empty if it is."""
+        return ""
+
+    @property
     def is_remote(self) -> bool:
         return hub.is_hub_id(self.planned.model_dir)
 
@@ -202,6 +211,9 @@ class HuggingFaceFolder(ModelFiles):
 
     def weight_files(self) -> tuple[Path, ...]:
         return (*weight_files(self.folder), *self.planned.override_tensors)
+
+    def placed(self) -> list[Placed]:
+        return Checkpoint(self.folder, self.planned.override_tensors).placed()
 
     def storage(self) -> Storage:
         return storage_of(self.folder, self.planned.override_tensors)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from compare_q.backends import hub
-from compare_q.backends.base import ModelFacts, ModelFiles, PlannedModel, Storage
+from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, Storage
 from compare_q.backends.checkpoint.config import scaling_json
 from compare_q.backends.checkpoint.files import sampled
 from compare_q.backends.checkpoint.formats import UNEXPLAINED
@@ -67,6 +67,7 @@ class GgufTensor(NamedTuple):
     shape: tuple[int, ...]  # in ggml's order: a matrix's inputs first
     type_name: str  # ggml's: "q4_1", "q6_K"
     nbytes: int | None  # on disk; None if the type is unknown
+    start: int = 0  # of its bytes in the file
 
     @property
     def numel(self) -> int:
@@ -90,6 +91,12 @@ def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
             return _Reader(data).header()
     except (OSError, ValueError, OverflowError, MemoryError, struct.error) as error:
         raise InputError(f"{printable(file)}: not a readable GGUF file: {one_line(error)}") from None
+
+
+def header_of(file: Path) -> GgufHeader:
+    """The header of a file as it is now; InputError if it is damaged."""
+    stat = file.stat()
+    return read_header(file, stat.st_size, stat.st_mtime_ns)
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
@@ -129,7 +136,7 @@ class _Reader:
             if start + offset + (tensor.nbytes or 0) > len(self.data):
                 raise ValueError(f"cut off before the end of {tensor.name}")
         digest = hashlib.sha256(self.data[: self.at]).hexdigest()
-        return GgufHeader(fields, tuple(tensor for tensor, _ in placed), digest)
+        return GgufHeader(fields, tuple(tensor._replace(start=start + offset) for tensor, offset in placed), digest)
 
     def passed(self, size: int) -> int:
         """The beginning of the next ``size`` bytes, which count as read; ValueError if the header is too long."""
@@ -252,6 +259,13 @@ class GgufModel:
         head = bits[self.head]
         return Storage(bits["layer"] / numel["layer"], head / numel[self.head], bits["layer"] + head)
 
+    def placed(self) -> list[Placed]:
+        """The tensors, and where their bytes are."""
+        return [
+            Placed(tensor.name, file, tensor.start, tensor.nbytes or 0, tensor.shape[::-1])
+            for file in self.files for tensor in header_of(file).tensors
+        ]  # fmt: skip
+
     def stamp(self, *, times: bool = True) -> str:
         """Hex digest of headers, names, sizes, times and a sample of the weights.
 
@@ -289,7 +303,7 @@ def read_model(path: Path) -> GgufModel:
         if not is_file(file):
             where = f"; shard of {path.name}, put all {len(files)} into one folder" if len(files) > 1 else ""
             raise InputError(f"model_dir: {printable(file)}: no such file{where}")
-    headers = [read_header(file, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    headers = list(map(header_of, files))
     fields, numbers = headers[0].fields, [field(header.fields, "split.no", int) or 0 for header in headers]
     if (count := field(fields, "split.count", int) or 0) not in ({0, 1} if len(files) == 1 else {len(files)}):
         raise InputError(f"{files[0]}: one of {count} shards; keep the names that it was split under")
@@ -350,6 +364,9 @@ class GgufFiles(ModelFiles):
 
     def weight_files(self) -> tuple[Path, ...]:
         return self.model.files
+
+    def placed(self) -> list[Placed]:
+        return self.model.placed()
 
     def storage(self) -> Storage:
         return self.model.storage()

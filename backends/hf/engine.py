@@ -113,6 +113,7 @@ class TransformersEngine(LogitsEngine):
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
         self.two_parts = False  # a base model and a forward that can compute some logits alone (long_windows.py)
+        self.takes_positions = False
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
@@ -177,6 +178,7 @@ class TransformersEngine(LogitsEngine):
         self.model.eval()
         takes = inspect.signature(self.model.forward).parameters
         self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
+        self.takes_positions = "position_ids" in takes
         self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
         if (seed := seed_of(self.planned.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
@@ -228,16 +230,19 @@ class TransformersEngine(LogitsEngine):
     def _decoded(self, window: Window, decode: Decode) -> Iterator[torch.Tensor]:
         """Yield ``pieces`` of a window that is fed ``step`` tokens at a time, with the model's default cache.
 
-        ``generate`` uses the same cache, unless the model's generation config names another one.
+        ``generate`` uses the same cache, unless the model's generation config names another one, and also gives the
+        positions: some models would count them from 0 in every forward pass.
         """
         import torch
 
         token_ids, cache = self._tokens(window), None
+        positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
 
         def forward(begin: int, end: int, **keys: Any) -> torch.Tensor:
             nonlocal cache
             if self.noise is not None:
                 self.noise.begin(token_ids[0, begin:end], torch.arange(begin, end))
+            keys |= {"position_ids": positions[:, begin:end]} if self.takes_positions else {}
             found = self.model(token_ids[:, begin:end], past_key_values=cache, use_cache=True, **keys)
             cache = found.get("past_key_values")
             if cache is None or cache.get_seq_length() != end:

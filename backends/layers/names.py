@@ -87,13 +87,17 @@ def role_of(module: str, hidden_layers: int | None) -> Role:
     steps, number = module.split("."), LAYER_NUMBER.search(f"{module}.")
     drafts = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
     routes = ROUTERS & set(steps[-2:]) and steps[-2:] != ["attention", "gate"]  # RWKV's gate is a layer
-    outside = any(OTHER_TOWERS.fullmatch(step) or step.startswith("mtp") for step in steps)
-    if drafts or routes or outside or module == CLASSIFIER or steps[-1] in OTHER_EMBEDDINGS:
+    if drafts or routes or is_outside(module) or module == CLASSIFIER or steps[-1] in OTHER_EMBEDDINGS:
         return ""
     if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and OUTER.issuperset(steps[:-1])):
         return "embedding"
     is_head = HEADS & set(steps[-2:]) or (steps[-1] in OUTER_HEADS and OUTER.issuperset(steps[:-1]))
     return "head" if is_head and not IN_LAYER.search(module) else "layer"
+
+
+def is_outside(module: str) -> bool:
+    """True if a name is one of another modality's modules or of multi-token prediction."""
+    return any(OTHER_TOWERS.fullmatch(step) or step.startswith("mtp") for step in module.split("."))
 
 
 def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> set[str]:

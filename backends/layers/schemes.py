@@ -134,6 +134,26 @@ def part(owner: Any, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def asks_for_input_scales(quantization: Mapping[str, Any]) -> bool:
+    """True if a config asks for a stored scale of the activations in every quantized layer."""
+    if quantization.get("quant_method") == "fp8":
+        return quantization.get("activation_scheme") == "static"
+    algorithm = (part(quantization, "quantization") or quantization).get("quant_algo")
+    if str(algorithm).upper() in ("NVFP4", "NVFP4_AWQ", "FP8"):
+        return True
+    groups = objects_in(quantization.get("config_groups"))
+    return bool(groups) and all(is_static(group.get("input_activations")) for group in groups)
+
+
+def is_static(arguments: Any) -> bool:
+    """True if compressed-tensors' ``QuantizationArgs``, as JSON, describe a scale that is stored.
+
+    ``"dynamic": "local"`` is NVFP4's: the scales of groups are computed, the global one is stored.
+    """
+    dynamic = arguments.get("dynamic") if isinstance(arguments, Mapping) else True
+    return dynamic in (None, False) or (dynamic == "local" and arguments.get("strategy") == "tensor_group")
+
+
 def kv_cache(config: Mapping[str, Any]) -> str:
     """The format of keys and values in a checkpoint's config: "fp8 tensor", ..., "unknown"; "" for the model's dtype.
 

@@ -86,6 +86,10 @@ IMPORTED_ON_LOAD = (
 class VllmFolder(HuggingFaceFolder):
     """A folder whose context and stored size may depend on vLLM's options."""
 
+    @property
+    def other_config(self) -> str:
+        return "engine.hf_overrides changes the config" if "hf_overrides" in self.planned.options else ""
+
     def facts(self) -> ModelFacts:
         found = super().facts()
         return replace(found, context=None) if "hf_overrides" in self.planned.options else found

@@ -23,6 +23,7 @@ from typing import Any
 from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import Engine, EngineInfo, ModelFacts, PlannedModel, TokenScores, Window
+from compare_q.backends.checkpoint import contents
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable
@@ -94,6 +95,7 @@ class Worker:
     def __init__(self, requested: float, alone: str = "") -> None:
         machine.keep_compiled_kernels_apart()
         self.requested, self.alone = requested, alone
+        self.notes = list[str]()  # on the weights of the loaded model
         self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
         self.engine: Engine | None = None
@@ -139,6 +141,7 @@ class Worker:
         with suppress(Exception):  # loading reports the same error more clearly
             engine_class.import_engine(verbose=model.log_file is None)
         machine.choose_mkl_kernels()
+        self.notes = contents.checked(engine_class.files(model))
         self.engine = engine_class(model)
         self.engine.load()
         self.moments = {"started": self.requested, "loaded": time.time()}
@@ -166,7 +169,7 @@ class Worker:
             raise
         moments["closed"] = time.time()
         self.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
-        ran = {"provenance": what_ran(self.engine), "load_seconds": self.load_seconds, "moments": moments}
+        ran = {"provenance": what_ran(self.engine, self.notes), "load_seconds": self.load_seconds, "moments": moments}
         record = {**ran, **command.facts}
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         one_gpu = in_worker() and len(gpus) == 1 and gpus[0]
@@ -190,12 +193,13 @@ class Worker:
             segments.write_record(command.scores, command.session, record)
 
 
-def what_ran(engine: Engine) -> dict[str, Any]:
-    """Return the provenance and layers of a finished run; a note if the engine fails to report them."""
+def what_ran(engine: Engine, notes: list[str]) -> dict[str, Any]:
+    """Return the provenance, with further ``notes``, and layers of a finished run; a note if the engine fails."""
     try:
-        return {"notes": [], **engine.provenance(), "layers": groups_to_json(engine.layers())}
+        found = engine.provenance()
+        return {**found, "notes": [*notes, *found.get("notes", ())], "layers": groups_to_json(engine.layers())}
     except Exception as error:
-        return {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
+        return {"notes": [*notes, f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
 
 
 def keep_to_share(number: int, count: int) -> None:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import PlannedModel
+from compare_q.backends.checkpoint.contents import Contents
 from compare_q.backends.checkpoint.doctor import examine, is_gguf
+from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import printable
 from compare_q.eval.cli import adaptive
+from compare_q.eval.cli.doctor import compared
 from compare_q.eval.cli.outputs import print_errors
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.run import plan, reference
@@ -53,7 +57,7 @@ def run(
             lines += [f"{title}: {line}" for line in missing]
         except InputError as error:
             problems.append(spec.blamed(error) if len(texts) == 1 else f"{title}: {error}")
-    wrong = checked_files(models, lines, problems)
+    wrong = checked_files(config, models, lines, problems)
     if built and not problems:
         try:
             fitted = plan.fitted(config, model_specs, models, built)
@@ -72,20 +76,28 @@ def run(
     return print_errors("\n".join(problems)) or int(wrong)
 
 
-def checked_files(models: Sequence[PlannedModel], lines: list[str], problems: list[str]) -> bool:
+def checked_files(
+    config: RunConfig, models: Sequence[PlannedModel], lines: list[str], problems: list[str]
+) -> bool:  # fmt: skip
     """Add ``lines`` about the models' files, and ``problems``; return True if a number would be wrong."""
-    wrong = False
+    wrong, found = False, dict[Path, Contents]()
+    owned = [(model, backends.files_of(model)) for model in models]
+    with suppress(InputError):  # reported below, for its own model
+        folders = [Path(model.model_dir) for model, files in owned if isinstance(files, HuggingFaceFolder)
+                   and not files.is_remote and not files.other_config]  # fmt: skip
+        found = compared(folders, config.progress)
     reference = next((Path(model.model_dir) for model in models if model.is_reference), None)
-    for model in models:
-        label, path, files = model.label, Path(model.model_dir), backends.files_of(model)
+    for model, files in owned:
+        label, path = model.label, Path(model.model_dir)
         line = f"{label}: {model.engine} ({' '.join(model.info.installed or ()).strip()}), {model.model_dir}"
         try:
             lines.append(f"{line}, {files.would_fetch()}" if files.is_remote else line)
             if not files.is_remote and (is_gguf(path) or exists(path / "config.json")):
-                report = examine(path, None if reference == path else reference)
+                report = examine(path, None if reference == path else reference, found.get(path))
                 facts = dict(reversed(report.facts))  # the first of the groups of layers
                 layers = facts.get("layers", "").partition(":")[0]
                 said = [f"{layers}; {facts['size']}; {facts['files']}", *map(str, report.findings)]
+                said += [f"not checked: {reason}" for reason in report.unchecked]
                 lines += [f"{label}: {each}" for each in said]
                 wrong = wrong or report.is_wrong
         except InputError as error:

@@ -28,8 +28,8 @@ def run(names: Sequence[str]) -> int:
     models = [model for name in names for model in models_of(name, progress)]
     found, wrong = compared([path for _, path in models], progress), False
     for number, (name, path) in enumerate(models):
-        with progress.phase(f"examining {name}"):
-            report = examine(path, models[0][1] if number else None, found.get(path))
+        with progress.phase(f"examining {name}", unit="bytes") as phase:
+            report = examine(path, models[0][1] if number else None, found.get(path), phase)
         facts = [f"  {title:11} {text}" for title, text in report.facts]
         findings = [f"  {finding}" for finding in report.findings] or ["  nothing wrong found"]
         unchecked = [f"  not checked: {reason}" for reason in report.unchecked]

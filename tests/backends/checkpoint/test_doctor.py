@@ -197,7 +197,7 @@ def test_special_tokens(name: str, mine: Any, reference: Any, said: str | None) 
     assert [each.severity for each in found] == ([said] if said else [])
 
 
-NOTHING = Contents([], [], [], [])
+NOTHING = Contents([], [], [], [], [])
 
 
 @pytest.fixture

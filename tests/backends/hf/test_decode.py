@@ -1,4 +1,4 @@
-"""Decode in Transformers: what prefill scores, to rounding; and a bug that only generation has."""
+"""Decode in Transformers: what prefill scores, to rounding; and models that decode wrong."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from compare_q.backends.base import Decode, ScoreRequest, Window
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf import engine as hf
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
-from tests.support.toy import TOY_VOCAB, toy_windows, with_gaps
+from tests.support.toy import TOY_VOCAB, save_llama, toy_windows, with_gaps
 from tests.support.transformers_models import loaded
 
 WINDOWS = [*toy_windows(3, 61), with_gaps(Window.scored_from(3, toy_windows(4)[3].token_ids))]
@@ -40,6 +41,11 @@ def sizes_of(engine: TransformersEngine) -> list[int]:
     return sizes
 
 
+def checked(step: int) -> list[int]:
+    """Tokens of the forward passes by which decode and prefill are compared beforehand."""
+    return [step] * (16 // step) + [16]
+
+
 def kld(engine: TransformersEngine, store: Path) -> float:
     """The largest KLD of a token against the toy in prefill."""
     found = engine.score(WINDOWS, ScoreRequest(reference=store, vocab_size=TOY_VOCAB))
@@ -54,7 +60,9 @@ def test_decode_scores_what_prefill_does(toy_model: Path, store: Path, tmp_path:
     sizes = sizes_of(engine)
     assert kld(engine, store) < 1e-5
     lengths = [len(window.token_ids) for window in WINDOWS]
-    assert sizes == [min(step, length - begin) for length in lengths for begin in range(0, length, step)]
+    assert sizes == checked(step) + [
+        min(step, length - begin) for length in lengths for begin in range(0, length, step)
+    ]
     list(engine.score(WINDOWS, ScoreRequest(record=tmp_path)))
     reference.seal(tmp_path, {}, len(WINDOWS))
     assert reference.Reader(tmp_path).contents == "states"
@@ -63,7 +71,8 @@ def test_decode_scores_what_prefill_does(toy_model: Path, store: Path, tmp_path:
 
 
 @pytest.mark.engine
-def test_a_bug_of_decode_shows_in_decode_alone(toy_model: Path, store: Path) -> None:
+@pytest.mark.parametrize("decode", [None, Decode()])
+def test_a_model_that_decodes_wrong_is_refused(toy_model: Path, store: Path, decode: Decode | None) -> None:
     """Half of V is lost in steps of one token, as in a decode kernel (turboquant_plus, issue 99)."""
 
     def halved(_: Any, __: Any, value: torch.Tensor) -> torch.Tensor:
@@ -72,15 +81,28 @@ def test_a_bug_of_decode_shows_in_decode_alone(toy_model: Path, store: Path) -> 
             value[..., value.shape[-1] // 2 :] = 0
         return value
 
-    found = {}
-    for decode in (None, Decode()):
-        engine = loaded(toy_model, dtype="float32", decode=decode)
-        for layer in engine.model.model.layers:
-            layer.self_attn.v_proj.register_forward_hook(halved)
-        found[decode] = kld(engine, store)
-        engine.close()
-    assert found[None] < 1e-6
-    assert found[Decode()] > 0.1
+    engine = loaded(toy_model, dtype="float32", decode=decode)
+    for layer in engine.model.model.layers:
+        layer.self_attn.v_proj.register_forward_hook(halved)
+    if decode is None:
+        assert kld(engine, store) < 1e-6
+    else:
+        with pytest.raises(ModelError, match="decode"):
+            kld(engine, store)
+    engine.close()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("step", [1, 3])
+def test_positions_are_given(tmp_path: Path, step: int) -> None:
+    """Bamba in Transformers counts positions from 0 in every forward pass unless they are given."""
+    save_llama(
+        tmp_path, "Bamba", attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=32, mamba_d_state=16, mamba_n_groups=1,
+        dtype="float32",
+    )  # fmt: skip
+    (gold,) = loaded(tmp_path, dtype="float32").score(WINDOWS[:1], ScoreRequest())
+    (found,) = loaded(tmp_path, dtype="float32", decode=Decode(step)).score(WINDOWS[:1], ScoreRequest())
+    np.testing.assert_allclose(found.logprob, gold.logprob, atol=1e-4)
 
 
 @pytest.mark.engine
@@ -99,6 +121,6 @@ def test_decode_behind_prompts(
     window = replace(WINDOWS[0], spans=((30, 36), (58, 61)))
     (found,), (gold,) = (list(each.score([window], ScoreRequest())) for each in (engine, whole))
     np.testing.assert_allclose(found.logprob, gold.logprob, atol=1e-4)
-    assert seen == sizes
+    assert seen == checked(step) + sizes
     engine.close()
     whole.close()

@@ -58,7 +58,10 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
 
 @runs_llama_cpp
 def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 61 tokens positions 20 to 29 and 50 to 54 are scored, so that 19 to 28 and 49 to 53 go one at a time."""
+    """Of 61 tokens positions 20 to 29 and 50 to 54 are scored, so that 19 to 28 and 49 to 53 go one at a time.
+
+    Before that, 16 tokens are decoded and prefilled, to be compared.
+    """
     window = replace(toy_windows(1, 61)[0], spans=((20, 30), (50, 55)))
     engines = loaded(toy_gguf, **EXACT), loaded(toy_gguf, decode=Decode(1, behind_prompts=True), n_batch=16, **EXACT)
     sizes: list[int] = []
@@ -72,7 +75,7 @@ def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypa
     monkeypatch.setattr(engines[1].library, "llama_decode", counted)
     (found,) = engines[1].score([window], ScoreRequest())
     np.testing.assert_allclose(found.logprob, whole.logprob, atol=1e-3)
-    assert sizes == [16, 3, *[1] * 10, 16, 4, *[1] * 5, 7]
+    assert sizes == [*[1] * 16, 16, 16, 3, *[1] * 10, 16, 4, *[1] * 5, 7]
     for engine in engines:
         engine.close()
 

@@ -1,0 +1,91 @@
+"""Weights of zeros, as holes in a file and failed quantizations leave them: whole tensors and runs of rows.
+
+Zeros can be meant: padding, pruned rows, tensors that begin training as zeros.  Those are in every layer, and damage is
+in a few.  So zeros are wrong in a matrix if most matrices whose names differ from its own in numbers only have none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compare_q.backends.base import Placed
+from compare_q.backends.hub import SILENT, Watch
+from compare_q.backends.layers.names import NUMBER
+
+SAMPLES, SAMPLE = 17, 512
+"""Samples of a tensor, and bytes of each; all rows are looked at if a sample has only zeros."""
+FIRST_BYTES, STEP = 32, 1 << 24
+"""Bytes of each row that are read first; bytes that are read at a time of rows that begin with zeros."""
+SHORTEST = 4
+"""Rows of a run that counts: two or three dead rows may be next to each other."""
+PADDING = 0.05
+"""Largest share of rows of zeros that is taken for padding in a matrix that is alone of its kind (the embedding)."""
+LEFT_OUT = re.compile(r"bias|zero|_?idx|perm|lora|shape|mask|(^|\.)[kvq]_scale|input_(global_)?scale")
+"""In names of tensors that may be all zeros, or that the doctor looks at elsewhere."""
+SCALE = re.compile(r"scale|absmax|\.SCB$")
+
+
+class Zeros(NamedTuple):
+    """The longest run of rows of zeros in a tensor; ``rows``: of how many rows; ``wrong``: it cannot be meant."""
+
+    name: str
+    file: Path
+    first: int
+    length: int
+    rows: int
+    wrong: bool
+
+    def __str__(self) -> str:
+        last = self.first + self.length - 1
+        return (
+            "all zeros" if self.length == self.rows else f"rows {self.first:,} to {last:,} of {self.rows:,} are zeros"
+        )
+
+
+def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILENT) -> list[Zeros]:
+    """The matrices and scales with zeros, by samples of each or by all rows; ``watch`` gets numbers of bytes."""
+    kinds: dict[str, list[tuple[Placed, int, tuple[int, int]]]] = {}
+    mapped: dict[Path, NDArray[np.uint8]] = {}
+    watch.expect(sum(tensor.nbytes for tensor in tensors))
+    for tensor in tensors:
+        watch.advance(tensor.nbytes)
+        name, file, start, nbytes, shape = tensor
+        if not nbytes or LEFT_OUT.search(name) or (len(shape) < 2 and not SCALE.search(name)):
+            continue
+        if file not in mapped:
+            mapped[file] = np.memmap(file, np.uint8, "r")
+        data, rows = mapped[file][start : start + nbytes], math.prod(shape[:-1])
+        places = np.linspace(0, max(nbytes - SAMPLE, 0), SAMPLES, dtype=int)
+        suspect = whole or nbytes < SAMPLES * SAMPLE or not all(data[at : at + SAMPLE].any() for at in places)
+        run = longest_run(data.reshape(rows if nbytes % rows == 0 else 1, -1)) if suspect else (0, 0)
+        kinds.setdefault(NUMBER.sub("*", name), []).append((tensor, rows, run))
+    found = []
+    for members in kinds.values():
+        with_zeros = sum(count > 0 for _, _, (_, count) in members)
+        for tensor, rows, (first, count) in members:
+            usual = 2 * with_zeros > len(members) if len(members) > 1 else count <= PADDING * rows
+            wrong = not usual or (count == rows and bool(SCALE.search(tensor.name)))
+            found += [Zeros(tensor.name, tensor.file, first, count, rows, wrong)] if count else []
+    return found
+
+
+def longest_run(matrix: NDArray[np.uint8]) -> tuple[int, int]:
+    """(first row, number of rows) of the longest run of zeros; (0, 0) if it is short, or most such rows are outside it.
+
+    ``matrix``: bytes [rows, bytes of a row].
+    """
+    rows, step = np.flatnonzero(~matrix[:, :FIRST_BYTES].any(1)), max(STEP // matrix.shape[1], 1)
+    parts = [rows[at : at + step] for at in range(0, len(rows), step)]
+    zeros = np.concatenate([part[~matrix[part].any(1)] for part in parts] or [rows])
+    edges = np.flatnonzero(np.diff(zeros, prepend=-2, append=len(matrix) + 1) > 1)  # where runs begin, and the end
+    lengths = np.diff(edges)
+    if not len(zeros) or (max(lengths) < min(SHORTEST, len(matrix)) or 2 * max(lengths) < len(zeros)):
+        return 0, 0
+    return int(zeros[edges[lengths.argmax()]]), int(lengths.max())

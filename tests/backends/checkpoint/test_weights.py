@@ -1,0 +1,131 @@
+"""What a checkpoint lacks, has too much of, has twice, or has as zeros is refused or noted before its model loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compare_q.backends.checkpoint import contents, zeros
+from compare_q.backends.checkpoint.folder import Checkpoint, HuggingFaceFolder
+from compare_q.backends.common.errors import InputError, ModelError
+from tests.support.toy import planned, save_llama
+from tests.support.transformers_models import changed
+
+PRESETS = ("W4A16", "W8A8", "FP8_DYNAMIC", "NVFP4A16", "NVFP4")
+FAMILIES = {
+    "Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {}, "Gemma2": {}, "Starcoder2": {}, "Phi3": {}, "Granite": {},
+    "Olmo2": {}, "GPTNeoX": {}, "StableLm": {}, "Cohere": {"tie_word_embeddings": True},
+    "Mixtral": {"num_local_experts": 2}, "Qwen3Moe": {"num_experts": 2, "moe_intermediate_size": 32},
+    "Bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
+}  # fmt: skip
+"""Model types of Transformers -> keys of their configs."""
+
+
+def notes_of(folder: Path) -> list[str]:
+    return contents.checked(HuggingFaceFolder(planned("m", "transformers", str(folder), 100)))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_tensor_is_needed(preset: str, quantized: Callable[..., Path], tmp_path: Path) -> None:
+    """One tensor is left out at a time, and the message names it or its module."""
+    source = quantized(preset)
+    assert notes_of(source) == []
+    for at, name in enumerate(load_file(source / "model.safetensors")):
+        broken = changed(source, tmp_path / str(at), {}, **{name: None})
+        with pytest.raises(ModelError) as refused:
+            notes_of(broken)
+        assert name.rpartition(".")[0].removeprefix("model.") in str(refused.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_intact_models_have_no_note(family: str, tmp_path: Path) -> None:
+    """Also without a tied head, with fused names, and with experts that Transformers stacks."""
+    pad = {"pad_token_id": 0} if family in ("Phi3", "Cohere") else {}
+    folder = save_llama(tmp_path, family, **pad, **FAMILIES[family])
+    assert notes_of(folder) == []
+    name = next(name for name in load_file(folder / "model.safetensors") if "norm" in name and name.endswith("weight"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {key: each for key, each in tensors.items() if key != name}, folder / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ModelError, match="norm"):
+        notes_of(folder)
+
+
+def edited(source: Path, folder: Path, **keys: int) -> Path:
+    """A copy with other keys in its config."""
+    changed(source, folder, {})
+    config = json.loads((folder / "config.json").read_text()) | keys
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
+    """A decoder layer, a head: refused; biases and modules of multi-token prediction: a note; biases of zeros: none."""
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.\S+ \(and 6 more like it\) is stored"):
+        notes_of(edited(toy_model, tmp_path / "short", num_hidden_layers=1))
+    with pytest.raises(ModelError, match="lm_head"):
+        notes_of(edited(toy_model, tmp_path / "tied", tie_word_embeddings=True))
+    names = [f"model.layers.{layer}.self_attn.q_proj.bias" for layer in (0, 1)]
+    biases = {name: torch.full((64,), 0.5, dtype=torch.bfloat16) for name in names}
+    (note,) = notes_of(changed(toy_model, tmp_path / "biased", {}, **biases))
+    assert note.startswith("2 modules or biases are stored and not loaded")
+    assert note.endswith(names[0])
+    assert notes_of(changed(toy_model, tmp_path / "zero", {}, **{name: 0 * biases[name] for name in names})) == []
+    (note,) = notes_of(changed(toy_model, tmp_path / "mtp", {}, **{"mtp.fc.weight": torch.ones(64, 64)}))
+    assert note.endswith("mtp.fc")
+
+
+def test_one_name_in_two_files(toy_model: Path, tmp_path: Path) -> None:
+    folder = changed(toy_model, tmp_path / "twice", {})
+    tensors = load_file(folder / "model.safetensors")
+    name, (first, *_) = "model.norm.weight", tensors
+    save_file(tensors, folder / "model-00001-of-00002.safetensors")
+    save_file({name: tensors[name] * 2}, folder / "model-00002-of-00002.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = dict.fromkeys(tensors, "model-00001-of-00002.safetensors") | {first: "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(InputError, match=f"has the tensor {name}, as model-00001-of-00002.safetensors has"):
+        notes_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "is_wrong"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", slice(None), True),
+        ("model.layers.1.mlp.up_proj.weight", slice(40, 60), True),
+        ("model.layers.0.self_attn.q_proj.weight", slice(7, 9), None),
+        ("model.embed_tokens.weight", slice(310, None), False),
+        ("model.embed_tokens.weight", slice(100, 200), True),
+    ],
+)
+def test_zeros(toy_model: Path, tmp_path: Path, name: str, rows: slice, is_wrong: bool | None) -> None:
+    """All bytes are looked at; two rows of zeros are nothing, and a few at the end of an embedding are padding."""
+    weight = load_file(toy_model / "model.safetensors")[name]
+    weight[rows] = 0
+    folder = changed(toy_model, tmp_path / "zeros", {}, **{name: weight})
+    found = zeros.find(Checkpoint(folder).placed(), whole=True)
+    assert [(each.name, each.wrong) for each in found] == ([] if is_wrong is None else [(name, is_wrong)])
+    if is_wrong:
+        with pytest.raises(ModelError, match="zeros"):
+            notes_of(folder)
+
+
+def test_zeros_in_every_layer_are_meant(toy_model: Path, tmp_path: Path) -> None:
+    weights = {name: tensor for name, tensor in load_file(toy_model / "model.safetensors").items() if "o_proj" in name}
+    for weight in weights.values():
+        weight[20:40] = 0
+    (note,) = notes_of(changed(toy_model, tmp_path / "pruned", {}, **weights))
+    assert "rows 20 to 39 of 64 are zeros" in note
+
+
+def test_a_scale_of_zeros(quantized: Callable[..., Path], tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight_scale"
+    scale = torch.zeros_like(load_file(quantized("W8A8") / "model.safetensors")[name])
+    with pytest.raises(ModelError, match=f"{name}: all zeros"):
+        notes_of(changed(quantized("W8A8"), tmp_path / "zeros", {}, **{name: scale}))
