@@ -32,15 +32,15 @@ ROUNDINGS = 0.001
 """Nats: a KLD that need not be known better where no row is the noise floor.  Another order of roundings costs
 SmolLM2-135M 0.0017 (docs/statistics.md)."""
 
-Outcome = Literal["less", "more", "equal", "unranked", "unknown"]
+Outcome = Literal["less", "more", "equal", "same", "unranked", "unknown"]
 
 
 @dataclass(frozen=True)
 class Difference:
     """One model's mean minus another's, and what may be said about it."""
 
-    # "less" or "more" if the two differ; "equal" if no difference is seen; "unranked" if both are nearly lossless and
-    # KLD does not rank them; "unknown" for a ``reason``.
+    # "less" or "more" if the two differ; "equal" if no difference is seen; "same" if the scores of all tokens are the
+    # same; "unranked" if both are nearly lossless and KLD does not rank them; "unknown" for a ``reason``.
     outcome: Outcome
     value: float | None = None  # None, as error and interval, where it is not known
     stderr: float | None = None
@@ -66,6 +66,8 @@ def compare(
         found = paired_difference(a.estimates.blocks, b.estimates.blocks, score)
     if not a.estimates or not found or found.value is None or (score == "kld" and (a.reference or b.reference)):
         return Difference("unranked" if unranked else "unknown", reason=reason)
+    if a.scores_equal(b):
+        return Difference("same", found.value, found.stderr)
     if found.stderr is None:
         return Difference("unknown", found.value, reason="the text is too short to tell")
     limits = interval(found.value, found.stderr, a.estimates.blocks.waves, LEVEL / max(comparisons, 2))
@@ -102,6 +104,7 @@ class Ranking:
     """Rows compared with the best one."""
 
     best: ModelResult
+    same: Sequence[ModelResult] = ()  # with the same score at every token
     equal: Sequence[ModelResult] = ()
     worse: Sequence[ModelResult] = ()
     unknown: Sequence[ModelResult] = ()
@@ -124,14 +127,16 @@ def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ())
         return -found if score == "same_top" else found
 
     first, *others = sorted(rows, key=mean)
+    same = [model for model in others if model.scores_equal(first)]
+    others = [model for model in others if model not in same]
     is_short = any(own.held < 2 or own.length < LEAST_TOKENS for own in blocks.values())
     if reason := "the text is too short" if is_short else missing(first, score):
-        return Ranking(first, unknown=others, reason=reason)
+        return Ranking(first, same, unknown=others, reason=reason)
     found: dict[str, list[ModelResult]] = {"equal": [], "worse": [], "unknown": []}
     for model in others:
         outcome = compare(model, first, score, near=near, comparisons=len(others)).outcome
         found[{"unranked": "equal", "less": "worse", "more": "worse"}.get(outcome, outcome)].append(model)
-    return Ranking(first, found["equal"], found["worse"], found["unknown"])
+    return Ranking(first, same, found["equal"], found["worse"], found["unknown"])
 
 
 def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[ModelResult]:
@@ -154,7 +159,8 @@ def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
     """
     rows = candidates_for_best(models, score)
     found = ranking(rows, score, near_lossless(models)) if len(rows) > 1 else None
-    return frozenset(model.label for model in (found.best, *found.equal)) if found and not found.reason else frozenset()
+    equal = (found.best, *found.same, *found.equal) if found and not found.reason else ()
+    return frozenset(model.label for model in equal)
 
 
 def kld_limit(models: Sequence[ModelResult]) -> float | None:

@@ -227,6 +227,7 @@ class ModelResult(Stored):
     error: Text | None = Field(default=None, description="why it has no scores; None if it has")
     spec_sha256: str = Field(default="", description="digest of the spec")
     scores_key: str = Field(default="", description="key of its token scores in the cache")
+    scores_digest: str = Field(default="", description="digest of the log-probabilities of all scored tokens")
     seconds: dict[str, Error | None] | None = Field(default=None, description="load, first_step, scoring, close")
     timing: Timing | None = Field(default=None, description="when its worker did what, seconds since 1970")
     notes: tuple[Text, ...] = Field(default=(), description="footnotes of the row")
@@ -288,6 +289,23 @@ class ModelResult(Stored):
     def kv_caches(self) -> tuple[groups.KVCache, ...]:
         """Groups of KV caches; empty if the engine does not report them."""
         return groups.kv_caches_from_json(self.provenance.get("kv_cache_layers"))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that its spec gives the engine."""
+        given, engine = self.spec.get("model_dir"), self.spec.get("engine")
+        more = given[-1] if isinstance(given, list) and given else None
+        return {name: value for each in (engine, more) if isinstance(each, dict) for name, value in each.items()}
+
+    @property
+    def loads(self) -> tuple[Any, ...]:
+        """Load function, folder and phase: rows that share them differ in their options alone."""
+        given = self.spec.get("model_dir")
+        return self.spec.get("load_fn"), given[:1] if isinstance(given, list) else [given], self.phase
+
+    def scores_equal(self, other: ModelResult) -> bool:
+        """True if both have the same log-probability at every token, to the last bit."""
+        return self.scores_digest == other.scores_digest != ""
 
     @property
     def deviation_clauses(self) -> list[str]:

@@ -8,6 +8,7 @@ statistic can be made from them later without running a model.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -185,6 +186,7 @@ def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cac
         model, storage=size_on_disk, estimates=found, windows=len(text.windows), timing=stored.timing,
         load_seconds=record["load_seconds"], score_seconds=record["score_seconds"], provenance=record["provenance"],
         notes=notes, scores_key=f"{work.key}/{work.tag}", from_cache=from_cache, **speed,
+        scores_digest=hashlib.sha256(stored.columns["logprob"].tobytes()).hexdigest(),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from compare_q.backends.checkpoint.config import ROPE, beyond
@@ -24,6 +25,10 @@ COMMON_ERROR = (
 )
 NOTEWORTHY = 0.1
 """Smallest share of a row's seconds that the first step, in which engines compile, needs for the note on speeds."""
+PLACEMENT = re.compile(
+    "parallel|memory|device|executor|gpu|offload|streaming|load|concurrency|timeout|retries|threads|batch|api_key|trust"
+)
+"""Parts of names of options that say where and how fast a model runs, and change no score by intent."""
 MEANS = (
     "mean: over the texts, each with the same weight, of KLD the arithmetic mean, of PPL the geometric mean, without "
     "answers; n/a where a text has no value; its ± takes the texts' errors as independent"
@@ -67,6 +72,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
             f"{everywhere}decode SxB: S tokens of each of B windows a step, as generation computes them, with what came"
             f" before in the KV cache{prompts if any('prompts' in phase for phase in decode) else ''}"
         )
+    notes += same_notes(rows)
     tokens, ropes = text.data.get("window_length"), [(model.label, model.provenance.get(ROPE)) for model in rows]
     notes += by_note(
         (label, beyond(rope, tokens)) for label, rope in ropes if isinstance(rope, dict) and isinstance(tokens, int)
@@ -92,6 +98,29 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
         notes.append(f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)")
     notes += [f"{model.label}: {note}" for model in rows for note in model_notes(model, text)]
     return notes + (kv_size_notes(text) if "kv_mb" in columns else [])
+
+
+def same_notes(rows: Sequence[ModelResult]) -> list[str]:
+    """Return notes on rows with the same score at every token; they ask about options in which such rows differ."""
+    said, firsts = [], dict[str, ModelResult]()
+    for model in sorted((row for row in rows if row.scores_digest), key=lambda row: not row.reference):
+        first = firsts.setdefault(model.scores_digest, model)
+        if model is first:
+            continue
+        names = [] if model.loads != first.loads else [
+            name for name in {**first.options, **model.options}
+            if first.options.get(name) != model.options.get(name) and not PLACEMENT.search(name)
+            and not (applied(first, name) and applied(model, name))
+        ]  # fmt: skip
+        question = f": was engine.{' and engine.'.join(names)} applied?" if names else ""
+        said.append((model.label, f"same scores at every token as {first.label}{question}"))
+    return by_note(said)
+
+
+def applied(model: ModelResult, name: str) -> bool:
+    """Return True if what ran is known to be what the spec's option says; also without the option."""
+    ran = model.provenance.get(name)
+    return bool(model.options.get(name, ran) == ran)
 
 
 def window_notes(text: TextResult) -> list[str]:

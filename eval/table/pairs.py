@@ -18,7 +18,10 @@ HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",
     "Each interval is for one pair: of 20 equal pairs, one will seem to differ",
 )
-SAID = {"unranked": "not ranked: both are at most about twice the noise floor's", "equal": "no difference to be seen"}
+SAID = {
+    "unranked": "not ranked: both are at most about twice the noise floor's", "equal": "no difference to be seen",
+    "same": "the same score at every token",
+}  # fmt: skip
 """The words for an outcome of ``ranking.compare`` that calls no row better."""
 Pair = tuple[ModelResult, ModelResult]
 

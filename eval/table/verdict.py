@@ -19,6 +19,7 @@ MOST_TIMES = 1000
 """The largest ratio of two KLDs that is given as a ratio; beyond it the KLDs themselves are."""
 VERBS = {"kld": ("loses more", "lose more"), "nll": ("has a higher one", "have higher ones")}
 """The verb for one worse row, and for several."""
+SAME = "the same scores at every token"
 
 
 def verdict(run: RunResult) -> str:
@@ -45,7 +46,8 @@ def of_text(text: TextResult) -> list[str]:
         outcomes = {model.marked_label: compare(model, reference, "nll").outcome for model in rows}
         kinds = {"more": f"is higher than {reference.label}'s{certainly(rows)}",
                  "less": f"is lower than {reference.label}'s{certainly(rows)}",
-                 "equal": f"cannot be told apart from {reference.label}'s"}  # fmt: skip
+                 "equal": f"cannot be told apart from {reference.label}'s",
+                 "same": f"is {reference.label}'s, with the same score at every token"}  # fmt: skip
         for kind in [each for each in dict.fromkeys(outcomes.values()) if each in kinds]:
             labels = [label for label, outcome in outcomes.items() if outcome == kind]
             said.append(f"PPL {kinds[kind]}: {listed(labels)}.")
@@ -93,6 +95,9 @@ def ranked(
     ``sizes``: label -> how much worse a row is, which goes into ``frame``.
     """
     clauses, doubts = [first], []
+    if found.same:
+        has = "has" if len(found.same) == 1 else "have"
+        clauses.append(f"{listed([model.marked_label for model in found.same])} {has} {SAME}")
     if found.equal:
         unranked = {model.label for model in found.equal} <= near
         same = "KLD cannot rank it beside" if unranked else "it cannot be told apart from"
@@ -151,15 +156,18 @@ def of_means(run: RunResult, means: Mapping[str, Value], score: str, word: str) 
     first, *others = sorted(means, key=lambda label: means[label].value or 0.0)
     texts = [text for text in run.scored if score == "kld" or not text.is_answers]
     models = [model for text in texts for model in text.models if model.estimates]
-    worse = set(others)
+    worse, same = set(others), set(others)
     for text in texts:
         rows, near = {model.label: model for model in text.models}, near_lossless(text.models)
         worse &= {label for label in others if compare(rows[label], rows[first], score, near=near).outcome == "more"}
+        same &= {label for label in others if rows[label].scores_equal(rows[first])}
     size = number_with_error(means[first].value or 0.0, means[first].stderr)
     clauses = [f"Over {len(texts)} texts {first} has the lowest mean {word}, {size}"]
     if labels := [label for label in others if label in worse]:
         clauses.append(f"higher on each text{certainly(models)}: {listed(labels)}")
-    if labels := [label for label in others if label not in worse]:
+    if labels := [label for label in others if label in same]:
+        clauses.append(f"{SAME}: {listed(labels)}")
+    if labels := [label for label in others if label not in worse | same]:
         clauses.append(f"not higher for certain on each text: {listed(labels)}")
     return [f"{'; '.join(clauses)}.", *caution(models)]
 

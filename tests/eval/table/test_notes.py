@@ -43,6 +43,13 @@ def row(label: str, provenance: dict[str, Any] | None = None, **keys: Any) -> Mo
     return replace(QUANT, label=label, provenance=provenance or {"layers": [DEVIATING | {"asked": ""}]}, **keys)
 
 
+def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
+    """Two rows with the same scores at every token, the second one with options, or with another model."""
+    ran = {"layers": [DEVIATING | {"asked": ""}], "dtype": "bfloat16"}
+    specs = {"a": {"model_dir": "m"}, "b": {"model_dir": model_dir, "engine": options}}
+    return [row(label, ran, spec=spec, scores_digest="a") for label, spec in specs.items()]
+
+
 @pytest.mark.parametrize(
     ("text", "facts"),
     [
@@ -56,6 +63,12 @@ def row(label: str, provenance: dict[str, Any] | None = None, **keys: Any) -> Mo
         (run_of(REF, QUANT, replace(QUANT, label="same")), ["★: "]),
         (run_of(REF, *(with_sums(replace(QUANT, label=x), length=510) for x in "ab")), ["no ★: on 510", "2,000"]),
         (run_of(REF, FLOOR, row("a"), row("b")), ["KLD cannot rank a, b"]),
+        (run_of(REF, *equal({"seed": 1})), ["b: same scores at every token as a: was engine.seed applied?"]),
+        (run_of(REF, *equal({"seed": 1}, model_dir=["m", {"x": 1}])), ["as a: was engine.seed and engine.x applied?"]),
+        (run_of(REF, *equal({})), ["b: same scores at every token as a\n"]),
+        (run_of(REF, *equal({"dtype": "bfloat16", "tensor_parallel_size": 2})), ["b: same scores at every token as a"]),
+        (run_of(REF, *equal({"seed": 1}, model_dir="other")), ["b: same scores at every token as a\n"]),
+        (run_of(*equal({}), replace(REF, scores_digest="a")), ["a, b: same scores at every token as bf16\n"]),
         (run_of(REF, replace(QUANT, from_cache=True)), ["1 of 2 rows come from the cache"]),
         (run_of(REF, row("a", {"layers": [DEVIATING], "gpus": ["H200"]})), ["† a: ", "MarlinNvFp4", "on H200"]),
         (run_of(row("a", {"gpus": ["H200"]}), row("b", {"cpu": "Xeon"})), ["where A: H200", "where B: Xeon"]),

@@ -40,6 +40,7 @@ FP8, Q4, Q8, Q3 = row("FP8", 0.008, 0.989, nll=SWAYING), row("Q4_K_M", 0.0328), 
 NOISE = row("noise", 0.005, spec={"noise_floor": True})
 SWAYED = row("Q5", 0.028, blocks={"kld": tuple(0.08 + each for each in (0.6, -0.2, 0.6, -0.2))})
 """0.02 nats above FP8, with an error of 0.032."""
+EQUAL = [replace(FP8, label=label, scores_digest="a") for label in ("FP8", "copy")]
 HOLES = {"blocks": {"whole": ("nll", "same_top")}}
 CERTAIN = " for certain"
 
@@ -68,6 +69,11 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), row("exllama", 0.002, storage=Storage(16.0))],
          ["llama.cpp keeps", "exllama loses more"], []),
         ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), FP8, Q4], ["FP8 keeps"], ["llama.cpp"]),
+        # the same scores at every token, also on a short text, and of several rows
+        ([REF, FP8, replace(FP8, label="copy", scores_digest="b")], ["cannot be told apart from copy"], ["same score"]),
+        ([REF, *EQUAL], ["copy has the same scores"], ["more", "told apart from copy"]),
+        ([with_sums(m, length=1999) for m in EQUAL], ["copy has the same scores"], ["more", "not known"]),
+        ([replace(REF, scores_digest="a"), replace(Q4, scores_digest="a")], ["PPL is bf16's"], ["told apart"]),
         # short texts, texts without errors, and missing scores
         ([with_sums(m, length=8191) for m in (REF, FP8, Q4)], ["Q4_K_M loses more: 4.1", "8,191 tokens"],
          [CERTAIN + ":"]),
