@@ -42,6 +42,7 @@ from compare_q.backends.checkpoint.formats import (
     main_part,
     values,
 )
+from compare_q.backends.checkpoint.tokenizers import class_notes
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.layers.names import IN_LAYER, NUMBER, fused_layers, is_outside, module_and_part
@@ -76,6 +77,7 @@ class Contents:
     biases: Sequence[str] = ()  # modules whose stored bias the model does not have
     shapes: Sequence[tuple[str, Sequence[int], Sequence[int], str]] = ()  # (module, stored, wanted shape, dtype)
     unchecked: str = ""  # what was not compared and why; Transformers may not know the architecture
+    tokens: Sequence[str] = ()  # how the tokens that Transformers makes differ from those of tokenizer.json
 
 
 class Stored(NamedTuple):
@@ -88,7 +90,7 @@ class Stored(NamedTuple):
 
 def compare_all(folders: Sequence[str]) -> list[dict[str, Any]]:
     """The fields of each folder's ``Contents``, from one process: importing Transformers takes three seconds."""
-    return [asdict(compare(Path(folder))) for folder in folders]
+    return [asdict(compare(Path(folder))) | {"tokens": class_notes(Path(folder))} for folder in folders]
 
 
 def checked(files: ModelFiles) -> list[str]:

@@ -38,6 +38,7 @@ CALIBRATION = ("dataset", "nsamples", "seqlen", "iters", "sym", "desc_act", "dam
 CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
 NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
 COPY = "copy the reference's tokenizer files into the model's folder"
+RULES_DIFFER = "give tokenizer_config.json a tokenizer_class that reads the file as it is, PreTrainedTokenizerFast"
 PADDING = ("pad_token", "unk_token")
 OTHER_CONFIG = "give the config.json that belongs to these files"
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
@@ -109,6 +110,7 @@ def examine(
         facts, findings = tuple(folder_facts(checkpoint)), [one for check in CHECKS for one in check(checkpoint)]
         if contents is not None:
             findings += differing_tensors(checkpoint, contents)
+            findings += [Finding("warning", FILE, note, RULES_DIFFER) for note in contents.tokens]
             unchecked += [f"tensors against the config: {contents.unchecked}"] if contents.unchecked else []
     findings += of_zeros(zeros.find(placed, whole=watch is not None, watch=watch or SILENT))
     if reference is not None:

@@ -8,7 +8,9 @@ generation_config.json, with which an engine begins and ends answers.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ SAMPLES = (
 None begins with a space: Transformers 5 saves Llama 2 with rules that differ for such a text alone.
 """
 TEMPLATE = "chat_template.jinja"
+PIECES, PIECE = 32, 4096
+"""``follow_file`` compares about so many pieces of a text, each of so many characters."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,16 @@ def of_folder(folder: Path) -> Tokens:
     found = Tokens(FILE, special=special, template=stripped(template))
     if not exists(folder / FILE):
         return found
+    tokenizer = of_file(folder)
+    vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
+    merges = json.loads(tokenizer.to_str())["model"].get("merges") or ()
+    return replace(
+        found, vocabulary=vocabulary, merges=merges, encoded=[tokenizer.encode(text).ids for text in SAMPLES]
+    )
+
+
+def of_file(folder: Path) -> Any:
+    """Return the tokenizer of tokenizer.json as the library ``tokenizers`` reads it; InputError if it cannot."""
     from tokenizers import Tokenizer
 
     try:
@@ -77,11 +91,7 @@ def of_folder(folder: Path) -> Tokens:
         raise InputError(f"{FILE}: tokenizers cannot read it: {one_line(error, 160)}") from None
     tokenizer.no_truncation()  # calibration leaves its length in the file
     tokenizer.no_padding()
-    vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
-    merges = json.loads(tokenizer.to_str())["model"].get("merges") or ()
-    return replace(
-        found, vocabulary=vocabulary, merges=merges, encoded=[tokenizer.encode(text).ids for text in SAMPLES]
-    )
+    return tokenizer
 
 
 def stripped(template: Any) -> str | None:
@@ -98,3 +108,62 @@ def of_gguf(model: GgufModel) -> Tokens:
             special[key.removesuffix("_id")] = tokens[number].decode(errors="replace")
     template = stripped(model.fields.get("tokenizer.chat_template"))
     return Tokens("tokenizer.ggml", model.vocabulary(), special=special, template=template)
+
+
+def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str, ...]:
+    """Give a tokenizer of Transformers the rules of tokenizer.json in its folder if its own make other tokens of texts.
+
+    Transformers chooses a class by the configs, and some classes put rules of their own over the file's, for example
+    Llama's over a byte-level file: all spaces are lost.  Special tokens, BOS and the chat template stay as loaded.
+    Compares some pieces of the texts, without the space before them, for which classes differ on purpose.  Returns
+    notes on other tokens, and on tokens that do not give the text back.
+    """
+    some = [text for text in texts if text.strip()]
+    some = some[:: len(some) // PIECES + 1]
+    step = sum(map(len, some)) // PIECES + 1
+    pieces = [text[at : at + PIECE].strip() for text in some for at in range(0, len(text), max(step, PIECE))]
+    notes, file, own = list[str](), None, [list[int]() for _ in pieces]
+    with suppress(Exception):  # a class that cannot read such a vocabulary; tokenizers raises nothing narrower
+        own = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces]
+    if tokenizer.is_fast and exists(folder / FILE):
+        file = of_file(folder)
+        file.add_tokens(list(tokenizer.added_tokens_decoder.values()))
+        filed = [file.encode(piece, add_special_tokens=False).ids for piece in pieces]
+        if filed != own:
+            for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
+                setattr(tokenizer.backend_tokenizer, part, getattr(file, part))
+            counts = [sum(map(len, each)) for each in (own, filed)]
+            notes.append(
+                f"tokens are those of {FILE}: Transformers' {type(tokenizer).__name__} reads it differently, "
+                f"{counts[0]:,} tokens instead of {counts[1]:,} in a sample; software that loads the "
+                "tokenizer by its class gives the model other tokens"
+            )
+            own = filed
+    changes = file.normalizer.normalize_str if file is not None and file.normalizer else str
+    if any(loses_text(tokenizer, ids, changes(piece)) for ids, piece in zip(own, pieces, strict=True)):
+        notes.append("the tokenizer's tokens do not give the text back: it loses spaces or characters")
+    return tuple(notes)
+
+
+def class_notes(folder: Path) -> tuple[str, ...]:
+    """Return the notes of ``follow_file`` on ``SAMPLES``; none if Transformers does not load the tokenizer."""
+    from transformers import AutoTokenizer
+
+    with suppress(Exception):  # Transformers and its classes raise their own
+        return follow_file(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder, SAMPLES)
+    return ()
+
+
+def loses_text(tokenizer: Any, ids: Sequence[int], text: str) -> bool:
+    """Return True if decoded tokens lack spaces or characters of a normalized text; False if it has unknown tokens."""
+    if tokenizer.unk_token_id in ids or (tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None):
+        return False
+    decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    before, after = words_in(text), words_in(decoded)
+    return "".join(before) != "".join(after) or len(after) < len(before)
+
+
+def words_in(text: str) -> list[str]:
+    """Return the words of a text without what normal forms change: case, compatible and invisible characters."""
+    plain = unicodedata.normalize("NFKC", text).casefold().replace("\u2581", " ")
+    return "".join(each for each in plain if each.isspace() or unicodedata.category(each)[0] != "C").split()

@@ -54,7 +54,7 @@ def run(
                 built[key] = windows.build(spec, args.rows, config.cache, config.progress)
             if missing or tokenize:
                 lines.append(f"{title}: {windows.in_words(spec, built.get(key))}")
-            lines += [f"{title}: {line}" for line in missing]
+            lines += [f"{title}: {line}" for line in (*missing, *(built[key].notes if key in built else ()))]
         except InputError as error:
             problems.append(spec.blamed(error) if len(texts) == 1 else f"{title}: {error}")
     wrong = checked_files(config, models, lines, problems)

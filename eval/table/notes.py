@@ -64,6 +64,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     machines = sorted(machine_letters(text).items(), key=lambda each: len(each[0]))
     notes += [f"where {letter}: {machine}" for letter, machine in sorted({b: a for a, b in machines}.items())]
     notes += answer_notes(text) if text.is_answers else window_notes(text)
+    notes += [str(note) for note in text.data.get("notes", ())]
     phases = {model.phase or "" for model in rows if not model.error}
     if decode := phases - {"prefill"}:
         everywhere = f"all rows: {min(decode)}; " if len(phases) == 1 else ""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compare_q.backends.checkpoint.tokenizers import follow_file
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line, shortened
@@ -133,6 +134,9 @@ def tokenize(talks: Sequence[Conversation], folder: Path, spec: DataSpec, progre
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     if not tokenizer.is_fast:
         raise InputError("tokenizer_dir: conversations need a tokenizer that says where its tokens stand in the text")
+    notes = follow_file(
+        tokenizer, folder, [text for talk in talks for each in talk.messages for text in texts_in(each)]
+    )
     template = Template(tokenizer, spec.chat_template_kwargs)
     ids, sizes, scored, n_bytes, n_words, across, ways = [], [], [], 0, 0, 0, set()
     with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="conversations", total=len(talks)) as phase:
@@ -149,8 +153,9 @@ def tokenize(talks: Sequence[Conversation], folder: Path, spec: DataSpec, progre
             phase.advance()
     chat = Chat(np.concatenate(scored), " and ".join(sorted(ways)), across, template.digest)
     return tokens_of(
-        tokenizer, ids, with_special=True, sizes=np.concatenate(sizes), n_bytes=n_bytes, n_words=n_words, chat=chat
-    )
+        tokenizer, ids, with_special=True, sizes=np.concatenate(sizes), n_bytes=n_bytes, n_words=n_words, chat=chat,
+        notes=notes,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,17 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
     return [next(others) if spec.label is None else spec.label for spec in specs]
 
 
+def method_notes(spec: DataSpec) -> list[str]:
+    """Return a note on whether the text is a raw file or joined rows, for methods of which the other one is usual."""
+    raw = spec.path is not None and Path(spec.path).suffix.lower() not in TABLES
+    if spec.method == "gptq" and not spec.is_chat:
+        rows = "the rows of data sets joined with blank lines"
+        return [f"method gptq on a raw file; published GPTQ numbers are of {rows}" if raw else f"method gptq on {rows}"]
+    if spec.method == "llamacpp" and not raw:
+        return ["method llamacpp on joined rows; published numbers of llama-perplexity are of raw files"]
+    return []
+
+
 def identity(spec: DataSpec) -> dict[str, Any]:
     """Return everything the text depends on, as JSON types: digests of local files, or a place on the hub."""
     if spec.path is None:

@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 from packaging.version import Version
 
+from compare_q.backends.checkpoint.tokenizers import follow_file
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import is_file, is_folder, read_bytes
 from compare_q.backends.common.messages import nearest, one_line, printable
@@ -179,6 +180,7 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
         check_task(task)
         task.build_all_requests()
         instances = task.instances
+        notes = follow_file(tokenizer, folder, [text for each in instances for text in each.args])
         pairs = encoded(instances, tokenizer)
         right, chars = graded(task, instances)
     for instance, (context, answer) in zip(instances, pairs, strict=True):
@@ -192,7 +194,7 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
         int(task.config.num_fewshot or 0),
     )  # fmt: skip
     ids = [np.asarray(context + answer, np.int32) for context, answer in pairs]
-    return tokens_of(tokenizer, ids, with_special=True, requests=requests)
+    return tokens_of(tokenizer, ids, with_special=True, requests=requests, notes=notes)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compare_q.backends.checkpoint.tokenizers import follow_file
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
@@ -24,7 +25,7 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec, Method
 from compare_q.eval.text import corpus, vocabulary
 
-TOKENS_VERSION = 6
+TOKENS_VERSION = 7
 """Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""
 COLUMNS = ("question", "scored", "right", "chars")
 """The arrays of ``Requests``."""
@@ -80,6 +81,9 @@ class Tokens:
     n_words: int = 0
     chat: Chat | None = None  # of conversations
     requests: Requests | None = None
+    notes: tuple[str, ...] = ()  # footnotes for the table
+    source: str = ""  # the version of a remote text (``hub_datasets.version``); empty for a local text, or if unknown
+    read: str = ""  # the date and time at which the text was read
 
 
 def tokens_of(
@@ -97,6 +101,7 @@ def tokens_of(
 def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progress) -> Tokens:
     """Tokenize each text at once, and the chat prefix if the spec wants one."""
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
+    notes = follow_file(tokenizer, folder, texts)
     lead = lead_of(tokenizer, spec.method)
     ids, sizes = [], []
     with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="tokens") as phase:
@@ -109,7 +114,7 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
             phase.advance(len(ids[-1]))
     return tokens_of(
         tokenizer, ids, chat_prefix(tokenizer) if spec.chat_template else (), lead=lead,
-        sizes=np.concatenate(sizes) if sizes else None,
+        sizes=np.concatenate(sizes) if sizes else None, notes=notes,
         n_bytes=sum(len(text.encode()) for text in texts), n_words=sum(map(n_words, texts)),
     )  # fmt: skip
 
@@ -215,10 +220,13 @@ def detokenized(page: str) -> str:
 
 
 def load(cache: Cache, key: str) -> Tokens | None:
-    """Read tokens from the cache; None if they are missing or damaged."""
+    """Read tokens from the cache; None if they are missing, damaged or stored under another key."""
     try:
         arrays = storage.read_arrays(cache.path("tokens", key, ".npz"))
     except (InputError, OSError, ValueError):
+        return None
+    stored_key, notes, *origin = json.loads(str(arrays["facts"])) if "facts" in arrays else ("", ())
+    if stored_key != key:
         return None
     (lead, n_bytes, words), sizes, chat, requests = map(int, arrays["numbers"]), arrays["sizes"], None, None
     if "chat" in arrays:
@@ -228,16 +236,17 @@ def load(cache: Cache, key: str) -> Tokens | None:
     return Tokens(
         arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]), None if lead < 0 else lead,
         arrays["ends"], sizes if sizes.size else None, n_bytes, words, chat, requests,
+        tuple(notes), *origin,
     )  # fmt: skip
 
 
-def save(file: Path, tokens: Tokens) -> None:
-    """Write tokens into a file that ``load`` reads."""
-    more: dict[str, Any] = {}
+def save(file: Path, tokens: Tokens, key: str) -> None:
+    """Write tokens into a file that ``load`` reads under this key of the cache."""
+    more: dict[str, Any] = {"facts": json.dumps([key, tokens.notes, tokens.source, tokens.read])}
     if (chat := tokens.chat) is not None:
-        more = {"scored": chat.scored, "chat": json.dumps([chat.found_by, chat.across, chat.template])}
+        more |= {"scored": chat.scored, "chat": json.dumps([chat.found_by, chat.across, chat.template])}
     if (requests := tokens.requests) is not None:
-        more = {name: getattr(requests, name) for name in COLUMNS}
+        more |= {name: getattr(requests, name) for name in COLUMNS}
         more["task"] = json.dumps([requests.task, requests.num_fewshot])
     storage.write_arrays(
         file, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,

@@ -23,6 +23,7 @@ from compare_q.backends import hub
 from compare_q.backends.base import Spans, Window, abbreviated
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable
 from compare_q.backends.common.packages import builds
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
@@ -70,6 +71,7 @@ class EvalData:
     text_note: str = ""  # why they are unknown
     documents: Documents | None = None
     requests: Requests | None = None  # one per window, if these are answers
+    notes: tuple[str, ...] = ()  # footnotes: what tokenizer, file or rows the tokens are of
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Return the index in the whole tokenized text of each token, int64 [N], from its window and position [N]."""
@@ -141,7 +143,7 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     return EvalData(
         spec, windows, len(text.ids), top_id, digest_of(windows, starts, spec.windows),
         series_of(text, every, spec.windows), text.vocabulary, tokenizer, starts,
-        len(every), *scored_size(text, taken), documents, requests,
+        len(every), *scored_size(text, taken), documents, requests, (*text.notes, *corpus.method_notes(spec)),
     )  # fmt: skip
 
 
@@ -252,45 +254,67 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
     fetching = progress.phase(f"fetching the tokenizer of {name}", unit="bytes") if hub.is_hub_id(name) else None
     with fetching or nullcontext(hub.SILENT) as phase:
         folder = hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
+    before = states(spec, folder)
     key = cache.key("tokens", identity(spec, folder))
     cache.use("tokens", key)
     if clear:
         cache.clear("tokens", key)
     text = tokens.load(cache, key)
     if text is None:
+        if (file := cache.path("tokens", key, ".npz")).is_file():
+            progress.say(f"{file}: damaged, or of another text or tokenizer; it is made again")
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
-            keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file)}
+            keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file), "key": key}
             processes.run_in_subprocess(make, what, progress, **keys)
+            if changed := states(spec, folder) ^ before:
+                name = printable(min(changed)[0])
+                raise InputError(f"{name}: changed while it was read; run again when nothing writes it any more")
         text = tokens.load(cache, key)
     if text is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
     return cut(text, spec, spec.max_rows if n_windows is None else n_windows, folder)
 
 
-def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress) -> None:
+def states(spec: DataSpec, folder: Path) -> set[tuple[str, ...]]:
+    """Return (path, inode, size, times) of each file from which a text and its tokenizer are read.
+
+    Changed content always changes an entry, since the system sets the time of the last change of state (ctime).
+    """
+    files = [*reader_of(spec).paths_of(spec), *tokenizer_files(folder)]
+    found = ((file, file.stat()) for file in files if file.is_file())
+    return {(str(f), *map(str, (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns))) for f, s in found}
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return all files in a folder that a tokenizer may read, in order."""
+    # A default.jinja among the additional templates is the chat template if the folder has no other.
+    patterns = [*hub.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
+    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+
+
+def make(spec: Mapping[str, Any], tokenizer: str, file: str, key: str, progress: Progress) -> None:
     """Read the text of a packed ``spec``, tokenize it and write the tokens into ``file``; InputError with the reason.
 
-    ``tokenizer``: its folder.  Runs in a subprocess, because it imports Transformers and ``datasets`` or lm-eval.
+    ``tokenizer``: its folder; ``key``: of the tokens.  Runs in a subprocess, because it imports Transformers and
+    ``datasets`` or lm-eval.
     """
     unpacked, folder = reading.unpacked(spec), Path(tokenizer)
     if unpacked.is_answers:
         with progress.phase(f"tokenizing {corpus.display_name(unpacked)}", unit="questions"):
-            return tokens.save(Path(file), tasks.read(unpacked, folder))
+            return tokens.save(Path(file), tasks.read(unpacked, folder), key)
     hub_datasets.fetch(unpacked, progress)
     if unpacked.is_chat:
         text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress)
     else:
         text = tokens.tokenize(corpus.load_texts(unpacked, progress), folder, unpacked, progress)
-    return tokens.save(Path(file), text)
+    return tokens.save(Path(file), text, key)
 
 
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     """Return everything that the tokens depend on, as JSON types; ``folder``: the tokenizer's."""
-    # A default.jinja among the additional templates is the chat template if the folder has no other.
-    patterns = [*hub.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
     digest = hashlib.sha256()
-    for file in sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}):
+    for file in tokenizer_files(folder):
         digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + json_files.read_bytes(file) + b"\0")
     chat = {
         "roles": sorted(set(spec.score_roles)), "turns": spec.score_turns, "variables": spec.chat_template_kwargs,
@@ -368,6 +392,6 @@ def data_json(data: EvalData) -> dict[str, Any]:
         "method": spec.windows, "windows": len(data.windows),
         **({"windows_of_the_text": data.available} if data.is_spread else {}),
         "window_length": data.length, "scored_tokens": data.n_scored, "bytes": n_bytes, "words": n_words,
-        **({"text_note": data.text_note} if data.text_note else {}),
+        **({"text_note": data.text_note} if data.text_note else {}), **({"notes": data.notes} if data.notes else {}),
         **({"answers" if spec.is_answers else "conversations": data.documents.facts} if data.documents else {}),
     }  # fmt: skip

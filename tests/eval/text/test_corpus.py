@@ -171,3 +171,17 @@ def test_identity_of_a_local_data_set_follows_the_names_of_its_files(tmp_path: P
     (folder / "train.jsonl").rename(folder / "test.jsonl")
     assert (before, text(**keys)) == ("r0\n\nr1", "r0\n\nr1\n\nr2")
     assert corpus.identity(spec(**keys)) != identity
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "gold"),
+    [
+        ("gptq", "a.txt", "on a raw file"), ("gptq", "a.parquet", "on the rows"), ("gptq", None, "on the rows"),
+        ("llamacpp", "a.txt", ""), ("llamacpp", None, "on joined rows"), ("exllamav3", "a.txt", ""),
+    ],
+)  # fmt: skip
+def test_methods_say_which_form_of_a_text_they_have(method: str, path: str | None, gold: str) -> None:
+    """WikiText-2 has 304,978 tokens of Llama 2 as rows, and 301,948 as a file."""
+    keys = {"dataset": "text", "path": path} if path else {"dataset": "wiki2"}
+    notes = corpus.method_notes(spec(method=method, **keys))
+    assert (gold in "".join(notes)) if gold else not notes

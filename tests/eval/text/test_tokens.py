@@ -4,6 +4,7 @@ tokens by their ids, which a model and the text must have alike."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compare_q.backends.common.errors import InputError
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
@@ -69,6 +71,41 @@ def toy_tokenizer(folder: Path, change: Change = same, **config: Any) -> Path:
     return folder
 
 
+def metaspace(content: dict[str, Any]) -> None:
+    content["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True}
+
+
+def no_split(content: dict[str, Any]) -> None:
+    content["pre_tokenizer"]["add_prefix_space"] = True
+
+
+@pytest.mark.parametrize(
+    ("change", "tokenizer_class", "model_type", "differs", "loses"),
+    [
+        (same, "PreTrainedTokenizerFast", "llama", False, False),
+        (same, "GPT2TokenizerFast", "llama", False, False),
+        (same, "LlamaTokenizerFast", "llama", True, False),
+        (same, "GemmaTokenizerFast", "llama", True, False),
+        (no_split, "GPT2TokenizerFast", "gpt2", True, False),
+        (no_split, "PreTrainedTokenizerFast", "llama", False, False),
+        (metaspace, "PreTrainedTokenizerFast", "llama", False, True),  # saved again after it was loaded wrongly
+    ],
+)
+def test_tokens_are_those_of_tokenizer_json(
+    tmp_path: Path, change: Change, tokenizer_class: str, model_type: str, differs: bool, loses: bool
+) -> None:
+    """Transformers chooses a class by the configs, and some classes put their own rules over the file's."""
+    from tokenizers import Tokenizer
+
+    folder = toy_tokenizer(tmp_path / "t", change, tokenizer_class=tokenizer_class)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    text = "Two  words, 12345 and\n\nsome 'more' of them: \u00e9\u20ac\u6c49"
+    found = tokenized(tmp_path, folder, text)
+    expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    assert found.ids.tolist() == expected
+    assert [any(word in note for note in found.notes) for word in ("tokenizer.json", "lose")] == [differs, loses]
+
+
 @pytest.mark.parametrize(
     ("text", "offsets", "gold"),
     [
@@ -121,12 +158,38 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("name", ["a.txt", "t/tokenizer.json"])
+@pytest.mark.parametrize("put_back", [True, False])
+def test_what_changes_while_it_is_read_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, put_back: bool
+) -> None:
+    """The key is the digest of the old content, and the tokens may be of the new one."""
+    (tmp_path / "t").mkdir()
+    save_toy_tokenizer(tmp_path / "t")
+    (tmp_path / "a.txt").write_text("abcdefgh")
+    load, file, cache = corpus.load_texts, tmp_path / name, Cache(tmp_path / "cache")
+
+    def racing(*args: Any) -> list[str]:
+        old = file.read_text()
+        file.write_text(f"{old}\n")
+        texts = load(*args)
+        file.write_text(old if put_back else f"{old}\n")
+        return texts
+
+    monkeypatch.setattr(corpus, "load_texts", racing)
+    with pytest.raises(InputError, match=name):
+        windows.build(spec(tmp_path), None, cache, Progress(quiet=True))
+    assert not list((tmp_path / "cache" / "tokens").glob("*.npz"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_of_kept_tokens_makes_them_again(tmp_path: Path, kind: str) -> None:
     """A flipped bit in the name of the array that says which tokens are scored had the whole conversation scored."""
     cache = Cache(tmp_path)
     with cache.write("tokens", "k", ".npz") as file:
-        tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]))
+        tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]), "k")
+    shutil.copy(cache.path("tokens", "k", ".npz"), cache.path("tokens", "other", ".npz"))
+    assert tokens.load(cache, "other") is None
     for _, position in flips([cache.path("tokens", "k", ".npz")], seed=6):
         assert tokens.load(cache, "k") is None, position
     assert tokens.load(cache, "k") is not None
