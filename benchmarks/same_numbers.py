@@ -48,7 +48,7 @@ def cases(models: Path) -> dict[str, Case]:
     short = {**opticks, "eval_len": 256, "eval_stride": 256, "max_rows": 4}
     chat = {"dataset": "chat", "path": str(ROOT / "demo/conversations.jsonl"), "tokenizer_dir": base, "eval_len": 1024}
     task = {"dataset": "lm_eval", "task": "demo/questions/opticks_endings.yaml", "tokenizer_dir": base,
-            "eval_len": 256, "max_rows": 24}  # fmt: skip
+            "trust_remote_code": True, "eval_len": 256, "max_rows": 24}  # fmt: skip
 
     def vllm(name: str, suffix: str = "", **keys: Any) -> dict[str, Any]:
         engine = {**EAGER, **keys.pop("engine", {})}

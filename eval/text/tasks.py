@@ -1,8 +1,8 @@
-"""Turn a multiple-choice task of lm-eval into tokens; find the YAML file of a task and check whether it runs code.
+"""Turn a multiple-choice task of lm-eval into tokens; find the YAML file of a task.
 
 lm-eval reads the task, writes the prompts and splits each request (one answer to one question) into tokens of the
-context and of the answer.  Only ``tok_encode`` is our own; it does the same as lm-eval 0.4.13's HFLM.  Tasks of its
-package may run Python code; those in a YAML file of this machine only if the spec sets ``trust_remote_code``.
+context and of the answer.  Only ``tok_encode`` is our own; it does the same as lm-eval 0.4.13's HFLM.  A task can run
+Python code: those of lm-eval's package may, those in a YAML file of this machine only with ``trust_remote_code``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from compare_q.backends.common.packages import builds, installed_versions
 from compare_q.eval.specs.types import DataSpec, texts_in
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.corpus import digests, files_in
-from compare_q.eval.text.hub_datasets import PICKLES
 from compare_q.eval.text.tokens import Requests, Tokens, prefix_token, tokens_of
 
 SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
@@ -37,14 +36,12 @@ SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 LEAST = "0.4.13"
 FILES_VERSION = 2
 """Version of the questions of local files.  Raise it when they are read differently."""
-METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
-"""Metrics of lm-eval for multiple choice.  lm-eval loads any other name as a program of Hugging Face's ``evaluate``."""
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
-FUNCTION, YAML = b"!function", (".yaml", ".yml")
+YAML = (".yaml", ".yml")
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """The YAML of a trusted task, in which tags such as lm-eval's ``!function`` become None."""
+    """The YAML of a task, in which tags such as lm-eval's ``!function`` become None."""
 
 
 Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
@@ -53,8 +50,8 @@ Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 def identity(spec: DataSpec) -> dict[str, Any]:
     """Return everything the questions depend on, as JSON types: lm-eval's build, and the task's name or digests.
 
-    A data set of the hub is identified by its name, a file that runs code by all files in its folder.  Raises
-    InputError with the install command if lm-eval is missing or too old.
+    A data set of the hub is identified by its name.  Raises InputError with the install command if lm-eval is missing
+    or too old.
     """
     version = installed_versions(("lm_eval",)).get("lm_eval")
     if version is None or Version(version) < Version(LEAST):
@@ -69,13 +66,12 @@ def identity(spec: DataSpec) -> dict[str, Any]:
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """Return the files of a task: its YAML files, those beside them if it runs code, data files, data folders."""
+    """Return the files of a task: its YAML files, YAML and Python files beside them, data files, data folders."""
     file = task_file(spec)
     if file is None:
         return []
-    config, parts = merged(file, trusted=spec.trust_remote_code)
-    runs_code = any(any(codes_in(part, keys_of(part, trusted=True))) for part in parts)
-    beside = files_in((), sorted({str(part.parent) for part in parts}) if runs_code else ())
+    config, parts = merged(file)
+    beside = files_in((), sorted({str(part.parent) for part in parts}))
     names, folders = data_places(config)
     return [*parts, *(each for each in beside if each.suffix in (".py", *YAML)), *map(Path, folders),
             *files_in(names, folders)]  # fmt: skip
@@ -84,17 +80,32 @@ def paths_of(spec: DataSpec) -> list[Path]:
 def is_here(spec: DataSpec) -> bool:
     """Return True if the task's data are local files, so that nothing is downloaded."""
     file = task_file(spec)
-    return file is not None and bool(files_in(*data_places(merged(file, trusted=spec.trust_remote_code)[0])))
+    return file is not None and bool(files_in(*data_places(merged(file)[0])))
 
 
 def task_file(spec: DataSpec) -> Path | None:
-    """Return the YAML file of the task, None for a task of lm-eval's package; InputError if the file does not exist."""
+    """Return the YAML file of the task, None for a task of lm-eval's package.
+
+    InputError if the file does not exist, or the spec does not let it run code.
+    """
     name = spec.task or ""
     path = Path(spec.locate(name))
     if "/" in name or path.suffix.lower() in YAML:
         if not is_file(path):
             raise InputError(f"task: {printable(path)}: no such file")
-        return path.resolve()
+        file: Path | None = path
+    else:
+        file = file_in_folder(spec, name)
+    if file is not None and not spec.trust_remote_code:
+        raise InputError(
+            f"task: {printable(file)}: such a file can run code; read it, then set "
+            '"trust_remote_code": true in the data spec'
+        )
+    return file and file.resolve()
+
+
+def file_in_folder(spec: DataSpec, name: str) -> Path | None:
+    """Return the file of a task in ``include_path``; None if it has none."""
     if spec.include_path is None:
         return None
     folder = Path(spec.locate(spec.include_path))
@@ -103,57 +114,32 @@ def task_file(spec: DataSpec) -> Path | None:
     # As in lm-eval: sorted by name, without its _IGNORE_DIRS and files that cannot be read; the first of a name counts.
     for file in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
         with suppress(InputError):
-            if not IGNORED & set(file.parts) and merged(file, trusted=True)[0].get("task") == name:
-                return Path(file).resolve()
+            if not IGNORED & set(file.parts) and merged(file)[0].get("task") == name:
+                return Path(file)
     return None
 
 
-def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Path]]:
+def merged(file: Path, inside: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Path]]:
     """Return (the keys of a YAML file over those of the files that it includes, all these files), as lm-eval does.
 
-    InputError as of ``keys_of``, and if a file includes itself.
+    InputError if a file is malformed or includes itself.
     """
-    if file in inside:
-        raise InputError(f"task: {printable(file)}: includes itself")
-    config, keys, parts = keys_of(file, trusted=trusted), dict[str, Any](), list[Path]()
-    names = config.pop("include", [])
-    for name in names if isinstance(names, list) else [names]:
-        included, others = merged((file.parent / str(name)).resolve(), trusted=trusted, inside=(*inside, file))
-        keys |= included
-        parts += others
-    return keys | config, [file, *parts]
-
-
-def keys_of(file: Path, *, trusted: bool) -> dict[str, Any]:
-    """Return the keys of a task's YAML file; InputError if it is malformed, or runs code and is not ``trusted``."""
-    name = f"task: {printable(file)}"
     try:
-        content = read_bytes(file)
-        config = yaml.load(content, Loader=Loader if trusted or FUNCTION in content else yaml.SafeLoader)
+        if file in inside:
+            raise InputError("includes itself")
+        config = yaml.load(read_bytes(file), Loader=Loader)
         if not isinstance(config, dict):
             raise InputError("a task is an object of keys and values")
-        if not trusted and (code := next(codes_in(file, config), "")):
-            why = 'read that, and let it with "trust_remote_code": true'
-            raise InputError(f"would run code ({printable(code)}); {why}")
-        return config
     except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+        raise InputError(f"task: {printable(file)}: {error}") from None
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{name}: cannot be read as a task: {one_line(error)}") from None
-
-
-def codes_in(file: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Yield what runs code in a YAML file: functions, other files, promptsource, pickles, metrics that are programs."""
-    if FUNCTION in read_bytes(file):
-        yield FUNCTION.decode()
-    yield from (f"{key}: {config[key]}" for key in ("include", "class", "use_prompt") if config.get(key) is not None)
-    if config.get("dataset_path") == PICKLES:
-        yield f"dataset_path: {PICKLES}"
-    metrics = config.get("metric_list")
-    for entry in metrics if isinstance(metrics, list) else []:
-        metric = entry.get("metric") if isinstance(entry, dict) else entry
-        if metric not in METRICS or entry.get("hf_evaluate"):
-            yield f"metric: {metric}"
+        raise InputError(f"task: {printable(file)}: cannot be read as a task: {one_line(error)}") from None
+    keys, parts, names = dict[str, Any](), [file], config.pop("include", [])
+    for name in names if isinstance(names, list) else [names]:
+        included, others = merged((file.parent / str(name)).resolve(), (*inside, file))
+        keys |= included
+        parts += others
+    return keys | config, parts
 
 
 def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -171,7 +157,7 @@ def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
 def read(spec: DataSpec, folder: Path) -> Tokens:
     """Return the requests of a task as tokens; InputError if lm-eval or compare_q cannot score the task."""
     if (file := task_file(spec)) is not None:
-        config, _ = merged(file, trusted=spec.trust_remote_code)  # before anything of it runs
+        config, _ = merged(file)  # before anything of it runs
         if "group" in config or not isinstance(config.get("task"), str):
             raise InputError(f"task: {printable(file)}: is a group, or has no task; name a file with one task")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
@@ -201,20 +187,14 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
 def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
     """Set up lm-eval for one task; errors of lm-eval and of a task's functions become an InputError with the reason.
 
-    Templates of untrusted files are rendered in a sandbox, because a template with access to attributes can run
-    any code.  Their data are read with an empty cache of ``datasets``, which identifies files by path and time only.
+    The data of a file are read with an empty cache of ``datasets``, which identifies files by path and time only.
     """
     from datasets import config
-    from jinja2.sandbox import SandboxedEnvironment
-    from lm_eval import utils
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    own, own_cache = utils.env, config.HF_DATASETS_CACHE
+    own_cache = config.HF_DATASETS_CACHE
     try:
         with tempfile.TemporaryDirectory(prefix="compare_q.") as empty:
-            if file is not None and not spec.trust_remote_code:
-                utils.env = SandboxedEnvironment(loader=own.loader, undefined=own.undefined)
-                utils.env.keep_trailing_newline, utils.env.filters = own.keep_trailing_newline, own.filters
             if file is not None:
                 config.HF_DATASETS_CACHE = empty
             yield
@@ -224,7 +204,7 @@ def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
         name = type(error).__name__
         raise InputError(f"task: {spec.task}: lm-eval cannot build it: {name}: {one_line(error)}") from None
     finally:
-        utils.env, config.HF_DATASETS_CACHE = own, own_cache
+        config.HF_DATASETS_CACHE = own_cache
 
 
 def built_task(spec: DataSpec, file: Path | None) -> Any:

@@ -41,7 +41,8 @@ def test_answers_against_lm_evals_own(
     file = TASKS / f"{task}.yaml"
     models = [in_transformers(toy_model, label=name, engine={"dtype": name}) for name in ("float32", "bfloat16")]
     models[0]["reference"] = True
-    asked = {"dataset": "lm_eval", "task": str(file), "eval_len": EVAL_LEN, "max_rows": QUESTIONS}
+    asked = {"dataset": "lm_eval", "task": str(file), "eval_len": EVAL_LEN, "max_rows": QUESTIONS,
+             "trust_remote_code": True}  # fmt: skip
     data, specs = write_specs(models, path=..., eval_stride=..., **asked)
     words = ["-d", data, "-m", specs, "-o", tmp_path / "r.json", "--tokens-out", tmp_path / "tokens", "--pairs"]
     ran = compare_q(*words)

@@ -53,7 +53,8 @@ def asked(folder: Path, task: Path | str, tokenizer: Path | None = None, **keys:
         tokenizer = folder / "tokenizer"
         tokenizer.mkdir(exist_ok=True)
         save_toy_tokenizer(tokenizer)
-    spec = {"tokenizer_dir": str(tokenizer), "dataset": "lm_eval", "task": str(task), "eval_len": 250, **keys}
+    spec = {"tokenizer_dir": str(tokenizer), "dataset": "lm_eval", "task": str(task), "eval_len": 250,
+            "trust_remote_code": True, **keys}  # fmt: skip
     return windows.build(
         parse_data_spec(spec, folder / "data.json"), None, Cache(folder / "cache"), Progress(quiet=True)
     )
@@ -151,10 +152,8 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
         ({"repeats": 2}, "", "has filter_list or repeats"),
         ({"doc_to_text": "{{nothing}}"}, "", "lm-eval cannot build it: UndefinedError: 'nothing' is undefined"),
         ({"task": None}, "", "is a group, or has no task; name a file with one task"),
-        ({}, "process_docs: !function code.run\n", "would run code (!function); read that, and let it with"),
-        ({"include": "other.yaml"}, "", "would run code (include: other.yaml)"),
-        ({}, "process_docs: !<!function> code.run\n", "would run code (!function"),
-        ({}, "process_docs: !python/name:os.system ''\n", "could not determine a constructor for the tag '!python"),
+        ({}, "process_docs: !!python/name:os.system ''\n", "could not determine a constructor for the tag "),
+        ({"include": "odd.yaml"}, "", "includes itself"),
     ],
 )
 def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: str) -> None:
@@ -162,6 +161,16 @@ def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: 
     message = refusal(asked, tmp_path, task)
     assert message.startswith("task: ")
     assert reason in message
+
+
+def test_a_file_that_the_spec_does_not_trust(tmp_path: Path) -> None:
+    """It may be named or found in a folder; nothing of it runs, and nothing of it is read but its name."""
+    task = write_task(tmp_path / "task", text="process_docs: !function code.run\n")
+    (tmp_path / "task" / "code.py").write_text("raise SystemExit('run')\n")
+    for keys in ({"task": task}, {"task": "odd", "include_path": str(task.parent)}):
+        message = refusal(asked, tmp_path, **keys, trust_remote_code=False)
+        assert message.startswith(f"task: {task}: ")
+        assert '"trust_remote_code": true' in message
 
 
 def test_changed_files_are_read_again(tmp_path: Path) -> None:
@@ -179,16 +188,14 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
 
 
 def test_files_that_only_an_include_names_are_read_again(tmp_path: Path) -> None:
-    """A trusted task gets its prompt and its data from a YAML file in another folder."""
+    """A task gets its prompt and its data from a YAML file in another folder."""
     write_task(tmp_path / "common", task=None)
     task = tmp_path / "own" / "task.yaml"
     task.parent.mkdir()
     task.write_text("include: ../common/odd.yaml\ntask: own\n")
-    first = asked(tmp_path, task, trust_remote_code=True)
+    first = asked(tmp_path, task)
     write_task(tmp_path / "common", [{**ROWS[0], "a": 1}, *ROWS[1:]], task=None)
-    second = asked(tmp_path, task, trust_remote_code=True)
+    second = asked(tmp_path, task)
     assert second.requests.right[:3].tolist() != first.requests.right[:3].tolist()
     write_task(tmp_path / "common", task=None, doc_to_text="Q: {{q}}")
-    assert asked(tmp_path, task, trust_remote_code=True).digest != first.digest
-    task.write_text("include: task.yaml\ntask: own\n")
-    assert "includes itself" in refusal(asked, tmp_path, task, trust_remote_code=True)
+    assert asked(tmp_path, task).digest != first.digest
