@@ -209,6 +209,7 @@ def compare(
     spec_files.check_labels(specs)
     texts = dict(zip(corpus.names_of(specs), specs, strict=True))
     finished = runner.run(config, texts, chosen, rows)
+    config.cache.release()  # the result keeps the cache
     if finished.signal:
         raise KeyboardInterrupt
     return Comparison(finished.results, finished.data, config.cache)

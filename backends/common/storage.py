@@ -40,6 +40,7 @@ LARGEST_HEADER = 10_000_000
 TAIL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
 TAIL_BYTES = 80
 MARK, ARRAYS_TAIL_BYTES = b"\nsha256 ", 72
+NOT_KEPT = "cannot be kept"
 WRONG = "it does not have the checksum that it carries"
 
 
@@ -64,6 +65,15 @@ def beside(target: Path) -> Iterator[Path]:
                 temporary.unlink()
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def keeping(what: str, folder: Path) -> Iterator[None]:
+    """Raise OSErrors of a block that writes into a folder, such as a full disk, as InputError with ``NOT_KEPT``."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{folder}: {what} {NOT_KEPT}: {error.strerror or error}") from None
 
 
 def write_whole(target: Path, data: bytes) -> None:

@@ -64,9 +64,9 @@ class Recorder:
         first = next(kept)
         like = first.new_empty((n_rows, first.shape[1]), device="meta")
         metadata = storage.facts_line({"reason": self.reason})
-        storage.keep(self.folder, f"row.{window:06d}", chain(
-            [header([(self.contents, like)], metadata)], raw(first), chain.from_iterable(map(raw, kept))
-        ))  # fmt: skip
+        rows = chain([header([(self.contents, like)], metadata)], raw(first), chain.from_iterable(map(raw, kept)))
+        with storage.keeping("the reference", self.folder):
+            storage.keep(self.folder, f"row.{window:06d}", rows)
 
     def write_head(self, head: RecomputableHead | str, first: int = 0) -> None:
         """Write the head, whose entries begin at ``first``; RuntimeError if there is none."""
@@ -75,7 +75,8 @@ class Recorder:
         weight, bias, what_it_does = head
         tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         metadata = storage.facts_line({"head": asdict(what_it_does)})
-        storage.keep(self.folder, f"head.{first:06d}", pieces(tensors, metadata))
+        with storage.keeping("the reference", self.folder):
+            storage.keep(self.folder, f"head.{first:06d}", pieces(tensors, metadata))
 
 
 def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Iterator[Any]:

@@ -50,6 +50,7 @@ MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
 WINDOW, HEAD = re.compile(r"row\.(\d{6,9})"), re.compile(r"head\.(\d{6,9})")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
+AGAIN = "run with -cc, or give another path, so that it is made again"
 FileName = Annotated[str, Field(pattern=r"^(row|head)\.\d{6,9}\.[0-9a-f]{40}\.safetensors$")]
 
 
@@ -101,8 +102,8 @@ def read_manifest(folder: Path) -> Manifest:
         if content.get("version") == VERSION:
             return Manifest.model_validate_json(json.dumps(content))
     except (OSError, ValueError) as error:  # of pydantic too
-        raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it") from None
-    raise InputError(f"{file}: layout {content.get('version')}, this compare_q reads {VERSION}; delete the store")
+        raise InputError(f"{file}: not a reference store: {one_line(error)}; {AGAIN}") from None
+    raise InputError(f"{file}: layout {content.get('version')}, this compare_q reads {VERSION}; {AGAIN}")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -128,7 +129,7 @@ class Reader:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for problem in pool.map(problem_of, (self.path / name for name in self.manifest.files)):
                 if problem:
-                    raise InputError(f"{problem}; delete {self.path}, so that it is made again")
+                    raise InputError(f"{problem}; {AGAIN}")
                 advance()
 
     def window_bytes(self, index: int) -> int:
@@ -173,7 +174,7 @@ class Reader:
                     weights.append(piece[low:high])
                     biases += [file.get_tensor("bias")[low:high]] if "bias" in file.keys() else []  # noqa: SIM118
         if not weights or sum(map(len, weights)) != last - first:
-            raise InputError(f"{self.path}: the reference's head lacks entries between {first} and {last}; delete it")
+            raise InputError(f"{self.path}: the reference's head lacks entries between {first} and {last}; {AGAIN}")
         # One piece is not copied: 1 GB of a head took longer to copy than to compare.
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         return weight.to(device), torch.cat(biases).to(device) if biases else None
@@ -368,10 +369,21 @@ def discard(folder: Path) -> None:
     with suppress(InputError):
         made = made or read_manifest(folder).made
     storage.delete(own_files(folder))
+    if left := own_files(folder):
+        raise InputError(f"{left[0]}: cannot be deleted; is the file yours?")
     storage.sweep(folder)
     if made:
         with suppress(OSError):  # a user's own files
             folder.rmdir()
+
+
+def abandon(folder: Path) -> int:
+    """Delete what was recorded since the last ``seal``; return the bytes of an average window, 0 without any."""
+    files = [folder / name for name in unlisted(folder, manifest_in(folder))]
+    sizes = [storage.size_of(file) or 0 for file in files if WINDOW.fullmatch(storage.what_of(file.name))]
+    storage.delete(files)
+    storage.sweep(folder)
+    return sum(sizes) // max(len(sizes), 1)
 
 
 def tidy(folder: Path) -> None:

@@ -97,11 +97,9 @@ def commit(
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Create the folder, and raise errors of a block that writes into it as InputError."""
-    try:
+    with storage.keeping("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
         yield
-    except OSError as error:
-        raise InputError(f"{folder}: the scores cannot be kept: {error.strerror}") from None
 
 
 def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[Any]]:

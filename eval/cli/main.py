@@ -1,8 +1,9 @@
 """The command line of compare_q: subcommands and exit statuses.
 
-Exit status 0: all models were scored, or a finished run was shown.  1: some models failed and the others are in the
-table; or doctor or check found that a number would be wrong.  2: bad input, no model was scored, or an output could not
-be written; a closed standard output (| head) does not count.  128 + its number: a signal.
+Exit status 0: all models were scored, or a finished run was shown.  1: some models failed, or the reference could not
+be kept, and the others are in the table; or doctor or check found that a number would be wrong.  2: bad input, no model
+was scored, or an output could not be written; a closed standard output (| head) does not count.  128 + its number: a
+signal.
 
 What only a run needs is imported when it starts, so that --help and show answer sooner.
 """
@@ -92,7 +93,9 @@ def run_command(args: argparse.Namespace) -> int:
             outputs.print_table(args, done.results, written)
             results = outputs.write_run(args, config.cache, done, texts, models, written)
             status = outputs.write_files(args, results, written)
-            status = status or int(any(text.error or any(m.error for m in text.models) for text in results.texts))
+            lacks = any(text.reference is None and any(m.reference for m in text.models) for text in results.texts)
+            failed = any(text.error or any(m.error for m in text.models) for text in results.texts)
+            status = status or int(failed or lacks)
             print_note("interrupted; run again to continue" if done.signal else None)
         return 128 + done.signal if done.signal else status
 

@@ -61,6 +61,7 @@ class Cache:
         self.marks: Path | None = None
         self.locks: set[Path] = set()
         self.using = threading.Lock()
+        self.release: Callable[[], object] = lambda: None  # ends the marks and locks of this run, which has ended
 
     @cached_property
     def unwritable(self) -> str:
@@ -166,7 +167,7 @@ class Cache:
         with self.using, suppress(OSError):
             if self.marks is None:
                 marks = self.root / "runs" / storage.temporary_name()
-                weakref.finalize(self, end_run, marks, storage.hold(marks), self.locks)
+                self.release = weakref.finalize(self, end_run, marks, storage.hold(marks), self.locks)
                 self.marks = marks
             with self.marks.open("a", encoding="utf-8") as file:
                 file.write(f"{key}\n")
@@ -184,9 +185,12 @@ class Cache:
         return keys
 
     def clear(self, section: str, key: str) -> None:
-        """Delete an entry: its file, or compare_q's files in its folder.  Logs are kept."""
+        """Delete an entry: its file, or compare_q's files in its folder; InputError if one stays.  Logs are kept."""
         if section != "logs":
-            self.remove(section, self.path(section, key, ".npz" if section == "tokens" else ""))
+            path = self.path(section, key, ".npz" if section == "tokens" else "")
+            self.remove(section, path)
+            if left := own_files(section, path):
+                raise InputError(f"{left[0]}: cannot be deleted; is the file yours?")
 
     @staticmethod
     def remove(section: str, path: Path) -> None:

@@ -40,6 +40,8 @@ def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) 
     if config.divergences and config.logits_file is None and not any(spec.is_reference for spec in specs):
         raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
     check_unicode("--logits_file", config.logits_file)
+    if config.clear:
+        config.cache.check_writable()
     models, problems = [], []
     for spec in specs:
         try:

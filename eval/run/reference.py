@@ -8,6 +8,7 @@ identity is checked.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Any
 
 from compare_q import backends
 from compare_q.backends.base import PlannedModel
-from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.messages import bytes_in_words
 from compare_q.backends.reference import store
 from compare_q.backends.reference.store import MANIFEST, Reader, is_free, open_reference
 from compare_q.eval.common.cache import Cache
@@ -55,8 +57,10 @@ class Reference:
         return (self.path / MANIFEST).is_file()
 
     def has(self, n_windows: int) -> bool:
-        """Return whether a store exists that has the first ``n_windows`` windows."""
-        return self.exists and open_reference(self.path).n_windows >= n_windows
+        """Return whether a store exists that has the first ``n_windows`` windows; False if its manifest is damaged."""
+        with suppress(InputError):
+            return self.exists and open_reference(self.path).n_windows >= n_windows
+        return False
 
     @property
     def lock_file(self) -> Path:
@@ -71,8 +75,8 @@ class Reference:
 def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Reference:
     """Return the reference that a model on this machine is for a text.
 
-    InputError if a path that the user gave holds another reference, or cannot be written.  With ``config.clear`` a
-    store under the reference's own key is about to be deleted, and may be damaged.
+    InputError if a path that the user gave holds another reference, or cannot be written.  A store under the
+    reference's own key may be damaged: ``verify`` refuses it if scores depend on it, and ``config.clear`` deletes it.
     """
     identity = {
         **plan.identity(config, model, text), "vocabulary": text.vocabulary, "reference": RECORDING_VERSION,
@@ -82,7 +86,7 @@ def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Referenc
     path = given or (model.out_logits / key if model.out_logits else in_cache)
     found = Reference(key, path, model.label, identity, backends.files_of(model).content(), config.divergences)
     option = "out_logits" if given is None else "--logits_file"
-    if found.exists and (given is not None or not config.clear):
+    if found.exists and (given is not None or (not config.clear and found.has(0))):
         check(open_reference(path), {"decode": None, **identity})
     elif not found.exists and path != in_cache and not is_free(path):
         raise InputError(f"{option}: {path}: holds no store of this compare_q; name another path")
@@ -134,6 +138,15 @@ def seal(config: RunConfig, reference: Reference, n_windows: int) -> None:
     say(f"{label}: kept as the reference, {size}, in {reference.path}")
     if made.reason:
         say(f"{label}: {made.head.dtype} logits are kept, not states: {made.reason}")
+
+
+def unkept(reference: Reference, n_windows: int, error: InputError | ModelError) -> str:
+    """Delete what a run has recorded of a reference that cannot be kept; return why, with sizes."""
+    needs, free = store.abandon(reference.path) * n_windows, 0
+    with suppress(OSError):
+        free = shutil.disk_usage(reference.path).free
+    takes = f"; it takes about {bytes_in_words(needs)}, and {bytes_in_words(free)} are free" if needs else ""
+    return f"{error}{takes}; free space or name another place"
 
 
 def as_json(reference: Reference, n_tokens: int) -> dict[str, Any]:

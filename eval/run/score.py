@@ -13,7 +13,8 @@ from typing import Any
 
 from compare_q import backends
 from compare_q.backends.base import PlannedModel, ScoreRequest
-from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.reference import store
 from compare_q.backends.scoring import segments
@@ -62,8 +63,9 @@ class Rows:
             return True
         if work.lacks_windows:
             return False
+        ready, work.stored = work.stored, None
         try:
-            stored = token_scores.load(cache, work.key, work.tag, work.text.windows, progress)
+            stored = ready or token_scores.load(cache, work.key, work.tag, work.text.windows, progress)
             if stored is None and cached:
                 return False
             if stored is None:
@@ -72,7 +74,7 @@ class Rows:
         except Exception as error:
             self.fail(work.model, [work.name], error)
             return True
-        if work.store is not None:
+        if work.store is not None and not work.unkept:
             self.references[work.name] = work.store
         self.by_text[work.name][row.label] = row
         self.config.on_row(work.name, row)
@@ -180,7 +182,7 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
         todo = [work for work in todo if not rows.add(work, locked=True)]  # another run may have made them
         if not todo:
             return None
-        count = max(model.n_gpus, 1) * model.replicas
+        count, last = max(model.n_gpus, 1) * model.replicas, list[Work]()
         with config.gpus.take(count, check) as gpus, closing(Replicas(config, model, gpus, rows)) as replicas:
             for work in todo:
                 with rows.failing(model, work.name, replicas.end):  # the next text gets new workers
@@ -188,9 +190,13 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
                         continue
                     replicas.score(work)
                     if work is todo[-1]:
-                        rows.scored.append(work)
+                        last = [work]
                     else:
                         rows.add(work, locked=True, cached=False)
+        for work in last:  # read before another run can forget them
+            with rows.failing(model, work.name):
+                work.stored = token_scores.load(cache, work.key, work.tag, work.text.windows)
+                rows.scored.append(work)
     return None
 
 
@@ -254,7 +260,7 @@ class Replicas:
         If the machine of a worker is lost, new workers continue.  ModelError if the model fails; committed scores stay.
         """
         cache, windows, against, own = self.config.cache, work.text.windows, work.reference, work.store
-        if own is not None and own.has(len(windows)):
+        if own is not None and (work.unkept or own.has(len(windows))):
             own = None  # nothing has to be recorded
         cache.check_writable()
         folder, request = cache.path("scores", work.key, ""), ScoreRequest()
@@ -267,24 +273,30 @@ class Replicas:
                 facts["reference"] = {"label": against.label, "key": against.key, "vocab_size": entries,
                                       "model_vocab_size": plan.facts_of(self.model).vocab_size}  # fmt: skip
             if own is not None:
-                store.begin(own.path, own.identity)
                 held.callback(store.tidy, own.path)
-                request, have = ScoreRequest(record=own.path), have & store.recorded(own.path)
-            missing = [window for window in windows if window.index not in have]
-            if not segments.records(folder):  # a worker was killed before it could write what ran
-                missing = missing or [windows[-1]]
-            session, count = uuid.uuid4().hex, min(self.model.replicas, len(missing))
-            commands = []
-            for number in range(count):  # shares differ by one window at most
-                begin, end = (len(missing) * part // count for part in (number, number + 1))
-                file = held.enter_context(cache.scratch())
-                write_windows(file, missing[begin:end])
-                commands.append(ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts))
             try:
+                if own is not None:
+                    with storage.keeping("the reference", own.path):
+                        store.begin(own.path, own.identity)
+                    request, have = ScoreRequest(record=own.path), have & store.recorded(own.path)
+                missing = [window for window in windows if window.index not in have]
+                if not segments.records(folder):  # a worker was killed before it could write what ran
+                    missing = missing or [windows[-1]]
+                session, count = uuid.uuid4().hex, min(self.model.replicas, len(missing))
+                commands = []
+                for number in range(count):  # shares differ by one window at most
+                    begin, end = (len(missing) * part // count for part in (number, number + 1))
+                    file = held.enter_context(cache.scratch())
+                    with storage.keeping("the windows of a run", file.parent):
+                        write_windows(file, missing[begin:end])
+                    commands.append(ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts))
                 if missing:
                     self.load(work.key)
                     title, timeout = f"scoring {work.title}{self.number}", self.config.window_timeout_s
                     self.each(commands, timeout, title, "windows", len(missing))
+                if own is not None:
+                    with storage.keeping("the reference", own.path):
+                        reference.seal(self.config, own, len(windows))
             except LostWorkerError as lost:
                 self.end()
                 self.n_lost += 1
@@ -292,8 +304,13 @@ class Replicas:
                     raise ModelError(f"{lost}, as {MOST_LOST} workers of this model before") from None
                 self.config.progress.say(f"{work.title}: {lost}; what is not kept of it is scored again")
                 return self.score(work)
-            if own is not None:
-                reference.seal(self.config, own, len(windows))
+            except (InputError, ModelError) as error:
+                if own is None or storage.NOT_KEPT not in str(error):
+                    raise
+                self.end()  # without a store there may be room for the scores
+                work.unkept = reference.unkept(own, len(windows), error)
+                self.config.progress.say(f"{work.title}: {work.unkept}; it is scored without")
+                return self.score(work)
         return None
 
     def load(self, key: str) -> None:

@@ -50,6 +50,8 @@ class Work:
     reference: Reference | None  # what the model is compared with
     store: Reference | None = None  # the reference that the model is
     needs_store: bool = False  # the store is read, made or extended, since scores that depend on it are missing
+    stored: StoredScores | None = None  # of the windows, once they are complete and read
+    unkept: str = ""  # why the store could not be made; its scores are kept
 
     @property
     def title(self) -> str:
@@ -59,7 +61,8 @@ class Work:
     @property
     def lacks_windows(self) -> bool:
         """True if the reference must run although its scores may be complete, because its store lacks windows."""
-        return self.needs_store and self.store is not None and not self.store.has(len(self.text.windows))
+        no_store = self.store is not None and not self.store.has(len(self.text.windows))
+        return self.needs_store and no_store and not self.unkept
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,8 @@ def notes_of(work: Work, stored: StoredScores, *, has_reference: bool) -> Iterat
         yield f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run"
     if shared := stored.run_record.get("shared_gpu"):
         yield f"tok/s n/a: while it was scored the GPU was also used by {shared}"
+    if work.unkept:
+        yield f"no KLD of other models: {work.unkept}"
     if model.is_reference:
         return
     if work.reference is None:

