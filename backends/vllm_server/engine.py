@@ -135,6 +135,7 @@ class Choice(BaseModel):
 class Completion(BaseModel):
     """Answer of ``/v1/completions``; ``system_fingerprint``: vLLM's digest of its version and configuration."""
 
+    model: Name | None = None
     choices: list[Choice] = Field(min_length=1)
     system_fingerprint: Name | None = None
 
@@ -166,6 +167,8 @@ class Seen(NamedTuple):
 
 class ServedModel(ModelFiles):
     """One model of a server, which has no files here.
+
+    ``names``: those of the model that ``card`` has found.
 
     Coroutines raise ServerError.  The other methods raise ModelError if the server is silent or answers something
     unexpected, and InputError if the spec is wrong.
@@ -217,9 +220,13 @@ class ServedModel(ModelFiles):
         if wanted not in cards if wanted else len(cards) != 1:
             names, what = shortened(", ".join(cards)), f"no {wanted!r}" if wanted else "missing"
             raise InputError(f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}")
+        chosen = cards[wanted or next(iter(cards))]
+        # vLLM answers with the first of several names of one model; they share its root.
+        own = (chosen.root or chosen.model, chosen.parent)
+        self.names = {name for name, card in cards.items() if (card.root or name, card.parent) == own}
         found = await self.answer_or_refusal("/version")
         version = None if isinstance(found, str) else found.version
-        return cards[wanted or next(iter(cards))].model_copy(update={"version": version})
+        return chosen.model_copy(update={"version": version})
 
     async def answer_or_refusal(self, path: str, body: Any = None) -> Answer | str:
         """The answer, or why the server refuses to give one, since a proxy may pass /v1 only."""
@@ -231,10 +238,16 @@ class ServedModel(ModelFiles):
             return str(error)
 
     async def completion(self, model: str, ids: Sequence[int], top: int, within: float = inf) -> Completion:
-        """The answer to a prompt of token ids.  One token is generated, since servers refuse to generate none."""
+        """The answer to a prompt of token ids.  One token is generated, since servers refuse to generate none.
+
+        ServerError if another model answers, as a router's fallback does.
+        """
         body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
         largest = SMALL + PER_TOKEN * len(ids) * (top + 1)
-        return await self.server.ask("/v1/completions", Completion, body, within, largest)
+        answer = await self.server.ask("/v1/completions", Completion, body, within, largest)
+        if answer.model is not None and answer.model not in self.names:
+            raise ServerError(f"{self.server.quoted(answer.model)} answers in place of {model}; {OURS}")
+        return answer
 
     async def sample(self, model: str) -> Sample:
         """The sample, after a check that its values are log-probabilities."""

@@ -167,6 +167,7 @@ def positive(body: dict[str, Any], answer: dict[str, Any]) -> None:
         (hole, "at position 3"),
         (positive, "--logprobs-mode raw_logprobs"),
         (another, "vllm-0.1-def answers in place of vllm-0.0-abc"),
+        (lambda body, answer: answer | {"model": "other"}, "other answers in place of toy"),
         (without, "needs vLLM's own server"),
         (lambda body, answer: [1], "answers no JSON object"),
         (lambda body, answer: {"choices": []}, "another shape than vLLM's"),
@@ -178,3 +179,11 @@ def test_answers_that_are_not_taken(stub: Stub, edit: Callable[..., Any], messag
     found = failure(engine)
     assert found.startswith(f"window 0: {stub.url}: ")
     assert message in found
+
+
+@pytest.mark.parametrize(("parent", "answers"), [(None, True), ("toy", False)])
+def test_an_alias_answers_and_an_adapter_does_not(stub: Stub, parent: str | None, answers: bool) -> None:
+    """vLLM answers with the first of several names."""
+    stub.cards.append({**stub.cards[0], "id": "other", "parent": parent})
+    stub.edit = lambda body, answer: answer | {"model": "toy"}
+    assert ("toy answers in place of other" in described(stub, model="other").silence) != answers
