@@ -44,16 +44,17 @@ def show(
     for table in tables_of(run, names, by_text=by_text):
         if table.heading:
             heading(console, table.heading)
-        shown: list[Filled] = []
+        shown: list[Drawn] = []
         may_squeeze = names is None and not any(each.block for each in table.columns)
-        for number, columns in enumerate(fitting(table, console.width)):
+        for number, columns in enumerate(fitting(table, [*map(drawn, table.columns)], console.width)):
             width = console.width if may_squeeze else max(console.width, least_width(columns))
             print_columns(console, "" if number else table.title, columns, width)
             shown += columns
         for line in [f"failed: {table.error}"] if table.error else table.notes:
             say(console, line)
-        means = [BY_NAME[each.column.name] for each in shown]  # without the names of several texts in their headers
-        meanings += [*[f"{column.title}: {column.note}" for column in means], *table.legend_of(shown)]
+        filled = [each.filled for each in shown]
+        means = [BY_NAME[each.column.name] for each in filled]  # without the names of several texts in their headers
+        meanings += [*[f"{column.title}: {column.note}" for column in means], *table.legend_of(filled)]
     if meanings and notes:
         console.print()
     for line in dict.fromkeys(meanings if notes else [NOTES] if meanings else []):
@@ -77,34 +78,10 @@ def say(console: Console, line: str) -> None:
     console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def fitting(table: Table, width: int) -> list[list[Filled]]:
-    """Return the columns of one table that fits ``width`` characters, or else of several, each with the label."""
-    narrow = table.columns
-    for kept in range(len(table.spare), -1, -1):
-        left_out = table.spare[kept:]
-        narrow = [
-            replace(each, cells=tuple([replace(cell, error="") for cell in each.cells]))
-            if f"{each.column.name}_stderr" in left_out else each
-            for each in table.columns if each.column.name not in left_out
-        ]  # fmt: skip
-        if least_width(narrow) <= width:
-            return [narrow] if narrow else []
-    if not any(each.block for each in table.columns):
-        return [narrow]
-    first, *others = ([*block] for _, block in itertools.groupby(table.columns, key=lambda each: each.block))
-    split = [first]
-    for block in others:
-        if least_width([*split[-1], *block]) <= width or len(split[-1]) == 1:
-            split[-1] += block
-        else:
-            split.append([table.columns[0], *block])
-    return split
-
-
 class Drawn(NamedTuple):
     """A column as the terminal shows it: its width in characters, header and cells.  Only words may wrap."""
 
-    wraps: bool
+    filled: Filled
     width: int
     header: str
     cells: list[Text]
@@ -115,7 +92,7 @@ def drawn(filled: Filled) -> Drawn:
     column = filled.column
     if column.wraps:
         texts = [Text(printable(cell.value)) for cell in filled.cells]
-        return Drawn(True, max([len(column.title), *map(len, texts)]), printable(column.title), texts)
+        return Drawn(filled, max([len(column.title), *map(len, texts)]), printable(column.title), texts)
     lines = list(map(printable, column.header.split("\n")))
     shown = [printable(cell.shown) for cell in filled.cells]
     errors = [f"±{cell.error}" if cell.error else cell.marks for cell in filled.cells]
@@ -125,30 +102,56 @@ def drawn(filled: Filled) -> Drawn:
         Text(f"{value:>{before}}", "bold" if cell.is_best else "").append(error, "not bold")
         for value, cell, error in zip(shown, filled.cells, errors, strict=True)
     ]
-    return Drawn(False, before + after, "\n".join([f"{line:>{before}}" for line in lines]), texts)
+    return Drawn(filled, before + after, "\n".join([f"{line:>{before}}" for line in lines]), texts)
 
 
-def print_columns(console: Console, title: str, columns: Sequence[Filled], width: int) -> None:
+def fitting(table: Table, columns: list[Drawn], width: int) -> list[list[Drawn]]:
+    """Return the columns of one table that fits ``width`` characters, or else of several, each with the label."""
+    narrow = columns
+    for kept in range(len(table.spare), -1, -1):
+        left_out = table.spare[kept:]
+        narrow = [
+            without_errors(each) if f"{each.filled.column.name}_stderr" in left_out else each
+            for each in columns if each.filled.column.name not in left_out
+        ]  # fmt: skip
+        if least_width(narrow) <= width:
+            return [narrow] if narrow else []
+    if not any(each.block for each in table.columns):
+        return [narrow]
+    first, *others = ([*block] for _, block in itertools.groupby(columns, key=lambda each: each.filled.block))
+    split = [first]
+    for block in others:
+        if least_width([*split[-1], *block]) <= width or len(split[-1]) == 1:
+            split[-1] += block
+        else:
+            split.append([columns[0], *block])
+    return split
+
+
+def without_errors(column: Drawn) -> Drawn:
+    """Return the column with its values and without their errors."""
+    return drawn(replace(column.filled, cells=tuple(replace(cell, error="") for cell in column.filled.cells)))
+
+
+def least_width(columns: Sequence[Drawn]) -> int:
+    """Return the width in characters that columns need: all of the numbers, and ``WORDS_WIDTH`` of the words."""
+    words = sum([each.width for each in columns if each.filled.column.wraps])
+    return MARGIN + len(columns) - 1 + sum([each.width for each in columns]) - words + min(words, WORDS_WIDTH)
+
+
+def print_columns(console: Console, title: str, columns: Sequence[Drawn], width: int) -> None:
     """Print a table of these columns, at least one, ``width`` characters wide."""
-    shown = list(map(drawn, columns))
-    gap = 1 if width - MARGIN - sum([each.width + 1 for each in shown]) + 1 >= len(shown) else 0
+    gap = 1 if width - MARGIN - sum([each.width + 1 for each in columns]) + 1 >= len(columns) else 0
     table = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(printable(title)), title_justify="left"
     )
-    for each in shown:
-        table.add_column(Text(each.header), overflow="fold", no_wrap=not each.wraps)
-    for row in zip(*[each.cells for each in shown], strict=True):
+    for each in columns:
+        table.add_column(Text(each.header), overflow="fold", no_wrap=not each.filled.column.wraps)
+    for row in zip(*[each.cells for each in columns], strict=True):
         table.add_row(*row)
     own, console.width = console.width, width
     console.print(table)
     console.width = own
-
-
-def least_width(columns: Sequence[Filled]) -> int:
-    """Return the width in characters that columns need: all of the numbers, and ``WORDS_WIDTH`` of the words."""
-    shown = list(map(drawn, columns))
-    words = sum([each.width for each in shown if each.wraps])
-    return MARGIN + len(shown) - 1 + sum([each.width for each in shown]) - words + min(words, WORDS_WIDTH)
 
 
 def markdown_text(run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False) -> str:
