@@ -1,6 +1,6 @@
 """Leave every tensor of quantized toys out, one at a time, and run what is left in vLLM and in Transformers.
 
-    python -m benchmarks.missing_tensors OUT.json [--engines vllm_score transformers] [--formats W4A16 ...]
+    python -m benchmarks.missing_tensors OUT.json [--engines vllm_score transformers_auto_bf16] [--formats W4A16 ...]
 
 A row must be refused, or its scores must equal those of the intact model at every token: what is missing changes
 nothing then.  Exit status 1 if a row was scored with other numbers, or an intact model was refused.
@@ -82,6 +82,7 @@ def tried(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dic
     from safetensors.torch import load_file
 
     import compare_q
+    from compare_q.backends.common.errors import CompareQError
 
     tensors = load_file(source / "model.safetensors")
     folders = {"intact": source} | {
@@ -90,7 +91,10 @@ def tried(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dic
     options = {"enforce_eager": True} if engine.startswith("vllm") else {}
     specs = [{"load_fn": engine, "label": label, "model_dir": str(folder), "engine": options}
              for label, folder in folders.items()]  # fmt: skip
-    found = compare_q.compare(data, specs)
+    try:
+        found = compare_q.compare(data, specs)
+    except CompareQError as error:
+        return {"tensors": len(tensors), "cannot run here": str(error).splitlines()[0], "wrong": []}
     rows = {model.label: model.error for text in found.results.texts for model in text.models}
     counts: dict[str, Any] = {"tensors": len(tensors), "refused": 0, "equal": [], "wrong": [], "intact": rows["intact"]}
     gold = None if rows["intact"] else found.tokens("intact")["logprob"].to_numpy()
@@ -109,7 +113,7 @@ def tried(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dic
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--engines", nargs="+", default=["vllm_score", "transformers"])
+    parser.add_argument("--engines", nargs="+", default=["vllm_score", "transformers_auto_bf16"])
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
     options = parser.parse_args()
     from compare_q.backends.common import machine

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,10 @@ class TransformersEngine(LogitsEngine):
         except Exception as error:  # any error of Transformers, accelerate or a quantizer fails this model
             raise ModelError(f"Transformers could not load {folder}: {one_line(error)}") from error
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
+        if ignored := ignored_by_attention(self.model):
+            if asked := self.options.attn_implementation:
+                raise ModelError(f"{folder}: engine.attn_implementation: {asked} ignores its {ignored}; use eager")
+            self.model.set_attn_implementation("eager")
         check_resident(folder, self.model, stored)
         self.model.eval()
         takes = inspect.signature(self.model.forward).parameters
@@ -285,7 +290,15 @@ class TransformersEngine(LogitsEngine):
         asked = self.checkpoint.config.quantization or self.options.quantization_config or {}
         return group_layers(transformers_layers.layers(self.model, asked, self.checkpoint.folder))
 
+    def dtype_notes(self) -> list[str]:
+        """Return a note if the weights were stored in another 16-bit dtype, or in float32, and lost digits."""
+        stored, ran = self.checkpoint.config.dtype, dtype_name(self.model.dtype)
+        lost = not self.checkpoint.config.quantization and stored not in (None, ran) and ran != "float32"
+        return [f"stored in {stored}, and ran in {ran}, as load_fn or engine.dtype says"] if lost else []
+
     def provenance(self) -> dict[str, Any]:
+        floor = provenance_of(seed_of(self.planned.options))
+        notes = [*self.dtype_notes(), *floor.get("notes", ())]
         return {
             "model_class": type(self.model).__name__,
             "dtype": dtype_name(self.model.dtype),
@@ -295,7 +308,8 @@ class TransformersEngine(LogitsEngine):
             ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.planned.max_tokens),
             **(WITHOUT_CACHE if self.planned.decode is None else {"kv_cache": dtype_name(self.model.dtype)}),
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
-            **provenance_of(seed_of(self.planned.options)),
+            **floor,
+            **({"notes": notes} if notes else {}),
             "options": self.options.model_dump(exclude_none=True),
         }
 
@@ -330,6 +344,18 @@ def check_packages(where: str, config: dict[str, Any]) -> None:
             f"{where}: quantized with {config['quant_method']}, which needs {' and '.join(missing)}: "
             f"pip install {' '.join(missing)}"
         )
+
+
+def ignored_by_attention(model: Any) -> str:
+    """Return what a model's layers give to attention and torch's sdpa does not take, such as a soft cap; or "".
+
+    Transformers chooses sdpa for Gemma 2 all the same.
+    """
+    if model.config._attn_implementation != "sdpa":
+        return ""
+    sources = {inspect.getsource(sys.modules[type(module).__module__]) for module in model.modules()
+               if type(module).__module__.startswith("transformers.models.")}  # fmt: skip
+    return next((name for name in ("softcap", "s_aux") for source in sources if f"{name}=" in source), "")
 
 
 def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:

@@ -52,25 +52,25 @@ def add_kernels() -> None:
     # SIGILL in a model so small that oneDNN, which does, has not computed a product before.
     torch.cpu._init_amx()
     listed = linear._POSSIBLE_KERNELS[PlatformEnum.CPU]
-    if CpuInt4W4A16LinearKernel not in listed:
-        listed.insert(0, CpuInt4W4A16LinearKernel)
+    if CompareQInt4W4A16LinearKernel not in listed:
+        listed.insert(0, CompareQInt4W4A16LinearKernel)
     linear._POSSIBLE_NVFP4_KERNELS.setdefault(PlatformEnum.CPU, [linear.EmulationNvFp4LinearKernel])
     if getattr(linear, MARLIN).is_supported()[0]:
         return
     for name in NAME_MARLIN:
         module = importlib.import_module(name)
         if hasattr(module, MARLIN):
-            setattr(module, MARLIN, CpuNvFp4W4A16LinearKernel)
+            setattr(module, MARLIN, CompareQNvFp4W4A16LinearKernel)
     if CPUUnquantizedExperts is not object:
         setattr(importlib.import_module(CHOOSES_EXPERTS), "backend_to_kernel_cls", nvfp4_experts)  # noqa: B010 - mypy
 
 
 def nvfp4_experts(engine: Any) -> list[Any]:
     """Return our NVFP4 experts instead of vLLM's emulation in Triton."""
-    return [CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts] if engine.name == "EMULATION" else []
+    return [CompareQNvFp4EmulationExperts, CompareQNvFp4W4A16Experts] if engine.name == "EMULATION" else []
 
 
-class CpuNvFp4W4A16LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
+class CompareQNvFp4W4A16LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
     """Weights dequantized once by vLLM's own function; then a product in the model's dtype."""
 
     @classmethod
@@ -93,7 +93,7 @@ class CpuNvFp4W4A16LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         return torch.nn.functional.linear(x, layer.weight, bias)
 
 
-class CpuInt4W4A16LinearKernel(linear.CPUWNA16LinearKernel):  # type: ignore[misc]
+class CompareQInt4W4A16LinearKernel(linear.CPUWNA16LinearKernel):  # type: ignore[misc]
     """For CPUs and dtypes where vLLM's own kernel would fail in the first step: weights are dequantized at load."""
 
     @classmethod
@@ -128,7 +128,7 @@ class CpuInt4W4A16LinearKernel(linear.CPUWNA16LinearKernel):  # type: ignore[mis
         return torch.nn.functional.linear(x, getattr(layer, self.w_q_name), bias)
 
 
-class CpuNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
+class CompareQNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
     """Weight-only: inputs stay in the model's dtype, even if the layer has scales of inputs."""
 
     quant_dtype: str | None = None
@@ -187,7 +187,7 @@ class CpuNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
             output.index_add_(0, token, made)
 
 
-class CpuNvFp4EmulationExperts(CpuNvFp4W4A16Experts):
+class CompareQNvFp4EmulationExperts(CompareQNvFp4W4A16Experts):
     """W4A4: inputs rounded to NVFP4 by vLLM's own function, under one global scale for all experts."""
 
     quant_dtype = "nvfp4"

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compare_q import backends
 from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import nearest, printable
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.results import ModelResult
@@ -48,5 +51,11 @@ def local_config(
     progress = progress or Progress()
     pool = GpuPool(select_gpus(machine.gpus(), gpus, progress.say))
     all_pythons = {**reading.load_settings().python, **(pythons or {})}
+    known = {name for key, engine in backends.engines() for name in (key, *engine.capabilities.load_fns)}
+    if strange := sorted(all_pythons.keys() - known):
+        there = ", ".join(sorted(known))
+        raise InputError(
+            f"python: {printable(strange[0])} is no engine{nearest(strange[0], known)}; there are: {there}"
+        )
     workers = Workers(all_pythons, pool, min(600.0, keys.get("load_timeout_s", 600.0)))
     return RunConfig(cache or Cache(default_root()), progress, workers, pool, **keys)

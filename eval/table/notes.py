@@ -159,14 +159,18 @@ def answer_notes(text: TextResult) -> list[str]:
 
 
 def reference_notes(text: TextResult) -> list[str]:
-    """Return the reference's rates over bytes and words, or its PPL if it has no row."""
+    """Return the reference's rates over bytes and words, or its PPL if it has no row; whether it is quantized."""
     if text.reference is None:
         return []
     rows = [model for model in text.models if model.reference]
     if not rows and text.reference_ppl is not None:  # so that a reference store of another text is noticed at once
         ppl = number_text(text.reference_ppl, PPL_DIGITS)
         return [f"the reference, {text.reference['label']}, has a PPL of {ppl} on these tokens"]
-    return [
+    quantized = [
+        f"{model.label}: the reference is quantized itself, so that a KLD is the distance from it, and not from the "
+        "original" for model in rows if model.is_quantized
+    ]  # fmt: skip
+    return quantized + [
         f"{model.label}: {number_text(model.bits_per_byte, 4)} bits per byte, byte perplexity "
         f"{number_text(model.byte_perplexity, 4)}, word perplexity {number_text(model.word_perplexity, 4)}"
         for model in rows if model.bits_per_byte is not None

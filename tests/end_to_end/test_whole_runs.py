@@ -80,15 +80,16 @@ def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
 
 
 def test_every_row_says_what_ran(demo_run: dict[str, Any]) -> None:
-    """Nothing ran otherwise than its checkpoint asks: the demo turns int8 activations of W4A16 off."""
-    int4 = "CpuInt4W4A16" if FLOAT32 else "CPUWNA16"  # vLLM has no product for int4 in float32
+    """Only compare_q's own kernels are marked: the demo turns int8 activations of W4A16 off."""
+    int4 = "CompareQInt4W4A16" if FLOAT32 else "CPUWNA16"  # vLLM has no product for int4 in float32
     dtype = "float32" if FLOAT32 else "bfloat16"
     kernels = {"Transformers bf16": "torch linear", "vLLM bf16": "Unquantized", "vLLM W8A8": "CPUInt8",
-               "vLLM W4A16 g32": int4, "vLLM NVFP4 W4A16": "CpuNvFp4W4A16",
+               "vLLM W4A16 g32": int4, "vLLM NVFP4 W4A16": "CompareQNvFp4W4A16",
                "vLLM NVFP4 W4A4": "EmulationNvFp4"}  # fmt: skip
     models = demo_run["models"]
     assert {label: model["kernel"] for label, model in models.items()} == kernels
-    assert all(model["deviations"] is None for model in models.values())
+    own = {label for label, kernel in kernels.items() if kernel.startswith("CompareQ")}
+    assert {label for label, model in models.items() if model["deviations"]} == own
     ran = {label: {(group["weights"], group["activations"], group["count"]) for group in model["provenance"]["layers"]}
            for label, model in models.items()}  # fmt: skip
     head = (dtype, dtype, 1)

@@ -135,3 +135,23 @@ def test_damaged_and_pickled_weights_are_refused_in_one_line(toy_model: Path, tm
     with pytest.raises(ModelError, match="Transformers could not load") as failure:
         loaded(broken)
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.engine
+def test_gemma_2_has_its_soft_cap(tmp_path: Path) -> None:
+    """Transformers chooses torch's attention for it, which has none; whoever asks for that is refused."""
+    folder = save_llama(tmp_path, "Gemma2", pad_token_id=256, head_dim=32, attn_logit_softcapping=2.0)
+    engine = loaded(folder, dtype="float32")
+    assert engine.provenance()["attention"] == "eager"
+    (found,) = engine.score(toy_windows(1), ScoreRequest())
+    (eager,) = loaded(folder, dtype="float32", attn_implementation="eager").score(toy_windows(1), ScoreRequest())
+    np.testing.assert_array_equal(found.logprob, eager.logprob)
+    with pytest.raises(ModelError, match="softcap"):
+        loaded(folder, dtype="float32", attn_implementation="sdpa")
+
+
+@pytest.mark.engine
+def test_a_dtype_that_loses_digits_is_said(toy_model: Path) -> None:
+    """The toy is stored in bfloat16."""
+    notes = {dtype: loaded(toy_model, dtype=dtype).provenance().get("notes", []) for dtype in ("float16", "float32")}
+    assert [len(said) for said in notes.values()] == [1, 0]

@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.backends.layers.groups import KVCache
+from compare_q.backends.layers.groups import KVCache, deviations
 from tests.support import ROOT
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, planned, toy_windows
 from tests.support.vllm_engine import engine, scores_of
@@ -88,7 +88,7 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     for index, logprobs in enumerate(gold):
         np.testing.assert_allclose(weight_only["scores"][index].logprob, logprobs, atol=ATOL_LOGPROB)
     assert {group.kernel for group in weight_only["layers"]} == {
-        "CpuNvFp4W4A16LinearKernel", "UnquantizedEmbeddingMethod",
+        "CompareQNvFp4W4A16LinearKernel", "UnquantizedEmbeddingMethod",
     }  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def by_definition(given: torch.Tensor, inputs: Any, made: dict[str, Any], route:
 
 @pytest.mark.engine
 @CPU_ONLY
-@pytest.mark.parametrize("name", ["CpuNvFp4W4A16Experts", "CpuNvFp4EmulationExperts"])
+@pytest.mark.parametrize("name", ["CompareQNvFp4W4A16Experts", "CompareQNvFp4EmulationExperts"])
 def test_experts_against_the_definition(name: str) -> None:
     """Every expert has a global scale of its own for its weights, and shares those of the inputs."""
     from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, MoEActivation
@@ -233,9 +233,10 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
         ran, said = backend.layers(), backend.provenance()
     for window, logprobs in zip(WINDOWS[:2], gold, strict=True):
         np.testing.assert_allclose(found[window.index].logprob, logprobs, atol=ATOL_LOGPROB)
-    name, kernel = "model.layers.*.mlp.experts.routed_experts", "CpuNvFp4W4A16Experts"
+    name, kernel = "model.layers.*.mlp.experts.routed_experts", "CompareQNvFp4W4A16Experts"
     assert Layer(name, "nvfp4 g16", "float32", kernel, count=2) in ran
     assert not any(group.asked for group in ran)
+    assert len(deviations(ran)) == 2  # both kernels are compare_q's
     assert said["kv_cache"] == "float32"
     assert said["kv_cache_layers"] == [
         asdict(KVCache("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", "", 1024.0))
@@ -270,7 +271,7 @@ def test_int4_against_the_definition(group: int, zero_points: bool, outputs_firs
     from vllm.model_executor.kernels.linear import MPLinearLayerConfig
     from vllm.scalar_type import scalar_types
 
-    from compare_q.backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
+    from compare_q.backends.vllm.cpu_kernels import CompareQInt4W4A16LinearKernel
 
     random = np.random.default_rng(0)
     numbers, groups = random.integers(0, 16, (OUT, IN)), IN // group
@@ -291,7 +292,7 @@ def test_int4_against_the_definition(group: int, zero_points: bool, outputs_firs
     layer.bias = None
     kind = scalar_types.uint4 if zero_points else scalar_types.uint4b8
     config = MPLinearLayerConfig((IN, OUT), (IN, OUT), kind, torch.float32, group, zero_points)
-    kernel = CpuInt4W4A16LinearKernel(config, "q", "s", "z")
+    kernel = CompareQInt4W4A16LinearKernel(config, "q", "s", "z")
     kernel.process_weights_after_loading(layer)
     x = torch.randn(5, IN, generator=torch.Generator().manual_seed(0))
     bias = torch.arange(OUT, dtype=torch.float32)
@@ -305,8 +306,8 @@ def test_int4_against_the_definition(group: int, zero_points: bool, outputs_firs
     ("dtype", "has_product", "chosen"),
     [
         (torch.bfloat16, True, "CPUWNA16LinearKernel"),
-        (torch.float32, True, "CpuInt4W4A16LinearKernel"),
-        (torch.bfloat16, False, "CpuInt4W4A16LinearKernel"),
+        (torch.float32, True, "CompareQInt4W4A16LinearKernel"),
+        (torch.bfloat16, False, "CompareQInt4W4A16LinearKernel"),
     ],
 )
 def test_ours_is_taken_where_vllm_would_fail(
@@ -320,7 +321,7 @@ def test_ours_is_taken_where_vllm_would_fail(
 
     for _ in range(2):
         cpu_kernels.add_kernels()
-    assert linear._POSSIBLE_KERNELS[PlatformEnum.CPU].count(cpu_kernels.CpuInt4W4A16LinearKernel) == 1
+    assert linear._POSSIBLE_KERNELS[PlatformEnum.CPU].count(cpu_kernels.CompareQInt4W4A16LinearKernel) == 1
     assert linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CPU] == [linear.EmulationNvFp4LinearKernel]
     ops = SimpleNamespace(_C=SimpleNamespace(**({"cpu_gemm_wna16": None} if has_product else {})))
     monkeypatch.setattr(cpu_kernels, "torch", SimpleNamespace(ops=ops, float32=torch.float32))

@@ -241,8 +241,10 @@ def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:
 
 
 def transformers_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32") -> list[torch.Tensor]:
-    """A model's logits [L, V] of every window, by Transformers itself."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    """A model's logits [L, V] of every window, by Transformers itself; Gemma 2 with the soft cap of its attention."""
+    soft_cap = "attn_logit_softcapping" in (folder / "config.json").read_text()
+    keys = {"attn_implementation": "eager"} if soft_cap else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **keys).eval()
     with torch.inference_mode():
         return [model(torch.tensor([window]), use_cache=False).logits[0] for window in windows]
 

@@ -65,6 +65,7 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (run_of(REF, FLOOR, row("a"), row("b")), ["KLD cannot rank a, b"]),
         (run_of(REF, *equal({"seed": 1})), ["b: same scores at every token as a: was engine.seed applied?"]),
         (run_of(REF, *equal({"seed": 1}, model_dir=["m", {"x": 1}])), ["as a: was engine.seed and engine.x applied?"]),
+        (run_of(REF, QUANT), ["bf16: the reference is quantized itself"]),
         (run_of(REF, *equal({})), ["b: same scores at every token as a\n"]),
         (run_of(REF, *equal({"dtype": "bfloat16", "tensor_parallel_size": 2})), ["b: same scores at every token as a"]),
         (run_of(REF, *equal({"seed": 1}, model_dir="other")), ["b: same scores at every token as a\n"]),
