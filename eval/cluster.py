@@ -144,15 +144,16 @@ class NodeWorker:
         """
         if isinstance(job, ScoreCommand):
             folder, record = self.folder / job.session, job.request.record
-            self.folders = {folder / "scores": job.scores}
+            scores = folder / job.scores.name  # the names of folders are keys, which the files in them repeat
+            self.folders = {scores: job.scores}
             if sends and record is not None:
-                self.folders[folder / "record"] = record
-                record = folder / "record"
+                self.folders[folder / "record" / record.name] = record
+                record = folder / "record" / record.name
             for each in self.folders:
                 each.mkdir(parents=True)
             (folder / "windows").write_bytes(windows)
             request = job.request.model_copy(update={"record": record})
-            job = replace(job, request=request, windows=folder / "windows", scores=folder / "scores")
+            job = replace(job, request=request, windows=folder / "windows", scores=scores)
         else:  # the model's copy here has dates of its own
             stamp = backends.files_of(job.model).stamp()
             job = LoadCommand(job.model.updated(stamp=stamp, log_file=self.worker.log_file), self.devices)

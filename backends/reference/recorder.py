@@ -63,7 +63,7 @@ class Recorder:
         """Write the ``chosen`` rows of a window that has ``n_rows``, in pieces."""
         first = next(kept)
         like = first.new_empty((n_rows, first.shape[1]), device="meta")
-        metadata = storage.facts_line({"reason": self.reason})
+        metadata = storage.facts_line({"key": self.folder.name, "reason": self.reason})
         rows = chain([header([(self.contents, like)], metadata)], raw(first), chain.from_iterable(map(raw, kept)))
         with storage.keeping("the reference", self.folder):
             storage.keep(self.folder, f"row.{window:06d}", rows)
@@ -74,7 +74,7 @@ class Recorder:
             raise RuntimeError(head)
         weight, bias, what_it_does = head
         tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        metadata = storage.facts_line({"head": asdict(what_it_does)})
+        metadata = storage.facts_line({"key": self.folder.name, "head": asdict(what_it_does)})
         with storage.keeping("the reference", self.folder):
             storage.keep(self.folder, f"head.{first:06d}", pieces(tensors, metadata))
 

@@ -315,9 +315,17 @@ def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head 
 
 
 def unlisted(folder: Path, manifest: Manifest | None) -> list[str]:
-    """Return the windows' and head's files in a folder that its manifest does not list."""
+    """Return the windows' and head's files of a folder that its manifest does not list; not those of other folders."""
     names = [file.name for file in own_files(folder) if storage.what_of(file.name)]
-    return [name for name in names if manifest is None or name not in manifest.files]
+    new = [name for name in names if manifest is None or name not in manifest.files]
+    return [name for name in new if not is_foreign(folder / name)]
+
+
+def is_foreign(file: Path) -> bool:
+    """Return True if a file of a store says that it was written in a folder of another name, as keys are."""
+    with suppress(ValueError):
+        return bool(storage.header_of(file)[0].get("key") != file.parent.name)
+    return False
 
 
 def recorded(folder: Path) -> frozenset[int]:

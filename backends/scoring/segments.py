@@ -5,9 +5,11 @@ changed, only added (``backends/common/storage.py``):
 
 - segments, ``<tag>.<digest>.safetensors``: the columns of ``TokenScores`` of some windows, joined, each float32 [N] or
   bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the reference's key, with ``DIVERGENCES_SUFFIX`` if it has
-  the divergences that are computed on request.  The header has the windows, with a digest of each window's tokens, the
-  session that made it, and the seconds that these windows took;
-- records, ``record.<session>.json``: metadata of one session.
+  the divergences that are computed on request.  The header has the key (the folder's name), the windows, with a digest
+  of each window's tokens, the session that made it, and the seconds that these windows took;
+- records, ``record.<session>.json``: metadata of one session, and the key.
+
+Files that name another key, or none, lie there by mistake or are older: they are neither read nor deleted.
 
 This file needs numpy and safetensors, and no torch.
 """
@@ -38,8 +40,8 @@ TAG = re.compile(rf"alone|[0-9a-f]{{16}}(?:{DIVERGENCES_SUFFIX})?")
 RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 ALONE = "alone"
 """Tag of scores without a reference."""
-VERSION = 2
-"""Version of the segments; in version 1 the windows were also in the file name."""
+VERSION = 3
+"""Version of the segments: 1 had the windows in the file name, too; 2 did not name the key of the scores."""
 COLUMNS = {
     "logprob": np.float32, "entropy": np.float32, "top1_logprob": np.float32, "top1": np.bool_,
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
@@ -53,6 +55,7 @@ class Segment:
     """The header of a segment."""
 
     file: Path
+    key: str
     tag: str
     session: str
     seconds: float
@@ -87,7 +90,7 @@ def commit(
     ordered = sorted(scored, key=lambda pair: pair[0].index)
     columns = joined([(window, asked_for(scores, tag)) for window, scores in ordered])
     facts = {
-        "version": VERSION, "tag": tag, "session": session, "seconds": seconds,
+        "version": VERSION, "key": folder.name, "tag": tag, "session": session, "seconds": seconds,
         "windows": [[window.index, window.n_scored, digest_of(window)] for window, _ in ordered],
     }  # fmt: skip
     with writing(folder):
@@ -139,7 +142,9 @@ def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]
     for file in storage.files_in(folder):
         what = storage.what_of(file.name)
         if TAG.fullmatch(what) and satisfies(what, tag):
-            yield file, segment_in(file)
+            segment = segment_in(file)
+            if segment is None or segment.key == folder.name:
+                yield file, segment
 
 
 def asked_for(scores: TokenScores, tag: str) -> TokenScores:
@@ -206,8 +211,10 @@ def segment_in(file: Path) -> Segment | None:
     with suppress(ValueError, KeyError, TypeError):
         facts = storage.header_of(file)[0]
         windows = tuple((int(index), int(count), str(digest)) for index, count, digest in facts["windows"])
-        segment = Segment(file, str(facts["tag"]), str(facts["session"]), float(facts["seconds"]), windows)
-        if facts["version"] == VERSION and segment.tag == storage.what_of(file.name):
+        segment = Segment(
+            file, str(facts.get("key", "")), str(facts["tag"]), str(facts["session"]), float(facts["seconds"]), windows
+        )
+        if facts["version"] in (2, VERSION) and segment.tag == storage.what_of(file.name):
             return segment
     return None
 
@@ -215,7 +222,7 @@ def segment_in(file: Path) -> Segment | None:
 def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
     """Write the metadata of a session (JSON types), or replace it; InputError if it cannot be written."""
     with writing(folder):
-        content = storage.dump({"session": session, "record": redacted(dict(record))})
+        content = storage.dump({"session": session, "key": folder.name, "record": redacted(dict(record))})
         storage.write_whole(folder / f"record.{session}.json", content)
         storage.sweep(folder)  # incomplete files of a killed worker
 
@@ -229,7 +236,8 @@ def read_records(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Path]]:
                 content = storage.load(json_files.read_bytes(file))
                 if content["session"] != named[1]:
                     raise ValueError("it is another session's")
-                records[named[1]] = dict(content["record"])
+                if content.get("key") == folder.name:
+                    records[named[1]] = dict(content["record"])
             except (InputError, ValueError, KeyError, TypeError):
                 damaged.append(file)
     return records, damaged
@@ -238,6 +246,12 @@ def read_records(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Path]]:
 def records(folder: Path) -> dict[str, dict[str, Any]]:
     """Return session -> its record, without damaged ones."""
     return read_records(folder)[0]
+
+
+def foreign(folder: Path) -> int:
+    """Return the number of segments in a folder that belong to another key, or do not name one."""
+    found = [segment_in(file) for file in storage.files_in(folder) if TAG.fullmatch(storage.what_of(file.name))]
+    return sum(segment is not None and segment.key != folder.name for segment in found)
 
 
 def own_files(folder: Path) -> list[Path]:

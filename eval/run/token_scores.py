@@ -87,12 +87,15 @@ def load(
     With ``progress``, which needs the lock of the scores, damaged files are deleted and reported.  ModelError if some
     windows have a score that others do not have.
     """
-    loaded = segments.load(cache.path("scores", key, ""), tag, windows)
+    folder = cache.path("scores", key, "")
+    loaded = segments.load(folder, tag, windows)
     records, seconds = loaded.records, dict[str, float]()
     if progress is not None:
         for file in loaded.damaged:
             progress.say(f"{file}: damaged; what it held is made again")
         storage.delete(loaded.damaged)
+        if count := segments.foreign(folder):
+            progress.say(f"{folder}: {count} files of other scores, or of an older compare_q, are there and not used")
     if not records or len(loaded.scores) < len(windows):
         return None
     for session, taken in loaded.sessions.items():  # the replicas of a run have a session each: the run's, "-", number

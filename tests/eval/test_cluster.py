@@ -104,7 +104,7 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
         worker.perform(score_command(tmp_path, here, f"{text}-0"), 60.0, shown)
         assert segments.records(here)[f"{text}-0"]["known"]["node"] == "n"
         assert len(segments.load(here, segments.ALONE, WINDOWS).scores) == 4
-        there = node.workers[worker.name].folder / f"{text}-0" / "scores"
+        there = node.workers[worker.name].folder / f"{text}-0" / text
         assert {file.name: file.read_bytes() for file in there.iterdir()} == {
             file.name: file.read_bytes() for file in here.iterdir()
         }
@@ -128,7 +128,7 @@ def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: 
 
 
 def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node, tmp_path: Path) -> None:
-    there, store, worker = tmp_path / "there", tmp_path / "store", ray_worker()
+    there, store, worker = tmp_path / "there" / "store", tmp_path / "store", ray_worker()
     begin(store, IDENTITY)
     made = node.workers[node.start(request(), None)]
     made.folders = {there: store}
@@ -137,7 +137,7 @@ def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node,
         worker.keep(*made.progress(None)[1:])
         assert made.progress(None)[1] == [], "what has come does not come again"
     seal(store, IDENTITY, 4)
-    assert Reader(store).manifest.files == state_store(tmp_path / "whole", windows=4).manifest.files
+    assert Reader(store).manifest.files == state_store(tmp_path / "whole" / "store", windows=4).manifest.files
     Reader(store).verify()
 
 

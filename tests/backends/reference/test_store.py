@@ -185,7 +185,7 @@ def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     """Of every run that is killed before its n-th operation on a file, and of the run after it."""
-    gold = contents_of(state_store(tmp_path / "gold", windows=4).path)
+    gold = contents_of(state_store(tmp_path / "gold" / "store", windows=4).path)
     for operation in range(100):
         folder = tmp_path / str(operation) / "store"
         folder.parent.mkdir()
@@ -237,7 +237,7 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
         (made / name).write_text("mine")
     (made / f"row.000008.{digest}.safetensors").symlink_to(outside)
     (made / f"row.000009.{digest}.safetensors").mkdir()
-    mine = {entry.name for entry in made.iterdir()} - names(state_store(tmp_path / "other").path)
+    mine = {entry.name for entry in made.iterdir()} - names(state_store(tmp_path / "other" / "ours").path)
     assert not is_free(made)
     discard(made)
     assert names(made) == mine
@@ -290,3 +290,17 @@ def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
         seal(folder, IDENTITY, 1)
     assert not (folder / MANIFEST).exists()
     assert recorded(folder) == {0}
+
+
+def test_windows_of_another_store_are_not_taken(tmp_path: Path) -> None:
+    """A whole file that lies under another key."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    record(mine, [0], closed=False)
+    record(other, [0, 1], seed=7)
+    for file in other.glob("*.safetensors"):
+        shutil.copy(file, mine)
+    record(mine, [1])
+    assert recorded(mine) == {0, 1}
+    seal(mine, IDENTITY, 2)
+    assert torch.equal(Reader(mine).window(1), numbers(3, 4, seed=1))
+    assert len(list(mine.glob("*.safetensors"))) == 6

@@ -4,6 +4,7 @@ segments and records that are damaged, in the wrong place or somebody else's: no
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,17 @@ def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monk
         if ended:
             break
     assert ended
+
+
+def test_whole_files_under_another_key_are_neither_read_nor_deleted(folder: Path) -> None:
+    """Copied by hand, or by a file system that was repaired; the digests of the windows are the same."""
+    other = folder.with_name("other")
+    shutil.copytree(folder, other)
+    assert read(folder)[0].keys() == GIVEN.keys()
+    assert read(other) == ({}, set())
+    assert segments.records(other) == {}
+    assert not segments.committed(other, TAG)
+    assert segments.foreign(other) == sum(file.suffix == ".safetensors" for file in folder.iterdir())
+    assert not segments.foreign(folder)
+    commit(other, TAG, [(WINDOWS[0], GIVEN[WINDOWS[0].index])], "t", 1.0)
+    assert read(other)[0].keys() == {WINDOWS[0].index}
