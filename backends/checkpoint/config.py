@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from typing import Any
 from compare_q.backends.checkpoint.files import INDEX, SINGLE
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.layers.schemes import objects_in, part
 
 QUANTIZATION = ("quantization_config", "compression_config")
@@ -39,6 +41,18 @@ FEATURE_PAIRS = (
 """Pairs of config keys whose product is a number of features."""
 ROPE = "rope"
 """The key of the rope scaling in a row's provenance."""
+SIZES = {
+    **dict.fromkeys(("vocab_size", "padded_vocab_size"), 10**8),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 10**6),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 2_000),
+    **dict.fromkeys(("num_attention_heads", "n_head"), 10**5),
+}
+"""Keys of sizes that no model can do without -> the largest value; with more layers building a model takes minutes."""
+COUNTS = {
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts"), 10**5),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "n_inner"), 10**7),
+}
+"""Keys of sizes that may be 0 or null, or a list with one for each layer -> the largest value."""
 BY_CONTEXT = ("longrope", "su")
 """Scalings with other factors for contexts above the original one."""
 
@@ -61,6 +75,8 @@ class CheckpointConfig:
         if not exists(file):
             raise InputError(f"{printable(file)}: missing; model_dir must be a Hugging Face model folder")
         config = cls(read_object(file, strict=False))
+        if fault := wrong_size(config.text, strict=True):
+            raise InputError(f"{printable(file)}: {fault}")
         for key, usual in ELSEWHERE.items():
             if isinstance(named := config.text.get(key), str) and named not in usual:
                 raise InputError(
@@ -212,6 +228,25 @@ class CheckpointConfig:
         """The value of the first key that has a positive integer."""
         values = map(self.text.get, keys)
         return next((value for value in values if type(value) is int and value > 0), None)  # True is an int in Python
+
+
+def wrong_size(config: Any, *, strict: bool = False) -> str:
+    """The first key of a size that no model can have, at any depth, and its bounds; empty if there is none.
+
+    Without ``strict``, as in parts of other modalities, only too large numbers are wrong.
+    """
+    if isinstance(config, list):
+        return next(filter(None, map(wrong_size, config)), "")
+    for key, value in config.items() if isinstance(config, dict) else ():
+        most, least = SIZES.get(key) or COUNTS.get(key, math.inf), int(key in SIZES)
+        for each in value if isinstance(value, list) and key in COUNTS else [value] * (value is not None):
+            is_large = type(each) in (int, float) and each > most
+            if is_large or (strict and most < math.inf and not (type(each) is int and each >= least)):
+                given = shortened(printable(json.dumps(each)), 40)
+                return f"{key}: must be a whole number from {least} to {most:,} (got {given})"
+        if found := wrong_size(value) if key not in QUANTIZATION else "":
+            return f"{key}.{found}"
+    return ""
 
 
 def has_longrope(found: Any) -> bool:

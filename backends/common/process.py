@@ -16,6 +16,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from compare_q.backends.common.errors import InputError
 
 PR_SET_PDEATHSIG = 1
 NOT_INITIALIZED = 3
@@ -35,6 +38,31 @@ GENERIC = re.compile(
 def in_worker() -> bool:
     """True if this process is for one model, so that an engine need not start another process for the model."""
     return WORKER in os.environ
+
+
+@contextmanager
+def time_limit(what: str, seconds: float) -> Iterator[None]:
+    """InputError if a block of the main thread takes longer.
+
+    Python reacts only between two of its steps, so that a step without end (``10 ** 10 ** 10``) ends a worker.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise InputError(f"{what} did not end within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        if in_worker():
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds + 1)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

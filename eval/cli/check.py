@@ -51,7 +51,9 @@ def run(
         try:
             missing = downloads(spec, config.cache)
             if not missing and tokenize:
-                built[key] = windows.build(spec, args.rows, config.cache, config.progress)
+                built[key] = windows.build(
+                    spec, args.rows, config.cache, config.progress, deadline_s=config.window_timeout_s
+                )
             if missing or tokenize:
                 lines.append(f"{title}: {windows.in_words(spec, built.get(key))}")
             lines += [f"{title}: {line}" for line in (*missing, *(built[key].notes if key in built else ()))]

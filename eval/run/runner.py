@@ -92,7 +92,9 @@ def prepared(
     texts, failed = {}, {}
     for name, spec in data_specs.items():
         try:
-            text = windows.build(spec, n_windows, config.cache, config.progress, clear=config.clear)
+            text = windows.build(
+                spec, n_windows, config.cache, config.progress, clear=config.clear, deadline_s=config.window_timeout_s
+            )
         except (CompareQError, OSError) as error:
             if not several:
                 raise InputError(spec.blamed(error)) from None

@@ -23,10 +23,11 @@ from compare_q.backends.checkpoint.tokenizers import follow_file
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line, shortened
+from compare_q.backends.common.process import time_limit
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import corpus, tokens, vocabulary
-from compare_q.eval.text.tokens import TODAY, Chat, Tokens, tokens_of
+from compare_q.eval.text.tokens import RENDER_S, TODAY, Chat, Tokens, tokens_of
 
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
             "tool": "tool"}  # fmt: skip
@@ -129,7 +130,9 @@ def tool_call(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, "function": function} if "function" in raw else function
 
 
-def tokenize(talks: Sequence[Conversation], folder: Path, spec: DataSpec, progress: Progress) -> Tokens:
+def tokenize(
+    talks: Sequence[Conversation], folder: Path, spec: DataSpec, progress: Progress, render_s: float = RENDER_S
+) -> Tokens:  # fmt: skip
     """The tokens of all conversations, one document each; one without a turn to score has no tokens."""
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     if not tokenizer.is_fast:
@@ -137,7 +140,7 @@ def tokenize(talks: Sequence[Conversation], folder: Path, spec: DataSpec, progre
     notes = follow_file(
         tokenizer, folder, [text for talk in talks for each in talk.messages for text in texts_in(each)]
     )
-    template = Template(tokenizer, spec.chat_template_kwargs)
+    template = Template(tokenizer, spec.chat_template_kwargs, render_s)
     ids, sizes, scored, n_bytes, n_words, across, ways = [], [], [], 0, 0, 0, set()
     with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="conversations", total=len(talks)) as phase:
         for talk in talks:
@@ -164,6 +167,7 @@ class Template:
 
     tokenizer: Any
     variables: Mapping[str, Any]
+    render_s: float = RENDER_S
 
     def source(self, tools: Sequence[dict[str, Any]]) -> str:
         """The template itself, which may be another one where there are tools."""
@@ -188,7 +192,8 @@ class Template:
         names = {**self.tokenizer.special_tokens_map, "strftime_now": TODAY.strftime, **self.variables}
         source, tools = self.source(talk.tools), list(talk.tools) or None
         try:
-            (text,), parts = render_jinja_template([list(messages)], tools, chat_template=source, **flags, **names)
+            with time_limit("it", self.render_s):
+                (text,), parts = render_jinja_template([list(messages)], tools, chat_template=source, **flags, **names)
         except Exception as error:  # jinja2's, the template's raise_exception, and whatever its expressions raise
             why = f"the chat template refuses these messages: {shortened(one_line(error), 200)}"
             raise InputError(f"{talk.where}: {why}; leave them out, or change them") from None

@@ -20,6 +20,7 @@ from compare_q.backends.checkpoint.tokenizers import follow_file
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.process import time_limit
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec, Method
@@ -27,6 +28,8 @@ from compare_q.eval.text import corpus, vocabulary
 
 TOKENS_VERSION = 7
 """Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""
+RENDER_S = 60.0
+"""Most seconds in which a chat template renders a conversation; it takes milliseconds, unless it never ends."""
 COLUMNS = ("question", "scored", "right", "chars")
 """The arrays of ``Requests``."""
 Ids = NDArray[np.int32]
@@ -98,8 +101,10 @@ def tokens_of(
     )  # fmt: skip
 
 
-def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progress) -> Tokens:
-    """Tokenize each text at once, and the chat prefix if the spec wants one."""
+def tokenize(
+    texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progress, render_s: float = RENDER_S
+) -> Tokens:  # fmt: skip
+    """Tokenize each text at once, and the chat prefix if the spec wants one.  ``render_s``: for the chat template."""
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     notes = follow_file(tokenizer, folder, texts)
     lead = lead_of(tokenizer, spec.method)
@@ -113,7 +118,7 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
                 sizes.append(byte_sizes(text, encoded["offset_mapping"]))
             phase.advance(len(ids[-1]))
     return tokens_of(
-        tokenizer, ids, chat_prefix(tokenizer) if spec.chat_template else (), lead=lead,
+        tokenizer, ids, chat_prefix(tokenizer, render_s) if spec.chat_template else (), lead=lead,
         sizes=np.concatenate(sizes) if sizes else None, notes=notes,
         n_bytes=sum(len(text.encode()) for text in texts), n_words=sum(map(n_words, texts)),
     )  # fmt: skip
@@ -185,12 +190,13 @@ def n_words(text: str) -> int:
     return 1 + sum(1 for _ in re.finditer(r"\s+", text))
 
 
-def chat_prefix(tokenizer: Any) -> list[int]:
+def chat_prefix(tokenizer: Any, render_s: float) -> list[int]:
     """Return the token ids of upstream's fixed chat; InputError if the tokenizer has no template or refuses it."""
     try:
-        encoded = tokenizer.apply_chat_template(
-            CHAT, add_generation_prompt=True, tokenize=True, return_dict=True, strftime_now=TODAY.strftime
-        )
+        with time_limit("it", render_s):
+            encoded = tokenizer.apply_chat_template(
+                CHAT, add_generation_prompt=True, tokenize=True, return_dict=True, strftime_now=TODAY.strftime
+            )
     except Exception as error:  # no template, or the template's own raise_exception
         raise InputError(f"chat_template: the tokenizer cannot apply it: {one_line(error)}") from None
     return list(encoded["input_ids"])

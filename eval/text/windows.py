@@ -25,13 +25,14 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
 from compare_q.backends.common.packages import builds
+from compare_q.backends.common.process import time_limit
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import conversations, corpus, cutting, hub_datasets, tasks, tokens
-from compare_q.eval.text.tokens import TOKENS_VERSION, Chat, Requests, Tokens
+from compare_q.eval.text.tokens import RENDER_S, TOKENS_VERSION, Chat, Requests, Tokens
 
 CHAT_VERSION = 2
 """Version of the tokens of conversations.  Raise it when something else is rendered or scored."""
@@ -39,6 +40,8 @@ TOKENIZING = (
     "transformers", "tokenizers", "datasets", "pyarrow", "jinja2", "sentencepiece", "tiktoken", "mistral-common",
 )  # fmt: skip
 """Packages that may influence how a text is read and tokenized."""
+DEADLINE_S, MOST_S = 1800.0, 86_400.0
+"""Seconds for the templates of a task by default, and at most."""
 LONG_IN_WORDS = {"truncate": "cut off there", "split": "split", "skip": "left out"}
 """``long`` -> how a conversation of more than ``eval_len`` tokens is treated."""
 
@@ -245,10 +248,14 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[tuple[int, 
     return (round(text.n_bytes * scored / read), text.n_words * scored / read), ""
 
 
-def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
+def build(
+    spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progress, *, clear: bool = False,
+    deadline_s: float = DEADLINE_S,
+) -> EvalData:  # fmt: skip
     """Return the windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
 
-    ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.
+    ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.  ``deadline_s``: most
+    seconds for the chat template, at most ``RENDER_S``, and for the templates of a task.
     """
     name = spec.locate(spec.tokenizer_dir)
     fetching = progress.phase(f"fetching the tokenizer of {name}", unit="bytes") if hub.is_hub_id(name) else None
@@ -265,7 +272,8 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
             progress.say(f"{file}: damaged, or of another text or tokenizer; it is made again")
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
-            keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file), "key": key}
+            keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file), "key": key,
+                    "deadline_s": min(deadline_s, MOST_S)}  # fmt: skip
             processes.run_in_subprocess(make, what, progress, **keys)
             if changed := states(spec, folder) ^ before:
                 name = printable(min(changed)[0])
@@ -293,7 +301,9 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
-def make(spec: Mapping[str, Any], tokenizer: str, file: str, key: str, progress: Progress) -> None:
+def make(
+    spec: Mapping[str, Any], tokenizer: str, file: str, key: str, progress: Progress, deadline_s: float = DEADLINE_S
+) -> None:  # fmt: skip
     """Read the text of a packed ``spec``, tokenize it and write the tokens into ``file``; InputError with the reason.
 
     ``tokenizer``: its folder; ``key``: of the tokens.  Runs in a subprocess, because it imports Transformers and
@@ -301,13 +311,15 @@ def make(spec: Mapping[str, Any], tokenizer: str, file: str, key: str, progress:
     """
     unpacked, folder = reading.unpacked(spec), Path(tokenizer)
     if unpacked.is_answers:
-        with progress.phase(f"tokenizing {corpus.display_name(unpacked)}", unit="questions"):
+        limit = time_limit(f"task: {unpacked.task}: its templates", deadline_s)
+        with progress.phase(f"tokenizing {corpus.display_name(unpacked)}", unit="questions"), limit:
             return tokens.save(Path(file), tasks.read(unpacked, folder), key)
     hub_datasets.fetch(unpacked, progress)
+    render_s = min(deadline_s, RENDER_S)
     if unpacked.is_chat:
-        text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress)
+        text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress, render_s)
     else:
-        text = tokens.tokenize(corpus.load_texts(unpacked, progress), folder, unpacked, progress)
+        text = tokens.tokenize(corpus.load_texts(unpacked, progress), folder, unpacked, progress, render_s)
     return tokens.save(Path(file), text, key)
 
 

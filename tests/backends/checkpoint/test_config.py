@@ -3,6 +3,7 @@ scales of NVFP4 checkpoints: which fused layers vLLM would score with a wrong sc
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,26 @@ FP8, GPTQ = {"quant_method": "fp8"}, {"quant_method": "gptq", "bits": 4}
 )
 def test_quantization_wherever_it_is_nested(config: dict[str, Any], gold: dict[str, Any]) -> None:
     assert CheckpointConfig(config).quantization == gold
+
+
+@pytest.mark.parametrize("keys", [
+    {"num_hidden_layers": 10**9}, {"vocab_size": -5}, {"num_attention_heads": 0}, {"hidden_size": 10**12},
+    {"hidden_size": "256"}, {"hidden_size": [256]}, {"n_embd": float("nan")}, {"num_attention_heads": True},
+    {"head_dim": -1}, {"intermediate_size": [1, "2"]}, {"text_config": {"hidden_size": 0}},
+    {"vision_config": {"num_hidden_layers": 10**9}},
+])  # fmt: skip
+def test_sizes_that_no_model_has_are_refused_by_name(tmp_path: Path, keys: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    (key, value), *_ = keys.items()
+    name = f"{key}." * (key == "vision_config") + next(iter(value)) if isinstance(value, dict) else key
+    assert refusal(CheckpointConfig.read, tmp_path).startswith(f"{tmp_path / 'config.json'}: {name}: must be")
+
+
+def test_sizes_that_models_have_pass(tmp_path: Path) -> None:
+    keys = {"num_hidden_layers": 126, "intermediate_size": [8192, 16384], "n_routed_experts": None, "n_inner": None,
+            "num_key_value_heads": 0, "vision_config": {"num_attention_heads": 0, "hidden_size": "large"}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    assert CheckpointConfig.read(tmp_path).hidden_layers == 126
 
 
 def test_quantization_in_a_legacy_file(tmp_path: Path) -> None:

@@ -215,9 +215,9 @@ def test_a_full_disk_loses_the_store_alone(measured: Compare, own_cache: Path, m
 
 def test_what_cannot_be_forgotten_ends_the_run(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(UNIFORM).status == 0
-    monkeypatch.setattr(Cache, "unwritable", "it may only be read")
-    assert_refused(measured(UNIFORM, "-cc"), "--cache-dir: ")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Cache, "unwritable", "it may only be read")
+        assert_refused(measured(UNIFORM, "-cc"), "--cache-dir: ")
     monkeypatch.setattr(storage, "delete", lambda files: None)
     assert_refused(measured(UNIFORM, "-cc"), "cannot be deleted")
 

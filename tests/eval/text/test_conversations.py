@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.text import conversations, vocabulary, windows
+from compare_q.eval.text import conversations, tokens, vocabulary, windows
 from compare_q.eval.text.conversations import Conversation
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData
@@ -170,6 +171,18 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
 )
 def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any, gold: str) -> None:
     assert refusal(tokenized, tmp_path, template, row).startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: {gold}")
+
+
+def test_a_template_without_end_is_stopped(tmp_path: Path) -> None:
+    endless = "{% for i in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3
+    folder, talk = save_chat_tokenizer(tmp_path / "tokenizer", endless), conversations.Conversation((), (), "row 1")
+    tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
+    for render in (
+        lambda: tokens.chat_prefix(tokenizer, 0.2),
+        lambda: conversations.Template(tokenizer, {}, 0.2).rendered([], talk),
+    ):
+        assert "did not end within 0.2 s" in refusal(render)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None:
