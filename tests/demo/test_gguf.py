@@ -11,6 +11,7 @@ from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 
 from demo import gguf_writer
+from tests.support import toy
 from tests.support.llama_cpp import needs_llama_cpp
 
 VOCAB = 49_152
@@ -18,18 +19,12 @@ VOCAB = 49_152
 
 @pytest.fixture(scope="session")
 def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers of random bf16 weights with the demo's vocabulary; rows of 256 weights, as K-quants need them."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("small") / "small-llama"
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.1,
+    """The demo's vocabulary and grouped heads; rows of 256 weights, as K-quants need them."""
+    return toy.save_llama(
+        tmp_path_factory.mktemp("small") / "small-llama", vocab_size=VOCAB, hidden_size=256, intermediate_size=256,
+        num_attention_heads=4, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.1,
         rope_theta=5000.0, rms_norm_eps=1e-3,
     )  # fmt: skip
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
-    return folder
 
 
 def read(file: Path) -> dict[str, NDArray[np.float32]]:
@@ -81,15 +76,12 @@ def test_llama_cpp_quantizes(small_llama: Path, tmp_path: Path) -> None:
     llama_quantize(tmp_path / "b.gguf", tmp_path / "k.gguf", "Q4_K_M", threads=1)
     types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(str(tmp_path / "k.gguf")).tensors}
     assert types["blk.0.attn_q.weight"] == "Q4_K"
-    weight, quantized = (
-        read(tmp_path / "b.gguf")["blk.0.attn_q.weight"],
-        read(tmp_path / "k.gguf")["blk.0.attn_q.weight"],
-    )
-    assert 0.01 < np.linalg.norm(quantized - weight) / np.linalg.norm(weight) < 0.1
+    weight, plain = read(tmp_path / "b.gguf")["blk.0.attn_q.weight"], read(tmp_path / "k.gguf")
+    assert 0.01 < np.linalg.norm(plain["blk.0.attn_q.weight"] - weight) / np.linalg.norm(weight) < 0.1
 
     even = np.where(np.arange(256) % 2 == 0, 100.0, 1.0).astype(np.float32)
     llama_quantize(tmp_path / "b.gguf", tmp_path / "i.gguf", "Q4_K_M", threads=1, imatrix={"blk.0.attn_q.weight": even})
-    weighed, plain = read(tmp_path / "i.gguf"), read(tmp_path / "k.gguf")
+    weighed = read(tmp_path / "i.gguf")
     lost = [np.square(found["blk.0.attn_q.weight"] - weight)[:, ::2].mean() for found in (weighed, plain)]
     assert lost[0] < 0.95 * lost[1]  # inputs that weigh more lose less
     assert np.array_equal(weighed["blk.0.attn_k.weight"], plain["blk.0.attn_k.weight"])

@@ -56,10 +56,6 @@ def combined(files: Sequence[Path]) -> tuple[RunResult, TextResult]:
     return found, found.texts[0]
 
 
-def labels(text: TextResult) -> list[str]:
-    return [model.label for model in text.models]
-
-
 def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: Write) -> None:
     other = on(QUANT, "w4 elsewhere")
     run, text = combined(
@@ -72,7 +68,7 @@ def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: W
 
 def test_a_reference_of_another_label_is_the_same_by_its_key(write: Write) -> None:
     files = [write("a.json", REF_A), write("b.json", FP8_B, reference={**IDENTITY, "label": "other"})]
-    assert labels(combined(files)[1]) == ["bf16", "FP8"]
+    assert combined(files)[0].labels == ("bf16", "FP8")
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -89,8 +85,8 @@ def test_a_row_with_more_stands_for_the_same_with_less(
 
 def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
     files = [write("a.json", REF_A), write("b.json", on(BASE, "base", GPU), hardware=GPU, torch="2.14")]
-    run, text = combined(files)
-    assert labels(text) == ["bf16", "base"]
+    run, _ = combined(files)
+    assert run.labels == ("bf16", "base")
     assert (run.versions, run.hardware, run.commit) == ({}, {}, "c")
 
 

@@ -152,6 +152,7 @@ def test_twice_the_floor_is_the_limit_and_belongs_to_it() -> None:
     models = [REF, NOISE, row("smaller noise", 0.015, spec={"noise_floor": True}), NEAR, ALSO, FAR, FAILED]
     assert kld_limit(models) == pytest.approx(0.04)
     assert near_lossless(models) == {"near", "also"}
+    assert near_lossless([REF, NEAR, ALSO, FAR]) == frozenset()  # nothing is said without a floor
 
 
 def test_an_uncertain_floor_reaches_to_the_end_of_its_interval() -> None:
@@ -163,17 +164,15 @@ def test_an_uncertain_floor_reaches_to_the_end_of_its_interval() -> None:
     assert kld_limit([row("noise", 0.02, None, spec={"noise_floor": True}), NEAR]) == pytest.approx(0.04)
 
 
-def test_nothing_is_said_without_a_floor() -> None:
-    assert near_lossless([REF, NEAR, ALSO, FAR]) == frozenset()
-
-
 def test_stars_and_verdicts_do_not_rank_them() -> None:
     """Their differences have no error at all, so that the interval alone would tell each from each."""
     ranked, unranked = [REF, NEAR, ALSO, FAR], [REF, NOISE, NEAR, ALSO, FAR]
     assert best_labels(ranked, "kld") == {"near"}
     assert best_labels(unranked, "kld") == {"near", "also"}
     assert best_labels([REF, NOISE, FAR, row("farther", 0.05)], "kld") == {"far"}
-    (kld,) = [line for line in pair_lines([(NEAR, ALSO)], run_of(*unranked)) if line.startswith("  KLD")]
-    assert kld == "  KLD: not ranked: both are at most about twice the noise floor's"
-    (kld,) = [line for line in pair_lines([(ALSO, FAR)], run_of(*unranked)) if line.startswith("  KLD")]
-    assert kld.startswith("  KLD: also is better: 0.0001")
+    for pair, said in (
+        ((NEAR, ALSO), "not ranked: both are at most about twice the noise floor's"),
+        ((ALSO, FAR), "also is better: 0.0001"),
+    ):
+        (kld,) = [line for line in pair_lines([pair], run_of(*unranked)) if line.startswith("  KLD")]
+        assert kld.startswith(f"  KLD: {said}")

@@ -12,13 +12,7 @@ from safetensors.torch import save_file
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import comparison
 from compare_q.backends.reference import store as reference_store
-from compare_q.backends.reference.comparison import (
-    Comparison,
-    Piece,
-    ReferenceWindows,
-    StoredRows,
-    is_same_weight,
-)
+from compare_q.backends.reference.comparison import Comparison, Piece, ReferenceWindows, StoredRows
 from compare_q.backends.reference.head import Head, head_logits
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import Reader, open_reference, seal
@@ -149,15 +143,15 @@ def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monk
     monkeypatch.setattr(comparison, "COMPARED_ENTRIES", 7)  # pieces that do not divide the range
     weight = numbers(50, 4).bfloat16()
     store = store_of(tmp_path / "store", weight)
-    assert is_same_weight(store, weight, 0, 50)
-    assert is_same_weight(store, weight[20:], 20, 50)  # a rank's share
-    assert not is_same_weight(store, weight, 20, 50)
-    assert not is_same_weight(store, weight.float(), 0, 50)
+    assert comparison.is_same_weight(store, weight, 0, 50)
+    assert comparison.is_same_weight(store, weight[20:], 20, 50)  # a rank's share
+    assert not comparison.is_same_weight(store, weight, 20, 50)
+    assert not comparison.is_same_weight(store, weight.float(), 0, 50)
     for changed in (0, 6, 7, 49):
         other = weight.clone()
         other[changed, 3] += 1
-        assert not is_same_weight(store, other, 0, 50)
-    assert not is_same_weight(store_of(tmp_path / "bias", weight, torch.zeros(50)), weight, 0, 50)
+        assert not comparison.is_same_weight(store, other, 0, 50)
+    assert not comparison.is_same_weight(store_of(tmp_path / "bias", weight, torch.zeros(50)), weight, 0, 50)
 
 
 def test_no_store_at_all(tmp_path: Path) -> None:

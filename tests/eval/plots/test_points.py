@@ -10,12 +10,7 @@ import pytest
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM, error_of
-from compare_q.eval.plots.points import (
-    Point,
-    levels_of,
-    pareto_front,
-    points_of,
-)  # fmt: skip
+from compare_q.eval.plots.points import Point, levels_of, pareto_front, points_of
 from compare_q.eval.results import TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, run_result, with_against, with_ppl, with_sums
@@ -25,14 +20,6 @@ ACC = ACCURACIES["acc"]
 RIGHT = {"bf16": "1111", "noise": "1111", "EXL3_4.0": "1010", "GGUF_Q4_K": "0111"}
 SPREAD = 100 * math.sqrt(1 / 12)
 """Of -1, -1, 0, 0: mean -1/2, squares 1; over 3, over 4."""
-
-
-def points(*rows: tuple[str, float, float]) -> list[Point]:
-    return [Point(label, x, y, unquantized=x >= 16) for label, x, y in rows]
-
-
-def labels(found: list[Point]) -> list[str]:
-    return [each.label for each in found]
 
 
 def shown(found: list[Point]) -> list[tuple[object, ...]]:
@@ -50,7 +37,8 @@ def shown(found: list[Point]) -> list[tuple[object, ...]]:
     ],
 )
 def test_the_front_by_hand(rows: list[tuple[str, float, float]], gold: str) -> None:
-    assert "".join(labels(pareto_front(points(*rows)))) == gold
+    front = pareto_front([Point(label, x, y, unquantized=x >= 16) for label, x, y in rows])
+    assert "".join(point.label for point in front) == gold
 
 
 def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
@@ -131,8 +119,7 @@ def test_values_errors_and_the_reference_by_hand() -> None:
     assert [(p.y, p.shown) for p in drawn] == [(100, "100"), (100, "100"), (50, "50"), (75, "75")]
     assert [p.error for p in drawn] == [None, 0, pytest.approx(SPREAD), pytest.approx(25)]
     assert [level.name for level in levels_of([asked(1)], ACC)] == ["reference 100.0"]
-    best = [p.label for p in pareto_front(drawn)]
-    assert best == ["EXL3 4.0", "GGUF Q4_K"]  # larger files, but more right answers
+    assert [p.label for p in pareto_front(drawn)] == ["EXL3 4.0", "GGUF Q4_K"]  # larger files, but more right answers
     worse = points_of([asked(1, GGUF_Q4_K="0000")], BPW, ACC)[0]
     assert [p.label for p in pareto_front(worse)] == ["EXL3 4.0"]
 

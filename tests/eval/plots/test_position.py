@@ -14,13 +14,14 @@ from tests.support.made import QUANT, REF, replace, run_of
 pytestmark = pytest.mark.slow
 
 
-def text_with(edges: tuple[int, ...], **curves_of: tuple[float | None, ...]) -> TextResult:
-    """Models of these labels (underscores are spaces) with these curves, of loss and of KLD."""
+def text_with(
+    edges: tuple[int, ...], errors: tuple[float | None, ...] | None = None, **values_of: tuple[float | None, ...]
+) -> TextResult:
+    """Models of these labels (underscores are spaces) with these curves and errors, of loss and of KLD."""
     models = []
-    for label, values in curves_of.items():
+    for label, values in values_of.items():
         known = REF if label == "bf16" else QUANT
-        assert known.estimates
-        estimates = replace(known.estimates, curve=Curve(edges, values, values))
+        estimates = replace(known.estimates, curve=Curve(edges, values, values, errors, errors))
         models.append(replace(known, label=label.replace("_", " "), estimates=estimates))
     return run_of(*models)
 
@@ -38,22 +39,15 @@ def test_bins_are_drawn_in_their_middle() -> None:
 def test_standard_errors_are_bands() -> None:
     """Of all rows in KLD, of the reference in loss; on a logarithmic axis of the logarithm; a gap where one is not
     known, and nothing at all in results without errors."""
-    text = text_with((1, 2, 3, 4), a=(1.0, 2.0, 40.0), bf16=(1.0, 1.5, 2.0))
-    curve = Curve((1, 2, 3, 4), (1.0, 2.0, 40.0), (1.0, 2.0, 40.0), (0.5, 1.0, None), (0.5, 1.0, None))
-    models = [
-        replace(model, estimates=replace(model.estimates, curve=curve)) for model in text.models if model.estimates
-    ]
-    log, linear = (
-        position.by_position(replace(text, models=tuple(models)), kld=True),
-        position.by_position(replace(text, models=tuple(models))),
-    )
+    edges, values, errors = (1, 2, 3, 4), (1.0, 2.0, 40.0), (0.5, 1.0, None)
+    text = text_with(edges, errors, a=values, bf16=values)
+    log, linear = (position.by_position(text, kld=kld) for kld in (True, False))
     assert [len(artists_of_kind(figure, "band")) for figure in (log, linear)] == [2, 1]
     assert artists_of_kind(linear, "band")[0].get_gid() == "band-1"
-    for figure, factor in ((log, True), (linear, False)):
-        assert figure.axes[0].get_yscale() == ("log" if factor else "linear")
+    for figure, scale, ends in ((log, "log", [np.exp(-0.5), np.exp(0.5)]), (linear, "linear", [0.5, 1.5])):
+        assert figure.axes[0].get_yscale() == scale
         corners = artists_of_kind(figure, "band")[0].get_paths()[0].vertices
-        ends = sorted({float(y) for x, y in corners if x == 1})
-        assert ends == pytest.approx([np.exp(-0.5), np.exp(0.5)] if factor else [0.5, 1.5])
+        assert sorted({float(y) for x, y in corners if x == 1}) == pytest.approx(ends)
         assert corners[:, 0].max() < 3
     assert "± one standard error" in log.axes[0].texts[0].get_text()
-    assert artists_of_kind(position.by_position(text), "band") == []
+    assert artists_of_kind(position.by_position(text_with(edges, a=values, bf16=values)), "band") == []

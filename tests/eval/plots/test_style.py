@@ -1,19 +1,78 @@
-"""What pictures share: headings, ticks, and files with the same bytes each time."""
+"""What pictures share: looks of families, told apart on both papers and in grey; names; files of the same bytes."""
+
+from __future__ import annotations
 
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
+from compare_q.backends.base import Storage
 from compare_q.eval.plots import style
+from compare_q.eval.plots.style import Theme
+from compare_q.eval.results import ModelResult
+from tests.support.figures import real_text
 
 
-def figure(*, dark: bool = False, title: str = "Title", subtitle: str = "below") -> Figure:
-    with style.canvas(3.0, title, subtitle, dark=dark) as (drawn, axes, _):
-        axes.plot([1, 2], [3, 4], gid="line-0")
-    return drawn
+def model(label: str, weights: str = "", **fields: object) -> ModelResult:
+    layers = [{"layers": "*", "count": 2, "weights": weights, "activations": "bfloat16", "kernel": "k", "asked": ""}]
+    bits = 16.0 if weights == "bfloat16" else 4.0
+    provenance = {"layers": layers if weights else []}
+    return ModelResult.of(label, "fake", Storage(bits, bits), provenance=provenance, **fields)
+
+
+@pytest.mark.parametrize(
+    ("row", "family"),
+    [
+        (model("vLLM W8A8", "int8 channel"), "INT"),
+        (model("vLLM NVFP4", "nvfp4 g16"), "FP4"),
+        (model("a", "mxfp4 g32"), "FP4"),
+        (model("a", "fp8 token"), "FP8"),
+        (model("a", "exl3 3.0 bpw"), "EXL3"),
+        (model("a", "q6_K"), "GGUF"),
+        (model("vLLM bf16", "bfloat16"), "unquantized"),
+        (model("server of a quant"), "server"),
+        (model("vLLM W8A8", "int8 channel", spec={"group": "mine"}), "mine"),
+    ],
+)
+def test_the_family_is_the_spec_group_or_the_format_or_the_first_word(row: ModelResult, family: str) -> None:
+    assert style.family_of(row) == family
+
+
+def test_up_to_eight_families_have_eight_colours_and_engines_a_marker_each() -> None:
+    found = style.looks_of([model(f"group{i}") for i in range(7)] + [model("a", "int4 g32")])
+    assert len({look.colour for look in found}) == 8
+    assert found[-1].colour == 2
+    assert {look.colour for look in style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(8))
+    table = real_text().models
+    markers = {(look.engine, look.marker) for look in style.looks_of(table)}
+    assert len(markers) == len({marker for _, marker in markers}) == len({row.engine for row in table}) == 5
+
+
+@pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
+def test_colours_differ_in_grey(theme: Theme) -> None:
+    """By 6 of lightness (CIE L*), of which 2 can be seen."""
+    rgb = np.array([to_rgb(colour) for colour in theme.families])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    assert np.diff(np.sort(116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]))).min() > 5.9
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["EXL3 4.0 [h8]", "W8A8 [a] †"], ["EXL3 4.0", "W8A8 †"]),
+        (["EXL3 4.0 [h8]", "EXL3 4.0 [h6]", "EXL3 4.0"], None),
+        (["EXL3 4.0 [h8] [a]", "EXL3 4.0 [h8]", "EXL3 4.0"], None),
+        ([f"{'a' * 40}{i}{'b' * 40}" for i in range(3)], None),
+        (["Llama-3.1-8B-Instruct W4A16 g128 RTN, another label"], ["Llama-3.1-8B-Instruc...TN, another label"]),
+        (["", "[a]"], ["?", "[a]"]),
+    ],
+)
+def test_names_are_short_where_no_other_label_becomes_the_same(labels: list[str], names: list[str] | None) -> None:
+    assert style.names_of(labels) == (names or labels)
 
 
 def test_saved_files_are_readable_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +81,9 @@ def test_saved_files_are_readable_and_the_same_each_time(tmp_path: Path, monkeyp
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
         (tmp_path / folder).mkdir()
         for name in names:
-            style.save_figure(figure(), tmp_path / folder / name)
+            with style.canvas(3.0, "Title", "below", dark=False) as (figure, axes, _):
+                axes.plot([1, 2], [3, 4], gid="line-0")
+            style.save_figure(figure, tmp_path / folder / name)
     for name in names:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     assert sorted(file.name for file in (tmp_path / "first").iterdir()) == sorted(names)

@@ -27,8 +27,6 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-needs_browser = [pytest.mark.engine, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
-"""Marks of a test that opens a report."""
 N = 4000
 LAYER = {"layers": "h.*", "count": 2, "weights": "int4", "activations": "float16", "kernel": "Marlin", "asked": ""}
 SOURCE = {"method": "exllamav3", "windows": 4, "window_length": 1000, "scored_tokens": N, "spec": {"dataset": "wiki2"}}
@@ -72,10 +70,7 @@ def results_of(*models: ModelResult) -> RunResult:
 
 EVIL = "</script><img src=x onerror=alert(1)> & <b>\u202e"
 TOKEN = WorstToken(window=0, position=1, kld=2.0, before=EVIL, token=EVIL, after=EVIL)
-HOSTILE = results_of(
-    REFERENCE,
-    measured(f"GGUF {EVIL}", 0.3, notes=(EVIL,), worst_tokens=(TOKEN,)),
-)
+HOSTILE = results_of(REFERENCE, measured(f"GGUF {EVIL}", 0.3, notes=(EVIL,), worst_tokens=(TOKEN,)))
 
 
 def html_of(results: RunResult) -> str:
@@ -125,9 +120,9 @@ def test_commands_are_for_a_shell() -> None:
         html_of(run_result((text_result("a", error="no such file"),)))
 
 
+@pytest.mark.engine
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 class TestBrowser:
-    pytestmark = needs_browser
-
     def test_labels_and_tokens_of_strangers_are_text(self, open_page: Callable[..., Any]) -> None:
         """The direction-changing character is shown as an escape."""
         opened = open_page(HOSTILE)

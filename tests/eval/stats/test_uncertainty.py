@@ -20,11 +20,6 @@ LONG = 10**18
 """Tokens of a text so long that no memory widens its errors."""
 
 
-def block_of(index: np.ndarray) -> np.ndarray:
-    """The block of each entry."""
-    return places_of(index).block
-
-
 def at(*blocks: int) -> Places:
     """Entries in these blocks of a long text."""
     return Places(np.array(blocks), LONG)
@@ -42,7 +37,7 @@ def test_a_conversation_is_in_one_block() -> None:
 def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
     """Two windows, tokens 1 to 7 and 5 to 11: 11 tokens of text, cut at 1, 5 (4 * 3 // 11 = 1) and 9."""
     index = np.array([1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10, 11])
-    assert block_of(index).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert places_of(index).block.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(("length", "count"), [
@@ -50,8 +45,7 @@ def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
 ])  # fmt: skip
 def test_number_of_blocks(length: int, count: int) -> None:
     """One for 100 tokens, 3 to 30, and no more than there are tokens; the last token is in the last one."""
-    found = block_of(np.array([7, 7 + length - 1]))
-    assert found.tolist() == [0, count - 1]
+    assert places_of(np.array([7, 7 + length - 1])).block.tolist() == [0, count - 1]
 
 
 def test_error_of_two_blocks() -> None:

@@ -1,4 +1,4 @@
-"""Columns, cells, marks and the order of rows."""
+"""Columns, cells and their numbers, marks and the order of rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import Mean, Value
+from compare_q.eval.table import numbers
 from compare_q.eval.table.columns import BY_NAME, COLUMNS, checked, no_order, ordered
 from compare_q.eval.table.tables import Cell, tables_of
 from tests.support import ROOT
@@ -75,6 +76,20 @@ def test_every_cell_of_a_model() -> None:
     assert [cell.marks for cell in earlier.values()] == ["", "*", "*", "*"]
     failed = cells(run_of(REF, FAILED), "broken", ("engine", "speed", "ppl"))
     assert [cell.value for cell in failed.values()] == ["", "", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "text"),
+    [
+        (0.852, "0.85"), (12.34, "12"), (123.4, "120"), (1234.0, "1,200"), (3.55, "3.5"), (9.96, "10"),
+        (0.0996, "0.10"), (0.000452, "0.00045"), (0.0001, "0.00010"), (0.0000999, "1.0e-4"), (0.00000446, "4.5e-6"),
+        (1e-12, "1.0e-12"),
+        (0.0, "0"), (None, ""),
+    ],
+)  # fmt: skip
+def test_errors_have_two_significant_digits(stderr: float | None, text: str) -> None:
+    """3.55 is 3.54999... in binary."""
+    assert numbers.error_text(stderr) == text
 
 
 def test_columns_of_a_table_that_nobody_chose() -> None:
@@ -159,13 +174,7 @@ def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: floa
 def test_order_of_the_rows(key: str | None, order: list[str]) -> None:
     """The smallest first, or the largest if more is better; then unknown values, then failures; the reference's KLD
     is 0."""
-    rows = (
-        made("A", 8.0, 0.5, None, 0.5),
-        FAILED,
-        made("b", 9.0, 0.25, 4.0, None),
-        made("c", 7.0, None, 2.0, 0.75),
-        REF,
-    )
+    rows = made("A", 8.0, 0.5, None, 0.5), FAILED, made("b", 9.0, 0.25, 4.0, None), made("c", 7.0, None, 2.0, 0.75), REF
     assert list(ordered(results_of(run_of(*rows)), key).labels) == order
 
 
