@@ -14,8 +14,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,6 +49,8 @@ PROMPT = 2048
 """Tokens of a prompt that are computed at a time before decode steps, as in vLLM's chunks: masks stay small."""
 LONGEST_SEEN = "max_seq_len_cached"
 """Attribute of a rotary embedding: the length of the longest sequence so far."""
+GIVEN_TO_ATTENTION = re.compile(r"\b(?:softcap|s_aux)=self\.(\w+)")
+"""Arguments of attention that torch's sdpa does not take, and the attribute of a layer that holds them."""
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
 BF16_ONLY = re.compile("nvfp4|mxfp4|mxfp8")
 """Formats that compressed-tensors 0.17 always decompresses to bfloat16."""
@@ -304,6 +306,7 @@ class TransformersEngine(LogitsEngine):
             "dtype": dtype_name(self.model.dtype),
             "device": str(next(self.model.parameters()).device),
             "attention": self.model.config._attn_implementation,
+            "attn_implementation": self.model.config._attn_implementation,
             "batch": "one window at a time",
             ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.planned.max_tokens),
             **(WITHOUT_CACHE if self.planned.decode is None else {"kv_cache": dtype_name(self.model.dtype)}),
@@ -353,9 +356,12 @@ def ignored_by_attention(model: Any) -> str:
     """
     if model.config._attn_implementation != "sdpa":
         return ""
-    sources = {inspect.getsource(sys.modules[type(module).__module__]) for module in model.modules()
-               if type(module).__module__.startswith("transformers.models.")}  # fmt: skip
-    return next((name for name in ("softcap", "s_aux") for source in sources if f"{name}=" in source), "")
+    for module in {type(each): each for each in model.modules()}.values():
+        with suppress(OSError, TypeError):  # a class without source
+            given = GIVEN_TO_ATTENTION.findall(inspect.getsource(type(module).forward))
+            if found := next((name for name in given if getattr(module, name, None) is not None), ""):
+                return str(found)
+    return ""
 
 
 def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:

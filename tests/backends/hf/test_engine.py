@@ -148,6 +148,8 @@ def test_gemma_2_has_its_soft_cap(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.logprob, eager.logprob)
     with pytest.raises(ModelError, match="softcap"):
         loaded(folder, dtype="float32", attn_implementation="sdpa")
+    folder = save_llama(tmp_path / "none", "Gemma2", pad_token_id=256, head_dim=32, attn_logit_softcapping=None)
+    assert loaded(folder, dtype="float32").provenance()["attention"] == "sdpa"
 
 
 @pytest.mark.engine
