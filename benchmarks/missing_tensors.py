@@ -1,14 +1,14 @@
 """Leave every tensor of quantized toys out, one at a time, and run what is left in vLLM and in Transformers.
 
-    python -m benchmarks.missing_tensors OUT.json [--engines vllm_score transformers_auto_bf16] [--formats W4A16 ...]
+    python -m benchmarks.missing_tensors OUT.json
 
 A row must be refused, or its scores must equal those of the intact model at every token: what is missing changes
-nothing then.  Exit status 1 if a row was scored with other numbers, or an intact model was refused.
+nothing then.  Exit status 1 if a row was scored with other numbers.  A format that an engine does not run on this
+machine has the reason under "intact".
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FORMATS = ("W4A16", "W8A8", "FP8_DYNAMIC", "NVFP4A16", "NVFP4", "gptq", "awq")
+ENGINES = ("vllm_score", "transformers_auto_bf16")
 GROUP = 32
 
 
@@ -59,91 +60,66 @@ def packed_integers(source: Path, out: Path, method: str) -> None:
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     config = json.loads((out / "config.json").read_text())
     own = {"desc_act": False, "sym": True} if method == "gptq" else {"zero_point": True, "version": "gemm"}
-    config |= {
-        "dtype": "float16",
-        "quantization_config": {"quant_method": method, "bits": 4, "group_size": GROUP, **own},
-    }
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": GROUP, **own}
     (out / "config.json").write_text(json.dumps(config))
-
-
-def without(source: Path, out: Path, tensors: dict[str, Any], name: str) -> Path:
-    """A copy of a checkpoint without one tensor."""
-    from safetensors.torch import save_file
-
-    shutil.copytree(source, out, ignore=shutil.ignore_patterns("*.safetensors"))
-    save_file(
-        {key: tensor for key, tensor in tensors.items() if key != name}, out / "model.safetensors", {"format": "pt"}
-    )
-    return out
 
 
 def tried(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dict[str, Any]:
     """What became of each variant of one checkpoint in one engine."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     import compare_q
-    from compare_q.backends.common.errors import CompareQError
+    from compare_q.backends.common.errors import InputError
 
-    tensors = load_file(source / "model.safetensors")
-    folders = {"intact": source} | {
-        name: without(source, scratch / f"{source.name}-{at}", tensors, name) for at, name in enumerate(tensors)
-    }
-    options = {"enforce_eager": True} if engine.startswith("vllm") else {}
-    specs = [{"load_fn": engine, "label": label, "model_dir": str(folder), "engine": options}
-             for label, folder in folders.items()]  # fmt: skip
-    try:
-        found = compare_q.compare(data, specs)
-    except CompareQError as error:
-        return {"tensors": len(tensors), "cannot run here": str(error).splitlines()[0], "wrong": []}
-    rows = {model.label: model.error for text in found.results.texts for model in text.models}
-    counts: dict[str, Any] = {"tensors": len(tensors), "refused": 0, "equal": [], "wrong": [], "intact": rows["intact"]}
-    gold = None if rows["intact"] else found.tokens("intact")["logprob"].to_numpy()
-    for label in tensors:
-        if rows[label]:
-            counts["refused"] += 1
-            counts.setdefault("first_reason", rows[label])
-        else:
-            equal = gold is not None and (found.tokens(label)["logprob"].to_numpy() == gold).all()
-            counts["equal" if equal else "wrong"].append(label)
-    for label in tensors:
-        shutil.rmtree(folders[label])
-    return counts
+    tensors, folders, refused = load_file(source / "model.safetensors"), {"intact": source}, dict[str, str]()
+    for at, name in enumerate(tensors):
+        folders[name] = scratch / f"{source.name}-{engine}-{at}"
+        shutil.copytree(source, folders[name], ignore=shutil.ignore_patterns("*.safetensors"))
+        kept = {key: tensor for key, tensor in tensors.items() if key != name}
+        save_file(kept, folders[name] / "model.safetensors", {"format": "pt"})
+    scores: dict[str, Any] = {}
+    while left := [label for label in folders if label not in refused and label not in scores]:
+        specs = [{"load_fn": engine, "label": label, "model_dir": str(folders[label])} for label in left]
+        try:
+            found = compare_q.compare(data, specs)
+        except InputError as error:  # refused before any model loads, one line for each
+            refused |= {line.partition(": ")[0]: line.partition(": ")[2] for line in str(error).splitlines()}
+            continue
+        rows = {model.label: model.error for text in found.results.texts for model in text.models}
+        refused |= {label: error for label, error in rows.items() if error}
+        scores |= {label: list(found.tokens(label)["logprob"]) for label, error in rows.items() if not error}
+    same = {label: label in scores and scores[label] == scores.get("intact") for label in tensors}
+    return {
+        "tensors": len(tensors), "intact": refused.get("intact", "scored"),
+        "refused": sum(label in refused for label in tensors), "equal": [label for label in same if same[label]],
+        "wrong": [label for label in tensors if label in scores and not same[label]],
+        "reasons": list(dict.fromkeys(refused[label].partition(": ")[2] for label in tensors if label in refused))[:4],
+    }  # fmt: skip
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--engines", nargs="+", default=["vllm_score", "transformers_auto_bf16"])
-    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
-    options = parser.parse_args()
+    """Write what became of every format in every engine; return the exit status."""
     from compare_q.backends.common import machine
     from demo.quantize import quantize
 
-    found: dict[str, Any] = {
-        "commit": machine.commit(),
-        "versions": machine.versions(),
-        "cpu": machine.cpu(),
-        "runs": {},
-    }
-    wrong = False
+    runs: dict[str, Any] = {}
+    facts = {"commit": machine.commit(), "versions": machine.versions(), "cpu": machine.cpu(), "runs": runs}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        base = make_base(scratch / "base")
-        text = scratch / "text.txt"
+        base, text = make_base(scratch / "base"), scratch / "text.txt"
         text.write_text("Pack my box with five dozen liquor jugs. " * 20, encoding="utf-8")
         data = {"tokenizer_dir": str(base), "dataset": "text", "path": str(text), "eval_len": 128, "eval_stride": 128,
                 "max_rows": 2}  # fmt: skip
-        for name in options.formats:
+        for name in FORMATS:
             if name in ("gptq", "awq"):
                 packed_integers(base, scratch / name, name)
             else:
                 quantize(base, name, scratch / name, group_size=GROUP)
-            for engine in options.engines:
-                found["runs"][f"{name} in {engine}"] = counts = tried(scratch, scratch / name, engine, data)
-                wrong = wrong or bool(counts["wrong"])
-                print(f"{name} in {engine}: {json.dumps(counts)[:600]}", flush=True)
-                options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return int(wrong)
+            for engine in ENGINES:
+                runs[f"{name} in {engine}"] = tried(scratch, scratch / name, engine, data)
+                print(f"{name} in {engine}: {json.dumps(runs[f'{name} in {engine}'])[:400]}", flush=True)
+                Path(sys.argv[1]).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    return int(any(run["wrong"] for run in runs.values()))
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def compare(folder: Path, override_tensors: Sequence[Path] = ()) -> Contents:
     except Exception as error:  # Transformers' classes raise anything on a config that they do not expect
         return Contents(lacking, unchecked=one_line(error, 160))
     found = differences(model, stored, renamed)
-    return replace(found, missing=[*found.missing, *lacking], lost=[*found.lost, *untied(model, stored, renamed)])
+    return replace(found, missing=[*lacking, *found.missing], lost=[*found.lost, *untied(model, stored, renamed)])
 
 
 def lacking_parts(checkpoint: Checkpoint) -> list[str]:
@@ -150,10 +150,13 @@ def lacking_parts(checkpoint: Checkpoint) -> list[str]:
             missing += [f"{module}.{name}" for name in bits if name in promised and name not in parts]
             if asked and INPUT_SCALES.isdisjoint(parts) and (not scheme or scheme.activations):
                 missing.append(f"{module}.input_scale")
-        elif not parts.keys() & KV_SCALES - aside:
+        elif not (parts.keys() & KV_SCALES - aside or (main and parts.keys() - {main, *aside})):
             continue
         key = (main, parts[main].dtype, scheme) if main else ()
         peers.setdefault(key, {}).setdefault(NUMBER.sub("*", module), []).append(module)
+    mains = {kind: key[0] for key, kinds in peers.items() if key for kind in kinds}
+    missing += [f"{module}.{main}" for module in checkpoint.modules.keys() - checkpoint.matrices.keys()
+                if (main := mains.get(NUMBER.sub("*", module)))]  # fmt: skip
     for kinds in peers.values():
         counts = {kind: Counter(name for module in found for name in checkpoint.modules[module])
                   for kind, found in kinds.items()}  # fmt: skip

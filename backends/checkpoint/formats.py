@@ -128,7 +128,12 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):  # bitsandbytes, 4 bits
         described = parsed(stored(parts[state]).tobytes(), "quant_state")
         kind = "nf4" if described.get("quant_type") == "nf4" else "fp4"
-        return Layout(f"{kind} g{int(described.get('blocksize', 64))}", math.prod(map(int, described["shape"])))
+        words = (
+            f"{kind} g{int(described.get('blocksize', 64))}"
+            if {"weight.absmax", "weight.quant_map"} <= {*parts}
+            else ""
+        )
+        return Layout(words, math.prod(map(int, described["shape"])))
     if weight.dtype in ("U8", "I8", "I32"):
         return _integers(parts, config, scale)
     is_float = weight.dtype in FLOATS
@@ -164,7 +169,8 @@ def _integers(parts: Parts, config: CheckpointConfig, scale: Tensor | None) -> L
     if weight.dtype == "I32" and scale.shape[-1] == weight.shape[-1] * 8:  # Quark's int4, [in, out / 8]
         return Layout(grouped("int4", weight.shape[0], scale.shape[0]), weight.numel * 8)
     if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
-        return Layout(f"nvfp4 g{2 * weight.shape[-1] // scale.shape[-1]}", weight.numel * 2)
+        words = f"nvfp4 g{2 * weight.shape[-1] // scale.shape[-1]}" if "weight_scale_2" in parts else ""
+        return Layout(words, weight.numel * 2)
     if weight.dtype != "I32" and scale.dtype in POWERS and scale.shape[:-1] == weight.shape[:-1]:
         group, rest = divmod(weight.shape[-1], scale.shape[-1])
         words = {16: "mxfp4 g32", 24: "mxfp6 g32"}.get(group, "")
@@ -194,7 +200,8 @@ def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]
         return Layout("", packed.numel * 2)
     if len(packed.shape) == 4:  # gpt-oss: [experts, out, in / 32, 16]
         return Layout("mxfp4 g32" if scale.shape == packed.shape[:-1] else "", packed.numel * 2)
-    name = "mxfp4" if scale.dtype in POWERS else "nvfp4" if scale.dtype == "F8_E4M3" else ""
+    is_nvfp4 = scale.dtype == "F8_E4M3" and "weight_global_scale" in parts
+    name = "mxfp4" if scale.dtype in POWERS else "nvfp4" if is_nvfp4 else ""
     return Layout(name and f"{name} g{2 * packed.shape[-1] // scale.shape[-1]}", packed.numel * 2)
 
 
@@ -237,7 +244,8 @@ def _exl3(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layo
     if len(shape) != 3:  # a quantized embedding has two dimensions
         return NOT_KNOWN
     weights = math.prod(unpadded(size * 16, 128, sizes) for size in shape[:2])
-    return Layout(f"exl3 {shape[2] / 16:g} bits", weights or PADDED)
+    signs = parts.keys() & {"suh", "su"} and parts.keys() & {"svh", "sv"}
+    return Layout(f"exl3 {shape[2] / 16:g} bits" if signs else "", weights or PADDED)
 
 
 FORMATS: dict[str, tuple[Reader, str]] = {
