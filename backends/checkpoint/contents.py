@@ -137,8 +137,12 @@ def lacking_parts(checkpoint: Checkpoint) -> list[str]:
     what all other modules have.
     """
     quantization, missing, unreadable = checkpoint.config.quantization, list[str](), dict[str, str]()
-    stated, promised, asked = declared(quantization), promises(quantization), asks_for_input_scales(quantization)
-    aside = {"bias"} if kv_cache(quantization) else {"bias", *KV_SCALES}
+    stated, (promised, some), asked = (
+        declared(quantization),
+        promises(quantization),
+        asks_for_input_scales(quantization),
+    )
+    aside = {"bias", *some} if kv_cache(quantization) else {"bias", *some, *KV_SCALES}
     peers: dict[Any, dict[str, list[str]]] = {}
     for module, parts in checkpoint.modules.items():
         main, scheme = main_part(parts) or "", stated.of(module)
@@ -170,8 +174,8 @@ def lacking_parts(checkpoint: Checkpoint) -> list[str]:
     return list(dict.fromkeys([*missing, *(what for module, what in unreadable.items() if module not in named)]))
 
 
-def promises(quantization: Mapping[str, Any]) -> set[str]:
-    """Names of further parts that a config promises of every layer: zero points, orders of the inputs."""
+def promises(quantization: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """Names of further parts (zero points, orders of inputs) that a config promises of all layers, of some."""
     weights = [part(group, "weights") for group in objects_in(quantization.get("config_groups"))]
     told = {
         "weight_zero_point": [args.get("symmetric") is False for args in weights],
@@ -179,7 +183,8 @@ def promises(quantization: Mapping[str, Any]) -> set[str]:
         "qzeros": [quantization.get("sym") is False or quantization.get("zero_point") is True],
         "g_idx": [quantization.get("desc_act") is True],
     }
-    return {name for name, of_groups in told.items() if of_groups and all(of_groups)}
+    of_all = {name for name, of_groups in told.items() if of_groups and all(of_groups)}
+    return of_all, {name for name, of_groups in told.items() if any(of_groups)} - of_all
 
 
 def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]) -> Contents:

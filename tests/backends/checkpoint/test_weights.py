@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from compare_q.backends.checkpoint import contents, zeros
 from compare_q.backends.checkpoint.folder import Checkpoint, HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
+from tests.support.checkpoints import write_checkpoint
+from tests.support.stored_formats import CASES, entries_of
 from tests.support.toy import planned, save_llama
 from tests.support.transformers_models import changed
 
@@ -129,3 +131,71 @@ def test_a_scale_of_zeros(quantized: Callable[..., Path], tmp_path: Path) -> Non
     scale = torch.zeros_like(load_file(quantized("W8A8") / "model.safetensors")[name])
     with pytest.raises(ModelError, match=f"{name}: all zeros"):
         notes_of(changed(quantized("W8A8"), tmp_path / "zeros", {}, **{name: scale}))
+
+
+OPTIONAL = {"bias", "k_scale", "v_scale"}
+
+
+def layers_of(folder: Path, case: str, config: dict[str, object], without: str = "") -> Checkpoint:
+    """Three kinds of matrices in three layers, all in one stored format, without one tensor."""
+    modules = [f"model.layers.{layer}.{kind}" for layer in range(3) for kind in ("attn.q", "mlp.up", "mlp.down")]
+    stored = {name: entry for module in modules for name, entry in entries_of(CASES[case], module).items()}
+    values = {f"{module}.{part}": value for module in modules for part, value in CASES[case].values.items()}
+    kept = {name: entry for name, entry in stored.items() if name != without}
+    return Checkpoint(
+        write_checkpoint(folder, kept, {"quantization_config": {"quant_method": "none"}} | config, values)
+    )
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "unquantized" not in case and "unpadded" not in case])
+def test_formats_of_unknown_models(case: str, tmp_path: Path) -> None:
+    """Without a model that Transformers knows, by what other layers have; none of the stored formats is refused."""
+    config = CASES[case].config
+    assert contents.lacking_parts(layers_of(tmp_path, case, config)) == []
+    for name in CASES[case].parts.keys() - OPTIONAL:
+        for module in ("model.layers.1.mlp.up", "model.layers.2.attn.q"):
+            found = contents.lacking_parts(layers_of(tmp_path, case, config, f"{module}.{name}"))
+            assert found == [f"{module}.{name}"], name
+
+
+def group(target: str, **weights: object) -> dict[str, object]:
+    """A group of compressed-tensors' config: int4 in groups of 32."""
+    return {"targets": [target], "weights": {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group",
+                                             "symmetric": True} | weights}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("second", "other"),
+    [("int4 asymmetric", {"symmetric": False}), ("int8 packed", {"num_bits": 8, "strategy": "channel"})],
+)
+def test_mixtures_that_the_config_asks_for(second: str, other: dict[str, object], tmp_path: Path) -> None:
+    cases = {f"model.layers.{layer}.q_proj": "int4 g32" if layer else second for layer in range(3)}
+    entries = {name: entry for module, case in cases.items() for name, entry in entries_of(CASES[case], module).items()}
+    values = {f"{module}.{part}": value for module, case in cases.items() for part, value in CASES[case].values.items()}
+    groups = {"a": group("re:.*layers.0.*", **other), "b": group("re:.*layers.[12].*")}
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+    assert contents.lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values))) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "part", "quantization"),
+    [
+        ("int4 g32", "weight_scale", {"quant_method": "compressed-tensors", "config_groups": {"a": group("Linear")}}),
+        ("nvfp4 a16", "weight_global_scale", {"quant_method": "compressed-tensors", "config_groups": {"a": group(
+            "Linear", type="float", group_size=16, strategy="tensor_group")}}),
+        ("int4 g32", "weight_zero_point", {"quant_method": "compressed-tensors", "config_groups": {"a": group(
+            "Linear", symmetric=False)}}),
+        ("modelopt nvfp4", "weight_scale_2", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+        ("modelopt nvfp4", "input_scale", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+        ("nf4", "weight.absmax", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        ("gptq 4", "scales", {"quant_method": "gptq", "bits": 4, "group_size": 32}),
+        ("awq", "qzeros", {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}),
+        ("int8 w8a8", "weight_scale", {}),
+    ],
+)  # fmt: skip
+def test_what_no_layer_has(case: str, part: str, quantization: dict[str, object], tmp_path: Path) -> None:
+    """By the format, or by the config, where no other layer can tell."""
+    whole = layers_of(tmp_path, case, {"quantization_config": quantization})
+    entries = {name: (each.dtype, *each.shape) for name, each in whole.tensors.items() if not name.endswith(f".{part}")}
+    folder = write_checkpoint(tmp_path, entries, {"quantization_config": quantization})
+    assert len(contents.lacking_parts(Checkpoint(folder))) == 9
