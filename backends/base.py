@@ -162,6 +162,7 @@ class Capabilities:
     here: bool = True  # it runs on this machine, whose hardware its scores depend on
     torch: bool = True  # it computes with torch, a CPU build of which does not use the GPUs
     batches: bool = False  # rounding depends on the windows of a run, which are computed in batches
+    refuses: bool = False  # ``refusal`` finds more than ``check``
     decodes: int = 0  # maximum number of windows at a time in decode
     decodes_behind_prompts: bool = False  # decode can be limited to the scored tokens
 
@@ -326,6 +327,11 @@ class Engine(ABC):
         ModelError, also from the methods of ``files``, if a server does not answer, or serves another model.  Only a
         worker may call these for a server, because it may never answer.
         """
+
+    @classmethod
+    def refusal(cls, model: PlannedModel) -> str:
+        """Return why the engine, which is imported, would refuse the model by its config; "" if it would not."""
+        return ""
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int | None:

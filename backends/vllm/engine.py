@@ -32,6 +32,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from compare_q.backends.base import (
     Capabilities,
     Engine,
@@ -111,6 +113,7 @@ class VllmEngine(Engine):
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
         batches=True,
         decodes=512,
+        refuses=True,
     )
     files = VllmFolder
     driver: VllmDriver
@@ -128,6 +131,20 @@ class VllmEngine(Engine):
         folder = Path(model.model_dir)
         if folder.is_dir():
             check_checkpoint(model, folder)
+
+    @classmethod
+    def refusal(cls, model: PlannedModel) -> str:
+        """Ask vLLM for its config of the model and the quantization; no weights are loaded."""
+        raw = CheckpointConfig.read(Path(model.model_dir)).raw
+        set_environment(verbose=False)
+        from vllm import EngineArgs
+
+        try:
+            arguments = engine_arguments(model, raw, cpu=compat.is_cpu_build())
+            EngineArgs(model.model_dir, skip_tokenizer_init=True, **arguments).create_engine_config()
+        except Exception as error:
+            return f"vLLM refuses {model.model_dir}: {reason_of(error)}"
+        return ""
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int:
@@ -238,10 +255,17 @@ class VllmEngine(Engine):
 
     def _reason(self, error: BaseException) -> str:
         """Return one line: the first error in the workers' log, else the best line of the exception."""
-        if cause := root_cause(self._log()):
+        if not isinstance(error, ValidationError) and (cause := root_cause(self._log())):
             return f"{cause} (log: {self.planned.log_file})"
-        telling = [line for line in str(error).splitlines() if line.strip().startswith("Value error, ")]
-        return telling[0].strip().removeprefix("Value error, ") if telling else one_line(error)
+        return reason_of(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return one line: an exception's message, or the first one of a failed validation of vLLM's configs."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        return " ".join(found["msg"].removeprefix("Value error, ").split())
+    return one_line(error)
 
 
 def set_environment(*, verbose: bool) -> None:

@@ -213,6 +213,12 @@ def keep_to_share(number: int, count: int) -> None:
             torch.set_num_threads(each)
 
 
+def refusal(_: Any, *, model: dict[str, Any]) -> str:
+    """Return ``Engine.refusal`` of a model, which is given as JSON types."""
+    planned = PlannedModel.model_validate(model)
+    return backends.engine_class(planned.engine).refusal(planned)
+
+
 def inspect(model: PlannedModel) -> EngineInfo:
     """Return what this Python has of the model's engine, and why the model cannot run with it, if so."""
     engine = backends.engine_class(model.engine)

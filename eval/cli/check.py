@@ -1,4 +1,4 @@
-"""``check``: print what a run would do, and what is missing, without starting an engine or downloading weights.
+"""``check``: print what a run would do, and what is missing, without loading or downloading weights.
 
 The checks are the functions that a run calls before a model loads.  Checks that take no time come first, then those
 that need the texts' tokens.
@@ -17,7 +17,7 @@ from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.contents import Contents
 from compare_q.backends.checkpoint.doctor import examine, is_gguf
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import printable
 from compare_q.eval.cli import adaptive
@@ -102,7 +102,9 @@ def checked_files(
                 said += [f"not checked: {reason}" for reason in report.unchecked]
                 lines += [f"{label}: {each}" for each in said]
                 wrong = wrong or report.is_wrong
-        except InputError as error:
+                if refusal := config.workers.refusal(model):
+                    problems.append(f"{label}: {refusal}")
+        except (InputError, ModelError) as error:
             problems.append(f"{label}: {error}")
             continue
         problems += [f"{label}: {model.info.silence}"] if model.info.silence else []

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from compare_q.backends.common.process import captured
 from compare_q.backends.hub import Watch
 from compare_q.backends.worker import worker as worker_side
 from compare_q.backends.worker.engine_process import ENDING
-from compare_q.backends.worker.messages import InspectEngine
+from compare_q.backends.worker.messages import CallCommand, InspectEngine
 from compare_q.eval.common.processes import PROCESSES, WorkerProcess, in_process, outcome
 from compare_q.eval.common.progress import Show
 from compare_q.eval.run.gpus import GpuPool
@@ -160,6 +161,15 @@ class Workers:
         """Return what a worker in the model's Python finds out of its engine; ModelError if it cannot."""
         with self.started(lambda: WorkerProcess(model.python)) as worker:  # it imports no engine
             return EngineInfo.model_validate(worker.perform(InspectEngine(model), self.inspect_s, lambda message: None))
+
+    def refusal(self, model: PlannedModel) -> str:
+        """Return why the model's engine would refuse it, by its own checks of the config; "" if it would not."""
+        if not (self.is_local and backends.engine_class(model.engine).capabilities.refuses):
+            return ""
+        function = f"{worker_side.__name__}:{worker_side.refusal.__name__}"
+        command = CallCommand(function, {"model": model.model_dump(mode="json")})
+        with self.started(lambda: self.create(model.updated(log_file=Path(os.devnull)))) as worker:
+            return str(worker.perform(command, self.inspect_s, lambda message: None))
 
     def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
         """Start to import a model's engine, so that its worker need not wait for that.

@@ -448,3 +448,25 @@ def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, 
     for index in gold:
         np.testing.assert_allclose(found[index].logprob, gold[index], atol=ATOL_LOGPROB, rtol=0)
         assert np.abs(plain[index].logprob - gold[index]).mean() > 20 * ATOL_LOGPROB
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("quantization", "reason"),
+    [
+        ({"sym": True, "desc_act": False}, ""), ({"sym": False, "desc_act": False}, "sym=False"),
+        ({"sym": True, "desc_act": True}, "desc_act=True"), ({"quant_method": "nonsense"}, "nonsense"),
+    ],
+)  # fmt: skip
+def test_what_vllm_refuses_by_its_config(
+    toy_model: Path, tmp_path: Path, quantization: dict[str, Any], reason: str
+) -> None:
+    """One line with vLLM's reason, and none of pydantic's words; no weights are read."""
+    config = json.loads((toy_model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, **quantization}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = VllmEngine.refusal(planned("toy", "vllm_score", str(tmp_path), 64))
+    assert reason in found
+    assert bool(found) == bool(reason)
+    assert len(found.splitlines()) <= 1
+    assert not any(word in found for word in ("input_value", "validation error", "Value error"))
