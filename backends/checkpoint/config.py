@@ -238,7 +238,8 @@ def wrong_size(config: Any, *, strict: bool = False) -> str:
     if isinstance(config, list):
         return next(filter(None, map(wrong_size, config)), "")
     for key, value in config.items() if isinstance(config, dict) else ():
-        most, least = SIZES.get(key) or COUNTS.get(key, math.inf), int(key in SIZES)
+        most: float = SIZES.get(key) or COUNTS.get(key) or math.inf
+        least = int(key in SIZES)
         for each in value if isinstance(value, list) and key in COUNTS else [value] * (value is not None):
             is_large = type(each) in (int, float) and each > most
             if is_large or (strict and most < math.inf and not (type(each) is int and each >= least)):
