@@ -7,8 +7,10 @@ in a few.  So zeros are wrong in a matrix if most matrices whose names differ fr
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,20 +54,21 @@ class Zeros(NamedTuple):
 def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILENT) -> list[Zeros]:
     """The matrices and scales with zeros, by samples of each or by all rows; ``watch`` gets numbers of bytes."""
     kinds: dict[str, list[tuple[Placed, int, tuple[int, int]]]] = {}
-    mapped: dict[Path, NDArray[np.uint8]] = {}
     watch.expect(sum(tensor.nbytes for tensor in tensors))
-    for tensor in tensors:
-        watch.advance(tensor.nbytes)
-        name, file, start, nbytes, shape = tensor
-        if not nbytes or LEFT_OUT.search(name) or (len(shape) < 2 and not SCALE.search(name)):
-            continue
-        if file not in mapped:
-            mapped[file] = np.memmap(file, np.uint8, "r")
-        data, rows = mapped[file][start : start + nbytes], math.prod(shape[:-1])
-        places = np.linspace(0, max(nbytes - SAMPLE, 0), SAMPLES, dtype=int)
-        suspect = whole or nbytes < SAMPLES * SAMPLE or not all(data[at : at + SAMPLE].any() for at in places)
-        run = longest_run(data.reshape(rows if nbytes % rows == 0 else 1, -1)) if suspect else (0, 0)
-        kinds.setdefault(NUMBER.sub("*", name), []).append((tensor, rows, run))
+    with ExitStack() as stack:  # memory maps would read ahead around each sample
+        opened = {file: stack.enter_context(file.open("rb", buffering=0)) for file in {each.file for each in tensors}}
+        for tensor in tensors:
+            watch.advance(tensor.nbytes)
+            name, file, start, nbytes, shape = tensor
+            if not nbytes or LEFT_OUT.search(name) or (len(shape) < 2 and not SCALE.search(name)):
+                continue
+            places = np.linspace(start, start + max(nbytes - SAMPLE, 0), SAMPLES, dtype=int)
+            samples = (os.pread(opened[file].fileno(), SAMPLE, at) for at in places)
+            rows, run = math.prod(shape[:-1]), (0, 0)
+            if whole or nbytes < SAMPLES * SAMPLE or not all(map(any, samples)):
+                shaped = (rows, nbytes // rows) if nbytes % rows == 0 else (1, nbytes)
+                run = longest_run(np.memmap(file, np.uint8, "r", start, shaped))
+            kinds.setdefault(NUMBER.sub("*", name), []).append((tensor, rows, run))
     found = []
     for members in kinds.values():
         with_zeros = sum(count > 0 for _, _, (_, count) in members)
