@@ -28,9 +28,11 @@ SECRET_VALUE = re.compile(r"[^/~\s][^\s:]{11,}")
 HIDDEN = "***"
 
 
-def is_secret(name: str, value: object = "") -> bool:
-    """True if the value of an option or environment variable of this name is a secret: a text that is not empty."""
-    return isinstance(value, str) and bool(value) and value != HIDDEN and SECRET_NAME.search(name) is not None
+def is_secret(name: str, value: object) -> bool:
+    """True if an option or variable of this name holds a secret: a text, but no ``<token>`` or ``[TOKEN]``."""
+    if not isinstance(value, str) or value[:1] in ("", "<", "[") or value == HIDDEN:
+        return False
+    return SECRET_NAME.search(name) is not None
 
 
 def redacted(value: Any) -> Any:
