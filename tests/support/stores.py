@@ -1,4 +1,4 @@
-"""Reference stores made by hand."""
+"""Reference stores made by hand, or by an engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from compare_q.backends.base import Engine, ScoreRequest, Window
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
@@ -52,6 +53,15 @@ def store_of(
 def state_store(folder: Path, windows: int = 2) -> Reader:
     """A store of states [3, 4] a window, and a head of 300 entries."""
     return store_of(folder, WEIGHT, windows=windows)
+
+
+def recorded(engine: Engine, windows: list[Window], folder: Path) -> Path:
+    """The store, in ``folder / "store"``, of the states or logits of an engine that is loaded."""
+    store = folder / "store"
+    store.mkdir()
+    list(engine.score(windows, ScoreRequest(record=store)))
+    seal(store, {}, len(windows))
+    return store
 
 
 def window_of(folder: Path, window: int) -> Path:

@@ -15,7 +15,6 @@ import torch
 
 from compare_q.backends.base import Decode, PlannedModel, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.process import captured
-from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.definitions import assert_divergences_of
 from tests.support.toy import GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows, with_gaps
@@ -100,14 +99,6 @@ def as_before() -> Iterator[None]:
 
 def scores_of(engine: VllmEngine, windows: list[Window], task: ScoreRequest | None = None) -> dict[int, TokenScores]:
     return {scores.window: scores for scores in engine.score(windows, task or ScoreRequest())}
-
-
-def recorded(engine: VllmEngine, windows: list[Window], folder: Path) -> Path:
-    """The reference store of an engine's states or logits."""
-    (folder / "store").mkdir()
-    scores_of(engine, windows, ScoreRequest(record=folder / "store"))
-    reference.seal(folder / "store", {}, len(windows))
-    return folder / "store"
 
 
 def against(store: Path, vocab_size: int = TOY_VOCAB, *, divergences: bool = False) -> ScoreRequest:

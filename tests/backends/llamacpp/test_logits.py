@@ -1,5 +1,5 @@
 """Logits of llama.cpp against Transformers on the same weights; its batches and its KV cache; tokens that a model
-excludes for good."""
+excludes for good; and what it says of a run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp import FLOOR
 from compare_q.backends.reference import store as reference
 from tests.backends.llamacpp.conftest import write_gguf
-from tests.support.llama_cpp import EXACT, loaded, runs_llama_cpp
+from tests.support.llama_cpp import EXACT, loaded, needs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
+from tests.support.stores import recorded
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, planned, save_llama, toy_windows, with_gaps
 
+pytestmark = [pytest.mark.engine, needs_llama_cpp]
 
-@runs_llama_cpp
+
 def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path) -> None:
     """Same weights, no quantization anywhere: what differs is the order of float32 operations."""
     ours = loaded(toy_gguf, **EXACT)
@@ -39,7 +41,6 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
     theirs.close()
 
 
-@runs_llama_cpp
 def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
     """Batches of 7 leave a last one of 2.  Flash attention takes another kernel for few tokens: rounding remains."""
     (window,) = toy_windows(1)
@@ -56,7 +57,6 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
     assert (run(7, 7) - run(512, 512)).abs().mean() < 0.02
 
 
-@runs_llama_cpp
 def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 61 tokens positions 20 to 29 and 50 to 54 are scored, so that 19 to 28 and 49 to 53 go one at a time.
 
@@ -80,14 +80,11 @@ def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypa
         engine.close()
 
 
-@runs_llama_cpp
 def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     """Its float32 logits, as ggml's head cannot be computed again; a cache in bf16 diverges a little, as in float64."""
-    windows, store = toy_windows(2), tmp_path / "store"
+    windows = toy_windows(2)
     ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
-    store.mkdir()
-    list(ours.score(windows, ScoreRequest(record=store)))
-    reference.seal(store, {}, len(windows))
+    store = recorded(ours, windows, tmp_path)
     assert reference.Reader(store).window(0).dtype == torch.float32
     task = ScoreRequest(reference=store, vocab_size=TOY_VOCAB)
     assert not any(np.any(scores.kld) for scores in ours.score(windows, task))
@@ -98,7 +95,6 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(scores.kld, exact, atol=1e-6, rtol=0)
 
 
-@runs_llama_cpp
 def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One entry is -inf at every position, and the target of one position is -3.4e38: that position is left out."""
     (window,) = toy_windows(1)
@@ -129,9 +125,30 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
     assert note.startswith("logits that llama.cpp excludes count as -65504: KL divergence is finite")
 
 
-@runs_llama_cpp
 def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
     """llama.cpp's references are logits: neither all of a window's own nor all of the reference's are ever there."""
     save_llama(tmp_path / "model", vocab_size=VOCAB, max_position_embeddings=LONG)
     file = write_gguf(tmp_path / "model", tmp_path / "toy.gguf", vocab_size=VOCAB, context=LONG)
     assert growth("llamacpp", file) < LOGITS / 2
+
+
+def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = loaded(toy_gguf, n_threads=1, type_k="q8_0", flash_attn=True, n_ubatch=32)
+    engine.logits(toy_windows(1)[0])
+    said = engine.provenance()
+    asked = {"n_threads": 1, "type_k": "q8_0", "type_v": "f16", "flash_attn": True, "n_ubatch": 32}
+    assert asked.items() <= said.items()
+    assert sum(said["devices"].values()) == 3  # two layers and the head
+    (cache,) = said["kv_cache_layers"]  # 2 heads of 32 numbers: 34 bytes for keys in q8_0, 64 for values in f16
+    assert (cache["count"], cache["stored"]) == (2, "q8_0 (values f16)")
+    assert cache["token_bytes"] == pytest.approx(2 * (34 + 64), abs=0.005 * 1024**2 / said["n_ctx"] / 2)
+    assert said["logits_set_to_floor"]["entries"] == 0
+    assert said["notes"] == []
+    layers = {(each.name, each.count, each.weights) for each in engine.layers()}
+    assert {("output.weight", 1, "f32"), ("blk.*.ffn_down.weight", 2, "f32")} < layers
+    assert len(layers) == 8
+    assert isinstance(engine.head(), str)
+    engine.close()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "llama_model_loader" in err  # which a worker has in its log

@@ -15,7 +15,8 @@ from packaging.version import Version
 from compare_q.backends.base import Window
 from compare_q.backends.vllm import compat
 from compare_q.backends.vllm.engine import VllmEngine
-from tests.support.vllm_engine import ARGUMENTS, WINDOWS, WORDS, engine, recorded
+from tests.support.stores import recorded
+from tests.support.vllm_engine import ARGUMENTS, WINDOWS, WORDS, engine
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +66,7 @@ def toy_logits(toy_model: Path) -> Any:
 @pytest.fixture(scope="session")
 def toy_store(toy_engine: VllmEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy as the reference of WINDOWS, recorded by vLLM."""
-    folder = tmp_path_factory.mktemp("reference")
-    return recorded(toy_engine, WINDOWS, folder)
+    return recorded(toy_engine, WINDOWS, tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture

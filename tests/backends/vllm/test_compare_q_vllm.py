@@ -64,13 +64,8 @@ def test_score_mode_command_line(toy_model: Path, toy_text: Path, tmp_path: Path
     printed = dict(line.split(": ") for line in first.splitlines())
     assert printed["Windows"] == "18"  # ceil((1000 - 100) / 50)
     assert printed["Tokens"] == str(18 * 99)
-    data = {
-        "tokenizer_dir": str(toy_model),
-        "dataset": "text",
-        "path": str(toy_text),
-        "eval_len": 100,
-        "eval_stride": 50,
-    }
+    data = {"tokenizer_dir": str(toy_model), "dataset": "text", "path": str(toy_text),
+            "eval_len": 100, "eval_stride": 50}  # fmt: skip
     model = {"load_fn": "vllm_score", "label": "x", "model_dir": str(toy_model),
              "engine": {"tensor_parallel_size": 1, "trust_remote_code": False}}  # fmt: skip
     (tmp_path / "d.json").write_text(json.dumps(data))

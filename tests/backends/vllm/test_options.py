@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import compat
 from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.backends.vllm.options import (
-    check_checkpoint,
-    engine_arguments,
-)
+from compare_q.backends.vllm.options import check_checkpoint, engine_arguments
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import planned, refusal
 from tests.support.vllm_engine import ARGUMENTS, request_for
@@ -166,22 +162,6 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
     check_checkpoint(request_for(toy_model, hf_overrides={"rope_theta": 1e5}), toy_model)
 
 
-def grouped(weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A quantization config of compressed-tensors with one group."""
-    groups = {"g": {"weights": weights, "input_activations": activations, "targets": ["Linear"]}}
-    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
-
-
-def with_scales(folder: Path, *names: str) -> Path:
-    """A checkpoint of one-byte NVFP4 layers, each with the scales that are named, which are 1, 2, ..."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "compressed-tensors"}}))
-    tensors = {f"{name.rpartition('.')[0]}.weight_packed": torch.zeros(1, 1, dtype=torch.uint8) for name in names}
-    scales = {name: torch.tensor([number + 1.0]) for number, name in enumerate(names)}
-    save_file(tensors | scales, folder / "model.safetensors")
-    return folder
-
-
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
@@ -202,6 +182,11 @@ def test_folders_of_which_vllm_makes_something_else(
 
 
 def test_unequal_scales_end_the_run_before_it_starts(tmp_path: Path) -> None:
-    folder = with_scales(tmp_path / "x", "mlp.gate_proj.weight_global_scale", "mlp.up_proj.weight_global_scale")
+    names = ("mlp.gate_proj", "mlp.up_proj")
+    entries = {f"{name}.weight_packed": ("U8", 1, 1) for name in names}
+    entries |= {f"{name}.weight_global_scale": ("F32", 1) for name in names}
+    values = {f"{name}.weight_global_scale": struct.pack("<f", at) for at, name in enumerate(names, 1)}
+    config = {"quantization_config": {"quant_method": "compressed-tensors"}}
+    folder = write_checkpoint(tmp_path / "x", entries, config, values)
     said = refusal(VllmEngine.check, request_for(folder))
     assert "model_dir: mlp: gate_proj and up_proj have unequal weight_global_scale (1, 2)" in said

@@ -1,5 +1,5 @@
 """Memory bounds, want of memory, and head comparison of the scorer in vLLM's workers; ranks that exchange rows of the
-first pass for the second: the same chunks on all, and none is left waiting.
+first pass for the second: the same chunks on all, and none is left waiting; what the driver doubts of vLLM's answers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.scoring import divergences
+from compare_q.backends.vllm import driver
 from compare_q.backends.vllm.driver import Plan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows
 from compare_q.backends.vllm.scorer import CPU_ROWS, Scorer
@@ -57,10 +59,8 @@ def test_chunks_by_hand() -> None:
     """255 MiB / 264,752 bytes a row = 1,009; against a reference / 529,456 = 505, with one head / 554,032 = 482."""
     assert scorer(128_256).chunk_rows(4096, 2) == 768
     against = scorer(128_256)
-    against.comparison = OTHER_HEAD
-    assert against.chunk_rows(4096, 2) == 384
-    against.comparison = OWN_HEAD
-    assert against.chunk_rows(4096, 2) == 384
+    for against.comparison in (OTHER_HEAD, OWN_HEAD):
+        assert against.chunk_rows(4096, 2) == 384
     second, rows = scorer(128_256, tp_size=2, divergences=True), set()
     for second.comparison in (OTHER_HEAD, OWN_HEAD):  # ranks that exchange rows cut the same chunks, whosever head
         rows.add(second.chunk_rows(16_384, 2))
@@ -75,10 +75,8 @@ def test_chunks_by_hand() -> None:
 def test_when_one_product_gives_both_logits(keys: dict[str, Any]) -> None:
     """On a GPU, if the reference's head is the model's own."""
     under_test = scorer(320, **keys)
-    found = []
     for under_test.comparison in (None, OWN_HEAD, OTHER_HEAD):
-        found.append(under_test.has_head_beside)
-    assert found == [False, not keys, False]
+        assert under_test.has_head_beside == (not keys and under_test.comparison is OWN_HEAD)
 
 
 STATES, REFERENCE, TOKENS = draw(1000, 40), draw(1000, 40, seed=1), torch.arange(1000) % 40
@@ -232,3 +230,48 @@ def test_what_is_collected() -> None:
     assert (header["error"], data) == ("window 7: vLLM computed no hidden states for 499 of its positions", b"")
     silent = Scorer(Small(1000), Plan(), torch.device("cpu"), 40, 2, reports=False)  # type: ignore[arg-type]
     assert silent.collect([7])[0]["counts"] == []
+
+
+class Flat(list[int]):
+    """The parts of vLLM's FlatLogprobs that are read; a list only for its length."""
+
+    def __init__(self, tokens: list[int], starts: list[int], ends: list[int]) -> None:
+        super().__init__(starts)
+        self.token_ids, self.logprobs, self.start_indices, self.end_indices = tokens, [-1.0, -2.0], starts, ends
+
+
+@pytest.mark.parametrize(
+    ("flat", "message"),
+    [
+        (None, "window 3: vLLM returned log-probabilities for none of 3"),
+        (Flat([6], [0, 0], [0, 1]), "for 2 of 3 positions"),
+        (Flat([6], [0, 0, 1], [0, 1, 1]), "another token, or none, at position 2"),
+        (Flat([6, 8], [0, 0, 1], [0, 1, 2]), "another token, or none, at position 2"),
+    ],
+)
+def test_a_missing_score_is_an_error(flat: Flat | None, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        driver.own_logprobs(Window.scored_from(3, np.array([5, 6, 7], np.int32)), flat)
+
+
+TWELVE = Window.scored_from(0, np.array([4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], np.int32))
+"""Twelve scored positions, whose second and third prediction follow the same token."""
+
+
+@pytest.mark.parametrize(
+    ("alike", "window", "end"),
+    [
+        (range(2, 10), TWELVE, 11),  # positions 3 to 10: the last of eleven tokens is predicted by the eighth row
+        (range(2, 9), TWELVE, 0),
+        (range(0, 8), TWELVE, 0),  # positions 1 and 2 follow one token, which may repeat its logits
+        (range(8), Window.scored_from(0, np.full(13, 7, np.int32)), 0),
+        (range(4), Window.scored_from(0, np.arange(5, dtype=np.int32)), 0),
+    ],
+)
+def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, end: int) -> None:
+    """In one of two shards they do change: the other one alone says nothing."""
+    shard = np.random.default_rng(0).normal(size=(len(window.targets), 5)).astype(np.float32)
+    same = shard.copy()
+    same[alike, :3] = same[alike.start, :3]
+    assert driver.repetition(window, [same]) == driver.repetition(window, [same, same]) == end
+    assert not driver.repetition(window, [same, shard])
