@@ -150,6 +150,9 @@ class ModelResult(Stored):
     where: Text | None = Field(default=None, description="GPUs or CPU that it ran on; None for a server")
     kernel: Text | None = Field(default=None, description="short name of the kernel that ran most layers")
     deviations: Text | None = Field(default=None, description="how it ran differently from what its checkpoint asks")
+    attention: Text | None = Field(default=None, description="the engine's name of the attention that ran")
+    engine_version: Text | None = Field(default=None, description="package and version that provided the engine")
+    options: Text | None = Field(default=None, description="options that its spec gives the engine, as JSON")
     phase: str | None = Field(default=None, description='"prefill", or "decode 1x32": steps of 1 token of 32 windows')
     kv_cache: str | None = Field(default=None, description="number format of the cached keys and values")
     kv_mb: Error | None = Field(default=None, description="KV cache of 1,000 tokens, MB of 10^6 bytes")
@@ -259,7 +262,10 @@ class ModelResult(Stored):
         return cls(**flat | {
             "label": label, "engine": engine, "where": machine.words(provenance) or None,
             "kernel": groups.kernel_of(layers) or None,
-            "deviations": "; ".join(groups.deviations(layers) + groups.kv_deviations(kv_caches)) or None,
+            "deviations": "; ".join(deviations_of(provenance, layers, kv_caches)) or None,
+            "attention": str(provenance.get("attention") or "") or None,
+            "engine_version": str(provenance.get("engine_version") or "") or None,
+            "options": ", ".join(option_texts(options_of(fields.get("spec", {})))) or None,
             "phase": None if error else str(provenance.get("phase") or "prefill"),
             "kv_cache": kv_cache or None, "kv_mb": None if token_bytes is None else token_bytes / 1000,
             "bpw_layer": size.bpw_layer, "bpw_head": size.bpw_head, "vram_gib": size.vram_gib,
@@ -291,11 +297,9 @@ class ModelResult(Stored):
         return groups.kv_caches_from_json(self.provenance.get("kv_cache_layers"))
 
     @property
-    def options(self) -> dict[str, Any]:
+    def engine_options(self) -> dict[str, Any]:
         """The options that its spec gives the engine."""
-        given, engine = self.spec.get("model_dir"), self.spec.get("engine")
-        more = given[-1] if isinstance(given, list) and given else None
-        return {name: value for each in (engine, more) if isinstance(each, dict) for name, value in each.items()}
+        return options_of(self.spec)
 
     @property
     def loads(self) -> tuple[Any, ...]:
@@ -309,8 +313,8 @@ class ModelResult(Stored):
 
     @property
     def deviation_clauses(self) -> list[str]:
-        """The ways in which layers and KV cache ran differently from what the checkpoint asks, a clause each."""
-        return groups.deviations(self.layers) + groups.kv_deviations(self.kv_caches)
+        """The ways in which the model ran differently from what checkpoint or spec ask, a clause each."""
+        return deviations_of(self.provenance, self.layers, self.kv_caches)
 
     @property
     def marked_label(self) -> str:
@@ -321,6 +325,27 @@ class ModelResult(Stored):
     def flat(self) -> dict[str, Any]:
         """The fields that are one value each, by their names in results.json: what CSV and pandas have."""
         return self.model_dump(exclude=NESTED)
+
+
+def options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a model spec gives the engine, in ``engine`` or in ``[dir, options]``."""
+    given, engine = spec.get("model_dir"), spec.get("engine")
+    more = given[-1] if isinstance(given, list) and given else None
+    return {name: value for each in (engine, more) if isinstance(each, dict) for name, value in each.items()}
+
+
+def option_texts(options: Mapping[str, Any]) -> list[str]:
+    """Each option as ``name=value``."""
+    return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in options.items()]
+
+
+def deviations_of(
+    provenance: Mapping[str, Any], layers: Sequence[Layer], kv_caches: Sequence[groups.KVCache]
+) -> list[str]:
+    """A clause for each way in which a model ran differently from what checkpoint or spec ask."""
+    own = provenance.get("deviations")
+    said = [each for each in own if isinstance(each, str)] if isinstance(own, list) else []
+    return groups.deviations(layers) + groups.kv_deviations(kv_caches) + said
 
 
 NESTED = {"seconds", "timing", "notes", "spec", "provenance", "estimates", "worst_tokens"}

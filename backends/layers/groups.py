@@ -61,6 +61,7 @@ class KVCache:
     token_bytes: float | None = None  # per token and layer, with scales, on all GPUs together
     window: int | None = None  # number of last tokens of a sequence that the cache holds; None for all
     named: bool = False  # the spec names the format ``stored``
+    backend: str = ""  # the engine's name of the kind of attention, by which a spec chooses it
 
 
 @cache

@@ -212,11 +212,20 @@ class VllmEngine(Engine):
         caches = layers.named(caches, self.arguments.get("kv_cache_dtype"))
         if decode is not None:  # earlier tokens are always read from the cache
             caches = tuple(replace(cache, prefill="") for cache in caches)
+        attention, dtype = list(dict.fromkeys(c.backend for c in caches)), dtype_name(config.model_config.dtype)
+        asked = str(self.arguments.get("attention_backend") or "auto").upper()
+        # vLLM for CPUs ignores names of other backends.  A name may continue: TRITON_ATTN_DIFFKV.
+        others = [name for name in attention if name and asked != "AUTO" and not name.startswith(asked)]
+        stored = CheckpointConfig.read(local_folder(self.planned.model_dir)).dtype
+        cast = "dtype" not in self.arguments and stored not in (None, dtype)
         floor = noise.provenance_of(noise.seed_of(self.planned.options))
         return {
             "model_class": ", ".join(config.model_config.architectures),
             ROPE: rope(CheckpointConfig(config.model_config.hf_config.to_dict()), config.model_config.max_model_len),
-            "dtype": dtype_name(config.model_config.dtype),
+            "dtype": dtype,
+            "attention": ", ".join(attention),
+            "attention_backend": "" if others else self.arguments.get("attention_backend") or ", ".join(attention),
+            "deviations": [f"the spec asks for attention by {asked}, but {name} ran" for name in others],
             "quantization": config.model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,
             "kv_cache": groups.kv_formats(caches),
@@ -231,7 +240,11 @@ class VllmEngine(Engine):
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
-            "notes": [*groups.kv_notes(caches, str(config.cache_config.cache_dtype)), *floor.get("notes", ())],
+            "notes": [
+                *([f"stored in {stored}, and ran in {dtype}, as vLLM chose"] if cast else []),
+                *groups.kv_notes(caches, str(config.cache_config.cache_dtype)),
+                *floor.get("notes", ()),
+            ],
         }
 
     def close(self) -> None:

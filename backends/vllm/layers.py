@@ -172,8 +172,14 @@ def kv_caches(model: Any, asked: str, dtype: str, sizes: Mapping[str, CacheSize]
         attention, scales, read = class_name(module.impl), kv_scales(module, told), prefill(module.impl)
         shares = known and getattr(module, "kv_sharing_target_layer_name", None)
         token_bytes, window = (0.0, None) if shares else known.get(name, (None, None))
-        cache = KVCache(name, 1, stored, scales, "", attention, read, token_bytes, window)
+        cache = KVCache(name, 1, stored, scales, "", attention, read, token_bytes, window, backend=backend_name(module))
         yield kv_cache_as_asked(cache, asked, dtype)
+
+
+def backend_name(module: Any) -> str:
+    """Return vLLM's name of a layer's attention backend; "" if it is not known."""
+    get_name = getattr(getattr(module, "attn_backend", None), "get_name", None)
+    return str(get_name()) if callable(get_name) else ""
 
 
 def named(groups: Sequence[KVCache], told: str | None) -> tuple[KVCache, ...]:

@@ -138,7 +138,8 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
     cores = {name: hardware.processor.get(name) for name in machine.threads()} if capabilities.here else {}
     python = {} if model.python is None else {"python_path": model.python}
     phase = {} if model.decode is None else {"phase": model.decode.words}
-    known = {"engine": model.engine, **phase, **info.versions, **python, **found, **cores}
+    package = {"engine_version": " ".join(info.installed).strip()}
+    known = {"engine": model.engine, **package, **phase, **info.versions, **python, **found, **cores}
     replicas = asked if most is None else max(min(asked, most), 1)
     return model.updated(n_gpus=n_gpus, replicas=replicas, hardware=found, known=known)
 

@@ -109,8 +109,8 @@ def same_notes(rows: Sequence[ModelResult]) -> list[str]:
         if model is first:
             continue
         names = [] if model.loads != first.loads else [
-            name for name in {**first.options, **model.options}
-            if first.options.get(name) != model.options.get(name) and not PLACEMENT.search(name)
+            name for name in {**first.engine_options, **model.engine_options}
+            if first.engine_options.get(name) != model.engine_options.get(name) and not PLACEMENT.search(name)
             and not (applied(first, name) and applied(model, name))
         ]  # fmt: skip
         question = f": was engine.{' and engine.'.join(names)} applied?" if names else ""
@@ -121,7 +121,7 @@ def same_notes(rows: Sequence[ModelResult]) -> list[str]:
 def applied(model: ModelResult, name: str) -> bool:
     """Return True if what ran is known to be what the spec's option says; also without the option."""
     ran = model.provenance.get(name)
-    return bool(model.options.get(name, ran) == ran)
+    return bool(model.engine_options.get(name, ran) == ran)
 
 
 def window_notes(text: TextResult) -> list[str]:

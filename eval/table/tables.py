@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from compare_q.eval.ranking import best_labels
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult, TextResult, option_texts
 from compare_q.eval.table import notes
 from compare_q.eval.table.columns import BY_NAME, COLUMNS, Column
 from compare_q.eval.table.notes import BEST
@@ -109,6 +109,9 @@ def columns_of(text: TextResult, names: Sequence[str]) -> list[Filled]:
     numbers = [name for name in names if BY_NAME[name].digits is not None]
     first = "ppl" if "ppl" in numbers else next(iter(numbers), "")
     letters, said, found = notes.machine_letters(text), notes.column_notes(text), []
+    options = [model.engine_options for model in text.models]
+    known = set[str]().union(*options)
+    different = {name for name in known if any(each.get(name, ...) != options[0].get(name, ...) for each in options)}
     for column in map(BY_NAME.__getitem__, names):
         best, cells = best_labels(text.models, column.best) if column.best else frozenset(), []
         for model in text.models:
@@ -116,6 +119,9 @@ def columns_of(text: TextResult, names: Sequence[str]) -> list[Filled]:
                 cells.append(Cell(notes.label_of(model)))
             elif model.estimates is None:
                 cells.append(Cell("failed" if column.name == first else ""))
+            elif column.name == "options":
+                own = {name: value for name, value in model.engine_options.items() if name in different}
+                cells.append(Cell(", ".join(option_texts(own)) or "-"))
             elif column.name == "where" and letters:
                 cells.append(Cell(letters.get(model.where or "", "n/a")))
             else:

@@ -56,12 +56,23 @@ def test_every_column_shows_a_field_of_a_row_and_is_described_in_the_docs() -> N
     ]
 
 
+def test_options_in_which_rows_differ_and_what_ran() -> None:
+    """Options that all rows have are left out; what ran differently from the spec is a mark."""
+    ran = {"layers": [], "attention": "B", "engine_version": "e 1", "deviations": ["the spec asks for A, but B ran"]}
+    specs = {"W4A16": {"engine": {"x": 1, "seed": 2}}, "b": {"model_dir": ["m", {"x": 1, "y": None}]}}
+    text = run_of(*(replace(QUANT, label=label, spec=spec, provenance=ran) for label, spec in specs.items()))
+    names = ("label", "options", "attention", "version")
+    found = [[cell.value for cell in cells(text, label, names).values()] for label in specs]
+    assert found == [["W4A16 †", "seed=2", "B", "e 1"], ["b †", "y=null", "B", "e 1"]]
+
+
 def test_every_cell_of_a_model() -> None:
     """Values with the decimals of their columns, errors with two significant digits."""
     size = replace(storage_of(QUANT), file_bytes=1_234_567_890)
     found = cells(run_of(REF, replace(QUANT, storage=size, load_seconds=1.26)), "W4A16", tuple(BY_NAME))
     assert {name: (cell.value, cell.error) for name, cell in found.items() if cell.value != "n/a"} == {
         "label": ("W4A16", ""), "engine": ("fake", ""), "kernel": ("Linear", ""), "phase": ("prefill", ""),
+            "options": ("-", ""),
         "bpw_layer": ("4.50", ""), "bpw_head": ("16.00", ""), "vram_gib": ("1.00", ""), "size": ("1.23", ""),
         "ppl": ("7.5000", "0.85"), "ratio": ("+3.45", "0.21"), "kld": ("0.01235", "0.00045"),
         "kld_median": ("0.50000", ""), "kld_p99": ("0.9900", ""), "kld_p99.9": ("0.9990", ""),
