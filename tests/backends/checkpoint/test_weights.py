@@ -15,7 +15,7 @@ from compare_q.backends.checkpoint.folder import Checkpoint, HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
 from tests.support.checkpoints import write_checkpoint
 from tests.support.stored_formats import CASES, entries_of
-from tests.support.toy import planned, save_llama
+from tests.support.toy import Run, Specs, planned, save_llama
 from tests.support.transformers_models import changed
 
 PRESETS = ("W4A16", "W8A8", "FP8_DYNAMIC", "NVFP4A16", "NVFP4")
@@ -199,3 +199,21 @@ def test_what_no_layer_has(case: str, part: str, quantization: dict[str, object]
     entries = {name: (each.dtype, *each.shape) for name, each in whole.tensors.items() if not name.endswith(f".{part}")}
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": quantization})
     assert len(contents.lacking_parts(Checkpoint(folder))) == 9
+
+
+@pytest.mark.engine
+def test_a_run_refuses_it_in_every_engine(
+    quantized: Callable[..., Path], tmp_path: Path, compare_q: Run, write_specs: Specs
+) -> None:
+    """Case by case as ``checked`` does, without loading an engine; ``check`` says so too."""
+    name = "model.layers.1.self_attn.q_proj.weight_scale"
+    folder = str(changed(quantized("W4A16"), tmp_path / "broken", {}, **{name: None}))
+    specs = [{"load_fn": engine, "label": engine, "model_dir": folder}
+             for engine in ("vllm_score", "transformers_auto_bf16")]  # fmt: skip
+    data, models = write_specs(specs)
+    ran = compare_q("-d", data, "-m", models)
+    assert ran.status == 2
+    assert all(f"error: {spec['label']}: {folder}: no {name}" in ran.err for spec in specs)
+    checked = compare_q("check", "-d", data, "-m", models)
+    assert checked.status == 1
+    assert checked.out.count(f"{name}: missing") == 2
