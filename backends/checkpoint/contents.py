@@ -158,9 +158,9 @@ def lacking_parts(checkpoint: Checkpoint) -> list[str]:
             continue
         key = (main, parts[main].dtype, scheme) if main else ()
         peers.setdefault(key, {}).setdefault(NUMBER.sub("*", module), []).append(module)
-    mains = {kind: key[0] for key, kinds in peers.items() if key for kind in kinds}
-    missing += [f"{module}.{main}" for module in checkpoint.modules.keys() - checkpoint.matrices.keys()
-                if (main := mains.get(NUMBER.sub("*", module)))]  # fmt: skip
+    coded = {kind: key[0] for key, kinds in peers.items() if key for kind in kinds}
+    missing += [f"{module}.{code}" for module in sorted(checkpoint.modules.keys() - checkpoint.matrices.keys())
+                if (code := coded.get(NUMBER.sub("*", module)))]  # fmt: skip
     for kinds in peers.values():
         counts = {kind: Counter(name for module in found for name in checkpoint.modules[module])
                   for kind, found in kinds.items()}  # fmt: skip
