@@ -26,12 +26,16 @@ LEVEL = 0.05
 LEAST_TOKENS = 2000
 """Tokens of text below which no model is called the best.  In simulated texts a KLD twice as large as another is
 significantly different in 34 % of texts of 255 tokens, 53 % of 510 and 81 % of 2,000."""
+LEAST_BLOCKS = 4
+"""Blocks of the text with scores below which no model is called better, the best, or equal: from two, an interval is
+6.5 times as wide as from many (Student's t), so that a KLD 80 times as large may be within it."""
 TIMES_FLOOR = 2.0
 """Rows up to this many times the noise floor's KLD are nearly lossless."""
 ROUNDINGS = 0.001
 """Nats: a KLD that need not be known better where no row is the noise floor.  Another order of roundings costs
 SmolLM2-135M 0.0017 (docs/statistics.md)."""
 
+TOO_SHORT = "the text is too short to tell"
 Outcome = Literal["less", "more", "equal", "same", "unranked", "unknown"]
 
 
@@ -68,11 +72,21 @@ def compare(
         return Difference("unranked" if unranked else "unknown", reason=reason)
     if a.scores_equal(b):
         return Difference("same", found.value, found.stderr)
-    if found.stderr is None:
-        return Difference("unknown", found.value, reason="the text is too short to tell")
+    if found.stderr is None or too_short([a, b]):
+        return Difference("unknown", found.value, found.stderr, reason=too_short([a, b]) or TOO_SHORT)
     limits = interval(found.value, found.stderr, a.estimates.blocks.waves, LEVEL / max(comparisons, 2))
     outcome: Outcome = "equal" if limits[0] <= 0 <= limits[1] else "less" if found.value < 0 else "more"
     return Difference("unranked" if unranked and outcome != "equal" else outcome, found.value, found.stderr, limits)
+
+
+def too_short(models: Sequence[ModelResult]) -> str:
+    """Why no model can be called better on what was scored of the text; empty if one can."""
+    blocks = [model.estimates.blocks for model in models if model.estimates]
+    held, length = (min(found, default=0) for found in ([b.held for b in blocks], [b.length or 0 for b in blocks]))
+    if held >= LEAST_BLOCKS and length >= LEAST_TOKENS:
+        return ""
+    there = f"{held} of its blocks with scores, {length:,} tokens"
+    return f"{TOO_SHORT} ({there}; at least {LEAST_BLOCKS} and {LEAST_TOKENS:,} are needed)"
 
 
 def missing(model: ModelResult, score: str) -> str:
@@ -129,8 +143,7 @@ def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ())
     first, *others = sorted(rows, key=mean)
     same = [model for model in others if model.scores_equal(first)]
     others = [model for model in others if model not in same]
-    is_short = any(own.held < 2 or own.length < LEAST_TOKENS for own in blocks.values())
-    if reason := "the text is too short" if is_short else missing(first, score):
+    if reason := too_short(rows) or missing(first, score):
         return Ranking(first, same, unknown=others, reason=reason)
     found: dict[str, list[ModelResult]] = {"equal": [], "worse": [], "unknown": []}
     for model in others:

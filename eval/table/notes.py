@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.layers import groups
 from compare_q.eval import ranking
-from compare_q.eval.ranking import LEAST_TOKENS, best_labels, candidates_for_best, near_lossless
+from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossless, too_short
 from compare_q.eval.results import MARK, ModelResult, TextResult
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
@@ -84,10 +84,9 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     else:
         notes.append("errors n/a: the text is too short to tell any")
     notes += reference_notes(text)
-    candidates = [each.estimates.blocks.length for each in candidates_for_best(rows, "nll") if each.estimates]
-    if len(candidates) > 1 and (length := min(filter(None, candidates), default=LEAST_TOKENS)) < LEAST_TOKENS:
-        reason = f"on {length:,} tokens of text even a KLD twice as large often cannot be told apart"
-        notes.append(f"no {BEST}: {reason}; from {LEAST_TOKENS:,} tokens on it mostly can")
+    candidates = candidates_for_best(rows, "nll")
+    if len(candidates) > 1 and (reason := too_short(candidates)):
+        notes.append(f"no {BEST}: {reason}")
     near = near_lossless(rows)
     if len(near) > 1:
         labels = ", ".join(model.marked_label for model in rows if model.label in near)

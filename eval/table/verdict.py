@@ -19,6 +19,8 @@ MOST_TIMES = 1000
 """The largest ratio of two KLDs that is given as a ratio; beyond it the KLDs themselves are."""
 VERBS = {"kld": ("loses more", "lose more"), "nll": ("has a higher one", "have higher ones")}
 """The verb for one worse row, and for several."""
+ZERO = "0 within rounding"
+"""For a mean KLD below 0, which only roundings make."""
 SAME = "the same scores at every token"
 
 
@@ -60,7 +62,7 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     near, reference = near_lossless(text.models), (text.reference or {})["label"]
     found = ranking(rows, "kld", near)
     best, least = found.best, found.best.kld or 0.0
-    size = f"KLD {number_with_error(least, best.kld_stderr)}"
+    size = f"KLD {ZERO if least < 0 else number_with_error(least, best.kld_stderr)}"
     first = f"{best.marked_label} has a {size} to {reference}"
     if best.same_top is not None:
         kept = f"keeps {percent(best.same_top)} of the most probable tokens of {reference}"
@@ -71,7 +73,7 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     if 0 < max(klds.values()) <= MOST_TIMES * least:
         sizes = {label: f"{times(kld / least)} times" for label, kld in klds.items()}
         return ranked(found, "kld", first, sizes, "{} the KLD", near)
-    return ranked(found, "kld", first, {label: f"{kld:.5f}" for label, kld in klds.items()}, "a KLD of {}", near)
+    return ranked(found, "kld", first, {label: f"{kld:z.5f}" for label, kld in klds.items()}, "a KLD of {}", near)
 
 
 def of_ppl(measured: Sequence[ModelResult]) -> list[str]:

@@ -109,7 +109,15 @@ def test_the_best(models: list[ModelResult], best: set[str]) -> None:
 def test_no_model_is_the_best_of_a_short_text(length: int, found: frozenset[str]) -> None:
     models = [with_sums(GOOD, length=length), with_sums(B, nll=(5.0, 5.0, 5.0, 5.0), length=length)]
     assert best_labels(models, "nll") == found
-    assert ranking(models, "nll").reason == ("" if found else "the text is too short")
+    assert bool(ranking(models, "nll").reason) == (not found)
+
+
+def test_two_windows_rank_nothing() -> None:
+    """A KLD 82 times as large is within an interval of two blocks; neither is the best, nor are they equal."""
+    one, other = (with_sums(replace(A, label=x), tokens=(10, 10), nll=nll, kld=None, same_top=None, whole=("nll",))
+                  for x, nll in (("a", (0.01, 0.02)), ("b", (0.9, 1.6))))  # fmt: skip
+    assert best_labels([one, other], "nll") == frozenset()
+    assert compare(one, other, "nll").outcome == "unknown"
 
 
 @pytest.mark.parametrize("quiet", [1.0, 0.1])

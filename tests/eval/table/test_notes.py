@@ -61,7 +61,7 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (run_of(QUANT), ["the reference, bf16, has a PPL of 7.2500"]),
         (run_of(REF, QUANT, FLOOR), ["≈: ", "0.01235"]),
         (run_of(REF, QUANT, replace(QUANT, label="same")), ["★: "]),
-        (run_of(REF, *(with_sums(replace(QUANT, label=x), length=510) for x in "ab")), ["no ★: on 510", "2,000"]),
+        (run_of(REF, *(with_sums(replace(QUANT, label=x), length=510) for x in "ab")), ["no ★: ", "510 tokens"]),
         (run_of(REF, FLOOR, row("a"), row("b")), ["KLD cannot rank a, b"]),
         (run_of(REF, *equal({"seed": 1})), ["b: same scores at every token as a: was engine.seed applied?"]),
         (run_of(REF, *equal({"seed": 1}, model_dir=["m", {"x": 1}])), ["as a: was engine.seed and engine.x applied?"]),

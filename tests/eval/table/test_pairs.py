@@ -44,8 +44,10 @@ def test_no_difference_and_no_error() -> None:
         "       difference +0.00000, 95 %: +0.00000 to +0.00000",
     ]
     one = {"tokens": (10,), "whole": ("nll",)}
-    assert lines_of(with_sums(A, nll=(5.0,), **one), with_sums(B, nll=(9.0,), **one))[:2] == [
-        "  PPL: the text is too short to tell: -0.40000 ± n/a nats",
+    first, *others = lines_of(with_sums(A, nll=(5.0,), **one), with_sums(B, nll=(9.0,), **one))
+    assert first.startswith("  PPL: the text is too short to tell")
+    assert first.endswith(": -0.40000 ± n/a nats")
+    assert others[:1] == [
         "       ln(PPL ratio) -0.40000; PPL -32.96800 ± n/a %",
     ]
 

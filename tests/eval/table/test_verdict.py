@@ -74,6 +74,7 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ([REF, *EQUAL], ["copy has the same scores"], ["more", "told apart from copy"]),
         ([with_sums(m, length=1999) for m in EQUAL], ["copy has the same scores"], ["more", "not known"]),
         ([replace(REF, scores_digest="a"), replace(Q4, scores_digest="a")], ["PPL is bf16's"], ["told apart"]),
+        ([REF, row("noise-like", -1.4e-9)], ["KLD 0 within rounding"], ["-0.0"]),
         # short texts, texts without errors, and missing scores
         ([with_sums(m, length=8191) for m in (REF, FP8, Q4)], ["Q4_K_M loses more: 4.1", "8,191 tokens"],
          [CERTAIN + ":"]),
