@@ -8,12 +8,16 @@ needed, they are streamed, so that only the first file is read.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
+
+from huggingface_hub import HfApi
 
 from compare_q.backends import hub
 from compare_q.backends.common.errors import InputError
@@ -31,6 +35,9 @@ PICKLES = "pandas"
 """The format of ``datasets`` that loads pickles, which are code; ``datasets`` itself refuses it from 5.2 on."""
 PICKLED = re.compile(r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|zip|lz4))?($|[?#])", re.IGNORECASE)
 """Ends of the names of files that may hold pickles, perhaps compressed."""
+COMMIT = re.compile(r"[0-9a-f]{40}")
+ASK_S = 10.0
+"""Seconds in which a server must say which version of a text it has."""
 CONVERTED = "refs/convert/parquet"
 """The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
 
@@ -64,7 +71,12 @@ class Source:
     def is_local(self) -> bool:
         """True if the data set is in files of this machine."""
         names = texts_in(self.data_files)
-        return exists(Path(self.path)) or (bool(names) and not any("://" in name for name in names))
+        return exists(Path(self.path)) or (bool(names) and not self.is_at_url)
+
+    @property
+    def is_at_url(self) -> bool:
+        """True if files of the data set have a URL."""
+        return any("://" in name for name in texts_in(self.data_files))
 
     def is_streamed(self, limit: int) -> bool:
         """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is cut here instead.
@@ -148,6 +160,31 @@ def source_of(spec: DataSpec) -> Source:
     )
 
 
+def is_remote(spec: DataSpec) -> bool:
+    """True if the text may change without a change of a file on this machine: at a URL, or on the hub."""
+    if spec.path is not None or spec.is_answers:
+        return False
+    source = source_of(spec)
+    return not source.is_local and COMMIT.fullmatch(source.revision or "") is None
+
+
+def version(spec: DataSpec) -> str:
+    """What changes when a remote text does: entity tags of its URLs, or the commit of its data set; "" if unknown."""
+    source = source_of(spec)
+    urls = [name for name in texts_in(source.data_files) if "://" in name]
+    try:
+        if not urls:
+            return str(HfApi().dataset_info(source.path, revision=source.revision, timeout=ASK_S).sha or "")
+        found = []
+        for url in urls:
+            with urlopen(Request(url, method="HEAD"), timeout=ASK_S) as answer:
+                told = [answer.headers.get(name) or "" for name in ("ETag", "Last-Modified", "Content-Length")]
+                found.append(told if any(told[:2]) else [])
+    except Exception:  # offline, refused, or a scheme that only fsspec knows
+        return ""
+    return json.dumps(found) if all(found) else ""
+
+
 def map_names(names: Any, change: Callable[[str], str]) -> Any:
     """``change`` applied to each file name in a string, list or mapping, as load_dataset takes them."""
     if isinstance(names, str):
@@ -211,8 +248,13 @@ def split_rows(source: Source, limit: int) -> Any:
         return library.load_dataset(builder, data_files=files, split=source.split, streaming=stream)
     if source.is_streamed(limit):
         return ask_library(library.load_dataset, source, split=source.base_split, streaming=True)
-    # The library identifies local files by name and time, and may return cached rows of other files.
-    anew = {"download_mode": "force_redownload", "verification_mode": "no_checks"} if source.is_local else {}
+    # The library identifies local files by name and time, and files at a URL that has no entity tag by its name alone:
+    # it may return cached rows of other files.
+    anew = (
+        {"download_mode": "force_redownload", "verification_mode": "no_checks"}
+        if source.is_local or source.is_at_url
+        else {}
+    )
     return ask_library(library.load_dataset, source, split=source.split, **anew)
 
 

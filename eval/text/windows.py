@@ -10,7 +10,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -266,7 +267,18 @@ def build(
     cache.use("tokens", key)
     if clear:
         cache.clear("tokens", key)
-    text = tokens.load(cache, key)
+    text, notes = tokens.load(cache, key), list[str]()
+    if text is not None and hub_datasets.is_remote(spec):
+        now, name = hub_datasets.version(spec), corpus.display_name(spec)
+        if now and text.source and now != text.source:
+            progress.say(f"{name}: changed since {text.read}, when it was read; it is read again")
+            cache.clear("tokens", key)
+            text = None
+        elif not (now and text.source):
+            when = text.read or "an unknown date"
+            notes = [
+                f"{name}: as it was read on {when}; whether it has changed since is not known (-cc reads it again)"
+            ]
     if text is None:
         if (file := cache.path("tokens", key, ".npz")).is_file():
             progress.say(f"{file}: damaged, or of another text or tokenizer; it is made again")
@@ -281,6 +293,7 @@ def build(
         text = tokens.load(cache, key)
     if text is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
+    text = replace(text, notes=(*text.notes, *notes))
     return cut(text, spec, spec.max_rows if n_windows is None else n_windows, folder)
 
 
@@ -314,13 +327,15 @@ def make(
         limit = time_limit(f"task: {unpacked.task}: its templates", deadline_s)
         with progress.phase(f"tokenizing {corpus.display_name(unpacked)}", unit="questions"), limit:
             return tokens.save(Path(file), tasks.read(unpacked, folder), key)
+    source = hub_datasets.version(unpacked) if hub_datasets.is_remote(unpacked) else ""
     hub_datasets.fetch(unpacked, progress)
     render_s = min(deadline_s, RENDER_S)
     if unpacked.is_chat:
         text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress, render_s)
     else:
         text = tokens.tokenize(corpus.load_texts(unpacked, progress), folder, unpacked, progress, render_s)
-    return tokens.save(Path(file), text, key)
+    read = datetime.now().isoformat(" ", "minutes")
+    return tokens.save(Path(file), replace(text, source=source, read=read), key)
 
 
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any, get_args
 
 import numpy as np
@@ -14,13 +18,15 @@ import torch
 
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec, Long, Method
 from compare_q.eval.text import cutting, windows
 from compare_q.eval.text.cutting import Cut
 from compare_q.eval.text.tokens import Tokens
 from compare_q.eval.text.windows import EvalData
-from tests.support.toy import ATOL_LOGPROB, Run, Specs, brute_force, planned
+from tests.support.toy import ATOL_LOGPROB, Run, Specs, brute_force, planned, save_toy_tokenizer
 
 BOS = 90
 
@@ -277,3 +283,32 @@ def test_rows_flag_replaces_max_rows(compare_q: Run, write_specs: Specs, tmp_pat
         ran = compare_q(*words)
         assert ran.status == 0, ran.err
         assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][0]["windows"] == count
+
+
+def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
+    """The server says when the file was changed; if it says nothing, a note says that the text was not compared."""
+    folder, said = tmp_path / "served", list[str]()
+    folder.mkdir()
+    save_toy_tokenizer(tmp_path)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *words: object) -> None:
+            pass
+
+    progress = Progress(quiet=True)
+    progress.say = said.append  # type: ignore[method-assign]
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        spec = parse_data_spec({
+            "tokenizer_dir": str(tmp_path), "dataset": "json", "dataset_split": "train", "eval_len": 20,
+            "dataset_data_files": f"http://127.0.0.1:{server.server_port}/t.jsonl", "eval_stride": 20,
+        }, tmp_path / "data.json")  # fmt: skip
+        found = []
+        for number, text in enumerate(("abcdefgh " * 9, "hgfedcba " * 9)):
+            (folder / "t.jsonl").write_text(json.dumps({"text": text}) + "\n")
+            os.utime(folder / "t.jsonl", (number, number))
+            found.append(windows.build(spec, None, Cache(tmp_path / "cache"), progress))
+        server.shutdown()
+    assert found[0].digest != found[1].digest
+    assert sum("changed" in line for line in said) == 1
+    assert any("read on" in note for note in windows.build(spec, None, Cache(tmp_path / "cache"), progress).notes)
