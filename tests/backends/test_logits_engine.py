@@ -69,12 +69,12 @@ def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, windo
     """To the bit, also where a piece has no scored token or several ranges of them."""
     logits, kept = random_logits(40, 300), {}
     for name, at_a_time in (("whole", 40), ("pieces", rows)):
-        folder = tmp_path / name
-        folder.mkdir()
+        folder = tmp_path / name / "store"  # files name the folder that they belong to
+        folder.mkdir(parents=True)
         engine = Given({window.index: logits}, at_a_time)
         (alone,) = engine.score([window], ScoreRequest(record=folder))
         reference.seal(folder, {}, 1)
-        (beside,) = engine.score([window], ScoreRequest(reference=tmp_path / "whole", divergences=True))
+        (beside,) = engine.score([window], ScoreRequest(reference=tmp_path / "whole" / "store", divergences=True))
         kept[name] = [each for scores in (alone, beside) for each in vars(scores).values()], sorted(folder.glob("row*"))
     np.testing.assert_equal(kept["pieces"][0], kept["whole"][0])
     assert [file.name for file in kept["pieces"][1]] == [file.name for file in kept["whole"][1]]  # with their checksums
