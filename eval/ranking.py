@@ -72,9 +72,11 @@ def compare(
         return Difference("unranked" if unranked else "unknown", reason=reason)
     if a.scores_equal(b):
         return Difference("same", found.value, found.stderr)
-    if found.stderr is None or too_short([a, b]):
-        return Difference("unknown", found.value, found.stderr, reason=too_short([a, b]) or TOO_SHORT)
+    if found.stderr is None:
+        return Difference("unknown", found.value, reason=TOO_SHORT)
     limits = interval(found.value, found.stderr, a.estimates.blocks.waves, LEVEL / max(comparisons, 2))
+    if reason := too_short([a, b]):
+        return Difference("unknown", found.value, found.stderr, limits, reason)
     outcome: Outcome = "equal" if limits[0] <= 0 <= limits[1] else "less" if found.value < 0 else "more"
     return Difference("unranked" if unranked and outcome != "equal" else outcome, found.value, found.stderr, limits)
 

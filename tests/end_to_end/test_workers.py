@@ -95,7 +95,7 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
     scores, err = own_cache / "scores", tmp_path / "err"
     wait_until(lambda: list(scores.glob("*/*.safetensors")) and "loading slow" in err.read_text())
     process.send_signal(number)
-    time.sleep(0.1)
+    time.sleep(0.5)  # of two signals that wait, Python handles the one with the lower number first
     while process.poll() is None:
         for other in ENDING:
             process.send_signal(other)

@@ -229,7 +229,19 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     assert len(deviations(ran)) == 2  # both kernels are compare_q's
     assert said["kv_cache"] == "float32"
     assert said["kv_cache_layers"] == [
-        asdict(KVCache("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", "", 1024.0))
+        asdict(
+            KVCache(
+                "model.layers.*.self_attn.attn",
+                2,
+                "float32",
+                "",
+                "",
+                "CPUAttentionBackendImpl",
+                "",
+                1024.0,
+                backend="CPU_ATTN",
+            )
+        )
     ]  # 2 heads of 64 numbers, keys and values in 4 bytes each
 
 
