@@ -65,6 +65,7 @@ class LogitsEngine(Engine):
         super().__init__(model)
         self.options: Any = parse_options(self.options_type, model.options)
         self.model: Any = None  # the loaded one, for subclasses
+        self.decodes_right = False  # decode has been compared with prefill
         self.entered: Any = None  # states [n, H] of the last piece of logits, once ``head`` has returned a head
 
     @classmethod
@@ -154,8 +155,9 @@ class LogitsEngine(Engine):
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the scores of every window, in the order of the windows; ModelError as of ``check_decode``."""
-        if self.planned.decode is not None and windows:
+        if self.planned.decode is not None and windows and not self.decodes_right:
             self.check_decode(windows[0])
+            self.decodes_right = True
         self.prepare(windows)
         scorer = LogitsScorer(self, request)
         try:

@@ -90,14 +90,14 @@ class Stored(NamedTuple):
 
 def compare_all(folders: Sequence[str]) -> list[dict[str, Any]]:
     """The fields of each folder's ``Contents``, from one process: importing Transformers takes three seconds."""
-    return [asdict(compare(Path(folder))) | {"tokens": class_notes(Path(folder))} for folder in folders]
+    return [asdict(compare(Checkpoint(Path(folder)))) | {"tokens": class_notes(Path(folder))} for folder in folders]
 
 
 def checked(files: ModelFiles) -> list[str]:
     """Notes on the weights of a model on this machine; ModelError if its numbers would be wrong, InputError."""
     notes = list[str]()
     if isinstance(files, HuggingFaceFolder):
-        found, where = compare(files.folder, files.planned.override_tensors), files.folder
+        found, where = compare(files.headers), files.folder
         missing = [name for name in found.missing if not is_outside(name)]
         if missing and not files.other_config:
             raise ModelError(f"{where}: no {missing[0]}{and_more(missing)}, which the model of its config has")
@@ -117,9 +117,8 @@ def checked(files: ModelFiles) -> list[str]:
     return notes + [f"{each.name}: {each}{and_more(of_zeros)}" for each in of_zeros[:1]]
 
 
-def compare(folder: Path, override_tensors: Sequence[Path] = ()) -> Contents:
+def compare(checkpoint: Checkpoint) -> Contents:
     """Compare the tensors in a folder's headers with those of the model that its config describes; InputError."""
-    checkpoint = Checkpoint(folder, tuple(override_tensors))
     stored, lacking = stored_tensors(checkpoint), lacking_parts(checkpoint)
     try:
         model = built(checkpoint)
@@ -137,11 +136,8 @@ def lacking_parts(checkpoint: Checkpoint) -> list[str]:
     what all other modules have.
     """
     quantization, missing, unreadable = checkpoint.config.quantization, list[str](), dict[str, str]()
-    stated, (promised, some), asked = (
-        declared(quantization),
-        promises(quantization),
-        asks_for_input_scales(quantization),
-    )
+    stated, asked = declared(quantization), asks_for_input_scales(quantization)
+    promised, some = promises(quantization)
     aside = {"bias", *some} if kv_cache(quantization) else {"bias", *some, *KV_SCALES}
     peers: dict[Any, dict[str, list[str]]] = {}
     for module, parts in checkpoint.modules.items():

@@ -212,8 +212,13 @@ class HuggingFaceFolder(ModelFiles):
     def weight_files(self) -> tuple[Path, ...]:
         return (*weight_files(self.folder), *self.planned.override_tensors)
 
+    @cached_property
+    def headers(self) -> Checkpoint:
+        """The headers of the weight files, read once."""
+        return Checkpoint(self.folder, self.planned.override_tensors)
+
     def placed(self) -> list[Placed]:
-        return Checkpoint(self.folder, self.planned.override_tensors).placed()
+        return self.headers.placed()
 
     def storage(self) -> Storage:
         return storage_of(self.folder, self.planned.override_tensors)

@@ -128,11 +128,8 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):  # bitsandbytes, 4 bits
         described = parsed(stored(parts[state]).tobytes(), "quant_state")
         kind = "nf4" if described.get("quant_type") == "nf4" else "fp4"
-        words = (
-            f"{kind} g{int(described.get('blocksize', 64))}"
-            if {"weight.absmax", "weight.quant_map"} <= {*parts}
-            else ""
-        )
+        is_whole = {"weight.absmax", "weight.quant_map"} <= parts.keys()
+        words = f"{kind} g{int(described.get('blocksize', 64))}" if is_whole else ""
         return Layout(words, math.prod(map(int, described["shape"])))
     if weight.dtype in ("U8", "I8", "I32"):
         return _integers(parts, config, scale)

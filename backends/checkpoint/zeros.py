@@ -21,8 +21,9 @@ from compare_q.backends.base import Placed
 from compare_q.backends.hub import SILENT, Watch
 from compare_q.backends.layers.names import NUMBER
 
-SAMPLES, SAMPLE = 17, 512
-"""Samples of a tensor, and bytes of each; all rows are looked at if a sample has only zeros."""
+SAMPLES, SAMPLE, READS = 17, 512, 1 << 14
+"""Most samples of a tensor, and bytes of each; all rows are looked at if a sample has only zeros.  Of models with many
+tensors, as mixtures of experts, fewer samples are read, at least 3 of a tensor: about so many in all."""
 FIRST_BYTES, STEP = 32, 1 << 24
 """Bytes of each row that are read first; bytes that are read at a time of rows that begin with zeros."""
 SHORTEST = 4
@@ -55,6 +56,7 @@ def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILEN
     """The matrices and scales with zeros, by samples of each or by all rows; ``watch`` gets numbers of bytes."""
     kinds: dict[str, list[tuple[Placed, int, tuple[int, int]]]] = {}
     watch.expect(sum(tensor.nbytes for tensor in tensors))
+    n_samples = min(max(READS // max(len(tensors), 1), 3), SAMPLES)
     with ExitStack() as stack:  # memory maps would read ahead around each sample
         opened = {file: stack.enter_context(file.open("rb", buffering=0)) for file in {each.file for each in tensors}}
         for tensor in tensors:
@@ -62,7 +64,7 @@ def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILEN
             name, file, start, nbytes, shape = tensor
             if not nbytes or LEFT_OUT.search(name) or (len(shape) < 2 and not SCALE.search(name)):
                 continue
-            places = np.linspace(start, start + max(nbytes - SAMPLE, 0), SAMPLES, dtype=int)
+            places = np.linspace(start, start + max(nbytes - SAMPLE, 0), n_samples, dtype=int)
             samples = (os.pread(opened[file].fileno(), SAMPLE, at) for at in places)
             rows, run = math.prod(shape[:-1]), (0, 0)
             if whole or nbytes < SAMPLES * SAMPLE or not all(map(any, samples)):

@@ -176,15 +176,19 @@ class ExLlamaV3Engine(LogitsEngine):
             max_chunk_size=chunk, max_output_size=chunk, max_output_factor=math.ceil(kept / chunk),
             **self.options.model_dump(exclude_none=True, exclude=NOT_GPUS),
         )  # fmt: skip
-        # Scoring may run other kernels than the chunk did.
+        self._forget_kernels()
+
+    def prepare(self, windows: Sequence[Window]) -> None:
+        self.ahead, self.decoded = windows, {}
+        self._forget_kernels()
+
+    def _forget_kernels(self) -> None:
+        """Forget what ran: scoring may run other kernels than loading, or the check of decode, did."""
         for module in self.model:
             for name in ATTENTION_NOTES:
                 getattr(module, "dispatch_cache", {}).pop(name, None)
             if type(getattr(module, "inner", None)).__name__ == "LinearEXL3":
                 module.inner._fused_reconstruct = None
-
-    def prepare(self, windows: Sequence[Window]) -> None:
-        self.ahead, self.decoded = windows, {}
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         if self.planned.decode is None:  # at once: exllamav3 computes all logits of a forward pass

@@ -94,7 +94,7 @@ class VllmFolder(HuggingFaceFolder):
 
     def facts(self) -> ModelFacts:
         found = super().facts()
-        return replace(found, context=None) if "hf_overrides" in self.planned.options else found
+        return replace(found, context=None) if self.other_config else found
 
     def storage(self) -> Storage:
         if how := quantized_on_load(self.planned.options, quantized=bool(self.config.quantization)):

@@ -166,9 +166,7 @@ class Seen(NamedTuple):
 
 
 class ServedModel(ModelFiles):
-    """One model of a server, which has no files here.
-
-    ``names``: those of the model that ``card`` has found.
+    """One model of a server, which has no files here; ``names``: all names of the model, once ``card`` was asked.
 
     Coroutines raise ServerError.  The other methods raise ModelError if the server is silent or answers something
     unexpected, and InputError if the spec is wrong.

@@ -259,59 +259,66 @@ class Replicas:
 
         If the machine of a worker is lost, new workers continue.  ModelError if the model fails; committed scores stay.
         """
-        cache, windows, against, own = self.config.cache, work.text.windows, work.reference, work.store
-        if own is not None and (work.unkept or own.has(len(windows))):
+        own, n_windows = work.store, len(work.text.windows)
+        if own is not None and (work.unkept or own.has(n_windows)):
             own = None  # nothing has to be recorded
-        cache.check_writable()
-        folder, request = cache.path("scores", work.key, ""), ScoreRequest()
-        have = segments.committed(folder, work.tag)
-        facts: dict[str, Any] = {"label": self.model.label, "known": self.model.known, "reference": None}
+        self.config.cache.check_writable()
         with ExitStack() as held:
-            if against is not None and work.tag != segments.ALONE:
-                entries = store.open_reference(against.path).head.vocab_size
-                request = ScoreRequest(reference=against.path, vocab_size=entries, divergences=against.divergences)
-                facts["reference"] = {"label": against.label, "key": against.key, "vocab_size": entries,
-                                      "model_vocab_size": plan.facts_of(self.model).vocab_size}  # fmt: skip
             if own is not None:
                 held.callback(store.tidy, own.path)
             try:
-                if own is not None:
-                    with storage.keeping("the reference", own.path):
-                        store.begin(own.path, own.identity)
-                    request, have = ScoreRequest(record=own.path), have & store.recorded(own.path)
-                missing = [window for window in windows if window.index not in have]
-                if not segments.records(folder):  # a worker was killed before it could write what ran
-                    missing = missing or [windows[-1]]
-                session, count = uuid.uuid4().hex, min(self.model.replicas, len(missing))
-                commands = []
-                for number in range(count):  # shares differ by one window at most
-                    begin, end = (len(missing) * part // count for part in (number, number + 1))
-                    file = held.enter_context(cache.scratch())
-                    with storage.keeping("the windows of a run", file.parent):
-                        write_windows(file, missing[begin:end])
-                    commands.append(ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts))
-                if missing:
+                commands, n_missing = self.commands(work, own, held)
+                if commands:
                     self.load(work.key)
                     title, timeout = f"scoring {work.title}{self.number}", self.config.window_timeout_s
-                    self.each(commands, timeout, title, "windows", len(missing))
+                    self.each(commands, timeout, title, "windows", n_missing)
                 if own is not None:
                     with storage.keeping("the reference", own.path):
-                        reference.seal(self.config, own, len(windows))
+                        reference.seal(self.config, own, n_windows)
+                return None
             except LostWorkerError as lost:
                 self.end()
                 self.n_lost += 1
                 if self.n_lost > MOST_LOST:
                     raise ModelError(f"{lost}, as {MOST_LOST} workers of this model before") from None
                 self.config.progress.say(f"{work.title}: {lost}; what is not kept of it is scored again")
-                return self.score(work)
             except (InputError, ModelError) as error:
                 if own is None or storage.NOT_KEPT not in str(error):
                     raise
                 self.end()  # without a store there may be room for the scores
-                work.unkept = reference.unkept(own, len(windows), error)
+                work.unkept = reference.unkept(own, n_windows, error)
                 self.config.progress.say(f"{work.title}: {work.unkept}; it is scored without")
-                return self.score(work)
-        return None
+            return self.score(work)
+
+    def commands(self, work: Work, own: Reference | None, held: ExitStack) -> tuple[list[ScoreCommand], int]:
+        """Return a command for each worker that has windows to score, and the number of these windows.
+
+        ``own``: the reference whose store is recorded, and begins here; ``held``: removes the files of the windows.
+        """
+        cache, windows, against = self.config.cache, work.text.windows, work.reference
+        folder, request = cache.path("scores", work.key, ""), ScoreRequest()
+        have = segments.committed(folder, work.tag)
+        facts: dict[str, Any] = {"label": self.model.label, "known": self.model.known, "reference": None}
+        if against is not None and work.tag != segments.ALONE:
+            entries = store.open_reference(against.path).head.vocab_size
+            request = ScoreRequest(reference=against.path, vocab_size=entries, divergences=against.divergences)
+            facts["reference"] = {"label": against.label, "key": against.key, "vocab_size": entries,
+                                  "model_vocab_size": plan.facts_of(self.model).vocab_size}  # fmt: skip
+        if own is not None:
+            with storage.keeping("the reference", own.path):
+                store.begin(own.path, own.identity)
+            request, have = ScoreRequest(record=own.path), have & store.recorded(own.path)
+        missing = [window for window in windows if window.index not in have]
+        if not segments.records(folder):  # a worker was killed before it could write what ran
+            missing = missing or [windows[-1]]
+        session, count, commands = uuid.uuid4().hex, min(self.model.replicas, len(missing)), []
+        for number in range(count):  # shares differ by one window at most
+            begin, end = (len(missing) * part // count for part in (number, number + 1))
+            file = held.enter_context(cache.scratch())
+            with storage.keeping("the windows of a run", file.parent):
+                write_windows(file, missing[begin:end])
+            commands.append(ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts))
+        return commands, len(missing)
 
     def load(self, key: str) -> None:
         """Start the workers and have them load the model, unless they have; a load that failed is not tried again."""

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from huggingface_hub import HfApi
-
 from compare_q.backends import hub
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists
@@ -170,6 +168,8 @@ def is_remote(spec: DataSpec) -> bool:
 
 def version(spec: DataSpec) -> str:
     """What changes when a remote text does: entity tags of its URLs, or the commit of its data set; "" if unknown."""
+    from huggingface_hub import HfApi
+
     source = source_of(spec)
     urls = [name for name in texts_in(source.data_files) if "://" in name]
     try:

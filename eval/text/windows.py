@@ -267,18 +267,7 @@ def build(
     cache.use("tokens", key)
     if clear:
         cache.clear("tokens", key)
-    text, notes = tokens.load(cache, key), list[str]()
-    if text is not None and hub_datasets.is_remote(spec):
-        now, name = hub_datasets.version(spec), corpus.display_name(spec)
-        if now and text.source and now != text.source:
-            progress.say(f"{name}: changed since {text.read}, when it was read; it is read again")
-            cache.clear("tokens", key)
-            text = None
-        elif not (now and text.source):
-            when = text.read or "an unknown date"
-            notes = [
-                f"{name}: as it was read on {when}; whether it has changed since is not known (-cc reads it again)"
-            ]
+    text = kept(spec, cache, key, progress)
     if text is None:
         if (file := cache.path("tokens", key, ".npz")).is_file():
             progress.say(f"{file}: damaged, or of another text or tokenizer; it is made again")
@@ -293,8 +282,27 @@ def build(
         text = tokens.load(cache, key)
     if text is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
-    text = replace(text, notes=(*text.notes, *notes))
     return cut(text, spec, spec.max_rows if n_windows is None else n_windows, folder)
+
+
+def kept(spec: DataSpec, cache: Cache, key: str, progress: Progress) -> Tokens | None:
+    """Return the tokens in the cache, with a note if a remote text may have changed; None if there are none, or it has.
+
+    A text that has changed is deleted from the cache.
+    """
+    text = tokens.load(cache, key)
+    if text is None or not hub_datasets.is_remote(spec):
+        return text
+    now, name = hub_datasets.version(spec), corpus.display_name(spec)
+    if not (now and text.source):
+        when = text.read or "an unknown date"
+        note = f"{name}: as it was read on {when}; whether it has changed since is not known (-cc reads it again)"
+        return replace(text, notes=(*text.notes, note))
+    if now == text.source:
+        return text
+    progress.say(f"{name}: changed since {text.read}, when it was read; it is read again")
+    cache.clear("tokens", key)
+    return None
 
 
 def states(spec: DataSpec, folder: Path) -> set[tuple[str, ...]]:

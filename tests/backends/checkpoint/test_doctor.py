@@ -34,7 +34,7 @@ def good_model(quantized: Callable[..., Path]) -> Path:
 
 
 def examined(folder: Path, reference: Path) -> Report:
-    return examine(folder, reference, compare(folder))
+    return examine(folder, reference, compare(Checkpoint(folder)))
 
 
 def test_good_checkpoints_have_no_finding(good_model: Path, toy_model: Path) -> None:
@@ -224,18 +224,18 @@ def mixture(tmp_path: Path) -> Path:
 
 
 def test_whole_and_without_an_expert(mixture: Path) -> None:
-    assert compare(mixture) == NOTHING
+    assert compare(Checkpoint(mixture)) == NOTHING
     weights = load_file(mixture / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if "layers.1.mlp.experts.0.down_proj" not in name}
     assert len(kept) == len(weights) - 2
     save_file(kept, mixture / "model.safetensors", {"format": "pt"})
-    assert compare(mixture).missing == ["model.layers.1.mlp.experts.down_proj"]
+    assert compare(Checkpoint(mixture)).missing == ["model.layers.1.mlp.experts.down_proj"]
 
 
 def test_a_config_of_another_size(mixture: Path) -> None:
     config = json.loads((mixture / "config.json").read_text())
     (mixture / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
-    different = compare(mixture)
+    different = compare(Checkpoint(mixture))
     assert sorted(name for name, *_ in different.shapes) == ["lm_head", "model.embed_tokens"]
     (found,) = doctor.differing_tensors(Checkpoint(mixture), different)
     size, hidden = config["vocab_size"], config["hidden_size"]
@@ -275,5 +275,5 @@ def test_packed_weights_are_there(
             own = {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in store(weight).items()}
             parts |= {name: None} | own
     folder = changed(toy_model, tmp_path / "packed", {"quant_method": "none-such"}, **parts)
-    assert compare(folder) == replace(NOTHING, unchecked=unchecked)
+    assert compare(Checkpoint(folder)) == replace(NOTHING, unchecked=unchecked)
     assert [text.partition(",")[0] for title, text in examine(folder).facts if title == "layers"] == facts
