@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from compare_q.backends.common.messages import with_class
 from compare_q.backends.common.packages import computing, installed_versions
 from compare_q.backends.hub import SILENT, Watch
 
@@ -362,9 +363,12 @@ class Engine(ABC):
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the scores of every window, in the order in which the windows finish.
 
-        It is called again for another text, whose scores must not depend on the texts before it.  ModelError if the
-        engine fails.
+        It is called again for another text, whose scores must not depend on the texts before it.
         """
+
+    def explained(self, error: Exception) -> str:
+        """Return one line on an error of the engine that is not a CompareQError."""
+        return with_class(error)
 
     def check_unchanged(self) -> None:
         """ModelError if the model may have changed since ``stamp``; called before each commit of scores."""

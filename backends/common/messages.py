@@ -78,6 +78,11 @@ def shortened(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
+def with_class(error: BaseException) -> str:
+    """Return the class and the message of an error that nobody expected, in one line."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def one_line(error: BaseException, limit: int = 300) -> str:
     """An exception's text with white space folded, cut at ``limit`` characters; its type if it has no text."""
     text = printable(" ".join(str(error).split())) or type(error).__name__

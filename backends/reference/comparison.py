@@ -243,7 +243,11 @@ class Comparison:
         for begin in range(0, n_rows, step):
             end = min(begin + step, n_rows)
             reference = self.logits([rows._replace(begin=rows.begin + begin, end=rows.begin + end)])
-            divergences.both_passes(logits[begin:end], ids[begin:end], out[begin:end], reference)
+            part, first_pass = logits[begin:end], out[begin:end, : divergences.FIRST]
+            statistics.partial(part, ids[begin:end], first_pass, reference=reference)
+            if self.with_divergences:
+                whole = divergences.normalizers(first_pass[None])
+                divergences.partial(part, reference, whole, out[begin:end, divergences.FIRST :])
         return out.cpu().numpy()  # waits until the GPU has copied the window
 
     def drop(self, window: int) -> None:

@@ -21,7 +21,7 @@ every token counts, excluded ones last, so that there are five; of a vocabulary 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -82,20 +82,6 @@ def partial(
         raise ValueError(f"reference, normalizers and out of shapes {shapes} for logits {(rows, columns)}")
     fused = statistics.triton_kernels() if logits.is_cuda and columns > 0 else None
     (fused.partial_divergences if fused else torch_partial)(logits, reference, whole, out, first)
-
-
-def both_passes(
-    logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, reference: torch.Tensor, *, first: int = 0,
-    of_all_shards: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None],
-) -> None:  # fmt: skip
-    """``statistics.partial`` against a reference, and ``partial`` if ``out`` [n, F] has columns for it.
-
-    ``of_all_shards``: a function from one shard's rows [n, 10] of the first pass to all shards' rows [R, n, 10].
-    """
-    rows = out[:, :FIRST]
-    statistics.partial(logits, targets, rows, first=first, reference=reference)
-    if out.shape[1] > FIRST:
-        partial(logits, reference, normalizers(of_all_shards(rows)), out[:, FIRST:], first=first)
 
 
 def torch_partial(

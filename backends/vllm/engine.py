@@ -48,7 +48,7 @@ from compare_q.backends.base import (
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
-from compare_q.backends.common.errors import CompareQError, ModelError
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.packages import computing
 from compare_q.backends.common.process import fork_blockers, in_worker, root_cause, warnings_in
@@ -189,19 +189,20 @@ class VllmEngine(Engine):
             self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
             runner = self.llm.collective_rpc("compare_q_install", args=(decode is not None,))[-1]
         except Exception as error:  # a config error, a refused checkpoint, a dead worker
-            raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
+            raise ModelError(f"vLLM refused {folder}: {self.explained(error)}") from error
         step, seed = None if decode is None else decode.step, noise.seed_of(self.planned.options)
         self.driver = VllmDriver(self.llm, runner, seed, on_cpu=cpu, step=step)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield scores in the order in which windows finish; all are queued at once, so that batches are full."""
-        try:
-            self.driver.route = route = self.driver.probe(windows)
-            yield from self.driver.score(windows, self.driver.plan(request, route), self.driver.noise_seed)
-        except CompareQError:
-            raise
-        except Exception as error:
-            raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
+        """Return the scores in the order in which windows finish; all are queued at once, so that batches are full."""
+        self.driver.route = route = self.driver.probe(windows)
+        return self.driver.score(windows, self.driver.plan(request, route), self.driver.noise_seed)
+
+    def explained(self, error: Exception) -> str:
+        """Return the first error in the log of vLLM's processes, else the best line of the exception."""
+        if not isinstance(error, ValidationError) and (cause := root_cause(self._log())):
+            return f"{cause} (log: {self.planned.log_file})"
+        return reason_of(error)
 
     def layers(self) -> tuple[Layer, ...]:
         return self.driver.what_ran()[0]
@@ -265,12 +266,6 @@ class VllmEngine(Engine):
         """Return vLLM's output since this model's load began; empty if it goes to the terminal."""
         log = self.planned.log_file
         return log.read_bytes()[self.log_start :].decode(errors="replace") if log is not None and log.exists() else ""
-
-    def _reason(self, error: BaseException) -> str:
-        """Return one line: the first error in the workers' log, else the best line of the exception."""
-        if not isinstance(error, ValidationError) and (cause := root_cause(self._log())):
-            return f"{cause} (log: {self.planned.log_file})"
-        return reason_of(error)
 
 
 def reason_of(error: BaseException) -> str:

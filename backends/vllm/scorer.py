@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.common.messages import dtype_name, one_line, with_class
 from compare_q.backends.reference.comparison import Comparison, StoredRows, head_key, load_head
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
@@ -53,6 +53,11 @@ class Chunk(NamedTuple):
     parts: Sequence[ScoredRows]
     targets: torch.Tensor
     out: torch.Tensor
+
+    @property
+    def first_pass(self) -> torch.Tensor:
+        """The results without those of ``divergences.partial``."""
+        return self.out[:, : divergences.FIRST]
 
 
 def chunks_of(parts: Sequence[ScoredRows], rows: int) -> Iterator[list[ScoredRows]]:
@@ -275,7 +280,7 @@ class Scorer:
             while chunks and self.goes_on:
                 end = begin + sum(part.n_rows for part in chunks[0])
                 chunk = Chunk(chunks[0], targets[begin:end], out[begin:end])
-                if self.try_score(states_of(hidden_states, chunk.parts), chunk):
+                if self.score(states_of(hidden_states, chunk.parts), chunk):
                     chunks.popleft()
                     begin = end
                 else:
@@ -287,11 +292,10 @@ class Scorer:
 
     def fail(self, error: Exception) -> None:
         """Keep the first error."""
-        named = one_line(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {one_line(error)}"
-        self.error = self.error or named
+        self.error = self.error or (one_line(error) if isinstance(error, ModelError) else with_class(error))
 
-    def try_score(self, hidden: torch.Tensor, chunk: Chunk) -> bool:
-        """Score a chunk of states [n, H] and keep an error.
+    def score(self, hidden: torch.Tensor, chunk: Chunk) -> bool:
+        """Write the statistics of a chunk of states [n, H] into its ``out``, and keep an error.
 
         Return False if memory was too small for this many rows: from now on chunks have half as many.
         """
@@ -301,7 +305,19 @@ class Scorer:
             if logits is None:  # vLLM gives them to another rank
                 self.reports = False
             elif not self.error:
-                self.score(logits, reference, chunk)
+                self.logits_dtype = dtype_name(logits.dtype)
+                self.largest_chunk = max(self.largest_chunk, len(logits))
+                first, last = self.shard
+                logits = logits[:, : last - first]
+                if self.comparison is not None and reference is None:
+                    reference = self.comparison.logits([part.rows for part in chunk.parts])
+                reference = None if reference is None else reference[:, : last - first]
+                statistics.partial(logits, chunk.targets, chunk.first_pass, first=first, reference=reference)
+                if reference is not None and self.width > divergences.FIRST:
+                    whole = divergences.normalizers(self.exchange(chunk.first_pass))
+                    divergences.partial(logits, reference, whole, chunk.out[:, divergences.FIRST :], first=first)
+                if self.recorder is not None and self.keeps:
+                    self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk)
                 chunk.out[:, Column.SUM].masked_fill_(~hidden.any(1), NO_STATES)
         except torch.OutOfMemoryError as error:
             if len(hidden) > 1 and not (self.gathers or self.exchanges or self.error):
@@ -312,7 +328,7 @@ class Scorer:
             self.fail(error)
         finally:
             if self.exchanges and not self.exchanged:  # the other ranks wait for this one's rows, right or wrong
-                self.exchange(chunk.out[:, : divergences.FIRST])
+                self.exchange(chunk.first_pass)
         return True
 
     def exchange(self, rows: torch.Tensor) -> torch.Tensor:
@@ -337,26 +353,6 @@ class Scorer:
             return self.source.local(hidden), None
         states = self.comparison.on_device([part.rows for part in chunk.parts])
         return self.source.local_beside(hidden, states.to(hidden.dtype))
-
-    def score(self, logits: torch.Tensor, reference: torch.Tensor | None, chunk: Chunk) -> None:
-        """Write the statistics of a chunk's logits [n, V'] into ``out``, and keep its states or logits for a record.
-
-        ``reference``: the reference's logits [n, V']; None: they are computed here.
-        """
-        first, last = self.shard
-        self.logits_dtype = dtype_name(logits.dtype)
-        self.largest_chunk = max(self.largest_chunk, len(logits))
-        logits = logits[:, : last - first]
-        if self.comparison is None:
-            statistics.partial(logits, chunk.targets, chunk.out, first=first)
-        else:
-            if reference is None:
-                reference = self.comparison.logits([part.rows for part in chunk.parts])
-            divergences.both_passes(
-                logits, chunk.targets, chunk.out, reference[:, : last - first], first=first, of_all_shards=self.exchange
-            )
-        if self.recorder is not None and self.keeps:
-            self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk)
 
     def collect(self, indices: Sequence[int]) -> tuple[dict[str, Any], bytes]:
         """Return (header, partial statistics) of finished windows; records are written in the background."""

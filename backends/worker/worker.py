@@ -26,7 +26,7 @@ from compare_q.backends.base import Engine, EngineInfo, ModelFacts, PlannedModel
 from compare_q.backends.checkpoint import contents
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError
-from compare_q.backends.common.messages import bytes_in_words, one_line, printable
+from compare_q.backends.common.messages import bytes_in_words, one_line, printable, with_class
 from compare_q.backends.common.options import content_of, named_files, strings_in
 from compare_q.backends.common.process import ending, in_worker
 from compare_q.backends.layers.groups import groups_to_json
@@ -121,7 +121,7 @@ class Worker:
             reason = str(error)
             if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
                 os.write(2, traceback.format_exc().encode())
-                reason = f"{type(error).__name__}: {one_line(error)}"
+                reason = self.engine.explained(error) if self.engine else with_class(error)
             send(messages.Failed(out_of_memory(self.model, error, self.shared) or reason))
         else:
             send(messages.Done(value))
@@ -199,7 +199,7 @@ def what_ran(engine: Engine, notes: list[str]) -> dict[str, Any]:
         found = engine.provenance()
         return {**found, "notes": [*notes, *found.get("notes", ())], "layers": groups_to_json(engine.layers())}
     except Exception as error:
-        return {"notes": [*notes, f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
+        return {"notes": [*notes, f"what ran is not known: {with_class(error)}"]}
 
 
 def keep_to_share(number: int, count: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import CompareQError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.messages import one_line, with_class
 
 INSTALL = "install what compare_q needs to draw: pip install matplotlib"
 CURE = "free space or name another place, and run again: what was measured is kept"
@@ -94,7 +94,7 @@ class Outputs:
         try:
             yield
         except Exception as error:
-            reason = f"{type(error).__name__}: {one_line(error)}"  # a bug, here or in a library that draws
+            reason = with_class(error)  # a bug, here or in a library that draws
             if isinstance(error, CompareQError):
                 reason = str(error).removeprefix(f"{target}: ").removeprefix("could not be written: ")
             elif isinstance(error, ModuleNotFoundError):

@@ -15,7 +15,7 @@ from compare_q import backends
 from compare_q.backends.base import PlannedModel, ScoreRequest
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.messages import with_class
 from compare_q.backends.reference import store
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
@@ -82,7 +82,7 @@ class Rows:
 
     def fail(self, model: PlannedModel, names: Iterable[str], error: Exception) -> None:
         """Add a row with the error for each of these texts, so that one failure does not affect the other rows."""
-        reason = str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
+        reason = str(error) if isinstance(error, CompareQError) else with_class(error)
         if self.config.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
             traceback.print_exception(error)
         for name in names:
