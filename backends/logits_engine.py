@@ -39,7 +39,7 @@ from compare_q.backends.common.options import EngineOptions, parse_options
 from compare_q.backends.reference.comparison import Comparison, StoredRows
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.scoring import decode_check, divergences, statistics
 
 if TYPE_CHECKING:
     import torch
@@ -49,11 +49,6 @@ if TYPE_CHECKING:
 
 PIECE_ELEMENTS = 1 << 28
 """Logits that an engine computes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256 entries."""
-CHECKED_TOKENS, DECODE_KLD, ROUNDED_KLD = 16, 0.2, 1.5
-"""Least number of tokens that are scored in decode and in prefill before all others, and the largest mean KL divergence
-of the two in nats; the second one if activations are rounded to few bits.  In Transformers, where decode and prefill of
-16-bit models of SmolLM2 differ by 0.0015, W8A8 makes 0.059 and NVFP4 0.56 to 0.78: other roundings of 16 bits cross the
-borders of 4 bits.  Wrong positions make 0.26 in a random Bamba, and several nats in trained models."""
 
 
 class LogitsEngine(Engine):
@@ -128,35 +123,30 @@ class LogitsEngine(Engine):
                 logits, states = None, []
 
     def check_decode(self, window: Window) -> None:
-        """ModelError unless the first tokens of a window have the same logits in decode as in prefill.
+        """ModelError unless decode scores a short window as prefill does (``backends/scoring/decode_check.py``)."""
+        import torch
 
-        A model whose decode counts positions wrong, or forgets keys, is found by the mean KL divergence of prefill
-        from decode.
-        """
-        planned = self.planned
+        planned, targets = self.planned, torch.from_numpy(window.targets).long()[:, None]
         assert planned.decode is not None
-        count = max(CHECKED_TOKENS, 2 * planned.decode.step)
-        short = Window.scored_from(window.index, window.token_ids[:count])
         try:
-            self.planned = planned.updated(decode=replace(planned.decode, behind_prompts=False))
-            self.prepare([short])
-            decoded = self.logits(short).float().log_softmax(-1)
-            self.planned = planned.updated(decode=None)
-            prefill = self.logits(short).float().log_softmax(-1)
+            found = []
+            for decode in (replace(planned.decode, behind_prompts=False), None):
+                self.planned = planned.updated(decode=decode)
+                self.prepare([window])
+                logits = self.logits(window)[:-1].float()
+                found.append(logits.log_softmax(-1).gather(1, targets.to(logits.device))[:, 0].cpu().numpy())
         finally:
             self.planned = planned
-        kld = float((prefill.exp() * (prefill - decoded)).nan_to_num(0.0).sum(-1).mean())
-        is_rounded = any(not layer.activations.startswith(("bfloat", "float")) for layer in self.layers())
-        if not kld <= (ROUNDED_KLD if is_rounded else DECODE_KLD):
-            raise ModelError(
-                f"phase: the first {len(short.token_ids)} tokens of a window have other logits in decode than in "
-                f"prefill, a KL divergence of {kld:.3g} nats: this engine does not decode this model right"
-            )
+        cached = str(self.provenance().get("kv_cache", "")).split(" +")
+        formats = [*(layer.activations for layer in self.layers()), *filter(None, cached)]
+        most = decode_check.limit(formats, on_gpu=logits.is_cuda)
+        if wrong := decode_check.fault(found[0], found[1], most):
+            raise ModelError(wrong)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the scores of every window, in the order of the windows; ModelError as of ``check_decode``."""
         if self.planned.decode is not None and windows and not self.decodes_right:
-            self.check_decode(windows[0])
+            self.check_decode(decode_check.short_window(windows))
             self.decodes_right = True
         self.prepare(windows)
         scorer = LogitsScorer(self, request)

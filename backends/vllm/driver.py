@@ -22,7 +22,7 @@ from compare_q.backends.base import Layer, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
 from compare_q.backends.reference.head import Contents, head_mismatch, spacing
-from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.scoring import decode_check, divergences, statistics
 from compare_q.backends.vllm.hooks import TAG
 
 PROBE_WINDOWS = 2
@@ -81,7 +81,8 @@ class VllmDriver:
     """One loaded vLLM: its ``LLM`` object and the generation of its model ``runner``.
 
     ``noise_seed``: layers get noise (``backends/layers/noise.py``), except in the probe.  ``step``: tokens of a window
-    in a decode step; None in prefill.  ``report``: of the ranks, at the end of the last scoring run.
+    in a decode step; None in prefill.  ``report``: of the ranks, at the end of the last scoring run, which took
+    ``n_steps`` of vLLM's steps.  ``decode_was_checked``: it was compared with prefill.
     """
 
     llm: Any
@@ -91,6 +92,8 @@ class VllmDriver:
     step: int | None = None
     route: Route | None = None
     report: dict[str, Any] = field(default_factory=dict)
+    n_steps: int = 0
+    decode_was_checked: bool = False
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every worker; return the results in the order of ranks."""
@@ -142,7 +145,9 @@ class VllmDriver:
                 for name in companions:
                     longest = max(windows, key=lambda window: len(window.token_ids)).token_ids.tolist()
                     engine.add_request(name, {"prompt_token_ids": longest}, SamplingParams(**common))
+            self.n_steps = 0
             while waiting and engine.has_unfinished_requests():
+                self.n_steps += 1
                 done = [output for output in engine.step() if output.finished and output.request_id in waiting]
                 finished = [waiting.pop(output.request_id) for output in done]
                 shards = self.collect([window.index for window in finished]) if plan is not None and finished else {}
@@ -224,6 +229,8 @@ class VllmDriver:
             for scores in self.score(short, Plan(gathered=gathered)):
                 alone[scores.window] = scores.logprob
             self.check_alone(alone, found, gathered=gathered)
+            if self.step:
+                self.check_decode(short, alone, gathered=gathered)
             apart = report["head_reason"] or report["head_difference"]
             largest_of_all = max(float(largest_logit(shards).max()) for shards in found.shards)
             reason = head_mismatch(apart, largest_of_all, report["logits_dtype"])
@@ -256,6 +263,28 @@ class VllmDriver:
                 f"(from run to run {again.mean():.3g}): it does not compute all of their states, and compare_q cannot "
                 "score this model"
             )
+
+    def check_decode(
+        self, windows: Sequence[Window], decoded: Mapping[int, NDArray[np.float32]], *, gathered: bool
+    ) -> None:
+        """ModelError unless decode (``decoded``: log-probabilities) scores windows as prefill does.
+
+        From 0.32 on, vLLM prefills a window that is alone in the queue.  Earlier versions decode it, as is noted.
+        """
+        step, self.step, whole = self.step or 1, None, list[NDArray[np.float32]]()
+        try:
+            for window in windows:
+                whole += [scores.logprob for scores in self.score([window], Plan(gathered=gathered))]
+            self.decode_was_checked = self.n_steps < len(windows[-1].token_ids) // step
+        finally:
+            self.step = step
+        layers, caches = self.what_ran()
+        formats = [*(layer.activations for layer in layers), *(cache.stored for cache in caches)]
+        most = decode_check.limit(formats, on_gpu=not self.on_cpu)
+        if wrong := decode_check.fault(
+            np.concatenate([decoded[w.index] for w in windows]), np.concatenate(whole), most
+        ):
+            raise ModelError(wrong)
 
     def what_ran(self) -> tuple[tuple[Layer, ...], tuple[KVCache, ...]]:
         """Return how the model's layers and caches ran, of all pipeline stages."""

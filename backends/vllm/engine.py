@@ -74,6 +74,7 @@ HARMLESS = re.compile(
     "ALLOW_LONG_MAX_MODEL_LEN|ENABLE_V1_MULTIPROCESSING|HOST_IP|PORT|API_KEY)"
 )
 """Beginnings of names of variables that change no score."""
+DECODE_UNCHECKED = "decode was not compared with prefill: this vLLM feeds every window in steps"
 RESERVED, METHOD = "VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_WORKER_MULTIPROC_METHOD"
 IMPORTED_ON_LOAD = (
     "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.gpu_model_runner",
@@ -242,6 +243,7 @@ class VllmEngine(Engine):
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
             "notes": [
+                *([DECODE_UNCHECKED] if decode is not None and not self.driver.decode_was_checked else []),
                 *([f"stored in {stored}, and ran in {dtype}, as vLLM chose"] if cast else []),
                 *groups.kv_notes(caches, str(config.cache_config.cache_dtype)),
                 *floor.get("notes", ()),

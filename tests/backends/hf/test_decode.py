@@ -15,6 +15,7 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf import engine as hf
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
+from compare_q.backends.scoring.decode_check import TOKENS
 from tests.support.toy import TOY_VOCAB, save_llama, toy_windows, with_gaps
 from tests.support.transformers_models import loaded
 
@@ -43,7 +44,7 @@ def sizes_of(engine: TransformersEngine) -> list[int]:
 
 def checked(step: int) -> list[int]:
     """Tokens of the forward passes by which decode and prefill are compared beforehand."""
-    return [step] * (16 // step) + [16]
+    return [step] * (TOKENS // step) + [TOKENS]
 
 
 def kld(engine: TransformersEngine, store: Path) -> float:

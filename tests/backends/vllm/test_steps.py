@@ -62,6 +62,8 @@ def test_decode_scores_what_prefill_does(decoding: VllmEngine, toy_store: Path, 
     assert steps["windows_a_step"] == 3
     assert sum(steps["graphs"].values()) >= steps["tokens_a_step"]["1"] / 3
     assert said["batch"] == "3 windows at a time"
+    assert decoding.driver.decode_was_checked
+    assert not any("decode" in note for note in said["notes"])
     assert {each["prefill"] for each in said["kv_cache_layers"]} == {""}
 
 
@@ -84,8 +86,8 @@ def test_steps_of_another_size_stop_the_model(decoding: VllmEngine, monkeypatch:
 
 
 @pytest.mark.engine
-def test_a_bug_of_decode_shows_in_decode_alone(
-    decoding: VllmEngine, toy_engine: VllmEngine, toy_store: Path, toy_logits: Any
+def test_a_bug_of_decode_is_refused_in_decode_alone(
+    decoding: VllmEngine, toy_engine: VllmEngine, toy_store: Path
 ) -> None:
     """Steps of at most three tokens lose half of V, as a decode kernel did (turboquant_plus, issue 99)."""
 
@@ -96,12 +98,13 @@ def test_a_bug_of_decode_shows_in_decode_alone(
             value[..., value.shape[-1] // 2 :] = 0
         return (query, key, value, *rest)
 
-    windows, kld = toy_windows(4, 100), {}
-    for name, backend in {"prefill": toy_engine, "decode": decoding}.items():
+    windows, hooks = toy_windows(4, 100), []
+    for backend in (toy_engine, decoding):
         (model,) = backend.llm.collective_rpc(lambda worker: worker.model_runner.get_model())
-        hooks = [layer.self_attn.attn.register_forward_pre_hook(halved) for layer in model.model.layers]
-        found = scores_of(backend, windows, against(toy_store))
-        kld[name] = np.mean([scores.kld.mean() for scores in found.values()])
-        for hook in hooks:
-            hook.remove()
-    assert kld["prefill"] < 1e-5 < 0.01 < kld["decode"]
+        hooks += [layer.self_attn.attn.register_forward_pre_hook(halved) for layer in model.model.layers]
+    found = scores_of(toy_engine, windows, against(toy_store)).values()
+    assert max(scores.kld.max() for scores in found if scores.kld is not None) < 1e-5
+    with pytest.raises(ModelError, match="decode"):
+        scores_of(decoding, windows)
+    for hook in hooks:
+        hook.remove()

@@ -1,0 +1,39 @@
+"""What may differ between decode and prefill, and what a model is refused for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compare_q.backends.base import Window
+from compare_q.backends.scoring import decode_check
+
+
+@pytest.mark.parametrize(
+    ("formats", "on_gpu", "expected"),
+    [
+        (["float32"], False, decode_check.FLOAT32),
+        (["float32", "float32"], True, decode_check.TENSOR_FLOAT),
+        (["bfloat16", "float32"], False, decode_check.SIXTEEN_BITS),
+        ([], False, decode_check.SIXTEEN_BITS),
+        (["bfloat16", "int8 token"], True, decode_check.ROUNDED),
+        (["bfloat16", "fp8"], True, decode_check.ROUNDED),
+    ],
+)
+def test_limits(formats: list[str], on_gpu: bool, expected: float) -> None:
+    assert decode_check.limit(formats, on_gpu=on_gpu) == expected
+
+
+def test_faults_by_hand() -> None:
+    """0.1 and 0.3 nats are 0.2 on average; a token that prefill excludes does not count, one that is NaN does."""
+    prefill = np.array([-1.0, -2.0, -np.inf], np.float32)
+    decoded = np.array([-1.1, -1.7, -3.0], np.float32)
+    assert decode_check.fault(decoded, prefill, 0.21) == ""
+    assert "0.2 nats" in decode_check.fault(decoded, prefill, 0.19)
+    assert decode_check.fault(np.array([np.nan, -2.0, 0.0], np.float32), prefill, 1.0)
+
+
+def test_the_beginning_of_the_longest_window() -> None:
+    windows = [Window.scored_from(n, np.arange(length, dtype=np.int32)) for n, length in enumerate((5, 90, 40))]
+    short = decode_check.short_window(windows)
+    assert (short.index, len(short.token_ids), short.n_scored) == (1, decode_check.TOKENS, decode_check.TOKENS - 1)
