@@ -140,7 +140,7 @@ class LogitsEngine(Engine):
         cached = str(self.provenance().get("kv_cache", "")).split(" +")
         formats = [*(layer.activations for layer in self.layers()), *filter(None, cached)]
         most = decode_check.limit(formats, on_gpu=logits.is_cuda)
-        if wrong := decode_check.fault(found[0], found[1], most):
+        if wrong := decode_check.fault(decode_check.difference(*found), most):
             raise ModelError(wrong)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:

@@ -40,16 +40,17 @@ def limit(formats: Iterable[str], *, on_gpu: bool) -> float:
     return SIXTEEN_BITS if kinds != {"float32"} else TENSOR_FLOAT if on_gpu else FLOAT32
 
 
-def fault(decoded: NDArray[np.floating], prefill: NDArray[np.floating], most: float) -> str:
-    """Return why decode is not what prefill is, from the log-probabilities [T] of both; empty if ``limit`` explains it.
-
-    Tokens that prefill excludes do not count.
-    """
+def difference(decoded: NDArray[np.floating], prefill: NDArray[np.floating]) -> float:
+    """Return the mean |decoded - prefill| of log-probabilities [T], nats; tokens that prefill excludes do not count."""
     there = np.isfinite(prefill)
-    found = float(np.abs(np.asarray(decoded - prefill, np.float64)[there]).mean()) if there.any() else 0.0
+    return float(np.abs(np.asarray(decoded - prefill, np.float64)[there]).mean()) if there.any() else 0.0
+
+
+def fault(found: float, most: float) -> str:
+    """Return why decode is not what prefill is, by their ``difference``; empty if ``limit`` explains it."""
     if found <= most:
         return ""
     return (
-        f"phase: the log-probabilities of {int(there.sum())} tokens differ by {found:.3g} nats on average between "
-        f"decode and prefill, and roundings explain {most:g}: this engine does not decode this model right"
+        f"phase: the log-probabilities of a short text differ by {found:.3g} nats on average between decode and "
+        f"prefill, and roundings explain {most:g}: this engine does not decode this model right"
     )

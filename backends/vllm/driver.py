@@ -82,7 +82,7 @@ class VllmDriver:
 
     ``noise_seed``: layers get noise (``backends/layers/noise.py``), except in the probe.  ``step``: tokens of a window
     in a decode step; None in prefill.  ``report``: of the ranks, at the end of the last scoring run, which took
-    ``n_steps`` of vLLM's steps.  ``decode_was_checked``: it was compared with prefill.
+    ``n_steps`` of vLLM's steps.  ``decode_difference``: from prefill, nats; None if they were not compared.
     """
 
     llm: Any
@@ -93,7 +93,7 @@ class VllmDriver:
     route: Route | None = None
     report: dict[str, Any] = field(default_factory=dict)
     n_steps: int = 0
-    decode_was_checked: bool = False
+    decode_difference: float | None = None
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every worker; return the results in the order of ranks."""
@@ -275,15 +275,15 @@ class VllmDriver:
         try:
             for window in windows:
                 whole += [scores.logprob for scores in self.score([window], Plan(gathered=gathered))]
-            self.decode_was_checked = self.n_steps < len(windows[-1].token_ids) // step
+            is_prefill = self.n_steps < len(windows[-1].token_ids) // step
         finally:
             self.step = step
         layers, caches = self.what_ran()
         formats = [*(layer.activations for layer in layers), *(cache.stored for cache in caches)]
         most = decode_check.limit(formats, on_gpu=not self.on_cpu)
-        if wrong := decode_check.fault(
-            np.concatenate([decoded[w.index] for w in windows]), np.concatenate(whole), most
-        ):
+        found = decode_check.difference(np.concatenate([decoded[w.index] for w in windows]), np.concatenate(whole))
+        self.decode_difference = found if is_prefill else None
+        if wrong := decode_check.fault(found, most):
             raise ModelError(wrong)
 
     def what_ran(self) -> tuple[tuple[Layer, ...], tuple[KVCache, ...]]:
@@ -300,6 +300,7 @@ class VllmDriver:
         """Return what ran in the last scoring run, for the results."""
         names = ("chunk_rows", "recomputed_positions", "reference_head", "logits_dtype", "steps")
         known = {name: self.report[name] for name in names if self.report and (self.step or name != "steps")}
+        known |= {"decode_difference": self.decode_difference} if self.step else {}
         return {"model_runner": self.runner, **({} if self.route is None else asdict(self.route)), **known}
 
 

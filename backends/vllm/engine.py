@@ -243,7 +243,7 @@ class VllmEngine(Engine):
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
             "notes": [
-                *([DECODE_UNCHECKED] if decode is not None and not self.driver.decode_was_checked else []),
+                *([DECODE_UNCHECKED] if decode is not None and self.driver.decode_difference is None else []),
                 *([f"stored in {stored}, and ran in {dtype}, as vLLM chose"] if cast else []),
                 *groups.kv_notes(caches, str(config.cache_config.cache_dtype)),
                 *floor.get("notes", ()),

@@ -28,9 +28,11 @@ def test_faults_by_hand() -> None:
     """0.1 and 0.3 nats are 0.2 on average; a token that prefill excludes does not count, one that is NaN does."""
     prefill = np.array([-1.0, -2.0, -np.inf], np.float32)
     decoded = np.array([-1.1, -1.7, -3.0], np.float32)
-    assert decode_check.fault(decoded, prefill, 0.21) == ""
-    assert "0.2 nats" in decode_check.fault(decoded, prefill, 0.19)
-    assert decode_check.fault(np.array([np.nan, -2.0, 0.0], np.float32), prefill, 1.0)
+    found = decode_check.difference(decoded, prefill)
+    assert found == pytest.approx(0.2)
+    assert decode_check.fault(found, 0.21) == ""
+    assert "0.2 nats" in decode_check.fault(found, 0.19)
+    assert decode_check.fault(decode_check.difference(np.array([np.nan, -2.0, 0.0], np.float32), prefill), 1.0)
 
 
 def test_the_beginning_of_the_longest_window() -> None:
