@@ -13,7 +13,7 @@ from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossle
 from compare_q.eval.results import MARK, ModelResult, TextResult
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
-from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, number_text
+from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, kld_in_words, number_text
 
 BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""
@@ -235,7 +235,8 @@ def legend(text: TextResult) -> list[str]:
     if any(model.noise_floor for model in text.models):
         about = f"{FLOOR}: a noise floor, the reference's weights with other roundings"
         if text.noise_floor is not None:
-            least = number_text(text.noise_floor.kld, KLD_DIGITS)
+            floor = text.noise_floor.kld
+            least = kld_in_words(floor or 0.0) or number_text(floor, KLD_DIGITS)
             about += f"; a KLD near or below its {least} says nothing about a quantization"
         notes.append(about)
     if text.is_answers:

@@ -19,6 +19,11 @@ def number_text(value: float | None, digits: int) -> str:
     return f"{value:z,.{digits}f}" if abs(value) < LARGEST else f"{value:.4e}"
 
 
+def kld_in_words(kld: float) -> str:
+    """Return what a sentence says of a mean KLD below 0, which only roundings make; empty for any other."""
+    return "0 within rounding" if kld < 0 else ""
+
+
 def error_text(stderr: float | None) -> str:
     """Return an error with two significant digits: 0.85, 12, 120, 0.00045, 4.5e-6; empty if it is not known."""
     if stderr is None:

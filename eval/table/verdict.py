@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from compare_q.eval.ranking import Ranking, compare, near_lossless, ranking
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import SHORT, Value
-from compare_q.eval.table.numbers import number_with_error, two_digits
+from compare_q.eval.table.numbers import kld_in_words, number_with_error, two_digits
 
 NAMED = 3
 """The largest number of rows that are all named.  Of more rows, the first ones are named, or the best and the worst."""
@@ -19,8 +19,6 @@ MOST_TIMES = 1000
 """The largest ratio of two KLDs that is given as a ratio; beyond it the KLDs themselves are."""
 VERBS = {"kld": ("loses more", "lose more"), "nll": ("has a higher one", "have higher ones")}
 """The verb for one worse row, and for several."""
-ZERO = "0 within rounding"
-"""For a mean KLD below 0, which only roundings make."""
 SAME = "the same scores at every token"
 
 
@@ -62,7 +60,7 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     near, reference = near_lossless(text.models), (text.reference or {})["label"]
     found = ranking(rows, "kld", near)
     best, least = found.best, found.best.kld or 0.0
-    size = f"KLD {ZERO if least < 0 else number_with_error(least, best.kld_stderr)}"
+    size = f"KLD {kld_in_words(least) or number_with_error(least, best.kld_stderr)}"
     first = f"{best.marked_label} has a {size} to {reference}"
     if best.same_top is not None:
         kept = f"keeps {percent(best.same_top)} of the most probable tokens of {reference}"
@@ -73,7 +71,7 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     if 0 < max(klds.values()) <= MOST_TIMES * least:
         sizes = {label: f"{times(kld / least)} times" for label, kld in klds.items()}
         return ranked(found, "kld", first, sizes, "{} the KLD", near)
-    return ranked(found, "kld", first, {label: f"{kld:z.5f}" for label, kld in klds.items()}, "a KLD of {}", near)
+    return ranked(found, "kld", first, {label: kld_in_words(kld) or f"{kld:.5f}" for label, kld in klds.items()}, "a KLD of {}", near)
 
 
 def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
@@ -163,7 +161,8 @@ def of_means(run: RunResult, means: Mapping[str, Value], score: str, word: str) 
         rows, near = {model.label: model for model in text.models}, near_lossless(text.models)
         worse &= {label for label in others if compare(rows[label], rows[first], score, near=near).outcome == "more"}
         same &= {label for label in others if rows[label].scores_equal(rows[first])}
-    size = number_with_error(means[first].value or 0.0, means[first].stderr)
+    value, stderr = means[first].value or 0.0, means[first].stderr
+    size = (kld_in_words(value) if score == "kld" else "") or number_with_error(value, stderr)
     clauses = [f"Over {len(texts)} texts {first} has the lowest mean {word}, {size}"]
     if labels := [label for label in others if label in worse]:
         clauses.append(f"higher on each text{certainly(models)}: {listed(labels)}")

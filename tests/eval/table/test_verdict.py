@@ -75,6 +75,7 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ([with_sums(m, length=1999) for m in EQUAL], ["copy has the same scores"], ["more", "not known"]),
         ([replace(REF, scores_digest="a"), replace(Q4, scores_digest="a")], ["PPL is bf16's"], ["told apart"]),
         ([REF, row("noise-like", -1.4e-9)], ["KLD 0 within rounding"], ["-0.0"]),
+        ([REF, row("low", -2e-5), row("next", -1e-5)], ["KLD 0 within rounding"], ["-0.0"]),
         # short texts, texts without errors, and missing scores
         ([with_sums(m, length=8191) for m in (REF, FP8, Q4)], ["Q4_K_M loses more: 4.1", "8,191 tokens"],
          [CERTAIN + ":"]),
@@ -119,6 +120,7 @@ def test_answers(right: str, fact: str) -> None:
     ("klds", "facts"),
     [
         ([{"A": 0.01, "B": 0.03}, {"A": 0.03, "B": 0.05}], ["A has the lowest mean KLD, 0.02000", f"{CERTAIN}: B"]),
+        ([{"A": -2e-5, "B": 0.05}, {"A": -1e-5, "B": 0.02}], ["A has the lowest mean KLD, 0 within rounding", ": B"]),
         ([{"A": 0.01, "B": 0.05}, {"A": 0.03, "B": 0.02}], ["A has the lowest mean KLD, 0.02000", "not higher", ": B"]),
     ],
 )
