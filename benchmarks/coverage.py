@@ -11,10 +11,9 @@ the token's score is drawn around the level:
 - ``kld``: lognormal, whose 99.9th percentile is 20 medians (a W8A8 checkpoint on Opticks: 20).
 
 Tokens are scored in the windows of the methods, up to four times each, every time with noise of its own and with the
-loss that short contexts add (measured).  ``error_growth`` shows how the errors of the simulated loss
-and of the real loss (SmolLM2-135M on WikiText-2's test text, 2048/512) grow with the length of the blocks.  The errors
-compared: ``blocks``, ours, with Student's t; ``windows``, clustered by window, as if windows did not overlap, and
-``independent``, llama.cpp's, both with 1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
+loss that short contexts add (measured).  The errors compared: ``blocks``, ours, with Student's t; ``windows``,
+clustered by window, as if windows did not overlap, and ``independent``, llama.cpp's, both with 1.96.  A share near 95 %
+has a standard error of 0.5 % (2,000 texts) or 0.7 %.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ METHODS = {"2048/512": (2048, 512, 1), "2048/2048": (2048, 2048, 1), "llamacpp 5
 """Window length, stride, first scored position."""
 RULE = ("FEWEST_BLOCKS", "MOST_BLOCKS", "LEAST_BLOCK", "FEWEST_WAVES", "MOST_WAVES", "UNIT", "MEMORY", "SHORT")
 KINDS = ("blocks", "windows", "independent")
-REAL = {64: 0.0091, 512: 0.0155, 2048: 0.0243, 4096: 0.0305, 8192: 0.0363, 16384: 0.0379}
-"""Length of blocks -> clustered standard error of the real mean loss."""
 CONTEXT = ((1, 7.38), (2, 3.98), (4, 3.13), (8, 2.24), (16, 1.43), (32, 0.89), (64, 0.58), (128, 0.34), (256, 0.2),
            (512, 0.08), (1024, 0.02), (2048, 0.0))  # fmt: skip
 """Position in the window -> real mean loss there, less that at 1,536 to 2,047."""
@@ -214,22 +211,6 @@ def coverage(
     return found
 
 
-def error_growth(tokens: int = 300_000, texts: int = 400) -> dict[int, float]:
-    """Length of blocks -> clustered standard error (root mean square) of the simulated mean loss at 2048/512."""
-    windows, lengths = windows_of_method(tokens, "2048/512"), list(REAL)
-    squares = np.zeros(len(lengths))
-    for scores in simulate("loss", tokens, texts, seed=1):
-        counted = scores * windows.times
-        for i, length in enumerate(lengths):
-            starts = np.arange(0, tokens, length)
-            kept = np.add.reduceat(windows.times, starts) > 0
-            error = by_cluster(
-                np.add.reduceat(counted, starts, dtype=np.float64)[kept], np.add.reduceat(windows.times, starts)[kept]
-            )
-            squares[i] += (error or 0) ** 2
-    return dict(zip(lengths, np.sqrt(squares / texts).round(4).tolist(), strict=True))
-
-
 def coverage_rows(fraction: float) -> Iterator[dict[str, Any]]:
     """Every row of the results: WikiText-2's articles by all methods, longer ones by the first."""
     for articles, name in itertools.product(ARTICLES, SCORES):
@@ -247,32 +228,32 @@ def coverage_rows(fraction: float) -> Iterator[dict[str, Any]]:
 
 def results_page(found: dict[str, Any]) -> str:
     """The results as a page."""
-    lines = [
-        "# Coverage of 95 % intervals", "", "Share (%) of simulated texts whose interval holds the true mean "
+    texts = [
+        {"articles": "{:,}, {}".format(*row["articles"]), "score": row["score"], "tokens": f"{row['tokens']:,}",
+         "windows": row["method"], **{kind: f"{row[kind]:.1f}" for kind in KINDS},
+         "said": "" if row["within_the_note"] else "yes"}
+        for row in found["coverage"]
+    ]  # fmt: skip
+    times = [{"tokens": f"{int(tokens):,}", **dict(zip(map(str, told_apart.TIMES), seen, strict=True))}
+             for tokens, seen in found["told_apart"].items()]  # fmt: skip
+    stars = [{"models": models, "starred": share} for models, share in found["starred"].items()]
+    parts = {
+        "# Coverage of 95 % intervals\n\nShare (%) of simulated texts whose interval holds the true mean "
         "(`benchmarks/coverage.py`): from blocks of the text as the tables do it, by window, and with independent "
         "tokens.  Articles: mean tokens, standard deviation of the logarithm.  Said: the footnote says that the errors "
-        "are for shorter documents.", "",
-        "| articles | score | tokens | windows | blocks | by window | independent | said |",
-        "|---|---|---:|---|---:|---:|---:|---|",
-    ]  # fmt: skip
-    for row in found["coverage"]:
-        shown = " | ".join(f"{row[kind]:.1f}" for kind in KINDS)
-        mean, spread = row["articles"]
-        lines.append(f"| {mean:,}, {spread} | {row['score']} | {row['tokens']:,} | {row['method']} | {shown} | "
-                     f"{'' if row['within_the_note'] else 'yes'} |")  # fmt: skip
-    lines += ["", "Standard error of the mean loss, 300,000 tokens, clustered by blocks of a length:", "",
-              "| tokens | real | simulated |", "|---:|---:|---:|"]  # fmt: skip
-    lines += [f"| {int(n):,} | {REAL[int(n)]:.4f} | {error:.4f} |" for n, error in found["growth"].items()]
-    lines += ["", "Share (%) of simulated texts in which a KLD that is so many times another is told apart from it "
-              "(`benchmarks/told_apart.py`):", "",
-              f"| tokens | {' | '.join(f'{times}' for times in told_apart.TIMES)} |",
-              f"|---:{'|---:' * len(told_apart.TIMES)}|"]  # fmt: skip
-    for tokens, seen in found["told_apart"].items():
-        lines.append(f"| {int(tokens):,} | {' | '.join(f'{share:.1f}' for share in seen)} |")
-    lines += ["", f"Share (%) of simulated texts of {told_apart.STARRED_OF:,} tokens in which a model that is as good "
-              "as all others of the table has a star:", "", "| models | starred |", "|---:|---:|"]  # fmt: skip
-    lines += [f"| {models} | {share:.1f} |" for models, share in found["starred"].items()]
-    return "\n".join(lines) + "\n"
+        "are for shorter documents.": texts,
+        "Share (%) of simulated texts in which a KLD that is so many times another is told apart from it "
+        "(`benchmarks/told_apart.py`):": times,
+        f"Share (%) of simulated texts of {told_apart.STARRED_OF:,} tokens in which a model that is as good as all "
+        "others of the table has a star:": stars,
+    }
+    return "\n\n".join(f"{said}\n\n{table(rows)}" for said, rows in parts.items()) + "\n"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows that have the same keys, as a Markdown table."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def main() -> None:
@@ -287,12 +268,12 @@ def main() -> None:
     found = {
         "versions": {"python": platform.python_version(), "numpy": np.__version__}, "seed": 0,
         "rule": {name.lower(): getattr(uncertainty, name) for name in RULE},
-        "growth": error_growth(texts=int(400 * options.fraction)), "coverage": rows,
+        "coverage": rows,
         "starred": {k: told_apart.share_starred(k, told_apart.STARRED_OF, int(1000 * options.fraction))
                     for k in told_apart.MODELS},
         "told_apart": {n: told_apart.shares_told_apart(n, int(2000 * options.fraction)) for n in told_apart.LENGTHS},
     }  # fmt: skip
-    print(found["growth"], found["told_apart"])
+    print(found["told_apart"])
     if options.output:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         options.output.with_suffix(".md").write_text(results_page(found), encoding="utf-8")

@@ -19,7 +19,8 @@ error itself is known to 35 % (4 waves) or better.
 
 The lengths of documents do not follow from the scores of a text: one that is all one document shows no change.  So the
 rule is fixed, and ``longest_documents`` says for which documents it holds.  docs/statistics.md and results/coverage.md
-list how often intervals cover on simulated texts (``benchmarks/coverage.py``).
+list how often intervals cover on simulated texts (``benchmarks/coverage.py``) and on real ones
+(``benchmarks/coverage_of_texts.py``).
 
 Functions of means (perplexity, ratios) have the error of their linear approximation.  ``stderr_independent`` is
 llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent: it is several times too small.
