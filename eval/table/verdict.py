@@ -71,7 +71,8 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     if 0 < max(klds.values()) <= MOST_TIMES * least:
         sizes = {label: f"{times(kld / least)} times" for label, kld in klds.items()}
         return ranked(found, "kld", first, sizes, "{} the KLD", near)
-    return ranked(found, "kld", first, {label: kld_in_words(kld) or f"{kld:.5f}" for label, kld in klds.items()}, "a KLD of {}", near)
+    sizes = {label: kld_in_words(kld) or f"{kld:.5f}" for label, kld in klds.items()}
+    return ranked(found, "kld", first, sizes, "a KLD of {}", near)
 
 
 def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
