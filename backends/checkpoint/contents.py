@@ -81,10 +81,10 @@ class Contents:
 
 
 class Stored(NamedTuple):
-    """A tensor and its module.  If ``packed``, its shape is not the shape of the weights."""
+    """A tensor, its module, and the number of weights that it encodes, 0 if that is not known."""
 
     module: str
-    packed: bool
+    weights: int
     tensor: Tensor
 
 
@@ -104,6 +104,11 @@ def checked(files: ModelFiles) -> list[str]:
         if found.lost and not files.other_config:
             what = "is stored, and the model of its config has no place for it"
             raise ModelError(f"{where}: {found.lost[0]}{and_more(found.lost)} {what}")
+        sized = [each for each in found.shapes if not is_outside(each[0])]
+        if sized and not files.other_config:  # vLLM takes the first rows of a matrix that is too large
+            module, shape, wanted, dtype = sized[0]
+            what = f"has the shape {list(shape)} ({dtype}), and its config asks for {list(wanted)}"
+            raise ModelError(f"{where}: {module}{and_more(sized)} {what}")
         if reason := files.other_config or found.unchecked:
             notes.append(f"weights unchecked: {reason}")
         if found.missing and not missing:
@@ -125,7 +130,7 @@ def compare(checkpoint: Checkpoint) -> Contents:
         renamed = new_names(model, list(stored))
     except Exception as error:  # Transformers' classes raise anything on a config that they do not expect
         return Contents(lacking, unchecked=one_line(error, 160))
-    found = differences(model, stored, renamed)
+    found = differences(model, stored, renamed, split(model, renamed))
     return replace(found, missing=[*lacking, *found.missing], lost=[*found.lost, *untied(model, stored, renamed)])
 
 
@@ -183,15 +188,18 @@ def promises(quantization: Mapping[str, Any]) -> tuple[set[str], set[str]]:
     return of_all, {name for name, of_groups in told.items() if any(of_groups)} - of_all
 
 
-def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]) -> Contents:
-    """Compare ``stored_tensors`` with a built model; ``renamed``: stored name -> the model's own name."""
+def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str], parts: set[str]) -> Contents:
+    """Compare ``stored_tensors`` with a built model.
+
+    ``renamed``: stored name -> the model's own name; ``parts``: names of tensors that are stored as one.
+    """
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     optional = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     counted = Counter(renamed.values())
     loaded = {stored[name].module for name, target in renamed.items() if target in wanted}
     left, biases, shapes, unknown, matrices = dict[str, str](), [], [], dict[str, str](), set[str]()
-    for name, (module, packed, tensor) in stored.items():
+    for name, (module, weights, tensor) in stored.items():
         target = renamed[name]
         if target not in wanted:
             if BESIDE.search(name) or any(pattern.search(name) for pattern in ignored):
@@ -203,9 +211,10 @@ def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, 
                 matrices |= {module} if kind == "weight" and len(tensor.shape) > 1 else set()
             elif tensor.dtype not in formats.NUMBERS or tensor.numel > LARGEST or values(tensor).any():
                 biases.append(module)  # AutoGPTQ stores a bias of zeros for every layer, which changes nothing
-        elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
+        elif counted[target] == 1 and target not in parts and weights not in (0, math.prod(wanted[target])):
             shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
-    absent = {name: module_and_part(name)[0] for name in wanted if name not in counted and name not in tied(model)
+    given = {*counted, *tied(model), *parts}
+    absent = {name: module_and_part(name)[0] for name in wanted if name not in given
               and not any(pattern.search(name) for pattern in optional)}  # fmt: skip
     unread = {owner: name for owner, name in unknown.items() if owner in absent.values()}
     missing = [name for name, owner in absent.items() if owner not in unread]
@@ -258,10 +267,11 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
         module, kind = module_and_part(name)
         parts = checkpoint.modules[module]
         if kind == main_part(parts):
-            packed = kind != "weight" or not (tensor.dtype in formats.FLOATS or tensor.dtype.startswith("F8_E"))
-            weights[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
+            encoded = layout_of(parts, checkpoint.config, checkpoint.role(module)).weights
+            known = encoded if isinstance(encoded, int) else 0
+            weights[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, known, tensor)
         elif kind == "bias" or not is_quantized(parts):
-            weights[name] = Stored(module, False, tensor)
+            weights[name] = Stored(module, tensor.numel, tensor)
     return weights
 
 
@@ -300,6 +310,17 @@ def new_names(model: Any, names: list[str]) -> dict[str, str]:
         name: name if name in wanted
         else rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0]
         for name in names
+    }  # fmt: skip
+
+
+def split(model: Any, renamed: Mapping[str, str]) -> set[str]:
+    """The model's names of tensors that Transformers cuts out of one stored tensor, as HRM's gate_proj and up_proj."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    rules = [list[str](getattr(rule, "target_patterns", ())) for rule in get_model_conversion_mapping(model)]
+    return {
+        target.replace(targets[0], other) for targets in rules if len(targets) > 1 for name, target in renamed.items()
+        if name != target and targets[0] in target for other in targets
     }  # fmt: skip
 
 

@@ -23,6 +23,8 @@ FAMILIES = {
     "Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {}, "Gemma2": {}, "Starcoder2": {}, "Phi3": {}, "Granite": {},
     "Olmo2": {}, "GPTNeoX": {}, "StableLm": {}, "Cohere": {"tie_word_embeddings": True},
     "Mixtral": {"num_local_experts": 2}, "Qwen3Moe": {"num_experts": 2, "moe_intermediate_size": 32},
+    "HrmText": {}, "OPT": {"ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 1}, "Lfm2Moe": {
+        "num_experts": 2, "num_experts_per_tok": 1, "num_dense_layers": 1, "layer_types": ["full_attention", "conv"]},
     "Bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
 }  # fmt: skip
 """Model types of Transformers -> keys of their configs."""
@@ -50,12 +52,12 @@ def test_intact_models_have_no_note(family: str, tmp_path: Path) -> None:
     pad = {"pad_token_id": 0} if family in ("Phi3", "Cohere") else {}
     folder = save_llama(tmp_path, family, **pad, **FAMILIES[family])
     assert notes_of(folder) == []
-    name = next(name for name in load_file(folder / "model.safetensors") if "norm" in name and name.endswith("weight"))
     tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if ("norm" in name or family == "HrmText") and name.endswith("weight"))
     save_file(
         {key: each for key, each in tensors.items() if key != name}, folder / "model.safetensors", {"format": "pt"}
     )
-    with pytest.raises(ModelError, match="norm"):
+    with pytest.raises(ModelError, match="lm_head" if family == "HrmText" else "norm"):
         notes_of(folder)
 
 
@@ -81,6 +83,22 @@ def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
     assert notes_of(changed(toy_model, tmp_path / "zero", {}, **{name: 0 * biases[name] for name in names})) == []
     (note,) = notes_of(changed(toy_model, tmp_path / "mtp", {}, **{"mtp.fc.weight": torch.ones(64, 64)}))
     assert note.endswith("mtp.fc")
+
+
+@pytest.mark.parametrize(
+    ("preset", "config", "rows"),
+    [("", {"intermediate_size": 64}, 0), ("", {"num_key_value_heads": 1}, 0), ("", {"vocab_size": 300}, 0), ("", {}, 2),
+     ("W4A16", {"intermediate_size": 64}, 0), ("W8A8", {"num_key_value_heads": 1}, 0), ("FP8_DYNAMIC", {}, 2)],
+)  # fmt: skip
+def test_sizes_that_the_config_contradicts(
+    preset: str, config: dict[str, int], rows: int, toy_model: Path, quantized: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of a matrix that is too large vLLM would take the first rows; ``rows``: how often one matrix is repeated."""
+    source = edited(quantized(preset) if preset else toy_model, tmp_path / "edited", **config)
+    name = "model.layers.1.mlp.up_proj.weight"
+    weight = {name: torch.cat([load_file(source / "model.safetensors")[name]] * rows)} if rows else {}
+    with pytest.raises(ModelError, match="has the shape"):
+        notes_of(changed(source, tmp_path / "broken", {}, **weight))
 
 
 def test_one_name_in_two_files(toy_model: Path, tmp_path: Path) -> None:
