@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.messages import with_class
 from compare_q.backends.common.packages import computing, installed_versions
+from compare_q.backends.common.storage import times_of
 from compare_q.backends.hub import SILENT, Watch
 
 Spans = tuple[tuple[int, int], ...]
@@ -317,6 +319,8 @@ class Engine(ABC):
     capabilities: ClassVar[Capabilities]
     files: ClassVar[type[ModelFiles]] = ModelFiles
     """Class of its models before they load."""
+    times: Mapping[Path, str] = {}
+    """Weight file -> its times when it was last compared with ``stamp``."""
 
     def __init__(self, model: PlannedModel) -> None:
         self.planned = model
@@ -372,6 +376,11 @@ class Engine(ABC):
 
     def check_unchanged(self) -> None:
         """ModelError if the model may have changed since ``stamp``; called before each commit of scores."""
+        files, stamp, where = self.files(self.planned), self.planned.stamp, self.planned.model_dir
+        times = {file: times_of(file.stat()) for file in self.times or files.weight_files() if file.is_file()}
+        if times.items() - self.times.items() and stamp and files.stamp() != stamp:
+            raise ModelError(f"{where}: changed after this run began; run again when nothing writes it any more")
+        self.times = times
 
     def layers(self) -> tuple[Layer, ...]:
         """Return how the linear layers ran, in the model's order; empty if unknown.  Called after scoring."""

@@ -16,6 +16,7 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_object
 from compare_q.backends.common.messages import one_line, printable
+from compare_q.backends.common.storage import times_of
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 STAMPED = (
@@ -149,7 +150,7 @@ def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = 
     others = sorted(file for file in found if file.suffix not in (".json", ".py"))
     for file in [*weights, *override_tensors, *others]:
         header, stat = b"" if file in others else header_bytes(file), file.stat()
-        when = stat.st_mtime_ns if times else ""
+        when = times_of(stat) if times else ""
         digest.update(b"\0" + os.fsencode(file.relative_to(folder) if file in weights else file.name))
         digest.update(f"\0{stat.st_size}\0{when}\0".encode() + header + sampled(file))
     return digest.hexdigest()

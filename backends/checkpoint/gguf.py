@@ -29,6 +29,7 @@ from compare_q.backends.checkpoint.formats import UNEXPLAINED
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, is_file, open_regular
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable
+from compare_q.backends.common.storage import times_of
 from compare_q.backends.hub import SILENT, Watch
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -274,7 +275,7 @@ class GgufModel:
         digest = hashlib.sha256(self.digest.encode())
         for file in self.files:
             stat = file.stat()
-            when = stat.st_mtime_ns if times else ""
+            when = times_of(stat) if times else ""
             digest.update(f"\0{file.name}\0{stat.st_size}\0{when}".encode() + sampled(file))
         return digest.hexdigest()
 

@@ -145,6 +145,11 @@ def size_of(path: Path) -> int | None:
     return there.st_size if stat.S_ISREG(there.st_mode) else None
 
 
+def times_of(found: os.stat_result) -> str:
+    """The times of a file's content and of its last change of state, which no user can set back after an edit."""
+    return f"{found.st_mtime_ns} {found.st_ctime_ns}"
+
+
 def delete(files: Iterable[Path]) -> None:
     """Delete those that are regular files and not links, as far as possible."""
     for file in files:

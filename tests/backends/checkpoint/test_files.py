@@ -7,11 +7,15 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import files as checkpoint
 from compare_q.backends.checkpoint.folder import storage_of
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.hf.engine import TransformersEngine
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes, write_checkpoint
-from tests.support.toy import refusal
+from tests.support.toy import planned, refusal
 
 
 def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
@@ -52,9 +56,6 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
         (folder / name).write_text("{}")
     os.utime(folder / "config.json", (1, 1))
     assert checkpoint.stamp(folder) == first
-    shutil.copytree(folder, tmp_path / "b")  # keeps the times of the files
-    assert checkpoint.stamp(tmp_path / "b") == first
-
     seen = {first}
     for name in (
         "config.json", "generation_config.json", "quantize_config.json", "hf_quant_config.json", "params.json",
@@ -71,23 +72,42 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     assert len(seen) == 12
 
 
-def test_stamp_sees_weights_that_keep_header_size_and_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("n_bytes", "is_seen_in_a_copy"), [(1, False), (100_000, True)])
+def test_stamp_sees_weights_that_keep_header_size_and_time(
+    tmp_path: Path, n_bytes: int, *, is_seen_in_a_copy: bool
+) -> None:
+    """Also a byte between two samples, by the time of the last change of state, which a copy does not share."""
     folder = write_checkpoint(tmp_path, {"model.layers.0.mlp.up_proj.weight": ("BF16", 512, 1024), **ENDS})
     file = folder / "model.safetensors"
-    first, time = checkpoint.stamp(folder), file.stat().st_mtime_ns
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2 : len(data) // 2 + 100_000] = b"\x01" * 100_000
-    file.write_bytes(data)
+    first, content, time = checkpoint.stamp(folder), checkpoint.stamp(folder, times=False), file.stat().st_mtime_ns
+    with file.open("r+b") as stream:
+        stream.seek(file.stat().st_size // 2)
+        stream.write(b"\x01" * n_bytes)
     os.utime(file, ns=(time, time))
     assert checkpoint.stamp(folder) != first
+    assert (checkpoint.stamp(folder, times=False) != content) == is_seen_in_a_copy
 
 
 def test_a_copy_has_another_stamp_and_the_same_content(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "a", ENDS)
-    copied = Path(shutil.copytree(folder, tmp_path / "b"))
-    for file in copied.iterdir():
-        os.utime(file, (1, 1))
+    copied = Path(shutil.copytree(folder, tmp_path / "b"))  # keeps the times that can be set
     assert checkpoint.stamp(copied) != checkpoint.stamp(folder)
     assert checkpoint.stamp(copied, times=False) == checkpoint.stamp(folder, times=False)
     (copied / "config.json").write_text('{"vocab_size": 255}')
     assert checkpoint.stamp(copied, times=False) != checkpoint.stamp(folder, times=False)
+
+
+def test_weights_that_change_while_they_are_scored_are_refused(tmp_path: Path) -> None:
+    """But not those that a user deletes once they are loaded."""
+    file = write_checkpoint(tmp_path, ENDS) / "model.safetensors"
+    request = planned("m", "transformers", str(tmp_path), 100)
+    engine = TransformersEngine(request.updated(stamp=TransformersEngine.files(request).stamp()))
+    engine.check_unchanged()
+    engine.check_unchanged()
+    with file.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"\x01")
+    with pytest.raises(ModelError, match="changed"):
+        engine.check_unchanged()
+    file.unlink()
+    engine.check_unchanged()
