@@ -32,7 +32,7 @@ from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.files import write_text
-from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTS, AgainstReference, Estimates
+from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTILES, AgainstReference, Estimates
 from compare_q.eval.stats.uncertainty import Count, Error, Value
 
 FORMAT = 8
@@ -44,7 +44,6 @@ BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 EMBEDDED = re.compile(rb'<script type="application/json" id="results">(.*?)</script>', re.DOTALL)
 """The results.json in a report.html."""
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
-PERCENTILES = {"min", *(f"{percent:g}" for percent in PERCENTS), "max"}
 
 
 def json_value(value: Any) -> Any:
@@ -439,11 +438,7 @@ class RunResult(Stored):
     def mean_ppl(self, label: str) -> Value:
         """Geometric mean of a model's perplexities, without those of answers; unknown unless every text has one."""
         rows = [m for text, m in zip(self.texts, self.of_label(label), strict=True) if not text.is_answers]
-        logs = [math.log(m.ppl) if m and m.ppl else None for m in rows]
-        errors = [m.ppl_stderr / m.ppl if m and m.ppl and m.ppl_stderr is not None else None for m in rows]
-        mean = macro_mean(logs, errors)
-        value = None if mean.value is None else math.exp(mean.value)
-        return Value(value, None if value is None or mean.stderr is None else value * mean.stderr)
+        return geometric_mean([m.ppl if m else None for m in rows], [m.ppl_stderr if m else None for m in rows])
 
     def with_origin(self, command: Sequence[str]) -> RunResult:
         """The run with the date, versions and hardware of now; unchanged if it was read from a file."""
@@ -503,6 +498,15 @@ def macro_mean(values: Sequence[float | None], errors: Sequence[float | None]) -
     squares = [error**2 for error in errors if error is not None]
     stderr = math.sqrt(sum(squares)) / len(known) if len(squares) == len(values) else None
     return Value(math.fsum(known) / len(known), stderr)
+
+
+def geometric_mean(values: Sequence[float | None], errors: Sequence[float | None]) -> Value:
+    """The exponential of the ``macro_mean`` of the logarithms of values above 0, with its error."""
+    logs = [math.log(value) if value else None for value in values]
+    relative = [e / value if value and e is not None else None for value, e in zip(values, errors, strict=True)]
+    mean = macro_mean(logs, relative)
+    value = None if mean.value is None else math.exp(mean.value)
+    return Value(value, None if value is None or mean.stderr is None else value * mean.stderr)
 
 
 class Described(Stored):
@@ -575,7 +579,7 @@ def distributions_hold(against: AgainstReference) -> bool:
     histogram, divergences = against.kld_histogram, against.divergence_percentiles
     return (
         divergences.keys() <= set(DIVERGENCES)
-        and all(not each or each.keys() == PERCENTILES for each in (against.kld_percentiles, *divergences.values()))
+        and all(set(each) in (set(), set(PERCENTILES)) for each in (against.kld_percentiles, *divergences.values()))
         and (not against.kld_percentiles or (
             against.kld.value is not None
             and sum(histogram.counts) + histogram.below + histogram.above > 0

@@ -174,12 +174,8 @@ def on(names: str, commands: str, help: str, action: Any = "store_true") -> Opti
     return names.split(), commands.split(), {"help": help, "action": action}
 
 
-def drawn(names: str, help: str, const: str, dest: str = "measure") -> Option:
-    """An option without a value that chooses one of the axes of a plot."""
-    return names.split(), SHOWN.split(), {"help": help, "action": Once, "nargs": 0, "const": const, "dest": dest}
-
-
 many, no_limit = {"nargs": "+", "action": "extend"}, {"type": float, "default": math.inf}
+y_axis = {"nargs": 0, "dest": "measure"}
 RUN, SHOWN, EVERY = "run check", "run check show", " ".join(COMMANDS)
 OPTIONS: dict[str, list[Option]] = {
     "what": [
@@ -235,13 +231,13 @@ OPTIONS: dict[str, list[Option]] = {
         option("-pf --plot_file", SHOWN, "FILE", "file of the plot: .png, .svg or .pdf; implies -p", Path),
         option("--card", SHOWN, "FILE", "draw the plot in 1,200 x 675 pixels, to be shared", Path),
         option("--plots", SHOWN, "FOLDER", "draw every kind of plot", Path),
-        drawn("-kld --kld", "plot KLD, the default if known", "kld"),
-        drawn("-ppl --ppl", "plot perplexity", "ppl"),
-        drawn("-acc --acc", "plot accuracy, the default of a task", "acc"),
-        drawn("-acc_norm --acc_norm", "plot length-normalized accuracy", "acc_norm"),
+        option("-kld --kld", SHOWN, None, "plot KLD, the default if known", const="kld", **y_axis),
+        option("-ppl --ppl", SHOWN, None, "plot perplexity", const="ppl", **y_axis),
+        option("-acc --acc", SHOWN, None, "plot accuracy, the default of a task", const="acc", **y_axis),
+        option("-acc_norm --acc_norm", SHOWN, None, "plot length-normalized accuracy", const="acc_norm", **y_axis),
         option("--kld-value", SHOWN, "VALUE", f"plot this KLD: {', '.join(KLD_VALUES)}", one_of(KLD_VALUES)),
         option("--x-axis", SHOWN, "SIZE", f"plot over one of {', '.join(SIZES)}", one_of(SIZES)),
-        drawn("-v --vram", "plot over VRAM", "vram", "x_axis"),
+        option("-v --vram", SHOWN, None, "plot over VRAM", nargs=0, const="vram", dest="x_axis"),
         option("-mx --max_x", SHOWN, "X", "leave out points beyond this x", **no_limit),
         option("-my --max_y", SHOWN, "Y", "leave out points beyond this y", **no_limit),
         on("--log_y", SHOWN, "logarithmic or linear y axis; default: by the data", argparse.BooleanOptionalAction),

@@ -1,8 +1,7 @@
 """Places for the labels of a scatter plot: each stands next to its point and covers nothing.
 
 Every label has places around its point.  The labels take turns: each moves to its cheapest place while the others stay.
-All shapes
-are boxes [x0, y0, x1, y1] in pixels, one per row of an array: labels, markers, and lines as rows of dots.
+All shapes are boxes [x0, y0, x1, y1] in pixels, one per row of an array: labels, markers, and lines as rows of dots.
 """
 
 from __future__ import annotations

@@ -5,11 +5,10 @@ Imports no matplotlib, because the command line reads the names and file suffixe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from compare_q.eval.results import ModelResult, RunResult, TextResult, macro_mean
+from compare_q.eval.results import ModelResult, RunResult, TextResult, geometric_mean, macro_mean
 from compare_q.eval.stats.answers import difference_error
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import Mean, Value
@@ -117,12 +116,7 @@ def mean_over_texts(texts: Sequence[TextResult], number: int, measure: Measure) 
         return Value(None), True
     if len(texts) == 1:
         return Value(values[0], errors[0]), paired
-    if measure is not PPL:
-        return macro_mean(values, errors), paired
-    ppls = [value for value in values if value]
-    mean = macro_mean([math.log(ppl) for ppl in ppls], [e and e / ppl for e, ppl in zip(errors, ppls, strict=True)])
-    ppl = math.exp(mean.value or 0.0)
-    return Value(ppl, None if mean.stderr is None else ppl * mean.stderr), paired
+    return (geometric_mean if measure is PPL else macro_mean)(values, errors), paired
 
 
 def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:

@@ -13,7 +13,7 @@ from compare_q.backends.common.messages import unicode
 from compare_q.eval.plots import measures, style
 from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
 from compare_q.eval.plots.style import Look
-from compare_q.eval.results import MARK, ModelResult, TextResult
+from compare_q.eval.results import MARK, ModelResult, TextResult, geometric_mean
 
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """Explanation of marked labels, for a subtitle."""
@@ -92,10 +92,8 @@ def levels_of(texts: Sequence[TextResult], measure: Measure) -> list[Level]:
 def finite_reference(texts: Sequence[TextResult]) -> float | None:
     """Return the reference's perplexity (the geometric mean over several texts); None if unknown or infinite."""
     ppls = [text.reference_ppl for text in texts if text.error or not text.is_answers or len(texts) == 1]
-    known = [ppl for ppl in ppls if ppl is not None and math.isfinite(ppl)]
-    if not known or len(known) < len(ppls):
-        return None
-    return known[0] if len(known) == 1 else math.exp(math.fsum(map(math.log, known)) / len(known))
+    finite = [ppl if ppl is not None and math.isfinite(ppl) else None for ppl in ppls]
+    return finite[0] if len(finite) == 1 else geometric_mean(finite, [None] * len(finite)).value
 
 
 def error_note(points: Sequence[Point], measure: Measure) -> str:

@@ -180,9 +180,8 @@ def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text
     """Draw the horizontal lines, and return their names, which are not placed yet."""
     names = []
     for i, level in enumerate(levels):
-        dashes: Any = (0, (1, 2)) if level.dotted else (0, (6, 4))
-        width = 1.6 if level.dotted else 1.1
-        axes.axhline(level.y, color=theme.muted, ls=dashes, lw=width, zorder=1.5, gid=f"level-{i}")
+        dashes, width = ((1, 2), 1.6) if level.dotted else ((6, 4), 1.1)
+        axes.axhline(level.y, color=theme.muted, ls=(0, dashes), lw=width, zorder=1.5, gid=f"level-{i}")
         name = axes.text(axes.dataLim.x0, level.y, level.name, ha="center", va="center", size=10.5, color=theme.muted)
         name.set(gid=f"level-name-{i}", path_effects=style.halo(theme), in_layout=False, zorder=5)
         names.append(name)

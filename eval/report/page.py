@@ -55,9 +55,7 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=on_one_line,
-
+        lstrip_blocks=True, finalize=on_one_line,
     )  # fmt: skip
     environment.filters |= {"percent": percent, "signs": lambda text: text.translate(SPACES)}
     return environment.get_template("report.html").render(

@@ -42,6 +42,7 @@ from compare_q.eval.stats.uncertainty import (
 
 PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 """llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
+PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
 CONFIDENCES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 """Edges of qbench's five buckets of the reference's largest probability; the last one holds 1.0."""
 DECADES, BINS_PER_DECADE = (-8, 2), 8
@@ -352,7 +353,7 @@ def percentiles_of(values: NDArray[Any]) -> dict[str, float]:
     if not len(values):
         return {}
     quantiles = np.quantile(values.astype(np.float64), [0.0, *(percent / 100 for percent in PERCENTS), 1.0])
-    return dict(zip(["min", *(f"{percent:g}" for percent in PERCENTS), "max"], quantiles.tolist(), strict=True))
+    return dict(zip(PERCENTILES, quantiles.tolist(), strict=True))
 
 
 def histogram_of(kld: NDArray[Any]) -> Histogram:
@@ -376,11 +377,8 @@ def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[
     """
     low, high = int(position.min()), int(position.max()) + 1
     edges = np.unique(np.geomspace(low + 1, high + 1, CURVE_BINS + 1).round().astype(np.int64)) - 1
-    place, bins, blocks = (
-        np.searchsorted(edges, position, side="right") - 1,
-        len(edges) - 1,
-        int(places.block.max()) + 1,
-    )
+    place = np.searchsorted(edges, position, side="right") - 1
+    bins, blocks = len(edges) - 1, int(places.block.max()) + 1
 
     def by_bin(values: NDArray[Any]) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         finite = np.isfinite(values)
