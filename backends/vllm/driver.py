@@ -269,15 +269,18 @@ class VllmDriver:
     ) -> None:
         """ModelError unless decode (``decoded``: log-probabilities) scores windows as prefill does.
 
-        From 0.32 on, vLLM prefills a window that is alone in the queue.  Earlier versions decode it, as is noted.
+        The scheduler reads its threshold in each step if it is in this process.  If not, vLLM prefills a window that is
+        alone in the queue from 0.32 on; earlier versions decode it, as is noted.
         """
         step, self.step, whole = self.step or 1, None, list[NDArray[np.float32]]()
+        scheduler = self.llm.llm_engine.vllm_config.scheduler_config
+        threshold, scheduler.long_prefill_token_threshold = scheduler.long_prefill_token_threshold, 0
         try:
             for window in windows:
                 whole += [scores.logprob for scores in self.score([window], Plan(gathered=gathered))]
             is_prefill = self.n_steps < len(windows[-1].token_ids) // step
         finally:
-            self.step = step
+            self.step, scheduler.long_prefill_token_threshold = step, threshold
         layers, caches = self.what_ran()
         formats = [*(layer.activations for layer in layers), *(cache.stored for cache in caches)]
         most = decode_check.limit(formats, on_gpu=not self.on_cpu)
