@@ -132,14 +132,6 @@ class ReferenceWindows:
         self.futures.clear()
 
 
-def joined(parts: Sequence[torch.Tensor], *, pin: bool) -> torch.Tensor:
-    """Join rows on the host, with ``pin`` in pinned memory, from which a GPU copies without waiting."""
-    import torch
-
-    shape = sum(map(len, parts)), parts[0].shape[1]
-    return torch.cat(list(parts), out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=pin))
-
-
 @dataclass(frozen=True)
 class LoadedHead:
     """The reference's head on a device."""
@@ -207,11 +199,11 @@ class Comparison:
         """Return stored rows of different windows, one after the other, on the device.  Nothing waits for the copy."""
         import torch
 
-        is_gpu = self.device.type == "cuda"
         stored = [self.on_host(part) for part in parts]
         n_rows = sum(map(len, stored))
-        if is_gpu and len(stored) > 1 and n_rows < FEW_ROWS * len(stored):
-            stored = [joined(stored, pin=True)]
+        if self.device.type == "cuda" and len(stored) > 1 and n_rows < FEW_ROWS * len(stored):
+            pinned = torch.empty(n_rows, stored[0].shape[1], dtype=stored[0].dtype, pin_memory=True)
+            stored = [torch.cat(stored, out=pinned)]
         if len(stored) == 1:
             return stored[0].to(self.device, non_blocking=True)
         out = torch.empty(n_rows, stored[0].shape[1], dtype=stored[0].dtype, device=self.device)

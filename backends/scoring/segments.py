@@ -132,16 +132,11 @@ def committed(folder: Path, tag: str) -> frozenset[int]:
     return frozenset().union(*(segment.indices for _, segment in segments_for(folder, tag) if segment is not None))
 
 
-def satisfies(stored_tag: str, wanted_tag: str) -> bool:
-    """Return True if segments with ``stored_tag`` have all columns of ``wanted_tag``."""
-    return wanted_tag in (ALONE, stored_tag, stored_tag.removesuffix(DIVERGENCES_SUFFIX))
-
-
 def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]]:
     """Yield each file of a segment that has the columns of a tag, by its name, and the segment (``segment_in``)."""
     for file in storage.files_in(folder):
         what = storage.what_of(file.name)
-        if TAG.fullmatch(what) and satisfies(what, tag):
+        if TAG.fullmatch(what) and tag in (ALONE, what, what.removesuffix(DIVERGENCES_SUFFIX)):
             segment = segment_in(file)
             if segment is None or segment.key == folder.name:
                 yield file, segment
