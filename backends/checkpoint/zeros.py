@@ -1,5 +1,7 @@
 """Weights of zeros, as holes in a file and failed quantizations leave them: whole tensors and runs of rows.
 
+A row of a matrix that repeats one number counts as well: 4-bit formats may store 8 for zero.
+
 Zeros can be meant: padding, pruned rows, tensors that begin training as zeros.  Those are in every layer, and damage is
 in a few.  So zeros are wrong in a matrix if most matrices whose names differ from its own in numbers only have none.
 """
@@ -26,6 +28,8 @@ SAMPLES, SAMPLE, READS = 17, 512, 1 << 14
 tensors, as mixtures of experts, fewer samples are read, at least 3 of a tensor: about so many in all."""
 FIRST_BYTES, STEP = 32, 1 << 24
 """Bytes of each row that are read first; bytes that are read at a time of rows that begin with zeros."""
+WORD = 4
+"""Bytes whose repetition shows one number, of 4, 8, 16 or 32 bits."""
 SHORTEST = 4
 """Rows of a run that counts: two or three dead rows may be next to each other."""
 PADDING = 0.05
@@ -36,7 +40,10 @@ SCALE = re.compile(r"scale|absmax|\.SCB$")
 
 
 class Zeros(NamedTuple):
-    """The longest run of rows of zeros in a tensor; ``rows``: of how many rows; ``wrong``: it cannot be meant."""
+    """The longest run of rows of zeros in a tensor; ``rows``: of how many rows; ``wrong``: it cannot be meant.
+
+    ``repeats``: they repeat another number.
+    """
 
     name: str
     file: Path
@@ -44,17 +51,20 @@ class Zeros(NamedTuple):
     length: int
     rows: int
     wrong: bool
+    repeats: bool
 
     def __str__(self) -> str:
-        last = self.first + self.length - 1
+        what, last = "one repeated number" if self.repeats else "zeros", self.first + self.length - 1
         return (
-            "all zeros" if self.length == self.rows else f"rows {self.first:,} to {last:,} of {self.rows:,} are zeros"
+            f"all {what}"
+            if self.length == self.rows
+            else f"rows {self.first:,} to {last:,} of {self.rows:,} are {what}"
         )
 
 
 def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILENT) -> list[Zeros]:
     """The matrices and scales with zeros, by samples of each or by all rows; ``watch`` gets numbers of bytes."""
-    kinds: dict[str, list[tuple[Placed, int, tuple[int, int]]]] = {}
+    kinds: dict[str, list[tuple[Placed, int, tuple[int, int, bool]]]] = {}
     watch.expect(sum(tensor.nbytes for tensor in tensors))
     n_samples = min(max(READS // max(len(tensors), 1), 3), SAMPLES)
     with ExitStack() as stack:  # memory maps would read ahead around each sample
@@ -66,31 +76,38 @@ def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILEN
                 continue
             places = np.linspace(start, start + max(nbytes - SAMPLE, 0), n_samples, dtype=int)
             samples = (os.pread(opened[file].fileno(), SAMPLE, at) for at in places)
-            rows, run = math.prod(shape[:-1]), (0, 0)
-            if whole or nbytes < SAMPLES * SAMPLE or not all(map(any, samples)):
+            rows, run = math.prod(shape[:-1]), (0, 0, False)
+            if whole or nbytes < SAMPLES * SAMPLE or any(each[WORD:] == each[:-WORD] for each in samples):
                 shaped = (rows, nbytes // rows) if nbytes % rows == 0 else (1, nbytes)
-                run = longest_run(np.memmap(file, np.uint8, "r", start, shaped))
+                run = longest_run(np.memmap(file, np.uint8, "r", start, shaped), zeros_only=bool(SCALE.search(name)))
             kinds.setdefault(NUMBER.sub("*", name), []).append((tensor, rows, run))
     found = []
     for members in kinds.values():
-        with_zeros = sum(count > 0 for _, _, (_, count) in members)
-        for tensor, rows, (first, count) in members:
+        with_zeros = sum(count > 0 for _, _, (_, count, _) in members)
+        for tensor, rows, (first, count, repeats) in members:
             usual = 2 * with_zeros > len(members) if len(members) > 1 else count <= PADDING * rows
             wrong = not usual or (count == rows and bool(SCALE.search(tensor.name)))
-            found += [Zeros(tensor.name, tensor.file, first, count, rows, wrong)] if count else []
+            found += [Zeros(tensor.name, tensor.file, first, count, rows, wrong, repeats)] if count else []
     return found
 
 
-def longest_run(matrix: NDArray[np.uint8]) -> tuple[int, int]:
-    """(first row, number of rows) of the longest run of zeros; (0, 0) if it is short, or most such rows are outside it.
+def longest_run(matrix: NDArray[np.uint8], *, zeros_only: bool) -> tuple[int, int, bool]:
+    """(first row, number of rows, True if not zeros) of the longest run of rows that repeat a number of ``WORD`` bytes.
 
-    ``matrix``: bytes [rows, bytes of a row].
+    (0, 0, False) if it is short, or most such rows are outside it.  ``matrix``: bytes [rows, bytes of a row].
+    ``zeros_only``: the number is zero, as in rows that are too short to repeat one.
     """
-    rows, step = np.flatnonzero(~matrix[:, :FIRST_BYTES].any(1)), max(STEP // matrix.shape[1], 1)
+    zeros_only |= matrix.shape[1] < FIRST_BYTES
+
+    def repeating(part: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        return np.asarray(~part.any(1) if zeros_only else (part[:, WORD:] == part[:, :-WORD]).all(1))
+
+    rows, step = np.flatnonzero(repeating(matrix[:, :FIRST_BYTES])), max(STEP // matrix.shape[1], 1)
     parts = [rows[at : at + step] for at in range(0, len(rows), step)]
-    zeros = np.concatenate([part[~matrix[part].any(1)] for part in parts] or [rows])
+    zeros = np.concatenate([part[repeating(matrix[part])] for part in parts] or [rows])
     edges = np.flatnonzero(np.diff(zeros, prepend=-2, append=len(matrix) + 1) > 1)  # where runs begin, and the end
     lengths = np.diff(edges)
     if not len(zeros) or (max(lengths) < min(SHORTEST, len(matrix)) or 2 * max(lengths) < len(zeros)):
-        return 0, 0
-    return int(zeros[edges[lengths.argmax()]]), int(lengths.max())
+        return 0, 0, False
+    first = int(zeros[edges[lengths.argmax()]])
+    return first, int(lengths.max()), bool(matrix[first].any())

@@ -81,7 +81,7 @@ def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
     assert note.startswith("2 modules or biases are stored and not loaded")
     assert note.endswith(names[0])
     assert notes_of(changed(toy_model, tmp_path / "zero", {}, **{name: 0 * biases[name] for name in names})) == []
-    (note,) = notes_of(changed(toy_model, tmp_path / "mtp", {}, **{"mtp.fc.weight": torch.ones(64, 64)}))
+    (note,) = notes_of(changed(toy_model, tmp_path / "mtp", {}, **{"mtp.fc.weight": torch.randn(64, 64)}))
     assert note.endswith("mtp.fc")
 
 
@@ -134,6 +134,19 @@ def test_zeros(toy_model: Path, tmp_path: Path, name: str, rows: slice, is_wrong
     if is_wrong:
         with pytest.raises(ModelError, match="zeros"):
             notes_of(folder)
+
+
+@pytest.mark.parametrize(("part", "value"), [("weight", 0.5), ("weight_packed", -0x77777778)])
+def test_one_repeated_number(
+    toy_model: Path, quantized: Callable[..., Path], tmp_path: Path, part: str, value: float
+) -> None:
+    """0x88888888 is eight zeros of W4A16, whose zero is stored as 8."""
+    source = toy_model if part == "weight" else quantized("W4A16")
+    name = f"model.layers.1.mlp.up_proj.{part}"
+    weight = load_file(source / "model.safetensors")[name]
+    folder = changed(source, tmp_path / "repeated", {}, **{name: torch.full_like(weight, value)})
+    with pytest.raises(ModelError, match=f"{name}: all one repeated number"):
+        notes_of(folder)
 
 
 def test_zeros_in_every_layer_are_meant(toy_model: Path, tmp_path: Path) -> None:
