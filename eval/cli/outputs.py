@@ -49,7 +49,7 @@ def print_note(*lines: str | None) -> None:
 def print_row(say: Callable[[str], object], text: str, row: ModelResult) -> None:
     """Print a row that was just scored, or that failed: ``W4A16 on prose: PPL 7.5, KLD 0.012``."""
     if row.ppl is not None and not row.from_cache:
-        kld = "" if row.kld is None or row.reference else f", KLD {row.kld:.5f}"
+        kld = "" if row.kld is None or row.reference else f", KLD {row.kld:z.5f}"
         say(f"{row.label}{f' on {text}' if text else ''}: PPL {row.ppl:,.4f}{kld}")
 
 
