@@ -19,7 +19,7 @@ from compare_q.backends.checkpoint.contents import FUSED, LARGEST, SHARED, Conte
 from compare_q.backends.checkpoint.files import INDEX, Tensor, read_headers, strays
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
-from compare_q.backends.checkpoint.gguf import GgufModel, read_model
+from compare_q.backends.checkpoint.gguf import BLOCK, GgufModel, read_model
 from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
 from compare_q.backends.checkpoint.zeros import Zeros
 from compare_q.backends.common.errors import InputError
@@ -103,7 +103,7 @@ def examine(
     if is_gguf(path):
         model = read_model(path)
         placed = model.placed()
-        facts, findings = tuple(gguf_facts(model)), list(low_gguf_head(model))
+        facts, findings = tuple(gguf_facts(model)), [*low_gguf_head(model), *uneven_gguf_blocks(model)]
     else:
         checkpoint = Checkpoint(path)
         placed = checkpoint.placed()
@@ -206,6 +206,25 @@ def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
         what = f"the head is quantized to {bpw:.2f} bits a weight ({tensor.type_name}): it makes every logit"
         where = f"{model.files[0].name}: {tensor.name}"
         yield Finding("warning", where, what, "quantize it with a head in q6_K or q8_0")
+
+
+def uneven_gguf_blocks(model: GgufModel) -> Iterator[Finding]:
+    """Blocks that the header does not count, or counts and are absent; and a block that alone lacks a tensor."""
+    blocks: dict[int, set[str]] = {number: set() for number in range(model.field("{}.block_count", int) or 0)}
+    counted = len(blocks)
+    for tensor in model.tensors:
+        if block := BLOCK.match(tensor.name):
+            blocks.setdefault(int(block[1]), set()).add(tensor.name[block.end() :])
+    sets = Counter(map(frozenset, blocks.values()))
+    lacking = []
+    for number, names in blocks.items():
+        like = [each for each, count in sets.items() if count > 1 and names < each]
+        if sets[frozenset(names)] == 1 and like:
+            lacking.append(f"{model.files[0].name}: blk.{number}.{min(min(like, key=len) - names)}")
+    again = "download the file again, or convert the model again"
+    yield from one_finding("wrong", lacking, "missing, although the other blocks have it", again)
+    beyond = [f"{model.files[0].name}: blk.{number}" for number in blocks if number >= counted]
+    yield from one_finding("wrong", beyond, f"stored, and the header counts {counted} blocks", again)
 
 
 def of_zeros(found: Sequence[Zeros]) -> Iterator[Finding]:

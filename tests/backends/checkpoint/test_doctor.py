@@ -18,6 +18,7 @@ from compare_q.backends.checkpoint import doctor
 from compare_q.backends.checkpoint.contents import Contents, compare
 from compare_q.backends.checkpoint.doctor import Report, differing_tokens, examine
 from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.checkpoint.gguf import GgufModel, GgufTensor
 from compare_q.backends.checkpoint.tokenizers import Tokens, of_folder
 from tests.support.broken import FAULTS
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
@@ -277,3 +278,22 @@ def test_packed_weights_are_there(
     folder = changed(toy_model, tmp_path / "packed", {"quant_method": "none-such"}, **parts)
     assert compare(Checkpoint(folder)) == replace(NOTHING, unchecked=unchecked)
     assert [text.partition(",")[0] for title, text in examine(folder).facts if title == "layers"] == facts
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (lambda names: names, []),
+        (lambda names: names - {"blk.1.ffn_up.weight"}, ["m.gguf: blk.1.ffn_up.weight"]),
+        (lambda names: {name for name in names if not name.startswith("blk.2.")}, ["m.gguf: blk.2.attn_q.weight"]),
+        (lambda names: names | {"blk.4.attn_q.weight", "blk.4.ffn_up.weight"}, ["m.gguf: blk.4"]),
+        (lambda names: names - {f"blk.{n}.ffn_up.weight" for n in (1, 3)}, []),  # every second block may be of a kind
+        (lambda names: names - {"blk.0.ffn_up.weight"} | {"blk.0.ffn_norm.weight"}, []),  # the first may be of its own
+    ],
+)
+def test_blocks_of_gguf(changed: Callable[[set[str]], set[str]], expected: list[str]) -> None:
+    names = changed({f"blk.{n}.{part}.weight" for n in range(4) for part in ("attn_q", "ffn_up")})
+    tensors = tuple(GgufTensor(name, (4, 4), "f32", 64) for name in sorted(names))
+    fields = {"general.architecture": "llama", "llama.block_count": 4}
+    found = list(doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, "")))
+    assert [(each.severity, each.where) for each in found] == [("wrong", where) for where in expected]
