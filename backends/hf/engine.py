@@ -183,6 +183,8 @@ class TransformersEngine(LogitsEngine):
             self.model.set_attn_implementation("eager")
         check_resident(folder, self.model, stored)
         self.model.eval()
+        if not self.options.streaming:  # it would read every layer once more
+            check_causal(folder, self.model)
         takes = inspect.signature(self.model.forward).parameters
         self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
         self.takes_positions = "position_ids" in takes
@@ -362,6 +364,29 @@ def ignored_by_attention(model: Any) -> str:
             if found := next((name for name in given if getattr(module, name, None) is not None), ""):
                 return str(found)
     return ""
+
+
+def check_causal(folder: Path, model: Any) -> None:
+    """ModelError if a token changes the logits before it, as in encoders, which see the tokens that they would predict.
+
+    Two texts of eight tokens, which differ in the one in the middle, are the rows of one forward pass.  If both
+    directions of attention are open, the mean change of the log-probabilities before that token is about the one
+    behind it; if one is, it is 0, or a rounding of kernels that mix tokens, such as experts'.
+    """
+    import torch
+
+    first = model.config.get_text_config().vocab_size // 4
+    texts = torch.arange(first, first + 8, device=model.device).repeat(2, 1)
+    texts[1, 4] = first - 1
+    with torch.inference_mode():
+        logprobs = model(texts, use_cache=False).logits.float().log_softmax(-1)
+    change = (logprobs[0] - logprobs[1]).nan_to_num(0.0).abs().mean(-1)
+    before, behind = float(change[:4].mean()), float(change[5:].mean())
+    if before > max(behind / 2, 1e-6):
+        raise ModelError(
+            f"{folder}: {type(model).__name__} lets tokens see what follows (another one changes the log-probabilities "
+            f"before it by {before:.2g} nats, and those behind it by {behind:.2g}); nothing to score"
+        )
 
 
 def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:

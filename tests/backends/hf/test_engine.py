@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from accelerate.hooks import ModelHook, add_hook_to_module
 
 from compare_q.backends.base import ScoreRequest, Window
@@ -157,3 +159,15 @@ def test_a_dtype_that_loses_digits_is_said(toy_model: Path) -> None:
     """The toy is stored in bfloat16."""
     notes = {dtype: loaded(toy_model, dtype=dtype).provenance().get("notes", []) for dtype in ("float16", "float32")}
     assert [len(said) for said in notes.values()] == [1, 0]
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_a_model_that_sees_later_tokens_is_refused(tmp_path: Path, is_decoder: bool) -> None:
+    """BERT is an encoder unless its config says otherwise, and Transformers scores it with a mere warning."""
+    config = transformers.BertConfig(
+        vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        initializer_range=0.3, is_decoder=is_decoder,
+    )  # fmt: skip
+    transformers.BertLMHeadModel(config).save_pretrained(tmp_path)
+    with nullcontext() if is_decoder else pytest.raises(ModelError, match="what follows"):
+        loaded(tmp_path, dtype="float32").close()
