@@ -253,8 +253,10 @@ class TransformersEngine(LogitsEngine):
                 self.noise.begin(token_ids[0, begin:end], torch.arange(begin, end))
             keys |= {"position_ids": positions[:, begin:end]} if self.takes_positions else {}
             found = self.model(token_ids[:, begin:end], past_key_values=cache, use_cache=True, **keys)
-            cache = found.get("past_key_values")
-            if cache is None or cache.get_seq_length() != end:
+            cache, held = found.get("past_key_values"), 0
+            with suppress(ValueError):  # a cache without layers of attention
+                held = 0 if cache is None else cache.get_seq_length()
+            if held != end:
                 raise ModelError(f"phase: {type(self.model).__name__} keeps no cache of all tokens, which decode needs")
             logits: torch.Tensor = found.logits[0]
             return logits
