@@ -69,9 +69,10 @@ class KeepingExtension(ScoringExtension):
     _compare_q_kept: dict[int, list[torch.Tensor]] | None = None
 
     def compare_q_install(self, decodes: bool = False) -> str:
-        score = Scorer.score
+        both_logits = Scorer.both_logits
 
-        def kept(scorer: Scorer, logits: Any, reference: Any, chunk: Chunk) -> None:
+        def kept(scorer: Scorer, hidden: Any, chunk: Chunk) -> Any:
+            logits, reference = both_logits(scorer, hidden, chunk)
             begin = 0
             compares = scorer.plan.reference is not None  # and is no pass of the probe
             for part in chunk.parts if self._compare_q_kept is not None and compares else ():
@@ -79,9 +80,9 @@ class KeepingExtension(ScoringExtension):
                 assert part.rows.begin == sum(map(len, kept))
                 kept.append(logits[begin : begin + part.n_rows].clone())
                 begin += part.n_rows
-            score(scorer, logits, reference, chunk)
+            return logits, reference
 
-        Scorer.score = kept  # type: ignore[method-assign]
+        Scorer.both_logits = kept  # type: ignore[method-assign]
         return super().compare_q_install(decodes)
 
     def compare_q_keep(self) -> None:

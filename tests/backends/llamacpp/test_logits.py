@@ -16,6 +16,7 @@ from compare_q.backends.base import Decode, ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp import FLOOR
 from compare_q.backends.reference import store as reference
+from compare_q.backends.scoring.decode_check import TOKENS
 from tests.backends.llamacpp.conftest import write_gguf
 from tests.support.llama_cpp import EXACT, loaded, needs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
@@ -60,7 +61,7 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
 def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 61 tokens positions 20 to 29 and 50 to 54 are scored, so that 19 to 28 and 49 to 53 go one at a time.
 
-    Before that, 16 tokens are decoded and prefilled, to be compared.
+    Before that, a short window is decoded and prefilled, to be compared.
     """
     window = replace(toy_windows(1, 61)[0], spans=((20, 30), (50, 55)))
     engines = loaded(toy_gguf, **EXACT), loaded(toy_gguf, decode=Decode(1, behind_prompts=True), n_batch=16, **EXACT)
@@ -75,7 +76,7 @@ def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypa
     monkeypatch.setattr(engines[1].library, "llama_decode", counted)
     (found,) = engines[1].score([window], ScoreRequest())
     np.testing.assert_allclose(found.logprob, whole.logprob, atol=1e-3)
-    assert sizes == [*[1] * 16, 16, 16, 3, *[1] * 10, 16, 4, *[1] * 5, 7]
+    assert sizes == [*[1] * TOKENS, 16, TOKENS - 16, 16, 3, *[1] * 10, 16, 4, *[1] * 5, 7]
     for engine in engines:
         engine.close()
 
