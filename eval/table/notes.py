@@ -167,7 +167,7 @@ def reference_notes(text: TextResult) -> list[str]:
         return [f"the reference, {text.reference['label']}, has a PPL of {ppl} on these tokens"]
     quantized = [
         f"{model.label}: the reference is quantized itself, so that a KLD is the distance from it, and not from the "
-        "original" for model in rows if model.is_quantized
+        "original" for model in rows if model.is_quantized and (model.layers or model.bpw_layer)
     ]  # fmt: skip
     return quantized + [
         f"{model.label}: {number_text(model.bits_per_byte, 4)} bits per byte, byte perplexity "
