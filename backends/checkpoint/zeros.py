@@ -24,8 +24,8 @@ from compare_q.backends.hub import SILENT, Watch
 from compare_q.backends.layers.names import NUMBER
 
 SAMPLES, SAMPLE, READS = 17, 512, 1 << 14
-"""Most samples of a tensor, and bytes of each; all rows are looked at if a sample has only zeros.  Of models with many
-tensors, as mixtures of experts, fewer samples are read, at least 3 of a tensor: about so many in all."""
+"""Most samples of a tensor, and bytes of each; if a sample repeats a number, all rows are looked at.  Of models with
+many tensors, as mixtures of experts, fewer samples are read, at least 3 of a tensor: about so many in all."""
 FIRST_BYTES, STEP = 32, 1 << 24
 """Bytes of each row that are read first; bytes that are read at a time of rows that begin with zeros."""
 WORD = 4
