@@ -1,0 +1,74 @@
+"""``--fail-if 'kld > 0.05'``: conditions on the columns of a table, which every row must not fulfil.
+
+The number is that of the column as the table shows it: ``same_top < 99`` is in percent.  A row without a value fails as
+well, since nothing shows that it is right.  The reference has no value in the columns that compare with it, and fails
+by none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable
+from compare_q.eval.results import ModelResult, RunResult
+from compare_q.eval.table.columns import BY_NAME, Column, checked
+from compare_q.eval.table.numbers import number_text
+
+SIGNS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+PATTERN = re.compile(rf"\s*([\w.]+)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
+
+
+class Condition(NamedTuple):
+    """A column, a sign of ``SIGNS`` and a limit in the column's unit; a row for which it holds fails."""
+
+    column: Column
+    sign: str
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.column.name} {self.sign} {self.limit:g}"
+
+    def fault(self, model: ModelResult) -> str:
+        """Return why a row fails; empty if it does not."""
+        if model.reference and self.column.of_reference is not None:
+            return ""
+        if model.error:
+            return f"n/a, as it failed: {model.error}"
+        value = self.column.value(model)
+        if value is None:
+            return "n/a"
+        shown = self.column.times * value + self.column.plus
+        return number_text(shown, self.column.digits or 0) if SIGNS[self.sign](shown, self.limit) else ""
+
+
+def parse(given: str) -> Condition:
+    """Return the condition in words; InputError for another form, an unknown column, or a column of words."""
+    found = PATTERN.fullmatch(given)
+    limit = math.nan
+    with suppress(ValueError):
+        limit = float(found[3]) if found else math.nan
+    if found is None or not math.isfinite(limit):
+        raise InputError(f"{printable(given)!r}: expected COLUMN SIGN NUMBER, such as 'kld > 0.05'")
+    checked([found[1]])
+    column = BY_NAME[found[1]]
+    if column.digits is None:
+        raise InputError(f"{found[1]}: is a column of words; a condition needs a column of numbers")
+    return Condition(column, found[2], limit)
+
+
+def faults(run: RunResult, conditions: Sequence[Condition]) -> Iterator[str]:
+    """Yield a line for each row of each text that fails by a condition: ``W4A16: kld > 0.05 (0.35637)``."""
+    for text in run.scored:
+        where = f" on {text.name}" if len(run.texts) > 1 else ""
+        for model in text.models:
+            for condition in conditions:
+                if fault := condition.fault(model):
+                    yield f"{model.label}{where}: {condition} ({fault})"
