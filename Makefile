@@ -28,7 +28,7 @@ MASK_avx512 := $(MASKED) ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
 MASK := $(if $(filter-out $(shell uname -m),$(CPU)),$(or $(MASK_$(CPU)),$(error CPU=$(CPU): unknown; known: \
   $(patsubst MASK_%,%,$(filter MASK_%,$(.VARIABLES))))))
 
-.PHONY: install llama demo demo-all test quick bench fuzz check format schema lock clean
+.PHONY: install llama demo demo-all test quick bench versions fuzz check format schema lock clean
 
 install: $(READY)  ## the environment, and compare_q in it
 	@echo "installed; now: source $(BIN)/activate"
@@ -52,6 +52,10 @@ quick: check  ## lint, types and every fast test that starts no engine, in a min
 BENCH ?= bench-$(TARGET).json
 bench: $(READY)  ## wall time of a table over its models' prefill, by part, and peers: an 8B shape on a GPU, else a toy
 	$(BIN)/python -m benchmarks.table $(BENCH) --peers 16
+
+versions: $(READY)  ## gate the oldest and the newest vLLM and Transformers beside the locked ones, on the demo's model
+	test -d demo/models/smollm2-135m || $(MAKE) --no-print-directory demo
+	$(BIN)/python -m benchmarks.versions results/cpu/versions.md demo/models/smollm2-135m
 
 FUZZ_EXAMPLES ?= 20000
 fuzz: $(READY)  ## damaged files for every reader, other ones each time: FUZZ_EXAMPLES=100000 make fuzz

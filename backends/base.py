@@ -168,6 +168,9 @@ class Capabilities:
     refuses: bool = False  # ``refusal`` finds more than ``check``
     decodes: int = 0  # maximum number of windows at a time in decode
     decodes_behind_prompts: bool = False  # decode can be limited to the scored tokens
+    one_at_a_time: Mapping[str, Any] | None = None  # options with which one window is computed at a time; None: always
+    noise: Mapping[str, Any] | None = None  # options that go with ``noise``; None: the engine has no such option
+    arithmetic: tuple[str, ...] = ()  # options of which another value must change roundings
 
     def installed(self) -> tuple[str, str] | None:
         """Return (distribution, version) that provides the engine, ("built in", "") without one; None if missing."""
@@ -240,6 +243,7 @@ class PlannedModel(BaseModel):
     override_tensors: tuple[Path, ...] = ()  # files whose tensors replace the model's
     revision: str | None = None  # branch, tag or commit of a hub id; None: the default branch
     decode: Decode | None = None  # how windows are fed in decode steps; None: prefill
+    check_decode: bool = True  # decode that differs from prefill is refused; False: the run compares them itself
     stamp: str = ""  # ``ModelFiles.stamp`` when the scores' key was made; empty before that
     log_file: Path | None = None  # file for the engine's output; None: the terminal
 

@@ -145,7 +145,7 @@ class LogitsEngine(Engine):
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the scores of every window, in the order of the windows; ModelError as of ``check_decode``."""
-        if self.planned.decode is not None and windows and not self.decodes_right:
+        if self.planned.decode is not None and self.planned.check_decode and windows and not self.decodes_right:
             self.check_decode(decode_check.short_window(windows))
             self.decodes_right = True
         self.prepare(windows)

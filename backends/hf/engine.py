@@ -106,6 +106,8 @@ class TransformersEngine(LogitsEngine):
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         decodes=1,
         decodes_behind_prompts=True,
+        noise={},
+        arithmetic=("dtype", "attn_implementation", "experts_implementation", "quantization_config"),
     )
     files = TransformersFolder
     options_type = TransformersOptions

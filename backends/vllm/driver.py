@@ -82,7 +82,8 @@ class VllmDriver:
 
     ``noise_seed``: layers get noise (``backends/layers/noise.py``), except in the probe.  ``step``: tokens of a window
     in a decode step; None in prefill.  ``report``: of the ranks, at the end of the last scoring run, which took
-    ``n_steps`` of vLLM's steps.  ``decode_difference``: from prefill, nats; None if they were not compared.
+    ``n_steps`` of vLLM's steps.  ``decode_difference``: from prefill, nats; None if they were not compared, as without
+    ``compares``.
     """
 
     llm: Any
@@ -94,6 +95,7 @@ class VllmDriver:
     report: dict[str, Any] = field(default_factory=dict)
     n_steps: int = 0
     decode_difference: float | None = None
+    compares: bool = True
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every worker; return the results in the order of ranks."""
@@ -229,7 +231,7 @@ class VllmDriver:
             for scores in self.score(short, Plan(gathered=gathered)):
                 alone[scores.window] = scores.logprob
             self.check_alone(alone, found, gathered=gathered)
-            if self.step:
+            if self.step and self.compares:
                 self.check_decode(short, alone, gathered=gathered)
             apart = report["head_reason"] or report["head_difference"]
             largest_of_all = max(float(largest_logit(shards).max()) for shards in found.shards)

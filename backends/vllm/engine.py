@@ -115,6 +115,9 @@ class VllmEngine(Engine):
         batches=True,
         decodes=512,
         refuses=True,
+        one_at_a_time={"max_num_seqs": 1},
+        noise={"enforce_eager": True},
+        arithmetic=("dtype", "quantization", "kv_cache_dtype", "attention_backend", "linear_backend", "moe_backend"),
     )
     files = VllmFolder
     driver: VllmDriver
@@ -192,7 +195,7 @@ class VllmEngine(Engine):
         except Exception as error:  # a config error, a refused checkpoint, a dead worker
             raise ModelError(f"vLLM refused {folder}: {self.explained(error)}") from error
         step, seed = None if decode is None else decode.step, noise.seed_of(self.planned.options)
-        self.driver = VllmDriver(self.llm, runner, seed, on_cpu=cpu, step=step)
+        self.driver = VllmDriver(self.llm, runner, seed, on_cpu=cpu, step=step, compares=self.planned.check_decode)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Return the scores in the order in which windows finish; all are queued at once, so that batches are full."""
@@ -220,6 +223,7 @@ class VllmEngine(Engine):
         others = [name for name in attention if name and asked != "AUTO" and not name.startswith(asked)]
         stored = CheckpointConfig.read(local_folder(self.planned.model_dir)).dtype
         cast = "dtype" not in self.arguments and stored not in (None, dtype)
+        unchecked = decode is not None and self.driver.compares and self.driver.decode_difference is None
         floor = noise.provenance_of(noise.seed_of(self.planned.options))
         return {
             "model_class": ", ".join(config.model_config.architectures),
@@ -243,7 +247,7 @@ class VllmEngine(Engine):
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
             "notes": [
-                *([DECODE_UNCHECKED] if decode is not None and self.driver.decode_difference is None else []),
+                *([DECODE_UNCHECKED] if unchecked else []),
                 *([f"stored in {stored}, and ran in {dtype}, as vLLM chose"] if cast else []),
                 *groups.kv_notes(caches, str(config.cache_config.cache_dtype)),
                 *floor.get("notes", ()),

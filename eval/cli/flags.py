@@ -19,12 +19,13 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.common.cache import default_root
 from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES
-from compare_q.eval.table import columns, pairs
+from compare_q.eval.table import columns, conditions, pairs
 
 COMMANDS = {
     "run": "measure models (the word may be left out)",
     "check": "print what a run would do, and what it would refuse; starts no engine",
     "show": "print, draw, filter and combine finished runs",
+    "gate": "say whether several ways to run a model compute the same",
     "doctor": "describe checkpoints and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
@@ -176,35 +177,46 @@ def on(names: str, commands: str, help: str, action: Any = "store_true") -> Opti
 
 many, no_limit = {"nargs": "+", "action": "extend"}, {"type": float, "default": math.inf}
 y_axis = {"nargs": 0, "dest": "measure"}
-RUN, SHOWN, EVERY = "run check", "run check show", " ".join(COMMANDS)
+RUN, RUNS, SHOWN, EVERY = "run check", "run check gate", "run check show", " ".join(COMMANDS)
 OPTIONS: dict[str, list[Option]] = {
     "what": [
         option("models", RUN, "MODEL", "folders, hub ids, files or servers as [LABEL=]MODEL[@ENGINE]; the first is the "
                "reference", nargs="*", default=[]),
+        option("models", "gate", "MODEL", "folders or hub ids as [LABEL=]MODEL[@ENGINE]; the others are compared with "
+               "the first", nargs="*", default=[]),
         option("models", "doctor", "MODEL", "folders, GGUF files, hub ids, or model specs", nargs="+", default=[]),
         option("source", "show", "FILE", "results.json or report.html of finished runs; several become one table", Path,
                nargs="+", default=[]),
-        option("-d --dataspec", RUN, "TEXT", "data specs (JSON); with MODELs also wiki2, code, chat, lm_eval:TASK, or "
+        option("-d --dataspec", RUNS, "TEXT", "data specs (JSON); with MODELs also wiki2, code, chat, lm_eval:TASK, or "
                "a file of text", Path, **many),
-        option("-m --modelspec", RUN, "SPEC", "model specs (JSON)", **many),
+        option("-m --modelspec", RUNS, "SPEC", "model specs (JSON)", **many),
         option("-mask --mask", SHOWN, "A;B", "only models with one of these words in the label"),
-        option("--tokenizer", RUN, "FOLDER", "tokenizer for MODELs without one, as GGUF files", str),
+        option("--tokenizer", RUNS, "FOLDER", "tokenizer for MODELs without one, as GGUF files", str),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
-        option("-r --rows", RUN, "N", "number of windows, or all", WINDOWS),
+        option("-r --rows", RUNS, "N", "number of windows, or all", WINDOWS),
         option("--until", RUN, "kld:PERCENT%", "choose the number of windows by the KLD's error", relative_error),
+        option("--sweep", "gate", "KEY=A,B", "a variant for each value of a key of the model spec, as engine.NAME=A,B",
+               str, action="append", default=[]),
+        option("--variant", "gate", "LABEL:KEY=A", "a variant with these keys, as new:python=~/vllm-new", str,
+               action="append", default=[]),
+        option("--phase", "gate", "PHASE", "prefill or decode alone", one_of(("prefill", "decode"))),
+        option("--baseline", "gate", "FILE", "take the first variant's scores of this gate.json from the cache", Path),
+        option("--arbiter", "gate", "ENGINE", "say which of two is nearer to float32 in this engine", str),
+        option("--fail-if", "run show gate", "CONDITION", "fail if a row fulfils it, as 'kld > 0.05'",
+               conditions.parse, action="append", default=[]),
         on("--divergences", RUN, "also measure reverse KLD, JS, TV, top-5 agreement"),
         option("-lf --logits_file", RUN, "FILE", "reference store to read, or to make", Path),
         on("-cc --clear_cache", RUN, "first delete what is cached of text and models"),
         on("--verify-weights", RUN, "identify models by every byte, not by samples"),
     ],
     "where": [
-        option("--gpus", RUN, "LIST", "GPUs to use, as 0,1", names),
-        option("--python", RUN, "ENGINE=PYTHON", "Python or virtual environment for an engine", PYTHON, action="append",
-               default=[]),
+        option("--gpus", RUNS, "LIST", "GPUs to use, as 0,1", names),
+        option("--python", RUNS, "ENGINE=PYTHON", "Python or virtual environment for an engine", PYTHON,
+               action="append", default=[]),
         option("--ray", RUN, "ADDRESS", "run on the nodes of a Ray cluster; auto: the local", str),
-        option("--deadline", RUN, "SECONDS", "stop a model that is silent for this time", seconds),
-        on("--verbose", SHOWN, "let engines print their logs"),
-        option("--cache-dir", "run check cache", "FOLDER", "where tokens, scores and references are kept", Path),
+        option("--deadline", RUNS, "SECONDS", "stop a model that is silent for this time", seconds),
+        on("--verbose", f"{SHOWN} gate", "let engines print their logs"),
+        option("--cache-dir", "run check gate cache", "FOLDER", "where tokens, scores and references are kept", Path),
         option("--cache-limit", "run check cache", "SIZE", "delete the oldest entries above SIZE, as 20GB", BYTES),
         option("--version", "run", None, "print the version", action="version", version=f"compare_q {__version__}"),
         on("-h --help", EVERY, "print this", "help"),
@@ -219,9 +231,10 @@ OPTIONS: dict[str, list[Option]] = {
                default=[]),
     ],
     "files": [
-        option("-o --output", SHOWN, "FILE", "write the results as JSON", Path),
+        option("-o --output", f"{SHOWN} gate", "FILE", "write the results as JSON", Path),
         option("--csv", SHOWN, "FILE", "write the results as CSV", Path),
-        option("--markdown", SHOWN, "FILE", "write the table as Markdown", Path),
+        option("--markdown", f"{SHOWN} gate", "FILE", "write the table, or the verdicts, as Markdown", Path),
+        option("--junit", "gate", "FILE", "write the verdicts as JUnit XML", Path),
         option("--html", SHOWN, "FILE", "write a report as one HTML file", Path),
         option("--tokens-out", RUN, "FOLDER", "write the token scores of each model as Parquet", Path),
         option("--save-specs", RUN, "FOLDER", "write data.json and models.json of what ran", Path),
@@ -286,7 +299,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if args.kld_value and (args.measure or "kld") != "kld":
         raise InputError(f"--kld-value: is a value of KL divergence; leave it or -{args.measure} out")
     args.measure = "kld" if args.kld_value else args.measure
-    if command in RUN.split():
+    if command in RUNS.split():
         check_run(args)
     return args
 

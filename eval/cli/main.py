@@ -2,8 +2,8 @@
 
 Exit status 0: all models were scored, or a finished run was shown.  1: some models failed, or the reference could not
 be kept, and the others are in the table; or doctor or check found that a number would be wrong.  2: bad input, no model
-was scored, or an output could not be written; a closed standard output (| head) does not count.  128 + its number: a
-signal.
+was scored, or an output could not be written; a closed standard output (| head) does not count.  4: a condition of
+--fail-if holds.  128 + its number: a signal.  gate has statuses of its own.
 
 What only a run needs is imported when it starts, so that --help and show answer sooner.
 """
@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -30,17 +29,10 @@ from compare_q.eval.cli import adaptive, flags, outputs
 from compare_q.eval.cli import cache as cache_command
 from compare_q.eval.cli.outputs import print_errors, print_note
 from compare_q.eval.common import files
-from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs
-from compare_q.eval.common.progress import Progress
+from compare_q.eval.results import RunResult
 from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec, ModelSpec
-
-if TYPE_CHECKING:
-    from compare_q.eval.run.config import RunConfig
-
-NO_DATA_SPEC = "with -m, -d takes data specs (JSON); a text goes with MODEL arguments: compare-q MODEL ... -d TEXT"
-NO_MODEL_SPEC = "-m takes model specs (JSON); a model without a spec is an argument: compare-q MODEL ... -d TEXT"
+from compare_q.eval.table import conditions
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -66,11 +58,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run_command(args: argparse.Namespace) -> int:
     """``run``, and ``check``, which ends before anything is scored."""
+    from compare_q.eval.cli import inputs
     from compare_q.eval.run import runner
     from compare_q.eval.run.workers import signals_interrupt
     from compare_q.eval.text import corpus
 
-    data, models = specs_of(args)
+    data, models = inputs.specs_of(args)
     texts = dict(zip(corpus.names_of(data), data, strict=True))
     reference = bool(args.logits_file) or any(spec.is_reference for spec in models)
     if args.until or (args.models and args.rows is None):
@@ -78,7 +71,7 @@ def run_command(args: argparse.Namespace) -> int:
     labels, answers = [spec.name for spec in models], any(spec.is_answers for spec in data)
     print_note(flags.check_content(args, list(texts), labels, reference=reference, answers=answers))
     outputs.check(args, texts, models)
-    config = run_config(args)
+    config = inputs.run_config(args)
     if args.command == "check":
         from compare_q.eval.cli import check
 
@@ -95,50 +88,9 @@ def run_command(args: argparse.Namespace) -> int:
             status = outputs.write_files(args, results, written)
             lacks = any(text.reference is None and any(m.reference for m in text.models) for text in results.texts)
             failed = any(text.error or any(m.error for m in text.models) for text in results.texts)
-            status = status or int(failed or lacks)
+            status = status or failing(args, results) or int(failed or lacks)
             print_note("interrupted; run again to continue" if done.signal else None)
         return 128 + done.signal if done.signal else status
-
-
-def specs_of(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]:
-    """Return the texts and models of the files of ``-d`` and ``-m``, or those that the command line names.
-
-    Prints which model is the reference, or each model's engine and why it was chosen.
-    """
-    texts = list(map(str, args.dataspec or []))
-    if args.models:
-        from compare_q.eval.cli import shorthand
-
-        elsewhere = {engine for engine, _ in args.python} | set(reading.load_settings().python)
-        named = shorthand.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
-        data, said = shorthand.texts(texts, named, args.tokenizer)
-        models = [each.spec for each in named]
-        said = [*(f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named), *said]
-    else:
-        data = reading.load_data_specs(reading.expand(texts), NO_DATA_SPEC)
-        models = reading.load_model_specs(reading.expand(args.modelspec), NO_MODEL_SPEC, print_note)
-        models, said = reading.one_reference(models, stored=args.logits_file is not None)
-    chosen = reading.apply_mask(models, args.mask)
-    print_note(*said)
-    return data, chosen
-
-
-def run_config(args: argparse.Namespace) -> RunConfig:
-    """Return the configuration of the run that the flags describe."""
-    from compare_q.eval.run.config import local_config
-
-    silence = {} if args.deadline is None else {"load_timeout_s": args.deadline, "window_timeout_s": args.deadline}
-    progress = Progress()
-    config = local_config(
-        Cache(args.cache_dir), progress, gpus=[] if args.ray else args.gpus or None, pythons=dict(args.python),
-        clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file, divergences=args.divergences,
-        verify_weights=args.verify_weights, on_row=partial(outputs.print_row, progress.say), **silence,
-    )  # fmt: skip
-    if args.ray:
-        from compare_q.eval import cluster
-
-        return cluster.on_cluster(config, args.ray, print_note)
-    return config
 
 
 def show_command(args: argparse.Namespace) -> int:
@@ -151,7 +103,14 @@ def show_command(args: argparse.Namespace) -> int:
     outputs.check(args)
     results, written = results.updated(title=args.title or results.title), Outputs(args.verbose)
     outputs.print_table(args, results, written)
-    return outputs.write_files(args, results, written)
+    return outputs.write_files(args, results, written) or failing(args, results)
+
+
+def failing(args: argparse.Namespace, results: RunResult) -> int:
+    """Print the rows for which a condition of ``--fail-if`` holds; return the exit status for them, 4, or 0."""
+    found = list(conditions.faults(results, args.fail_if))
+    print_note(*(f"failed: {line}" for line in found))
+    return 4 if found else 0
 
 
 def list_engines(args: argparse.Namespace) -> int:
@@ -171,4 +130,5 @@ def list_engines(args: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run_command, "check": run_command, "show": show_command, "cache": cache_command.run, "engines": list_engines,
     "doctor": lambda args: importlib.import_module("compare_q.eval.cli.doctor").run(args.models),
+    "gate": lambda args: importlib.import_module("compare_q.eval.cli.gate").run(args),
 }  # fmt: skip

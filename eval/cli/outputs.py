@@ -28,7 +28,7 @@ from compare_q.eval.table import columns, pairs, render
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import RunOutcome
 
-FILES = ("--output", "--csv", "--markdown", "--html", "--plot_file", "--card")
+FILES = ("--output", "--csv", "--markdown", "--junit", "--html", "--plot_file", "--card")
 FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 
 

@@ -31,6 +31,7 @@ class RunConfig:
     clear: bool = False  # first delete the cached tokens, scores and reference store of this text and these models
     verbose: bool = False  # engines print on the terminal
     verify_weights: bool = False  # the scores' key holds the hash of every byte of the weight files, not of samples
+    check_decode: bool = True  # refuse a model whose decode differs from its prefill; False: the caller compares them
     divergences: bool = False  # also compute reverse KLD, Jensen-Shannon, total variation and top-5 agreement
     load_timeout_s: float = 3600.0  # maximum seconds of silence of a worker while it loads
     window_timeout_s: float = 1800.0  # maximum seconds of silence of a worker between two windows

@@ -71,7 +71,7 @@ def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedMo
         decode=decode_of(spec, engine_class.capabilities), spec=spec.model_dump(mode="json", exclude_unset=True),
         spec_sha256=spec.digest(), python=config.workers.python(python, engine, spec.load_fn),
         replicas=spec.replicas, resources=dict(spec.resources), is_reference=spec.is_reference,
-        out_logits=Path(spec.locate(spec.out_logits)) if spec.out_logits else None,
+        check_decode=config.check_decode, out_logits=Path(spec.locate(spec.out_logits)) if spec.out_logits else None,
     )  # fmt: skip
     check_unicode("model_dir", model.model_dir, *model.override_tensors)
     check_unicode("python", model.python)
@@ -280,6 +280,8 @@ def identity(config: RunConfig, model: PlannedModel, text: EvalData) -> dict[str
     }  # fmt: skip
     if model.options.get("noise") is not None:
         found["noise"] = noise.VERSION
+    if (repeat := model.spec.get("repeat")) is not None:
+        found["repeat"] = repeat
     if model.decode is not None:  # omitted in prefill, so that existing cache keys stay valid
         found["decode"] = asdict(model.decode)
     if (edge := facts_of(model).rope_changes_above) is not None:  # the longest window of a run decides for all of them

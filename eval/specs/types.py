@@ -37,7 +37,7 @@ Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LATER_KEYS = {
     "method", "noise_floor", "group", "detokenize", "python", "gpus", "replicas", "resources", "score_roles",
     "score_turns", "long", "chat_template_kwargs", "task", "include_path", "num_fewshot", "sample", "phase", "step",
-    "batch", "unscored", "score_last", "score_every",
+    "batch", "unscored", "score_last", "score_every", "repeat",
 }  # fmt: skip
 """Keys that were added after the first results.  A default is left out of a spec's digest, so that digests of older
 specs stay valid."""
@@ -283,6 +283,7 @@ class ModelSpec(Spec):
     reference: bool = Field(False, description="KL divergence of the other models is measured against this one")
     noise_floor: bool = Field(False, description="shows what a lossless scheme would show: a row and a line of its own")
     out_logits: str | None = Field(None, description="as reference, and the folder in which its store is kept")
+    repeat: str | None = Field(None, description="name of a further run: it is scored again, not read from the cache")
     override_bpw_layer: Bits | None = Field(None, description="replaces the measured layer bits per weight")
     override_bpw_head: Bits | None = Field(None, description="replaces the measured head bits per weight")
     override_vram_bits: Bits | None = Field(None, description="replaces the measured bits of layers and head")

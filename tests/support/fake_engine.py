@@ -3,9 +3,10 @@
 ``$COMPARE_Q_ENGINES`` is to be ``LOCATION``, so that workers have it too.
 
 ``load_fn: "fake"``; ``engine`` options: ``nan_windows`` (their first scored position is NaN), ``seconds`` (that each
-window takes), ``meet`` (a folder: nothing is scored before two models are there), ``fail`` (after so many windows).
-The logits are ``boost`` for the target and 0 elsewhere, so that log p = boost - ln(exp(boost) + V - 1) at every
-position: with boost 0 the model is uniform, and PPL = V exactly.
+window takes), ``meet`` (a folder: nothing is scored before two models are there), ``fail`` (after so many windows),
+``noise`` (normal, of ``NOISE``), ``random`` (such noise, another one in each run), ``shift`` (of the first logit) and
+``kernel`` (which changes nothing).  The logits are ``boost`` for the target and 0 elsewhere, so that log p = boost -
+ln(exp(boost) + V - 1) at every position: with boost 0 the model is uniform, and PPL = V exactly.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import numpy as np
 from pydantic import Field, PositiveInt
 
 from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 LOCATION = f"{__name__}:FakeEngine"
 MEETING_SECONDS = 120.0
+NOISE = 1e-3
 
 
 class FakeOptions(EngineOptions, strict=True):
@@ -45,6 +48,11 @@ class FakeOptions(EngineOptions, strict=True):
     seconds: float = Field(0.0, ge=0)
     meet: str | None = None
     nan_windows: list[int] = Field(default_factory=list)
+    noise: Literal["bf16"] | None = None
+    noise_seed: int = 0
+    shift: float = 0.0
+    random: float = 0.0
+    kernel: str = "closed form"
 
 
 class FakeEngine(LogitsEngine):
@@ -53,6 +61,7 @@ class FakeEngine(LogitsEngine):
     capabilities = Capabilities(
         load_fns=("fake",), fwd_fn="fake", packages=(), install="nothing to install",
         summary="closed-form logits: PPL known in advance, for tests", decodes=512, decodes_behind_prompts=True,
+        noise={}, arithmetic=("kernel",),
     )  # fmt: skip
     options_type = FakeOptions
 
@@ -80,6 +89,10 @@ class FakeEngine(LogitsEngine):
         logits = torch.zeros(len(window.token_ids), options.vocab_size)
         targets = torch.from_numpy(window.token_ids[1:]).long()
         logits[torch.arange(len(targets)), targets] = options.boost
+        logits[:, 0] += options.shift
+        known = (options.noise_seed, window.index) if options.noise else None
+        for size, seed in ((NOISE * bool(options.noise), known), (options.random, None)):
+            logits += size * torch.from_numpy(np.random.default_rng(seed).standard_normal(logits.shape, np.float32))
         if window.index in options.nan_windows:
             logits[window.spans[0][0] - 1] = float("nan")
         yield logits

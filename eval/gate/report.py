@@ -1,0 +1,129 @@
+"""The outcome of a gate: gate.json, lines for a terminal, Markdown for a pull request, JUnit XML for a CI server."""
+
+from __future__ import annotations
+
+import shlex
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from compare_q.backends.common import json_files
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable
+from compare_q.backends.common.options import describe
+from compare_q.eval.gate.floor import LEVEL, Floor
+from compare_q.eval.gate.variants import shape_of
+from compare_q.eval.gate.verdicts import Verdict
+from compare_q.eval.results import JsonObject, ModelResult, Stored, Text
+from compare_q.eval.table.render import escaped
+
+MODES = {True: "eager", False: "compiled"}
+
+
+class GateResult(Stored):
+    """A gate, as gate.json holds it.  KLDs are in nats per token."""
+
+    gate: Literal[1] = Field(default=1, description="version of this layout")
+    created: str = ""
+    command: tuple[Text, ...] = ()
+    versions: dict[str, str] = Field(default={})
+    hardware: JsonObject = Field(default={})
+    text: Text = Field(description="the text and its windows")
+    run: str = Field(description="name of the run of the first variant, whose scores --baseline finds in the cache")
+    floor: tuple[Text, ...] = Field(description="the noise floor in words; empty if the first variant failed")
+    variants: tuple[Verdict, ...] = Field(description="the first one is what the others are compared with")
+    conditions: tuple[Text, ...] = Field(default=(), description="rows that fail by a --fail-if, and why")
+    nearer: tuple[Text, ...] = Field(default=(), description="what --arbiter found")
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 all as before, 1 a variant is not, or a condition holds, 3 a variant failed."""
+        outcomes = {verdict.outcome for verdict in self.variants}
+        return 3 if "failed" in outcomes else int(outcomes != {"as before"} or bool(self.conditions))
+
+    def json_text(self) -> str:
+        """The content of gate.json."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    @classmethod
+    def read(cls, file: Path) -> GateResult:
+        """Return the gate of a gate.json; InputError in one line for another file, or damage."""
+        try:
+            return cls.model_validate_json(json_files.read_bytes(file))
+        except ValidationError as error:
+            raise InputError(f"{printable(file)}: is no gate.json: {describe(error, cls.model_fields)}") from None
+
+
+def floor_lines(floor: Floor, windows: int, first: Verdict) -> Iterator[str]:
+    """Yield lines about the noise floor: its limit, its parts, and what the gate would have found."""
+    limit, least, most = floor.limit(windows), min(floor.klds), max(floor.klds)
+    copies = f"{len(floor.klds)} copies of {first.label} with other roundings, KLD {least:.4g} to {most:.4g}"
+    yield f"noise floor {limit:.4g} nats: the {LEVEL:.0%} limit, for all {floor.comparisons} comparisons, of {copies}"
+    own = [f"{shape_of(row)} {row.kld:.4g}" for row in first.rows if row.kld is not None and not row.reference]
+    yield f"KLD of {first.label} from itself: {', '.join(own)}"
+    yield f"a fault is found if it adds more than {limit - least:.2g} nats to the KLD of roundings"
+
+
+def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
+    """Yield what a variant really used, its ``rows``, and the tokens on which it differs most."""
+    used = [used_in_words(row) for row in verdict.rows]
+    yield used[0]
+    for row, words in zip(verdict.rows, used, strict=True):
+        kld = "n/a" if row.kld is None else f"{row.kld:.4g}"
+        if rows or words != used[0]:
+            yield f"{shape_of(row)}: KLD {kld}{'' if words == used[0] else f'; {words}'}"
+    worst = max(verdict.rows, key=lambda row: row.kld or 0.0).worst_tokens if verdict.outcome == "differs" else ()
+    for token in worst:
+        text = " ".join(token.before.split())[-40:]
+        yield f"KLD {token.kld} at position {token.position} of window {token.window}: {text} [{token.token}]"
+
+
+def used_in_words(row: ModelResult) -> str:
+    """Return what a row really used."""
+    mode = MODES.get(row.provenance.get("enforce_eager"))
+    attention, cache = row.attention and f"attention {row.attention}", row.kv_cache and f"KV cache {row.kv_cache}"
+    return ", ".join(filter(None, (row.engine_version, row.where, row.kernel, attention, cache, mode))) or "nothing ran"
+
+
+def terminal(result: GateResult) -> list[str]:
+    """Return the gate as the lines of a terminal."""
+    found = [result.text, *result.floor, ""]
+    for verdict in result.variants:
+        found += [f"{verdict.label}: {verdict.words}", *(f"    {line}" for line in lines(verdict))]
+    return [*found, *result.nearer, *(f"failed: {line}" for line in result.conditions)]
+
+
+def markdown(result: GateResult) -> str:
+    """Return the gate as Markdown for a pull request."""
+    found = ["## compare-q gate", ""]
+    for verdict in result.variants:
+        mark = "\N{WHITE HEAVY CHECK MARK}" if verdict.outcome == "as before" else "\N{CROSS MARK}"
+        found += [f"- {mark} **{escaped(verdict.label)}**: {escaped(verdict.words)}"]
+        found += [f"  - {escaped(line)}" for line in lines(verdict, rows=True)]
+    found += [f"- {escaped(line)}" for line in (*result.nearer, *result.conditions)]
+    facts = (
+        ", ".join(f"{name} {value}" for name, value in each.items()) for each in (result.versions, result.hardware)
+    )
+    found += ["", *(f"{escaped(line)}  " for line in (result.text, *result.floor, *facts, result.created))]
+    return "\n".join([*found, "", "```sh", shlex.join(result.command), "```", ""])
+
+
+def junit(result: GateResult) -> str:
+    """Return the gate as JUnit XML: a test case per variant, and one per row that fails by a condition."""
+    suite = ET.Element("testsuite", name="compare-q gate", timestamp=result.created.partition("+")[0])
+    for verdict in result.variants:
+        case = ET.SubElement(suite, "testcase", classname="compare-q.gate", name=verdict.label)
+        if verdict.outcome != "as before":
+            kind = "error" if verdict.outcome == "failed" else "failure"
+            ET.SubElement(case, kind, type=verdict.outcome, message=verdict.words)
+        ET.SubElement(case, "system-out").text = "\n".join(lines(verdict, rows=True))
+    for line in result.conditions:
+        case = ET.SubElement(suite, "testcase", classname="compare-q.gate.fail-if", name=line)
+        ET.SubElement(case, "failure", type="fail-if", message=line)
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error")):
+        suite.set(name, str(len(suite.findall(f".//{tag}"))))
+    ET.indent(suite)
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,0 +1,225 @@
+"""The gate: its limit by hand, how often it is wrong, its words, and its exit statuses from the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from compare_q.eval.gate.floor import COPIES, Floor, Tokens
+from compare_q.eval.gate.verdicts import Verdict, verdict_of, where
+from compare_q.eval.results import ModelResult
+from tests.support.toy import FAKE, Ran, Run, Specs, assert_refused
+
+WINDOWS, LENGTH, ENTRIES = 4, 60, 16
+SHAPES = {"prefill": WINDOWS, "prefill again": WINDOWS, "prefill at batch 1": WINDOWS, "decode at batch 1": 1}
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def tokens_of(first: np.ndarray, logits: np.ndarray) -> Tokens:
+    """Brute force in float64; ``first`` and ``logits`` [windows, length, entries], the target is entry 0."""
+    one, two = log_softmax(first), log_softmax(logits)
+    window, position = (grid.ravel().astype(np.int32) for grid in np.indices(one.shape[:2]))
+    kld, logprob = (np.exp(one) * (one - two)).sum(-1).ravel(), two[..., 0].ravel()
+    return Tokens(window, position, logprob, kld, np.abs(logprob - one[..., 0].ravel()))
+
+
+class Engine:
+    """A closed-form engine whose roundings are normal noise on its logits, of a size that differs between gates."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.first = self.random.normal(size=(WINDOWS, LENGTH, ENTRIES)) * 2
+        self.size = 10 ** self.random.uniform(-4, -2)
+
+    def scored(self, fault: float = 0.0) -> Tokens:
+        """Scores with other roundings, and with ``fault`` on the first logit."""
+        logits = self.first + self.random.normal(size=self.first.shape) * self.size
+        logits[..., 0] += fault
+        return tokens_of(self.first, logits)
+
+    def verdict(self, fault: float = 0.0) -> Verdict:
+        """The verdict of a gate of two variants in four shapes, the second of them with a fault."""
+        floor = Floor([self.scored() for _ in range(COPIES)], 2 * len(SHAPES))
+        tokens = {f"new | {name}": self.scored(fault) for name in SHAPES}
+        tokens["new | prefill again"] = tokens["new | prefill"]
+        rows = [row_of(label, found, SHAPES[label.partition(" | ")[2]]) for label, found in tokens.items()]
+        return verdict_of(
+            "new", rows, tokens, floor, [row_of("old | prefill", tokens["new | prefill"], WINDOWS, "old")]
+        )
+
+
+def row_of(label: str, tokens: Tokens, windows: int, digest: str = "new") -> ModelResult:
+    return ModelResult(
+        label=label, engine="fake", windows=windows, scores_digest=digest,
+        kld=float(tokens.kld[tokens.window < windows].mean()), kld_stderr=1e-9,
+    )  # fmt: skip
+
+
+def test_the_limit_is_a_prediction_limit_of_the_normal_distribution() -> None:
+    """Three copies with ln KLD -8, -7, -6: m = -7, s = 1; t(0.99, 2) = 6.9646 by table; sqrt(1 + 1/3) = 1.1547."""
+    zero = np.zeros(4)
+    window = np.array([0, 0, 1, 1], np.int32)
+    copies = [Tokens(window, window, zero, np.full(4, math.exp(power)), zero) for power in (-8, -7, -6)]
+    assert Floor(copies, 1).limit(2) == pytest.approx(math.exp(-7 + 6.96456 * 1.154701), rel=1e-4)
+    reach = stats.t.ppf(1 - 0.01 / 12, 2) * math.sqrt(4 / 3)
+    assert Floor(copies, 12).limit(2) == pytest.approx(math.exp(-7 + reach), rel=1e-9)
+    assert Floor(copies, 1).change_limit() == 0  # equal to the bit
+
+
+def test_the_limit_counts_the_first_windows() -> None:
+    window, kld = np.array([0, 0, 1, 1], np.int32), np.array([1e-3, 1e-3, 5e-3, 5e-3])
+    floor = Floor([Tokens(window, window, kld, kld, kld)] * 3, 1)
+    assert (floor.limit(1), floor.limit(2)) == (pytest.approx(1e-3), pytest.approx(3e-3))
+
+
+def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
+    """1,000 gates of a right variant: at most 2 % false alarms.  20 of a fault of three floors: all are found."""
+    outcomes = [Engine(seed).verdict().outcome for seed in range(1000)]
+    assert outcomes.count("as before") >= 980
+    assert set(outcomes) <= {"as before", "differs", "not deterministic"}
+    for seed in range(20):
+        engine = Engine(seed)
+        floor = Floor([engine.scored() for _ in range(COPIES)], 8)
+        variance = float(
+            np.mean(np.exp(log_softmax(engine.first)[..., 0]) * (1 - np.exp(log_softmax(engine.first)[..., 0])))
+        )
+        fault = math.sqrt(3 * floor.limit(WINDOWS) * 2 / variance)  # KLD of a small shift is shift^2 p (1 - p) / 2
+        assert engine.verdict(fault).outcome == "differs"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        (np.ones(200), ""),
+        (np.full(200, 5.0), ""),
+        (np.where(np.arange(200) < 120, 1.0, 50.0), "from position 120 on"),
+        (np.where(np.arange(200) < 120, 0.0, 50.0), "from position 120 on"),
+        (np.linspace(2.0, 10.0, 200), "growing"),
+    ],
+)
+def test_where_a_fault_begins(ratios: np.ndarray, words: str) -> None:
+    noise = np.random.default_rng(0).lognormal(sigma=0.3, size=200)
+    found = where(1e-3 * ratios * noise, np.full(200, 1e-3))
+    assert (found.partition(" ")[0] if words == "growing" else found) == words
+
+
+@pytest.fixture
+def gate(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Callable[..., Any]:
+    def run(*words: str, **spec: Any) -> tuple[Ran, dict[str, str], dict[str, Any]]:
+        data, models = write_specs([{**FAKE, "label": "fake", **spec}])
+        file = tmp_path / "gate.json"
+        ran = compare_q("gate", "-m", models, "-d", data, "-r", 4, "-o", file, *words)
+        found = json.loads(file.read_text()) if file.exists() else {}
+        return ran, {each["label"]: each["outcome"] for each in found.get("variants", ())}, found
+
+    return run
+
+
+VARIANTS = ("--variant", "old:", "--variant")
+
+
+@pytest.mark.parametrize(
+    ("variants", "status", "outcomes"),
+    [
+        (("--sweep", "engine.seconds=0.0,0.001"), 0, ["as before", "as before"]),
+        ((*VARIANTS, "new:engine.shift=0.5"), 1, ["as before", "differs"]),
+        ((*VARIANTS, "new:engine.random=0.01"), 1, ["as before", "not deterministic"]),
+        ((*VARIANTS, "new:engine.kernel=other"), 1, ["as before", "not applied"]),
+        ((*VARIANTS, "new:engine.nan_windows=[0]"), 1, ["as before", "differs"]),
+        ((*VARIANTS, "new:engine.fail=1", "--variant", "b:engine.shift=0.5"), 3, ["as before", "failed", "differs"]),
+        (("--variant", "old:engine.random=0.01", "--variant", "new:"), 1, ["not deterministic"]),
+        (("--variant", "old:engine.fail=1", "--variant", "new:"), 3, ["failed"]),
+        (("--fail-if", "kld > 1"), 0, ["as before"]),
+        (("--fail-if", "ppl > 1"), 1, ["as before"]),
+    ],
+)
+def test_verdicts_and_exit_statuses(gate: Any, variants: Sequence[str], status: int, outcomes: list[str]) -> None:
+    ran, found, _ = gate(*variants)
+    assert (ran.status, list(found.values())) == (status, outcomes), ran.out + ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("--sweep", "engine.shift"), ["--sweep", "engine.shift"]),
+        (("--sweep", "load_fn=a,b"), ["sweep.load_fn"]),
+        (("--variant", "engine.shift=1"), ["--variant"]),
+        (("--variant", "a:engine.nothing=1"), ["a", "nothing"]),
+        (("--fail-if", "kld"), ["--fail-if", "kld"]),
+        (("--fail-if", "kdl > 1"), ["--fail-if", "kdl"]),
+        (("--fail-if", "label > 1"), ["--fail-if", "label"]),
+        (("--phase", "both"), ["--phase", "both"]),
+        (("--baseline", "nothing.json"), ["nothing.json"]),
+        (("--junit", "no/such/folder/x.xml"), ["no/such/folder/x.xml"]),
+    ],
+)
+def test_bad_words_are_refused_in_a_line(gate: Any, words: Sequence[str], parts: list[str]) -> None:
+    ran, _, _ = gate(*words)
+    assert_refused(ran, *parts)
+
+
+def test_keys_of_the_gate_cannot_be_set(gate: Any) -> None:
+    assert_refused(gate(phase="decode")[0], "fake", "phase")
+
+
+def test_a_gate_scores_everything_anew(gate: Any, own_cache: Path, tmp_path: Path) -> None:
+    first, _, one = gate(*VARIANTS, "new:engine.shift=0.5")
+    kept = {file.name for file in (own_cache / "scores").iterdir() if file.is_dir()}
+    assert all(row["scores_key"].partition("/")[0] in kept for row in one["variants"][0]["rows"])
+    assert not any(row["scores_key"].partition("/")[0] in kept for row in one["variants"][1]["rows"])
+    (tmp_path / "gate.json").rename(tmp_path / "base.json")
+    second, _, two = gate(*VARIANTS, "new:engine.shift=0.5", "--baseline", str(tmp_path / "base.json"))
+    assert (first.status, second.status, one["run"]) == (1, 1, two["run"])
+    assert one["variants"][1]["rows"][0]["kld"] == two["variants"][1]["rows"][0]["kld"]
+    assert "loading old" not in second.out + second.err
+    third, _, three = gate(*VARIANTS, "new:engine.shift=0.5")
+    assert one["run"] != three["run"]
+    assert third.status == 1
+    other = gate("--variant", "old:engine.boost=1", "--baseline", str(tmp_path / "base.json"))[0]
+    assert other.status == 2
+    assert "base.json" in other.err.splitlines()[-1]
+
+
+def test_reports(gate: Any, tmp_path: Path) -> None:
+    """The JUnit file has a case per variant and per failed condition; the Markdown names variants and command."""
+    files = ("--junit", str(tmp_path / "j.xml"), "--markdown", str(tmp_path / "m.md"))
+    faults = ("n<e>w:engine.shift=0.5", "--variant", "broken:engine.fail=1", "--fail-if", "kld > 0.01")
+    gate(*VARIANTS, *faults, *files)
+    suite = ET.parse(tmp_path / "j.xml").getroot()
+    assert suite.get("errors") == "1"
+    assert suite.get("failures") == str(len(list(suite.iter("failure"))))
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    assert cases["old"].find("failure") is None
+    assert cases["n<e>w"].find("failure").get("type") == "differs"  # type: ignore[union-attr]
+    assert cases["broken"].find("error").get("type") == "failed"  # type: ignore[union-attr]
+    assert int(suite.get("tests", "0")) == len(cases)
+    text = (tmp_path / "m.md").read_text()
+    assert all(name in text for name in ("old", "n\\<e\\>w", "broken", "```sh"))
+
+
+def test_conditions_have_a_status_of_their_own_on_ordinary_runs(
+    compare_q: Run, write_specs: Specs, tmp_path: Path
+) -> None:
+    options: dict[str, dict[str, Any]] = {"a": {}, "b": {"shift": 0.1}, "c": {"fail": 1}}
+    specs = [{**FAKE, "label": label, "engine": engine, "reference": label == "a"} for label, engine in options.items()]
+    data, models = write_specs(specs)
+    words = ("-d", data, "-m", models, "-mask", "b", "-o", tmp_path / "r.json")
+    assert compare_q(*words, "--fail-if", "kld > 1", "--fail-if", "same_top < 0").status == 0
+    ran = compare_q(*words, "--fail-if", "kld > 0.000001")
+    assert ran.status == 4
+    assert "b: kld > 1e-06" in ran.err
+    assert compare_q("show", tmp_path / "r.json", "--fail-if", "kld > 0.000001").status == 4
+    failed = compare_q("-d", data, "-m", models, "--fail-if", "ppl < 0")
+    assert failed.status == 4
+    assert "c: ppl < 0 (n/a" in failed.err
