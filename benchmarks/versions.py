@@ -1,8 +1,8 @@
 """Gates of the engines' versions: the oldest that compare_q supports, the locked one, the newest that can be installed.
 
-    python -m benchmarks.venv-versions OUT.md MODEL [vllm|transformers ...]
+    python -m benchmarks.versions OUT MODEL [vllm|transformers ...]
 
-Each version gets a virtual environment in ``.venv-versions/`` that adds its packages to this one's.
+Each version gets a virtual environment, which adds its packages to this one's.  OUT: a Markdown file.
 """
 
 from __future__ import annotations

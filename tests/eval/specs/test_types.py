@@ -47,6 +47,7 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
         "python": ["../venv", None], "replicas": [1, 2], "resources": [{}, {"h200": 1, "fast_disk": 0.5}],
         "reference": [True, False], "noise_floor": [True], "out_logits": ["/logits"], "override_bpw_layer": [4, 4.25],
         "override_bpw_head": [6.0], "override_vram_bits": [31e9], "phase": ["prefill", "decode"],
+        "repeat": ["second", None],
     }),
     ({**MODEL, "phase": "decode"}, {
         "step": [1, 4, 16], "batch": [1, 8, None], "unscored": ["prefill", "decode"],
@@ -137,7 +138,7 @@ def test_schemas_refuse_what_the_parser_refuses() -> None:
 LATER = {
     DataSpec: "method sample detokenize label score_last score_every score_roles score_turns long chat_template_kwargs "
     "task include_path num_fewshot",
-    ModelSpec: "noise_floor group python gpus replicas resources phase step batch unscored",
+    ModelSpec: "noise_floor group python gpus replicas resources phase step batch unscored repeat",
 }
 
 
