@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -168,9 +168,10 @@ class Capabilities:
     refuses: bool = False  # ``refusal`` finds more than ``check``
     decodes: int = 0  # maximum number of windows at a time in decode
     decodes_behind_prompts: bool = False  # decode can be limited to the scored tokens
-    one_at_a_time: Mapping[str, Any] | None = None  # options with which one window is computed at a time; None: always
-    noise: Mapping[str, Any] | None = None  # options that go with ``noise``; None: the engine has no such option
-    arithmetic: tuple[str, ...] = ()  # options of which another value must change roundings
+    noise: bool = False  # it has the option ``noise``
+    eager: Mapping[str, Any] = field(default_factory=dict)  # options with which nothing is compiled, as noise needs
+    arithmetic: Mapping[str, Any] = field(default_factory=dict)  # option whose value decides roundings -> what unset
+    # means, None if that depends
 
     def installed(self) -> tuple[str, str] | None:
         """Return (distribution, version) that provides the engine, ("built in", "") without one; None if missing."""

@@ -106,8 +106,8 @@ class TransformersEngine(LogitsEngine):
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         decodes=1,
         decodes_behind_prompts=True,
-        noise={},
-        arithmetic=("dtype", "attn_implementation", "experts_implementation", "quantization_config"),
+        noise=True,
+        arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
     )
     files = TransformersFolder
     options_type = TransformersOptions

@@ -115,9 +115,10 @@ class VllmEngine(Engine):
         batches=True,
         decodes=512,
         refuses=True,
-        one_at_a_time={"max_num_seqs": 1},
-        noise={"enforce_eager": True},
-        arithmetic=("dtype", "quantization", "kv_cache_dtype", "attention_backend", "linear_backend", "moe_backend"),
+        noise=True,
+        eager={"enforce_eager": True},
+        arithmetic={"kv_cache_dtype": "auto", "quantization": ""}
+        | dict.fromkeys(("dtype", "attention_backend", "linear_backend", "moe_backend")),
     )
     files = VllmFolder
     driver: VllmDriver

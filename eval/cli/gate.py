@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from compare_q import backends
 from compare_q.backends.common.errors import InputError
@@ -21,18 +21,18 @@ from compare_q.eval.common.files import Outputs, write_text
 from compare_q.eval.gate import report, variants
 from compare_q.eval.gate.floor import COPIES, Floor, Tokens
 from compare_q.eval.gate.report import GateResult
-from compare_q.eval.gate.variants import AGAIN, PREFILL, Shape
-from compare_q.eval.gate.verdicts import Verdict, first_verdict, verdict_of
+from compare_q.eval.gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL
+from compare_q.eval.gate.verdicts import Row, Verdict, first_verdict, verdict_of
 from compare_q.eval.report.tokens import with_worst_tokens
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.run import plan, runner, token_scores
 from compare_q.eval.run.workers import signals_interrupt
 from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import ModelSpec
+from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text.windows import EvalData
 
-WINDOWS, LENGTH = 16, 1024
-"""Windows of a text, and their length without a data spec: decode at batch 1 takes a step for each token of one."""
+WINDOWS, LENGTH = 32, 512
+"""Windows of a text, and their length without a data spec: decode takes a step for each token of a window."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,86 +54,93 @@ def run(args: argparse.Namespace) -> int:
     return print_errors("\n".join(written.failures)) or result.status
 
 
+def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, DataSpec]:
+    """Return the text's first windows, and half of the first one, which is scored alone; InputError for another one."""
+    if len(given) > 1 or given[0].is_answers:
+        raise InputError("-d: a gate has one text, and no questions")
+    spec = given[0]
+    keys = spec.model_dump(mode="json", exclude_unset=True) | {"sample": "first"}
+    from_words = not str((args.dataspec or [""])[0]).endswith(".json") and "eval_stride" in keys
+    length = min(spec.eval_len, LENGTH) if from_words else spec.eval_len
+    found = {}
+    for name, size, count in ((FULL, length, args.rows or spec.max_rows or WINDOWS), (ONE, length // 2, 1)):
+        keys |= {"eval_len": size, "max_rows": count} | ({"eval_stride": size} if spec.eval_stride else {})
+        found[name] = reading.parse_data_spec(keys, spec._folder / variants.COMMAND_LINE)
+    return found
+
+
 class Gate:
     """The runs of a gate, and the rows that they have made.  InputError for a text or variants that cannot be gated."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         texts, models = inputs.specs_of(args)
-        if len(texts) > 1:
-            raise InputError("-d: a gate has one text; give one")
         outputs.check(args, {"text": texts[0]}, models)
-        given = str((args.dataspec or [""])[0]).endswith(".json") or "eval_stride" not in texts[0].model_fields_set
-        length = {} if given else dict.fromkeys(("eval_len", "eval_stride"), min(texts[0].eval_len, LENGTH))
-        self.data = texts[0].model_copy(
-            update={"sample": "first", **length}
-        )  # so that fewer windows are a part of more
-        self.args, self.config = args, inputs.run_config(args)
-        self.config.check_decode = False  # all shapes are compared with prefill here
+        self.args, self.config, self.data = args, inputs.run_config(args), texts_of(args, texts)
+        self.config.check_decode = False  # decode is compared with prefill here
         self.baseline = GateResult.read(args.baseline) if args.baseline else None
         name = f"{os.getpid()} {os.urandom(8).hex()}"
         first = self.baseline.run if self.baseline else name
         self.ways = variants.expanded(models, args.variant, args.sweep, name, first)
-        plan.plan_models(self.config, [way.spec for way in self.ways], self.data.longest)  # before anything runs
+        plan.plan_models(self.config, [way.spec for way in self.ways], self.data[FULL].longest)  # before anything runs
         self.before = self.ways[0].copied(PREFILL, reference=True)
-        self.count = args.rows or self.data.max_rows or WINDOWS
-        self.rows, self.tokens = dict[str, ModelResult](), dict[str, Tokens]()
+        self.rows = dict[str, dict[str, Row]]()  # of a text, by their labels
         self.text: TextResult | None = None
-        self.specs = {self.before.name: self.before}
         self.made, self.stores = dict[str, str](), set[str]()  # scores' key -> label; keys of references
 
     def result(self) -> GateResult:
         """Score everything and judge it; a first variant with which nothing can be compared ends the gate."""
-        phases = {self.args.phase} if self.args.phase else {"prefill", "decode"}
-        shapes = [(way, list(way.shapes(self.count, phases))) for way in self.ways]
+        passes = {"prefill": [PREFILL, AGAIN], "decode": [DECODE], None: [PREFILL, AGAIN, DECODE]}[self.args.phase]
+        asked = [(way, of, text) for way in self.ways for of in passes for text in way.texts(of)]
         copies = [self.ways[0].noisy(number) for number in range(1, COPIES + 1)]
-        begin = [self.before, self.ways[0].in_shape(Shape(AGAIN, self.count)), *copies]
-        self.score(begin[1:], self.count)
-        rows = [self.rows[spec.name] for spec in begin]
+        begin = [self.before, self.ways[0].copied(AGAIN), *copies]
+        self.score(begin[1:], (FULL, ONE))
+        rows = [self.rows[text][spec.name] for spec in begin for text in (FULL, ONE)]
         known = self.baseline and {row.scores_key for row in self.baseline.variants[0].rows}
-        if known and not (rows[0].scores_key in known and all(row.from_cache for row in rows)):
+        if known and not (rows[0].model.scores_key in known and all(row.model.from_cache for row in rows)):
             raise InputError(f"--baseline: {self.args.baseline}: its scores are not in the cache, or this engine has "
                              "another version than the one that made them; leave --baseline out")  # fmt: skip
-        floor = None
-        if not any(row.error or row.kld_non_finite for row in rows):
-            floor = Floor([self.tokens[spec.name] for spec in copies], sum(len(each) for _, each in shapes))
-        ended = first_verdict(self.ways[0].spec.name, rows, floor)
-        if floor is None or ended:
-            return self.reported(floor, [ended] if ended else [])
-        specs = [(way.in_shape(shape), shape.windows) for way, each in shapes for shape in each]
-        for windows in sorted({count for _, count in specs}, reverse=True):
-            self.score([spec for spec, count in specs if count == windows and spec.name not in self.rows], windows)
-        verdicts = list[Verdict]()
-        for way, each in shapes:
-            rows = [self.rows[way.in_shape(shape).name] for shape in each]
-            first = verdicts[0].rows if verdicts else ()
-            verdicts.append(verdict_of(way.spec.name, rows, self.tokens, floor, first, must_change=way.must_change))
-        return self.reported(floor, verdicts)
+        floors = dict[str, Floor]()
+        if not any(row.tokens is None or row.model.kld_non_finite for row in rows):
+            for text in (FULL, ONE):
+                found = [self.rows[text][spec.name].tokens for spec in copies]
+                floors[text] = Floor([each for each in found if each], len(asked))
+        if ended := first_verdict(self.ways[0].spec.name, rows, floors):
+            return self.reported(floors, [ended])
+        for texts in ((FULL, ONE), (ONE,)):
+            specs = {way.copied(of).name: way.copied(of) for way, of, _ in asked if way.texts(of) == texts}
+            self.score([spec for name, spec in specs.items() if name not in self.rows[ONE]], texts)
+        verdicts, first = list[Verdict](), list[Row]()
+        for way in self.ways:
+            rows = [self.rows[text][each.copied(of).name] for each, of, text in asked if each is way]
+            verdicts.append(verdict_of(way.spec.name, rows, floors, first, must_change=way.must_change))
+            first = first or rows
+        return self.reported(floors, verdicts)
 
-    def score(self, specs: Sequence[ModelSpec], windows: int) -> None:
-        """Score specs on the first windows of the text, compared with the first variant."""
-        self.specs |= {spec.name: spec for spec in specs}
-        text, data = self.run([self.before, *specs], windows)
-        self.text = self.text or text
-        for row in text.models:
-            self.rows.setdefault(row.label, row)
-            stored = None if row.error else token_scores.of_row(self.config.cache, row.scores_key, data.windows)
-            if stored is not None and "kld" in stored.columns:
-                self.tokens[row.label] = Tokens.of(stored)
+    def score(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> None:
+        """Score specs on some of the texts, compared with the first variant."""
+        for text, data in self.run([self.before, *specs], texts) if specs else ():
+            self.text = self.text or text
+            for row in text.models:
+                stored = None if row.error else token_scores.of_row(self.config.cache, row.scores_key, data.windows)
+                of = row.label.rpartition(variants.SEPARATOR)[2]
+                found = Row(of, text.name, row, Tokens.of(stored) if stored and row.kld is not None else None)
+                self.rows.setdefault(text.name, {}).setdefault(row.label, found)
 
-    def run(self, specs: Sequence[ModelSpec], windows: int) -> tuple[TextResult, EvalData]:
+    def run(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> list[tuple[TextResult, EvalData]]:
         """Return the rows of specs, with their worst tokens, and the windows; KeyboardInterrupt after a signal."""
-        done = runner.run(self.config, {"text": self.data}, specs, windows)
-        [text], [data] = done.results.texts, done.data
-        self.made |= {m.scores_key.partition("/")[0]: m.label for m in text.models if m.scores_key and not m.from_cache}
-        if text.reference and not self.baseline:
-            self.stores.add(text.reference["key"])
+        done = runner.run(self.config, {name: self.data[name] for name in texts}, specs)
+        for text in done.results.texts:
+            made = [row for row in text.models if row.scores_key and not row.from_cache]
+            self.made |= {row.scores_key.partition("/")[0]: row.label for row in made}
+            self.stores |= {text.reference["key"]} if text.reference and not self.baseline else set()
         if done.signal:
             raise KeyboardInterrupt
-        assert data is not None, "a run of one text that fails raises InputError"
-        [text] = with_worst_tokens(RunResult(texts=(text,)), [data], self.config.cache).texts
-        return text, data
+        if failed := next((text for text in done.results.texts if text.error), None):
+            raise InputError(f"{failed.name}: {failed.error}")
+        found = with_worst_tokens(done.results, done.data, self.config.cache)
+        return [(text, data) for text, data in zip(found.texts, done.data, strict=True) if data]
 
-    def reported(self, floor: Floor | None, verdicts: Sequence[Verdict]) -> GateResult:
+    def reported(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
         """Return the gate's result, with the conditions that hold and the arbiter's words."""
         assert self.text is not None
         rows = [row for verdict in verdicts for row in verdict.rows if not row.reference]
@@ -146,27 +153,29 @@ class Gate:
         return GateResult(
             created=made.created, command=made.command, versions=made.versions, hardware=made.hardware,
             text=self.text.subtitle, run=self.ways[0].run, variants=tuple(verdicts), conditions=tuple(faults),
-            floor=tuple(report.floor_lines(floor, self.count, verdicts[0])) if floor else (),
+            floor=tuple(report.floor_lines(floors, verdicts[0])),
             nearer=tuple(map(self.arbitrated, differing)),
         )  # fmt: skip
 
     def arbitrated(self, verdict: Verdict) -> str:
-        """Return whether the first variant or another one is nearer to the model in float32, where they differ most."""
-        row = max(verdict.rows, key=lambda row: row.kld or 0.0)
-        spec = next(way.spec for way in self.ways if way.spec.name == verdict.label)
+        """Return whether the first variant or another one is nearer to the model in float32, in the row of most KLD."""
+        way = next(way for way in self.ways if way.spec.name == verdict.label)
+        rows = [
+            self.rows[FULL][way.copied(of).name] for of in (PREFILL, DECODE) if way.copied(of).name in self.rows[FULL]
+        ]
+        worst = max(rows, key=lambda row: row.model.kld or 0.0)
         engine = backends.ENGINE_ALIASES.get(self.args.arbiter, self.args.arbiter)
-        keys = {"load_fn": engine, "reference": True, "model_dir": spec.located, "label": f"{verdict.label} in float32",
+        keys = {"load_fn": engine, "reference": True, "model_dir": way.spec.located, "label": "float32",
                 "engine": {"dtype": "float32"}}  # fmt: skip
         judge = reading.parse_model_spec(keys, variants.COMMAND_LINE, "--arbiter: ")
-        text, _ = self.run(
-            [judge, self.before.model_copy(update={"reference": False}), self.specs[row.label]], row.windows
-        )
-        of, one, two = text.models
-        found = ranking.compare(two, one, "kld")
-        word = {"less": f"{two.label} is", "more": f"{one.label} is", "equal": "neither is"}.get(found.outcome)
-        words = f"{word} nearer" if word else f"which is nearer is not known: {of.error or found.reason}"
-        klds = " and ".join(f"{m.label} {'n/a' if m.kld is None else f'{m.kld:.4g}'}" for m in (one, two))
-        return f"{self.args.arbiter} in float32: {words} (KLD: {klds})"
+        before = self.before.model_copy(update={"reference": False})
+        [(found, _)] = self.run([judge, before, way.copied(worst.of)], (FULL,))
+        of, one, two = found.models
+        outcome = ranking.compare(two, one, "kld")
+        word = {"less": f"{verdict.label} is", "more": f"{self.ways[0].spec.name} is", "equal": "neither is"}
+        nearer = word.get(outcome.outcome, f"which is is not known ({of.error or outcome.reason})")
+        klds = ", ".join(f"{row.label} {'n/a' if row.kld is None else f'{row.kld:.4g}'}" for row in (one, two))
+        return f"{nearer} nearer to float32 in {self.args.arbiter}: KLD of {klds}"
 
     def tidy(self, keep: bool = False) -> None:
         """Delete the scores and stores that this gate has made, which no other run uses.

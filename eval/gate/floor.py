@@ -1,14 +1,16 @@
 """The noise floor of a gate: how far the first variant is from itself with other roundings.
 
-The model: N copies of the first variant, each with other roundings, and a variant that is right, which has other
-roundings as well, are drawn from one distribution, in which the logarithm of the mean KLD is normal.  Then the mean KLD
-of a right variant is with the probability p below
+The model: the KLD of roundings grows with their number.  N copies of the first variant have one more bf16 rounding per
+decoder layer each; of their mean KLDs the logarithm is normal.  Then the mean KLD of one more copy is with the
+probability p below the prediction limit
 
     exp(m + t(p, N - 1) * s * sqrt(1 + 1 / N))
 
-the prediction limit for one more draw of a normal distribution, whose mean m and standard deviation s come from N draws
-(Hahn and Meeker, Statistical Intervals, 1991, section 4.8).  All means are over the same tokens, so that the choice of
-text does not matter.  ``LEVEL`` holds for all comparisons of a gate together (Bonferroni).
+of a normal distribution, whose mean m and standard deviation s come from N draws (Hahn and Meeker, Statistical
+Intervals, 1991, section 4.8).  A kernel that is right may round at other places, and more of them: the floor is
+``ranking.TIMES_FLOOR`` times the limit.  (Seen of right kernels on an H100: 0.2 to 1.06 times the copies' KLD.)  All
+means are over the same tokens, so that the choice of text does not matter.  ``LEVEL`` holds for all comparisons of a
+gate together (Bonferroni).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compare_q.eval.ranking import TIMES_FLOOR
 from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.stats.uncertainty import student_t
 
@@ -34,7 +37,6 @@ OWN_SHARE = 0.5
 class Tokens(NamedTuple):
     """The scores of one row's N tokens, in the order of windows and positions."""
 
-    window: NDArray[np.int32]
     position: NDArray[np.int32]
     logprob: NDArray[np.float64]  # of the text's token, nats
     kld: NDArray[np.float64]  # KL(first variant || row), nats
@@ -43,8 +45,10 @@ class Tokens(NamedTuple):
     @classmethod
     def of(cls, stored: StoredScores) -> Tokens:
         """Return the tokens of scores that were compared with the first variant."""
-        logprob, kld, first = (stored.columns[name].astype(np.float64) for name in ("logprob", "kld", "ref_logprob"))
-        return cls(stored.window, stored.position, logprob, kld, np.abs(logprob - first))
+        logprob = stored.columns["logprob"].astype(np.float64)  # the first variant itself has no other column
+        kld, first = (stored.columns.get(name) for name in ("kld", "ref_logprob"))
+        change = np.zeros_like(logprob) if first is None else np.abs(logprob - first)
+        return cls(stored.position, logprob, np.zeros_like(logprob) if kld is None else kld.astype(np.float64), change)
 
     def by_position(self) -> NDArray[np.float64]:
         """Return the mean KLD at each position from 0 to the last one; 0 where none is scored."""
@@ -52,23 +56,17 @@ class Tokens(NamedTuple):
 
 
 class Floor:
-    """What roundings alone cost: the ``copies``, and how many ``comparisons`` share the level."""
+    """What roundings alone cost on one text: the ``copies``, and how many ``comparisons`` share the level."""
 
     def __init__(self, copies: Sequence[Tokens], comparisons: int) -> None:
-        self.copies, self.comparisons = copies, comparisons
+        self.comparisons = comparisons
         self.klds = [float(copy.kld.mean()) for copy in copies]
         self.curve = np.mean([copy.by_position() for copy in copies], axis=0)  # mean KLD at each position
+        self.limit = TIMES_FLOOR * self.prediction_limit(self.klds)  # of a right variant's mean KLD, nats
+        self.change_limit = self.prediction_limit([float(copy.change.mean()) for copy in copies])  # of two runs
 
-    def limit(self, windows: int) -> float:
-        """The prediction limit for a right variant's mean KLD over the first windows, nats; 0 if copies are equal."""
-        return self.of_means([float(copy.kld[copy.window < windows].mean()) for copy in self.copies])
-
-    def change_limit(self) -> float:
-        """The prediction limit for the mean |difference of log-probabilities| of two right runs, nats."""
-        return self.of_means([float(copy.change.mean()) for copy in self.copies])
-
-    def of_means(self, means: Sequence[float]) -> float:
-        """The prediction limit from the copies' means."""
+    def prediction_limit(self, means: Sequence[float]) -> float:
+        """Return the limit for one more mean like these; 0 if one of them is 0."""
         if min(means) <= 0:
             return max(0.0, *means)
         logs, count = np.log(means), len(means)

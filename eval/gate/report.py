@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,8 +14,8 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
 from compare_q.backends.common.options import describe
-from compare_q.eval.gate.floor import LEVEL, Floor
-from compare_q.eval.gate.variants import shape_of
+from compare_q.eval.gate.floor import Floor
+from compare_q.eval.gate.variants import SEPARATOR
 from compare_q.eval.gate.verdicts import Verdict
 from compare_q.eval.results import JsonObject, ModelResult, Stored, Text
 from compare_q.eval.table.render import escaped
@@ -57,14 +57,19 @@ class GateResult(Stored):
             raise InputError(f"{printable(file)}: is no gate.json: {describe(error, cls.model_fields)}") from None
 
 
-def floor_lines(floor: Floor, windows: int, first: Verdict) -> Iterator[str]:
-    """Yield lines about the noise floor: its limit, its parts, and what the gate would have found."""
-    limit, least, most = floor.limit(windows), min(floor.klds), max(floor.klds)
-    copies = f"{len(floor.klds)} copies of {first.label} with other roundings, KLD {least:.4g} to {most:.4g}"
-    yield f"noise floor {limit:.4g} nats: the {LEVEL:.0%} limit, for all {floor.comparisons} comparisons, of {copies}"
+def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:
+    """Yield lines about the noise floors: their limits, their parts, and what the gate would have found."""
+    for text, floor in floors.items():
+        yield (f"noise floor at {text}: {floor.limit:.4g} nats; {len(floor.klds)} copies of {first.label} with other "
+               f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}, and a fault is found that adds "
+               f"{floor.limit - min(floor.klds):.2g}")  # fmt: skip
     own = [f"{shape_of(row)} {row.kld:.4g}" for row in first.rows if row.kld is not None and not row.reference]
     yield f"KLD of {first.label} from itself: {', '.join(own)}"
-    yield f"a fault is found if it adds more than {limit - least:.2g} nats to the KLD of roundings"
+
+
+def shape_of(row: ModelResult) -> str:
+    """Return what distinguishes a row from the variant's other rows."""
+    return row.label.rpartition(SEPARATOR)[2]
 
 
 def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:

@@ -1,36 +1,28 @@
-"""The variants of a gate, and the shapes in which each is scored: model specs for an ordinary run."""
+"""The variants of a gate, as model specs for an ordinary run."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from compare_q import backends
 from compare_q.backends.base import Capabilities
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results import ModelResult
-from compare_q.eval.run.plan import DECODE_BATCH
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import ENGINE, ModelSpec
 
-PREFILL, AGAIN, ALONE = "prefill", "prefill again", "prefill at batch 1"
+PREFILL, AGAIN, DECODE = "prefill", "prefill again", "decode"
+FULL, ONE = "full batch", "batch 1"
+"""The texts of a gate: several windows, which run together, and one shorter window, which runs alone."""
 SEPARATOR = " | "
-"""Between a variant's label and the name of the shape, in the label of a row."""
+"""Between a variant's label and the name of the pass, in the label of a row."""
 COMMAND_LINE = Path("command line")
-
-
-class Shape(NamedTuple):
-    """A phase and a batch: kernels differ between them, and so do their faults."""
-
-    name: str
-    windows: int  # the first windows of the text, which are scored
-    batch: int | None = None  # windows at a time in decode; None: prefill
 
 
 @dataclass(frozen=True)
@@ -39,50 +31,44 @@ class Variant:
 
     spec: ModelSpec
     run: str  # a name that no earlier gate had, so that every score is made anew
-    must_change: bool = False  # an engine option that changes roundings is not the first variant's
+    must_change: bool = False  # it sets an option that decides roundings to another value than the first variant
 
     @property
     def capabilities(self) -> Capabilities:
         """The properties of its engine."""
         return backends.engine_class(backends.resolve(self.spec.load_fn, self.spec.fwd_fn)[0]).capabilities
 
-    def shapes(self, windows: int, phases: Set[str]) -> Iterator[Shape]:
-        """Yield the shapes in which it is scored, of ``windows`` windows; at batch 1, decode has one window."""
-        if "prefill" in phases:
-            yield from (Shape(PREFILL, windows), Shape(AGAIN, windows))
-            if self.capabilities.one_at_a_time is not None:
-                yield Shape(ALONE, windows)
-        if "decode" in phases and self.capabilities.decodes:
-            batch = min(windows, DECODE_BATCH, self.capabilities.decodes)
-            yield from (Shape(f"decode at batch {size}", size, size) for size in sorted({batch, 1}, reverse=True))
-
-    def in_shape(self, shape: Shape) -> ModelSpec:
-        """Return the spec that scores it in a shape."""
-        options = self.capabilities.one_at_a_time if shape.name == ALONE else None
-        return self.copied(
-            shape.name, options or {}, **({"phase": "decode", "batch": shape.batch} if shape.batch else {})
-        )
-
-    def noisy(self, number: int) -> ModelSpec:
-        """Return the spec of a copy with other roundings; InputError if its engine cannot make them."""
-        if (options := self.capabilities.noise) is None:
-            why = f"{self.spec.load_fn!r} cannot add noise, so that the noise floor is unknown"
-            raise InputError(f"{self.spec.name}: {why}; name a model in vLLM or Transformers first")
-        noise = {"noise": "bf16", "noise_seed": number}
-        return self.copied(f"roundings {number}", {**options, **noise}, noise_floor=True)
-
     def copied(self, name: str, options: Mapping[str, Any] = {}, **keys: Any) -> ModelSpec:
-        """Return the spec with more options and keys, called ``LABEL | name``."""
+        """Return the spec of a pass, ``LABEL | name``, with more options and keys.
+
+        Nothing is compiled, unless the variant says so: loading would take a minute each time.
+        """
         if isinstance(self.spec.model_dir, list) and isinstance(self.spec.model_dir[1], dict):
             keys["model_dir"] = self.spec.model_dir[0]
         label = f"{self.spec.name}{SEPARATOR}{name}"
         keys |= {"label": label, "repeat": f"{self.run} {label}"}
-        return self.spec.model_copy(update={"engine": {**self.spec.options, **options}, **keys})
+        if name == DECODE:
+            keys["phase"] = "decode"
+        engine = {**self.capabilities.eager, **self.spec.options, **options}
+        return self.spec.model_copy(update={"engine": engine, **keys})
 
+    def texts(self, of: str) -> tuple[str, ...]:
+        """Return the texts that a pass scores: where an engine decodes one window at a time, that takes long enough."""
+        most = self.capabilities.decodes if of == DECODE else 2
+        return (FULL, ONE) if most > 1 else (ONE,) if most else ()
 
-def shape_of(row: ModelResult) -> str:
-    """Return the name of a row's shape."""
-    return row.label.rpartition(SEPARATOR)[2]
+    def noisy(self, number: int) -> ModelSpec:
+        """Return the spec of a copy with other roundings; InputError if its engine cannot make them."""
+        if not self.capabilities.noise:
+            why = f"{self.spec.load_fn!r} cannot add noise, so that the noise floor is unknown"
+            raise InputError(f"{self.spec.name}: {why}; name a model in vLLM or Transformers first")
+        options = {**self.capabilities.eager, "noise": "bf16", "noise_seed": number}
+        return self.copied(f"roundings {number}", options, noise_floor=True)
+
+    def option(self, name: str) -> Any:
+        """Return the value of an option that decides roundings; None if the engine chooses."""
+        found = self.spec.options.get(name)
+        return self.capabilities.arithmetic[name] if found in (None, "auto") else found
 
 
 def expanded(
@@ -103,11 +89,12 @@ def expanded(
             engine = {**keys.get("engine", {}), **changes.pop("engine")}
             row = {**keys, "label": name, **changes, "engine": engine, **swept}
             specs += reading.specs_in(ModelSpec, row, model._folder / COMMAND_LINE)
-    found, first = list[Variant](), specs[0].options
-    for spec in reading.with_own_labels(specs, lambda _: None):
-        variant = Variant(spec, run if found else first_run)
-        changed = [name for name in variant.capabilities.arithmetic if first.get(name) != spec.options.get(name)]
-        found.append(replace(variant, must_change=bool(changed)))
+    first, *others = (Variant(spec, run) for spec in reading.with_own_labels(specs, lambda _: None))
+    found = [replace(first, run=first_run)]
+    for variant in others:
+        shared = variant.capabilities.arithmetic.keys() & first.capabilities.arithmetic.keys()
+        values = ((first.option(name), variant.option(name)) for name in shared)
+        found.append(replace(variant, must_change=any(None not in pair and pair[0] != pair[1] for pair in values)))
     return found
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from compare_q.eval.gate.floor import Floor, Tokens
-from compare_q.eval.gate.variants import AGAIN, PREFILL, shape_of
+from compare_q.eval.gate.variants import AGAIN, FULL, ONE, PREFILL
 from compare_q.eval.results import ModelResult, Stored, Text
 from compare_q.eval.table.numbers import error_text
 
 Outcome = Literal["as before", "differs", "not deterministic", "not applied", "failed"]
+BATCH = 2.0
+"""Times the floor's limit that the log-probabilities of the same tokens may differ between the two."""
 STEP, STILL = 3.0, 1.5
 """A fault begins at a position if the KLD after it is STEP times the copies' or more, and before it at most STILL."""
 LEAST = 0.1
@@ -23,79 +26,113 @@ GROWTH = 2.0
 
 
 class Verdict(Stored):
-    """A variant's verdict, and its rows, one per shape."""
+    """A variant's verdict, and its rows, one per pass and text."""
 
     label: Text
     outcome: Outcome
     words: Text = Field(description="the verdict in one line")
-    rows: tuple[ModelResult, ...] = Field(description="labelled LABEL | SHAPE, without estimates")
+    rows: tuple[ModelResult, ...] = Field(description="labelled LABEL | PASS at TEXT, without estimates")
+
+
+class Row(NamedTuple):
+    """A variant in one pass over one text."""
+
+    of: str  # the pass: ``variants.PREFILL``, ...
+    text: str
+    model: ModelResult
+    tokens: Tokens | None  # None if it failed, or its engine gives no KLD
+
+    @property
+    def shape(self) -> str:
+        """What distinguishes it from the variant's other rows: kernels differ between phases and batches."""
+        return f"{self.of} at {self.text}"
 
 
 def verdict_of(
-    label: str, rows: Sequence[ModelResult], tokens: Mapping[str, Tokens], floor: Floor, first: Sequence[ModelResult],
-    *, must_change: bool = False,
-) -> Verdict:  # fmt: skip
-    """Return the verdict of a variant from its rows and their tokens (by the rows' labels).
+    label: str, rows: Sequence[Row], floors: Mapping[str, Floor], first: Sequence[Row], *, must_change: bool = False
+) -> Verdict:
+    """Return the verdict of a variant from its rows and the floors of the texts.
 
     ``first``: the first variant's rows; empty if this is the first one.  ``must_change``: it has an option that changes
     roundings unless it is ignored.
     """
-    digests = {shape_of(row): row.scores_digest for row in first}
-    equal = bool(first) and all(row.scores_digest == digests.get(shape_of(row)) != "" for row in rows)
-    outcome, words = next(judged(rows, tokens, floor, equal=equal, must_change=must_change))
+    before = {row.shape: row.model for row in first}
+    equal = bool(first) and all(row.shape in before and row.model.scores_equal(before[row.shape]) for row in rows)
+    ignored = must_change or any(row.model.deviations != before[row.shape].deviations for row in rows if equal)
+    outcome, words = next(judged(rows, floors, equal=equal, ignored=ignored))
     return Verdict(label=label, outcome=outcome, words=words, rows=tuple(map(slim, rows)))
 
 
-def first_verdict(label: str, rows: Sequence[ModelResult], floor: Floor | None) -> Verdict | None:
+def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) -> Verdict | None:
     """Return the verdict of a first variant with which nothing can be compared; None if that can be done.
 
-    ``rows``: it, it again, and its copies with other roundings; ``floor``: None if one of them has not all KLDs.
+    ``rows``: it, it again, and its copies with other roundings; ``floors``: empty if one of them has not all KLDs.
     """
-    found: Iterator[tuple[Outcome, str]] = (("failed", f"failed in {shape_of(m)}: {m.error}") for m in rows if m.error)
-    outcome, words = next(found, ("failed", "failed: some tokens have no finite KLD"))
-    if floor is not None:
-        if not floor.is_own(again := rows[1].kld or 0.0):
-            return None
-        outcome, words = "not deterministic", f"not deterministic: a second run has KLD {again:.3g} from the first"
-    return Verdict(label=label, outcome=outcome, words=words, rows=tuple(map(slim, rows[:2])))
+    failed = (("failed", f"failed in {row.shape}: {row.model.error}") for row in rows if row.model.error)
+    found: list[tuple[Outcome, str]] = [*failed] or [("failed", "failed: tokens without a finite KLD")]  # type: ignore[list-item]
+    if floors:
+        again = [row for row in rows if row.of == AGAIN and floors[row.text].is_own(row.model.kld or 0.0)]
+        words = "not deterministic: a second run has KLD"
+        found = [("not deterministic", f"{words} {row.model.kld:.3g} from the first") for row in again]
+    kept = tuple(slim(row) for row in rows if row.of in (PREFILL, AGAIN))
+    return Verdict(label=label, outcome=found[0][0], words=found[0][1], rows=kept) if found else None
 
 
-def slim(row: ModelResult) -> ModelResult:
+def slim(row: Row) -> ModelResult:
     """Return a row without what a gate does not need of it."""
-    return row.updated(estimates=None, timing=None, seconds=None, worst_tokens=row.worst_tokens[:3])
+    label, worst = f"{row.model.label} at {row.text}", row.model.worst_tokens[:3]
+    return row.model.updated(label=label, estimates=None, timing=None, seconds=None, worst_tokens=worst)
 
 
 def judged(
-    rows: Sequence[ModelResult], tokens: Mapping[str, Tokens], floor: Floor, *, equal: bool, must_change: bool
+    rows: Sequence[Row], floors: Mapping[str, Floor], *, equal: bool, ignored: bool
 ) -> Iterator[tuple[Outcome, str]]:
     """Yield every verdict that holds, in words, the one that counts first."""
     for row in rows:
-        if row.error or row.kld is None:
-            yield "failed", f"failed in {shape_of(row)}: {row.error or '; '.join(row.notes)}"
-    runs = [tokens[row.label].logprob for row in rows if shape_of(row) in (PREFILL, AGAIN) and row.label in tokens]
-    if len(runs) == 2 and (change := float(np.mean(np.abs(runs[0] - runs[1])))) > floor.change_limit():
-        words = f"two runs differ by {change:.3g} nats of log-probability per token"
-        yield "not deterministic", f"not deterministic: {words}, {times(change, floor.change_limit())}"
-    if equal and must_change:
+        if row.tokens is None:
+            yield "failed", f"failed in {row.shape}: {row.model.error or '; '.join(row.model.notes)}"
+    logprobs = {row.shape: row.tokens.logprob for row in rows if row.tokens is not None}
+    for text, floor in floors.items():
+        change, times = apart(logprobs, f"{PREFILL} at {text}", f"{AGAIN} at {text}", floor)
+        if times > 1:
+            words = f"two runs differ by {change:.3g} nats of log-probability per token"
+            yield "not deterministic", f"not deterministic: {words}, {times:.1f} times what roundings do"
+    if equal and ignored:
         yield "not applied", "not applied: every score is the first variant's to the bit"
-    if differing := [row for row in rows if row.kld_non_finite or (row.kld or 0.0) > floor.limit(row.windows)]:
-        yield "differs", f"differs: {', '.join(differences(rows, tokens, floor, differing))}"
+    if differing := [
+        row for row in rows if row.model.kld_non_finite or (row.model.kld or 0.0) > floors[row.text].limit
+    ]:
+        yield "differs", f"differs: {', '.join(differences(rows, floors, differing))}"
+    change, times = apart(logprobs, f"{PREFILL} at {FULL}", f"{PREFILL} at {ONE}", floors[ONE])
+    if times > BATCH:
+        yield "differs", f"differs: batch 1 and a full batch are {change:.3g} nats of log-probability per token apart"
     yield "as before", "as before (equal to the bit)" if equal else "as before"
 
 
-def differences(
-    rows: Sequence[ModelResult], tokens: Mapping[str, Tokens], floor: Floor, differing: Sequence[ModelResult]
-) -> Iterator[str]:
+def apart(logprobs: Mapping[str, NDArray[np.float64]], one: str, other: str, floor: Floor) -> tuple[float, float]:
+    """Return the mean |difference| of two rows' log-probabilities, nats, and how many times the floor's limit it is.
+
+    The shorter row's tokens are the first ones of the longer; 0 if a row is missing.
+    """
+    if one not in logprobs or other not in logprobs:
+        return 0.0, 0.0
+    count = min(len(logprobs[one]), len(logprobs[other]))
+    change = float(np.mean(np.abs(logprobs[one][:count] - logprobs[other][:count])))
+    return change, change / floor.change_limit if floor.change_limit else math.inf if change else 0.0
+
+
+def differences(rows: Sequence[Row], floors: Mapping[str, Floor], differing: Sequence[Row]) -> Iterator[str]:
     """Yield by how much a variant differs, from which position on, and in which shapes."""
-    worst = max(differing, key=lambda row: row.kld or 0.0)
-    yield f"KLD {worst.kld or 0.0:.4g} ± {error_text(worst.kld_stderr) or 'n/a'}"
-    yield times(worst.kld or 0.0, floor.limit(worst.windows))
-    if worst.kld_non_finite:
-        yield f"{worst.kld_non_finite:,} tokens without a finite KLD"
-    elif place := where(tokens[worst.label].by_position(), floor.curve):
+    worst = max(differing, key=lambda row: (row.model.kld or 0.0) / (floors[row.text].limit or 1.0))
+    kld, floor = worst.model.kld or 0.0, floors[worst.text]
+    yield f"KLD {kld:.4g} ± {error_text(worst.model.kld_stderr) or 'n/a'}"
+    yield f"{kld / floor.limit:.1f} times the floor" if floor.limit else "where the floor is 0"
+    if worst.model.kld_non_finite:
+        yield f"{worst.model.kld_non_finite:,} tokens without a finite KLD"
+    elif worst.tokens is not None and (place := where(worst.tokens.by_position(), floor.curve)):
         yield place
     if len(differing) < len(rows):
-        yield f"only in {' and '.join(map(shape_of, differing))}"
+        yield f"only in {' and '.join(row.shape for row in differing)}"
 
 
 def where(own: NDArray[np.float64], floor: NDArray[np.float64]) -> str:
@@ -117,8 +154,3 @@ def where(own: NDArray[np.float64], floor: NDArray[np.float64]) -> str:
     if early <= STILL and late >= STEP:
         return f"from position {places[cut]} on"
     return f"growing {last / first:.1f} times with position" if last >= GROWTH * first else ""
-
-
-def times(value: float, limit: float) -> str:
-    """Return ``2.4 times the floor``, for a number above the floor's limit."""
-    return f"{value / limit:.1f} times the floor" if limit > 0 else "where the floor is 0"

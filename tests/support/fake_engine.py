@@ -61,7 +61,7 @@ class FakeEngine(LogitsEngine):
     capabilities = Capabilities(
         load_fns=("fake",), fwd_fn="fake", packages=(), install="nothing to install",
         summary="closed-form logits: PPL known in advance, for tests", decodes=512, decodes_behind_prompts=True,
-        noise={}, arithmetic=("kernel",),
+        noise=True, arithmetic={"kernel": "closed form"},
     )  # fmt: skip
     options_type = FakeOptions
 

@@ -14,12 +14,13 @@ import pytest
 from scipy import stats
 
 from compare_q.eval.gate.floor import COPIES, Floor, Tokens
-from compare_q.eval.gate.verdicts import Verdict, verdict_of, where
+from compare_q.eval.gate.verdicts import Row, Verdict, verdict_of, where
 from compare_q.eval.results import ModelResult
 from tests.support.toy import FAKE, Ran, Run, Specs, assert_refused
 
 WINDOWS, LENGTH, ENTRIES = 4, 60, 16
-SHAPES = {"prefill": WINDOWS, "prefill again": WINDOWS, "prefill at batch 1": WINDOWS, "decode at batch 1": 1}
+TEXTS = {"full batch": WINDOWS, "batch 1": 1}
+PASSES = ("prefill", "prefill again", "decode")
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -29,9 +30,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def tokens_of(first: np.ndarray, logits: np.ndarray) -> Tokens:
     """Brute force in float64; ``first`` and ``logits`` [windows, length, entries], the target is entry 0."""
     one, two = log_softmax(first), log_softmax(logits)
-    window, position = (grid.ravel().astype(np.int32) for grid in np.indices(one.shape[:2]))
+    position = np.indices(one.shape[:2])[1].ravel().astype(np.int32)
     kld, logprob = (np.exp(one) * (one - two)).sum(-1).ravel(), two[..., 0].ravel()
-    return Tokens(window, position, logprob, kld, np.abs(logprob - one[..., 0].ravel()))
+    return Tokens(position, logprob, kld, np.abs(logprob - one[..., 0].ravel()))
 
 
 class Engine:
@@ -42,45 +43,41 @@ class Engine:
         self.first = self.random.normal(size=(WINDOWS, LENGTH, ENTRIES)) * 2
         self.size = 10 ** self.random.uniform(-4, -2)
 
-    def scored(self, fault: float = 0.0) -> Tokens:
+    def scored(self, windows: int = WINDOWS, fault: float = 0.0) -> Tokens:
         """Scores with other roundings, and with ``fault`` on the first logit."""
-        logits = self.first + self.random.normal(size=self.first.shape) * self.size
+        logits = self.first[:windows] + self.random.normal(size=(windows, LENGTH, ENTRIES)) * self.size
         logits[..., 0] += fault
-        return tokens_of(self.first, logits)
+        return tokens_of(self.first[:windows], logits)
+
+    def floors(self, comparisons: int = 2 * len(PASSES) * len(TEXTS)) -> dict[str, Floor]:
+        return {text: Floor([self.scored(count) for _ in range(COPIES)], comparisons) for text, count in TEXTS.items()}
 
     def verdict(self, fault: float = 0.0) -> Verdict:
-        """The verdict of a gate of two variants in four shapes, the second of them with a fault."""
-        floor = Floor([self.scored() for _ in range(COPIES)], 2 * len(SHAPES))
-        tokens = {f"new | {name}": self.scored(fault) for name in SHAPES}
-        tokens["new | prefill again"] = tokens["new | prefill"]
-        rows = [row_of(label, found, SHAPES[label.partition(" | ")[2]]) for label, found in tokens.items()]
+        """The verdict of a gate of two variants in three passes over two texts, the second of them with a fault."""
+        rows = [row_of(of, text, self.scored(count, fault)) for of in PASSES for text, count in TEXTS.items()]
+        rows[2:4] = [row._replace(of="prefill again") for row in rows[:2]]  # deterministic
         return verdict_of(
-            "new", rows, tokens, floor, [row_of("old | prefill", tokens["new | prefill"], WINDOWS, "old")]
+            "new",
+            rows,
+            self.floors(),
+            [row._replace(model=row_of("x", "y", rows[0].tokens, "old").model) for row in rows],
         )
 
 
-def row_of(label: str, tokens: Tokens, windows: int, digest: str = "new") -> ModelResult:
-    return ModelResult(
-        label=label, engine="fake", windows=windows, scores_digest=digest,
-        kld=float(tokens.kld[tokens.window < windows].mean()), kld_stderr=1e-9,
-    )  # fmt: skip
+def row_of(of: str, text: str, tokens: Tokens, digest: str = "new") -> Row:
+    kld = float(tokens.kld.mean())
+    model = ModelResult(label=f"new | {of}", engine="fake", scores_digest=digest, kld=kld, kld_stderr=1e-9)
+    return Row(of, text, model, tokens)
 
 
-def test_the_limit_is_a_prediction_limit_of_the_normal_distribution() -> None:
+def test_the_floor_is_twice_a_prediction_limit_of_the_normal_distribution() -> None:
     """Three copies with ln KLD -8, -7, -6: m = -7, s = 1; t(0.99, 2) = 6.9646 by table; sqrt(1 + 1/3) = 1.1547."""
-    zero = np.zeros(4)
-    window = np.array([0, 0, 1, 1], np.int32)
-    copies = [Tokens(window, window, zero, np.full(4, math.exp(power)), zero) for power in (-8, -7, -6)]
-    assert Floor(copies, 1).limit(2) == pytest.approx(math.exp(-7 + 6.96456 * 1.154701), rel=1e-4)
+    zero, position = np.zeros(4), np.arange(4, dtype=np.int32)
+    copies = [Tokens(position, zero, np.full(4, math.exp(power)), zero) for power in (-8, -7, -6)]
+    assert Floor(copies, 1).limit == pytest.approx(2 * math.exp(-7 + 6.96456 * 1.154701), rel=1e-4)
     reach = stats.t.ppf(1 - 0.01 / 12, 2) * math.sqrt(4 / 3)
-    assert Floor(copies, 12).limit(2) == pytest.approx(math.exp(-7 + reach), rel=1e-9)
-    assert Floor(copies, 1).change_limit() == 0  # equal to the bit
-
-
-def test_the_limit_counts_the_first_windows() -> None:
-    window, kld = np.array([0, 0, 1, 1], np.int32), np.array([1e-3, 1e-3, 5e-3, 5e-3])
-    floor = Floor([Tokens(window, window, kld, kld, kld)] * 3, 1)
-    assert (floor.limit(1), floor.limit(2)) == (pytest.approx(1e-3), pytest.approx(3e-3))
+    assert Floor(copies, 12).limit == pytest.approx(2 * math.exp(-7 + reach), rel=1e-9)
+    assert Floor(copies, 1).change_limit == 0  # equal to the bit
 
 
 def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
@@ -90,11 +87,9 @@ def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
     assert set(outcomes) <= {"as before", "differs", "not deterministic"}
     for seed in range(20):
         engine = Engine(seed)
-        floor = Floor([engine.scored() for _ in range(COPIES)], 8)
-        variance = float(
-            np.mean(np.exp(log_softmax(engine.first)[..., 0]) * (1 - np.exp(log_softmax(engine.first)[..., 0])))
-        )
-        fault = math.sqrt(3 * floor.limit(WINDOWS) * 2 / variance)  # KLD of a small shift is shift^2 p (1 - p) / 2
+        p = np.exp(log_softmax(engine.first)[..., 0])
+        limit = engine.floors()["full batch"].limit
+        fault = math.sqrt(2 * 3 * limit / np.mean(p * (1 - p)))  # KLD of a small shift: shift^2 p (1 - p) / 2
         assert engine.verdict(fault).outcome == "differs"
 
 
