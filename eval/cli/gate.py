@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, DataSpec]:
-    """Return the text's first windows, and half of the first one, which is scored alone; InputError for another one."""
+    """Return the text's first windows, and the first quarter of one, which is scored alone; InputError for another one."""
     if len(given) > 1 or given[0].is_answers:
         raise InputError("-d: a gate has one text, and no questions")
     spec = given[0]
@@ -63,7 +63,7 @@ def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, D
     from_words = not str((args.dataspec or [""])[0]).endswith(".json") and "eval_stride" in keys
     length = min(spec.eval_len, LENGTH) if from_words else spec.eval_len
     found = {}
-    for name, size, count in ((FULL, length, args.rows or spec.max_rows or WINDOWS), (ONE, length // 2, 1)):
+    for name, size, count in ((FULL, length, args.rows or spec.max_rows or WINDOWS), (ONE, length // 4, 1)):
         keys |= {"eval_len": size, "max_rows": count} | ({"eval_stride": size} if spec.eval_stride else {})
         found[name] = reading.parse_data_spec(keys, spec._folder / variants.COMMAND_LINE)
     return found

@@ -56,12 +56,8 @@ class Engine:
         """The verdict of a gate of two variants in three passes over two texts, the second of them with a fault."""
         rows = [row_of(of, text, self.scored(count, fault)) for of in PASSES for text, count in TEXTS.items()]
         rows[2:4] = [row._replace(of="prefill again") for row in rows[:2]]  # deterministic
-        return verdict_of(
-            "new",
-            rows,
-            self.floors(),
-            [row._replace(model=row_of("x", "y", rows[0].tokens, "old").model) for row in rows],
-        )
+        first = [row_of(row.of, row.text, self.scored(1), "old") for row in rows]
+        return verdict_of("new", rows, self.floors(), first)
 
 
 def row_of(of: str, text: str, tokens: Tokens, digest: str = "new") -> Row:
