@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, DataSpec]:
-    """Return the text's first windows, and the first quarter of one, which is scored alone; InputError for another one."""
+    """Return the first windows, and the first quarter of one, which is scored alone; InputError for another text."""
     if len(given) > 1 or given[0].is_answers:
         raise InputError("-d: a gate has one text, and no questions")
     spec = given[0]
