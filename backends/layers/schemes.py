@@ -123,14 +123,9 @@ def objects_in(value: Any) -> list[Mapping[str, Any]]:
     return [entry for entry in value.values() if isinstance(entry, Mapping)] if isinstance(value, Mapping) else []
 
 
-def at(value: Any, key: str) -> Any:
-    """The value of an object under a key; None if there is none, or ``value`` is not an object."""
-    return value.get(key) if isinstance(value, Mapping) else None
-
-
 def part(owner: Any, key: str) -> Mapping[str, Any]:
     """The object under a key; empty if there is none."""
-    value = at(owner, key)
+    value = owner.get(key) if isinstance(owner, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
@@ -278,28 +273,6 @@ def modelopt(config: Config) -> Declared:
     return by_name(None, {path: ALGORITHMS.get(str(part(layers, path).get("quant_algo")).upper()) for path in layers})
 
 
-def torchao(config: Config) -> Declared:
-    """torchao's config object as JSON; unknown if it has one for each of some layers."""
-    whole = part(part(config, "quant_type"), "default")
-    data = part(whole, "_data")
-    group, granularity = data.get("group_size"), data.get("granularity")
-    several = granularity if isinstance(granularity, list) and granularity else [granularity]
-    grain = several[0] if several.count(several[0]) == len(several) else None  # activations' and weights'
-    scale = {"PerRow": "channel", "PerTensor": "tensor"}.get(str(at(grain, "_type")), "")
-    row = scale or ("" if granularity else "channel")
-    fp8 = scale or ("" if granularity else "tensor")
-    weights, activations = {
-        "Int4WeightOnlyConfig": (with_group_size("int4", group or 128), ""),
-        "Int8WeightOnlyConfig": (f"int8 g{group}" if group else row and f"int8 {row}", ""),
-        "Int8DynamicActivationInt8WeightConfig": (row and f"int8 {row}", "int8 token"),
-        "Float8WeightOnlyConfig": (row and f"fp8 {row}", ""),
-        "Float8DynamicActivationFloat8WeightConfig": (
-            fp8 and f"fp8 {fp8}", f"fp8 {'token' if fp8 == 'channel' else fp8}"
-        ),
-    }.get(str(whole.get("_type")), ("", ""))  # fmt: skip
-    return Declared(Scheme(weights, activations) if weights else None)
-
-
 READERS: dict[str, Callable[[Config], Declared]] = {
     "compressed-tensors": compressed,
     **dict.fromkeys(("gptq", "gptqmodel", "awq", "auto-round", "inc"), integers),
@@ -310,6 +283,5 @@ READERS: dict[str, Callable[[Config], Declared]] = {
     "mxfp4": lambda _: Declared(Scheme("mxfp4 g32")),
     "bitsandbytes": bitsandbytes,
     "modelopt": modelopt,
-    "torchao": torchao,
 }
 """``quant_method`` -> its reader."""

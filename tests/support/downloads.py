@@ -152,13 +152,13 @@ DOWNLOADS = {
         f"{TORCHAO}, `Int4Tensor`",
         {f"{LAYER}.mlp.up_proj": {
             "_weight_qdata": ("I8", 8, 32), "_weight_scale": ("BF16", 2, 8), "_weight_zero_point": ("BF16", 2, 8)}},
-        "(512 × 4 + 2 × 16 × 16) / 512", 2560, 512, (Scheme("int4 g32"),),
+        "(512 × 4 + 2 × 16 × 16) / 512", 2560, 512, (None,),
         {"quant_method": "torchao", "quant_type": {"default": {
             "_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 32}}}}),
     "torchao float8": Download(
         f"{TORCHAO}, `Float8Tensor`",
         {f"{LAYER}.mlp.up_proj": {"_weight_qdata": ("F8_E4M3", 8, 32), "_weight_scale": ("F32", 8, 1)}},
-        "(256 × 8 + 8 × 32) / 256", 2304, 256, (Scheme("fp8 channel", "fp8 token"),),
+        "(256 × 8 + 8 × 32) / 256", 2304, 256, (None,),
         {"quant_method": "torchao", "quant_type": {"default": {
             "_type": "Float8DynamicActivationFloat8WeightConfig", "_version": 2,
             "_data": {"granularity": [{"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}] * 2}}}}),
