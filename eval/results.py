@@ -32,6 +32,7 @@ from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.files import write_text
+from compare_q.eval.specs.reading import numbered
 from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTILES, AgainstReference, Estimates
 from compare_q.eval.stats.uncertainty import Count, Error, Value
 
@@ -261,7 +262,7 @@ class ModelResult(Stored):
         return cls(**flat | {
             "label": label, "engine": engine, "where": machine.words(provenance) or None,
             "kernel": groups.kernel_of(layers) or None,
-            "deviations": "; ".join(deviations_of(provenance, layers, kv_caches)) or None,
+            "deviations": "; ".join(deviations_of(provenance)) or None,
             "attention": str(provenance.get("attention") or "") or None,
             "engine_version": str(provenance.get("engine_version") or "") or None,
             "options": ", ".join(option_texts(options_of(fields.get("spec", {})))) or None,
@@ -311,11 +312,6 @@ class ModelResult(Stored):
         return self.scores_digest == other.scores_digest != ""
 
     @property
-    def deviation_clauses(self) -> list[str]:
-        """The ways in which the model ran differently from what checkpoint or spec ask, a clause each."""
-        return deviations_of(self.provenance, self.layers, self.kv_caches)
-
-    @property
     def marked_label(self) -> str:
         """The label, with a mark if the layers ran differently from what the checkpoint asks."""
         return f"{self.label} {MARK}" if self.deviations else self.label
@@ -338,10 +334,10 @@ def option_texts(options: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in options.items()]
 
 
-def deviations_of(
-    provenance: Mapping[str, Any], layers: Sequence[Layer], kv_caches: Sequence[groups.KVCache]
-) -> list[str]:
+def deviations_of(provenance: Mapping[str, Any]) -> list[str]:
     """A clause for each way in which a model ran differently from what checkpoint or spec ask."""
+    layers = groups.groups_from_json(provenance.get("layers", ()))
+    kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
     own = provenance.get("deviations")
     said = [each for each in own if isinstance(each, str)] if isinstance(own, list) else []
     return groups.deviations(layers) + groups.kv_deviations(kv_caches) + said
@@ -666,9 +662,8 @@ def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
     for model in models:
         place = next((i for i, row in enumerate(rows) if is_same(row, model)), len(rows))
         if place == len(rows):
-            taken = {row.label for row in rows}
-            names = (model.label if i == 1 else f"{model.label} ({i})" for i in itertools.count(1))
-            rows.append(model.updated(label=next(name for name in names if name not in taken)))
+            (label,) = numbered([model.label], [row.label for row in rows])
+            rows.append(model.updated(label=label))
         elif rows[place].error or model.scores_key == rows[place].scores_key + DIVERGENCES_SUFFIX:
             rows[place] = model.updated(label=rows[place].label)
     return tuple(rows)

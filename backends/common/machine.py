@@ -229,15 +229,10 @@ def cpu_build_of_torch() -> bool:
     return installed_versions(("torch",)).get("torch", "").endswith("+cpu")
 
 
-def hardware(devices: Sequence[Gpu], *, torch: bool = True, cpu_only: bool = False) -> dict[str, Any]:
-    """The hardware of an engine's kernels: names of the GPUs and their driver, else the CPU.  Part of scores' keys.
-
-    For an engine that does not compute with ``torch`` both GPUs and CPU are named, since it may run on either.  With a
-    ``cpu_only`` build of torch no GPU is named.
-    """
-    if devices and not (torch and cpu_only):
-        found: dict[str, Any] = {} if torch else processor()
-        return found | {"gpus": [gpu.name for gpu in devices], "driver": devices[0].driver}
+def hardware(devices: Sequence[Gpu], *, cpu_only: bool = False) -> dict[str, Any]:
+    """The names of the GPUs and their driver; the CPU without GPUs, and with a ``cpu_only`` build of torch."""
+    if devices and not cpu_only:
+        return {"gpus": [gpu.name for gpu in devices], "driver": devices[0].driver}
     return processor()
 
 

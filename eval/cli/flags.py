@@ -137,11 +137,6 @@ def names(given: str) -> list[str]:
     return [name for each in given.split(",") if (name := each.strip())]
 
 
-def column_names(given: str) -> tuple[str, ...]:
-    """``--columns``: names of columns with commas between."""
-    return columns.checked(names(given))
-
-
 def sort_key(given: str) -> str:
     """``--sort``: the name of a column, or COLUMN:TEXT."""
     columns.checked(names(given.partition(":")[0]))
@@ -222,7 +217,8 @@ OPTIONS: dict[str, list[Option]] = {
         on("-h --help", EVERY, "print this", "help"),
     ],
     "table": [
-        option("--columns", SHOWN, "A,B,C", "columns of table, Markdown, CSV and report", column_names),
+        option("--columns", SHOWN, "A,B,C", "columns of table, Markdown, CSV and report",
+               lambda given: columns.checked(names(given))),
         option("--sort", SHOWN, "COLUMN", "order rows by a column, or by COLUMN:TEXT", sort_key),
         on("--by-text", SHOWN, "one table per text"),
         on("--notes", SHOWN, "explain the columns and marks of the table"),

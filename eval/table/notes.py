@@ -10,7 +10,7 @@ from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.layers import groups
 from compare_q.eval import ranking
 from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossless, too_short
-from compare_q.eval.results import MARK, ModelResult, TextResult
+from compare_q.eval.results import MARK, ModelResult, TextResult, deviations_of
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, kld_in_words, number_text
@@ -60,7 +60,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     for model in rows:
         gpus = model.provenance.get("gpus")
         machine = gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine")
-        notes += [f"{MARK} {model.label}: {clause} on {machine}" for clause in model.deviation_clauses]
+        notes += [f"{MARK} {model.label}: {clause} on {machine}" for clause in deviations_of(model.provenance)]
     machines = sorted(machine_letters(text).items(), key=lambda each: len(each[0]))
     notes += [f"where {letter}: {machine}" for letter, machine in sorted({b: a for a, b in machines}.items())]
     notes += answer_notes(text) if text.is_answers else window_notes(text)

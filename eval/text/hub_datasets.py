@@ -69,12 +69,7 @@ class Source:
     def is_local(self) -> bool:
         """True if the data set is in files of this machine."""
         names = texts_in(self.data_files)
-        return exists(Path(self.path)) or (bool(names) and not self.is_at_url)
-
-    @property
-    def is_at_url(self) -> bool:
-        """True if files of the data set have a URL."""
-        return any("://" in name for name in texts_in(self.data_files))
+        return exists(Path(self.path)) or (bool(names) and not any("://" in name for name in names))
 
     def is_streamed(self, limit: int) -> bool:
         """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is cut here instead.
@@ -250,11 +245,8 @@ def split_rows(source: Source, limit: int) -> Any:
         return ask_library(library.load_dataset, source, split=source.base_split, streaming=True)
     # The library identifies local files by name and time, and files at a URL that has no entity tag by its name alone:
     # it may return cached rows of other files.
-    anew = (
-        {"download_mode": "force_redownload", "verification_mode": "no_checks"}
-        if source.is_local or source.is_at_url
-        else {}
-    )
+    may_change = exists(Path(source.path)) or texts_in(source.data_files)
+    anew = {"download_mode": "force_redownload", "verification_mode": "no_checks"} if may_change else {}
     return ask_library(library.load_dataset, source, split=source.split, **anew)
 
 

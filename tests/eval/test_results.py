@@ -12,7 +12,7 @@ import pytest
 from compare_q import __version__
 from compare_q.backends.base import Storage
 from compare_q.eval import results
-from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult, Timing
+from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult, Timing, deviations_of
 from compare_q.eval.run.token_scores import timing_of
 from compare_q.eval.stats.estimates import summarize
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
@@ -136,7 +136,7 @@ def test_a_deviation_marks_the_label() -> None:
     group = {"layers": "*.q_proj", "count": 3, "weights": "nvfp4 g16", "activations": "bfloat16", "kernel": "Marlin",
              "asked": "nvfp4"}  # fmt: skip
     row = ModelResult.of("a", "fake", provenance={"layers": [group]})
-    assert (len(row.deviation_clauses), row.marked_label) == (1, f"a {MARK}")
+    assert (len(deviations_of(row.provenance)), row.marked_label) == (1, f"a {MARK}")
     assert ModelResult.of("a", "fake").marked_label == "a"
 
 
