@@ -8,7 +8,6 @@ q(token) - p_ref(token).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,8 +42,6 @@ from compare_q.eval.stats.uncertainty import (
 PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 """llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
 PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
-CONFIDENCES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""Edges of qbench's five buckets of the reference's largest probability; the last one holds 1.0."""
 DECADES, BINS_PER_DECADE = (-8, 2), 8
 """Histogram of log10 KLD: from 1e-8, where float32 rounding begins, to 100 nats."""
 CURVE_BINS = 32
@@ -111,17 +108,6 @@ class BlockSums:
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """The tokens to whose most probable successor the reference gives [low, high): their ``share``, and their KLD."""
-
-    low: float
-    high: float
-    share: float
-    kld: Mean
-    median: float | None
-
-
-@dataclass(frozen=True)
 class AgainstReference:
     """A model compared with its reference, over the entries with two finite log-probabilities (KLD: with a finite KLD).
 
@@ -147,7 +133,6 @@ class AgainstReference:
     delta_p_rms: Value
     delta_p_percentiles: dict[str, float]
     same_top: Mean
-    confidence: tuple[Bucket, ...]
     reverse_kld: Mean | None = None
     js: Mean | None = None
     tv: Mean | None = None
@@ -222,7 +207,7 @@ def summarize(
     finite = np.isfinite(logprob)
     mean_logprob = mean_with_errors(logprob, None, places)
     ppl = perplexity(mean_logprob)
-    compared = {"ref_logprob", "ref_top1_logprob", "kld", "same_top"} <= columns.keys()
+    compared = {"ref_logprob", "kld", "same_top"} <= columns.keys()
     return Estimates(
         ppl=ppl,
         against=against_reference(columns, places) if compared else None,
@@ -263,24 +248,9 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
         delta_p_rms=root_of_mean(mean_with_errors(delta**2, None, places)),
         delta_p_percentiles=percentiles_of(delta[both]),
         same_top=mean_with_errors(columns["same_top"], both, places),
-        confidence=by_confidence(kld, columns["ref_top1_logprob"], places),
         **{name: mean_with_errors(column, None, places) for name, column in more.items()},
         divergence_percentiles={name: percentiles_of(column[np.isfinite(column)]) for name, column in more.items()},
     )
-
-
-def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Places) -> tuple[Bucket, ...]:
-    """KLD in each bucket of the reference's largest probability; a token whose probability is not finite is in none."""
-    known = np.isfinite(ref_top1_logprob)
-    place = np.where(known, bucket_of(np.where(known, ref_top1_logprob, 0)), -1)
-    buckets = []
-    for number, (low, high) in enumerate(itertools.pairwise(CONFIDENCES)):
-        inside = place == number
-        values = kld[inside & np.isfinite(kld)]
-        median = float(np.median(values)) if len(values) else None
-        mean = mean_with_errors(kld[inside], None, Places(places.block[inside], places.length))
-        buckets.append(Bucket(low, high, float(inside.mean()), mean, median))
-    return tuple(buckets)
 
 
 def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | None:
@@ -363,11 +333,6 @@ def histogram_of(kld: NDArray[Any]) -> Histogram:
     place = np.searchsorted(bins, kld.astype(np.float64), side="right")
     counts = np.bincount(place, minlength=edges + 1)
     return Histogram(low, BINS_PER_DECADE, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1]))
-
-
-def bucket_of(ref_top1_logprob: NDArray[Any]) -> NDArray[np.intp]:
-    """Bucket [N] of the reference's largest probability, 0 to 4; ``CONFIDENCES`` are their edges."""
-    return np.searchsorted(CONFIDENCES[1:-1], np.exp(ref_top1_logprob.astype(np.float64)), side="right")
 
 
 def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places) -> Curve:

@@ -10,7 +10,7 @@ from typing import Any
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results import ModelResult, RunResult, Stored, TextResult, WorstToken
-from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Bucket, Curve, Estimates, Histogram, TextRates
+from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Curve, Estimates, Histogram, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 GIVEN = (
@@ -59,8 +59,6 @@ AGAINST = AgainstReference(
     delta_p_rms=Value(0.04, 0.006, 0.005),
     delta_p_percentiles=PERCENTILES,
     same_top=Mean(0.98765, 39.506, 40, 0, 0.00521, 0.004),
-    confidence=(Bucket(0.0, 0.25, 0.4, Mean(0.02, 0.32, 16, 0, 0.004, 0.003), 0.015),
-                Bucket(0.95, 1.0, 0.6, Mean(0.007, 0.168, 24, 0, 0.002, 0.001), None)),
 )  # fmt: skip
 KLD_BLOCKS = replace(BLOCKS, kld=(1.0, 1.0, 1.0, 1.0), same_top=(9.0, 9.0, 9.0, 9.0), whole=("nll", "kld", "same_top"))
 COMPARED = replace(ALONE, against=AGAINST, blocks=KLD_BLOCKS, curve=Curve((1, 3), (2.0,), (0.5,)))

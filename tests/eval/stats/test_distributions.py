@@ -1,4 +1,4 @@
-"""How scores are spread: percentiles, histogram, buckets and curve, worked by hand."""
+"""How scores are spread: percentiles, histogram and curve, worked by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compare_q.eval.stats import estimates
-from compare_q.eval.stats.estimates import Curve, bucket_of, curve_over_position, histogram_of, percentiles_of
+from compare_q.eval.stats.estimates import Curve, curve_over_position, histogram_of, percentiles_of
 from compare_q.eval.stats.uncertainty import Places, mean_with_errors, places_of
 
 
@@ -26,17 +26,6 @@ def test_histogram() -> None:
     assert (found.first, found.per_decade, len(found.counts)) == (-8, 8, 80)
     assert {i: count for i, count in enumerate(found.counts) if count} == {0: 1, 64: 2, 65: 1, 79: 1}
     assert (found.below, found.above) == (3, 2)
-
-
-def test_buckets_are_qbench_s() -> None:
-    """[0, .25) [.25, .5) [.5, .75) [.75, .95) [.95, 1]: each edge is of the bucket above; 1, and what rounding puts
-    above it, of the last."""
-    edges = np.log(np.array([1e-9, 0.2499, 0.2501, 0.4999, 0.5001, 0.7499, 0.7501, 0.9499, 0.9501, 1.0]))
-    assert bucket_of(edges).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert bucket_of(np.array([-np.inf, 0, 1e-6], np.float32)).tolist() == [0, 4, 4]
-    exact = np.array([0.25, 0.5, 0.75, 0.95])
-    assert np.exp(np.log(exact)).tolist() == exact.tolist()  # so that what follows is about the edges
-    assert bucket_of(np.log(exact)).tolist() == [1, 2, 3, 4]
 
 
 def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

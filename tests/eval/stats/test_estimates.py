@@ -82,19 +82,6 @@ def test_kld(four: Estimates) -> None:
     assert {i: count for i, count in enumerate(histogram.counts) if count} == {59: 2, 61: 1, 64: 1}  # 8 (log10 + 8)
 
 
-def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
-    """.6 and .6: KLD 1/4 and 1/2, in one block, so that only the independent error, root(1/64 / 1), is known."""
-    lowest, low, middle, high, highest = four.against.confidence
-    assert [(b.low, b.high) for b in four.against.confidence] == [
-        (0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95), (0.95, 1),
-    ]  # fmt: skip
-    assert [b.share for b in four.against.confidence] == [0, 0.25, 0.5, 0, 0.25]
-    assert (lowest.kld, lowest.median) == (high.kld, high.median) == (Mean(None, 0, 0, 0), None)
-    assert (middle.kld, middle.median) == (Mean(0.375, 0.75, 2, 0, None, 0.125), 0.375)
-    assert (low.kld, low.median) == (Mean(1, 1, 1, 0), 1)
-    assert (highest.kld, highest.median) == (Mean(0.25, 0.25, 1, 0), 0.25)
-
-
 def test_difference_of_two_models() -> None:
     """KLD sums 2, 6 and 1, 2 of 2 and 3 entries: off by 1, 4, mean 1; 1 - 2, 4 - 3: the only wave is
     cos 45° * -2, root(2 * 2 * 1.6) / 5.  The other way
@@ -149,8 +136,6 @@ def test_non_finite_scores() -> None:
     assert (ratio.value, ratio.tokens, ratio.non_finite) == (pytest.approx(0.5), 3, 2)
     assert found.against.ppl_difference.value == pytest.approx(math.exp(2) - math.exp(1.5))
     assert found.against.kld_percentiles["max"] == 0.5
-    assert [b.share for b in found.against.confidence] == [0, 0, 0, 0.6, 0]
-    assert (found.against.confidence[3].kld.tokens, found.against.confidence[3].kld.non_finite) == (2, 1)
 
 
 def test_same_top_needs_both_models() -> None:

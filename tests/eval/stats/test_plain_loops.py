@@ -106,17 +106,6 @@ def test_everything_against_plain_loops() -> None:
         for name, percentile in percents.items():
             percent = {"min": 0.0, "max": 100.0}.get(name) if name in ("min", "max") else float(name)
             assert percentile == pytest.approx(loop_percentile(values, percent), rel=1e-9, abs=1e-15), name
-    for bucket in against.confidence:
-        inside = [
-            v if math.isfinite(c) and bucket.low <= math.exp(c) and (math.exp(c) < bucket.high or bucket.high == 1)
-            else None for v, c in zip(given["kld"], given["ref_top1_logprob"], strict=True)
-        ]  # fmt: skip
-        assert bucket.share == pytest.approx(sum(v is not None for v in inside) / n)
-        same(bucket.kld, [math.nan if v is None else v for v in inside])
-        assert bucket.median == pytest.approx(
-            loop_percentile([v for v in inside if v is not None and math.isfinite(v)], 50)
-        )
-        assert bucket.kld.non_finite == sum(v is not None and not math.isfinite(v) for v in inside)
     for name, values in (("nll", a), ("kld", given["kld"]), ("same_top", given["same_top"])):
         sums = [
             math.fsum(v for v, g in zip(values, block, strict=True) if g == i and math.isfinite(v)) for i in range(6)
