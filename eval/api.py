@@ -170,7 +170,7 @@ class Comparison:
         """The table, for notebooks."""
         import pandas as pd
 
-        table = tables.tables_of(self.results)[0]
+        table = tables.table_of(self.results)
         cells = [[cell.shown + cell.marks + cell.plus_minus for cell in each.cells] for each in table.columns]
         frame = pd.DataFrame(zip(*cells, strict=True), columns=[each.column.title for each in table.columns])
         with pd.option_context("display.max_colwidth", None):

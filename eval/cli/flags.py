@@ -220,7 +220,6 @@ OPTIONS: dict[str, list[Option]] = {
         option("--columns", SHOWN, "A,B,C", "columns of table, Markdown, CSV and report",
                lambda given: columns.checked(names(given))),
         option("--sort", SHOWN, "COLUMN", "order rows by a column, or by COLUMN:TEXT", sort_key),
-        on("--by-text", SHOWN, "one table per text"),
         on("--notes", SHOWN, "explain the columns and marks of the table"),
         on("--pairs", SHOWN, "print the difference of each row from the next"),
         option("--pair", SHOWN, ("A", "B"), "print the difference of two models, by label", nargs=2, action="append",
@@ -372,7 +371,6 @@ def check_content(
          f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")'),
         (colon and not (several and text in texts),
          f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}"),
-        (args.by_text and not several, "--by-text: there is one text, whose table it is anyway; leave it out"),
         (args.logits_file is not None and several,
          "--logits_file: a reference store is of one text; leave it out, or run once for each text"),
     )  # fmt: skip

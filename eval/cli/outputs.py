@@ -111,7 +111,7 @@ def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
     if args.sort and (reason := columns.no_order(results, args.sort)):
         print_note(f"--sort: {reason}")
     with outputs.writing("standard output"):
-        render.show(table, console, args.columns, by_text=args.by_text, notes=args.notes)
+        render.show(table, console, args.columns, notes=args.notes)
         for text in table.scored if args.pairs or args.pair else ():
             if len(table.texts) > 1:
                 render.heading(console, text.name)
@@ -176,7 +176,7 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
     texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
         (args.output, "results", results.json_text),
         (args.csv, "CSV", lambda: render.csv_text(table, columns.fields_of(args.columns))),
-        (args.markdown, "Markdown", lambda: render.markdown_text(table, args.columns, by_text=args.by_text)),
+        (args.markdown, "Markdown", lambda: render.markdown_text(table, args.columns)),
         (args.html, "report", report_text),
     )
     for file, name, text_of in texts:

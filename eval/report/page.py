@@ -94,9 +94,8 @@ def parts_of(results: RunResult, names: Sequence[str] | None) -> list[dict[str, 
         draw = partial(scatter.scatter_figure, *results.texts, measure=measure, title="")
         figures = figures_of({f"{measure.title}, mean of the texts": draw}, "all")
         parts.append({"name": "All texts", "lead": "", "error": "", "finding": verdict.verdict(results),
-                      "figures": figures, "table": tables.tables_of(results, names)[0], "models": ()})  # fmt: skip
-    of_texts = tables.tables_of(results, names, by_text=True)
-    for number, (text, table) in enumerate(zip(results.texts, of_texts, strict=True)):
+                      "figures": figures, "table": tables.table_of(results, names), "models": ()})  # fmt: skip
+    for number, text in enumerate(results.texts):
         same = {
             "name": text.name if len(results.texts) > 1 else "",
             "lead": text.subtitle,
@@ -112,6 +111,7 @@ def parts_of(results: RunResult, names: Sequence[str] | None) -> list[dict[str, 
         chosen = sorted((name for name in drawn if not name.endswith("_vram")), key=lambda name: name != first)
         titles = {" ".join(WORDS.get(word, word) for word in name.split("_")): drawn[name] for name in chosen}
         figures = figures_of(titles, f"text{number}")
+        table = tables.table_of(alone, names)
         parts.append(same | {"finding": verdict.verdict(alone), "figures": figures, "table": table})
     return parts
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from compare_q.backends.common.messages import printable
 from compare_q.eval.results import RunResult
 from compare_q.eval.table.columns import BY_NAME
-from compare_q.eval.table.tables import Filled, Table, tables_of
+from compare_q.eval.table.tables import Filled, Table, table_of
 from compare_q.eval.table.verdict import verdict
 
 WORDS_WIDTH = 26
@@ -32,32 +32,24 @@ FORMULAS = tuple("=+-@\t\r＝＋－＠")
 """First characters of a text that spreadsheets run; the last four are the full-width signs."""
 
 
-def show(
-    run: RunResult, console: Console, names: Sequence[str] | None = None, *, by_text: bool = False, notes: bool = False
-) -> None:
-    """Print the tables with as many columns as fit, and their notes.
+def show(run: RunResult, console: Console, names: Sequence[str] | None = None, *, notes: bool = False) -> None:
+    """Print the table with as many columns as fit, and its notes.
 
-    ``names``: of columns, which are all printed; ``by_text``: a table for each of several texts, below its name;
-    ``notes``: also print the meanings of columns and marks.
+    ``names``: of columns, which are all printed; ``notes``: also print the meanings of columns and marks.
     """
-    meanings: list[str] = []
-    for table in tables_of(run, names, by_text=by_text):
-        if table.heading:
-            heading(console, table.heading)
-        shown: list[Drawn] = []
-        may_squeeze = names is None and not any(each.block for each in table.columns)
-        for number, columns in enumerate(fitting(table, [*map(drawn, table.columns)], console.width)):
-            width = console.width if may_squeeze else max(console.width, least_width(columns))
-            print_columns(console, "" if number else table.title, columns, width)
-            shown += columns
-        for line in [f"failed: {table.error}"] if table.error else table.notes:
-            say(console, line)
-        filled = [each.filled for each in shown]
-        means = [BY_NAME[each.column.name] for each in filled]  # without the names of several texts in their headers
-        meanings += [*[f"{column.title}: {column.note}" for column in means], *table.legend_of(filled)]
-    if meanings and notes:
+    table, filled = table_of(run, names), list[Filled]()
+    may_squeeze = names is None and not any(each.block for each in table.columns)
+    for number, columns in enumerate(fitting(table, [*map(drawn, table.columns)], console.width)):
+        width = console.width if may_squeeze else max(console.width, least_width(columns))
+        print_columns(console, "" if number else table.title, columns, width)
+        filled += [each.filled for each in columns]
+    for line in table.notes:
+        say(console, line)
+    means = [BY_NAME[each.column.name] for each in filled]  # without the names of several texts in their headers
+    meanings = [*(f"{column.title}: {column.note}" for column in means), *table.legend_of(filled)]
+    if notes:
         console.print()
-    for line in dict.fromkeys(meanings if notes else [NOTES] if meanings else []):
+    for line in dict.fromkeys(meanings if notes else [NOTES]):
         say(console, line)
 
 
@@ -154,22 +146,15 @@ def print_columns(console: Console, title: str, columns: Sequence[Drawn], width:
     console.width = own
 
 
-def markdown_text(run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False) -> str:
+def markdown_text(run: RunResult, names: Sequence[str] | None = None) -> str:
     """Return title, table, closing sentences and footnotes as Markdown that GitHub and Reddit render alike.
 
-    ``names``: of columns; ``by_text``: a table for each of several texts, below its name.
+    ``names``: of columns.
     """
-    lines: list[str] = []
-    tables, found = tables_of(run, names, by_text=by_text), [escaped(verdict(run)), ""]
-    for table in tables:
-        lines += [f"### {escaped(table.heading)}", ""] if table.heading else []
-        if table.error:
-            lines += [f"failed: {escaped(table.error)}", ""]
-            continue
-        lines += [f"**{escaped(table.title)}**", "", *markdown_lines(table.columns), ""]
-        lines += found if len(tables) == 1 else []
-        lines += [*(f"- {escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]), ""]
-    return "\n".join(lines if len(tables) == 1 else [*lines, *found])
+    table = table_of(run, names)
+    lines = [f"**{escaped(table.title)}**", "", *markdown_lines(table.columns), "", escaped(verdict(run)), ""]
+    lines += [f"- {escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]]
+    return "\n".join([*lines, ""])
 
 
 def markdown_lines(columns: Sequence[Filled]) -> list[str]:

@@ -1,12 +1,12 @@
 """The tables of a run, which terminal, Markdown, report and notebooks show: their columns, cells and footnotes.
 
-A run of one text has one table.  A run of several texts has one with all of them side by side, or one for each.
+A run of several texts has one table with all of them side by side; the report also has one for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult, RunResult, TextResult, option_texts
@@ -59,43 +59,33 @@ class Filled:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its title, columns and footnotes; for a text that failed only the ``error``."""
+    """A table: its title, columns and footnotes."""
 
-    heading: str = ""  # the name of its text, if each of several texts has a table
-    title: str = ""
-    columns: list[Filled] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what is special to it
-    legend: list[str] = field(default_factory=list)  # meanings of its marks
-    spare: tuple[str, ...] = ()  # columns and errors (..._stderr) that a narrow terminal leaves out, the last one first
-    error: str = ""
+    title: str
+    columns: list[Filled]
+    notes: list[str]  # what is special to it
+    legend: list[str]  # meanings of its marks
+    spare: tuple[str, ...]  # columns and errors (..._stderr) that a narrow terminal leaves out, the last one first
 
     def legend_of(self, columns: Sequence[Filled]) -> list[str]:
         """Return the meanings of the marks, and the notes on these columns."""
         return [*self.legend, *(each.note for each in columns if each.note)]
 
 
-def tables_of(run: RunResult, names: Sequence[str] | None = None, *, by_text: bool = False) -> list[Table]:
-    """Return the tables of a run with the columns of these names; None: the default columns.
+def table_of(run: RunResult, names: Sequence[str] | None = None) -> Table:
+    """Return the table of a run with the columns of these names; None: the default columns."""
+    return table_of_text(run.texts[0], names) if len(run.texts) == 1 else table_of_texts(run, names)
 
-    ``by_text``: a table for each of several texts.
-    """
-    if len(run.texts) > 1 and not by_text:
-        return [table_of_texts(run, names)]
-    found = []
-    for text in run.texts:
-        heading = text.name if len(run.texts) > 1 else ""
-        if text.error:
-            found.append(Table(heading, error=text.error))
-            continue
-        columns = columns_of(text, usual_columns(text) if names is None else names)
-        shown = {each.column.name: each.column.spare for each in columns}
-        spare = {name: number for name, number in shown.items() if number and names is None}
-        if "same_top" in shown and names is None:
-            spare |= {"same_top_stderr": TOP_ERROR, **({"same_top": 1} if text.is_answers else {})}
-        order = tuple(sorted(spare, key=lambda name: -spare[name]))
-        said = notes.footnotes(text, shown)
-        found.append(Table(heading, text.subtitle, columns, said, notes.legend(text), order))
-    return found
+
+def table_of_text(text: TextResult, names: Sequence[str] | None) -> Table:
+    """Return the table of a text that has rows."""
+    columns = columns_of(text, usual_columns(text) if names is None else names)
+    shown = {each.column.name: each.column.spare for each in columns}
+    spare = {name: number for name, number in shown.items() if number and names is None}
+    if "same_top" in shown and names is None:
+        spare |= {"same_top_stderr": TOP_ERROR, **({"same_top": 1} if text.is_answers else {})}
+    order = tuple(sorted(spare, key=lambda name: -spare[name]))
+    return Table(text.subtitle, columns, notes.footnotes(text, shown), notes.legend(text), order)
 
 
 def usual_columns(text: TextResult) -> list[str]:
@@ -181,4 +171,4 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
     said += notes.kv_size_notes(run.scored[0]) if "kv_mb" in of_models else []
     legend = [notes.MEANS, *notes.once({text.name: notes.legend(text) for text in run.scored})]
     title = f"{len(run.texts)} texts: {', '.join(texts)}"
-    return Table("", title, columns, said, legend, spare=("kld_stderr", "ppl_stderr"))
+    return Table(title, columns, said, legend, spare=("kld_stderr", "ppl_stderr"))

@@ -58,11 +58,11 @@ def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], 
     out.mkdir()
     flags = ["-o", out / "r.json", "--csv", out / "r.csv", "--markdown", out / "r.md", "--html", out / "r.html",
              "--tokens-out", out / "tokens", "--pairs",
-             "--by-text", "--sort", "kld:code", "-t", "Texts <b>"]  # fmt: skip
+             "--sort", "kld:code", "-t", "Texts <b>"]  # fmt: skip
     ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], *flags)
     assert ran.status == 0, ran.err
     for name in ("prose", "code"):
-        assert ran.out.count(f"== {name} ==") == 2  # its table, and its pairs
+        assert ran.out.count(f"== {name} ==") == 1  # its pairs
         assert sorted(file.name for file in (out / "tokens" / name).iterdir()) == [
             "a.parquet", "b.parquet", "ref.parquet"
         ]  # fmt: skip

@@ -15,7 +15,7 @@ from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table import numbers
 from compare_q.eval.table.columns import BY_NAME, COLUMNS, checked, no_order, ordered
-from compare_q.eval.table.tables import Cell, tables_of
+from compare_q.eval.table.tables import Cell, table_of
 from tests.support import ROOT
 from tests.support.made import (
     BASE,
@@ -37,12 +37,12 @@ from tests.support.toy import refusal
 
 def names_of(text: TextResult) -> list[str]:
     """The columns of a table that nobody chose."""
-    return [each.column.name for each in tables_of(results_of(text))[0].columns]
+    return [each.column.name for each in table_of(results_of(text)).columns]
 
 
 def cells(text: TextResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
     """The cells of a model, by the names of the columns."""
-    (table,) = tables_of(results_of(text), names)
+    table = table_of(results_of(text), names)
     row = [model.label for model in text.models].index(label)
     return {each.column.name: each.cells[row] for each in table.columns}
 

@@ -11,7 +11,7 @@ from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results import ModelResult, TextResult, Timing
 from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.tables import tables_of
+from compare_q.eval.table.tables import table_of
 from tests.support.made import (
     BASE,
     FAILED,
@@ -35,7 +35,7 @@ DEVIATING = {"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations
 
 def notes_of(text: TextResult, names: tuple[str, ...] | None = None) -> list[str]:
     """All footnotes of a text's table."""
-    (table,) = tables_of(results_of(text), names)
+    table = table_of(results_of(text), names)
     return [*table.notes, *table.legend_of(table.columns)]
 
 
@@ -123,7 +123,7 @@ def test_spread_windows() -> None:
 
 def test_notes_of_several_texts() -> None:
     """A note of one text names it, a note of all texts is there once; failures have their reasons."""
-    (table,) = tables_of(with_failed_text(three(chat={"EXL3 4.0": "out of memory"}), "c4", "no such file"))
+    table = table_of(with_failed_text(three(chat={"EXL3 4.0": "out of memory"}), "c4", "no such file"))
     notes = [*table.notes, *table.legend]
     assert len(notes) == len(set(notes))
     assert {"c4: failed: no such file", "chat: EXL3 4.0: failed: out of memory"} <= {*notes}

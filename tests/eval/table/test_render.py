@@ -104,12 +104,6 @@ class TestTerminal:
         assert (whole, others) == (max(count for count, _ in states), [whole // 2, 0])
         assert [is_split for _, is_split in states] == sorted(is_split for _, is_split in states)
 
-    def test_a_table_for_each_text(self) -> None:
-        out = shown(with_failed_text(three(), "c4", "no such file"), 120, by_text=True)
-        places = [out.index(f"== {text.name} ==") for text in three().texts]
-        assert places == sorted(places)
-        assert "failed: no such file" in out
-
     def test_what_strangers_wrote_is_shown_as_it_is(self) -> None:
         """Square brackets are markup to rich; control characters of labels, titles and reasons are escaped."""
         text = replace(run_of(REF, replace(QUANT, label=HOSTILE), replace(FAILED, error=HOSTILE)), subtitle=HOSTILE)
@@ -142,9 +136,7 @@ class TestMarkdown:
         run = with_failed_text(three(), "c4", "no such file")
         (head,) = [line for line in markdown_text(run).splitlines() if line.startswith("| label")]
         assert [f"{text.name} KLD" in head for text in run.texts] == [True] * len(run.texts)
-        by_text = markdown_text(run, by_text=True).splitlines()
-        assert [line for line in by_text if line.startswith("#")] == [f"### {text.name}" for text in run.texts]
-        assert "failed: no such file" in by_text
+        assert "- c4: failed: no such file" in markdown_text(run).splitlines()
 
 
 class TestCsv:
