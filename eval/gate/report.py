@@ -20,7 +20,7 @@ from compare_q.eval.gate.verdicts import Verdict
 from compare_q.eval.results import JsonObject, ModelResult, Stored, Text
 from compare_q.eval.table.render import escaped
 
-MODES = {True: "eager", False: "compiled"}
+MODES: dict[bool | None, str] = {True: "eager", False: "compiled"}
 
 
 class GateResult(Stored):

@@ -68,14 +68,15 @@ def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) 
 
     ``rows``: it, it again, and its copies with other roundings; ``floors``: empty if one of them has not all KLDs.
     """
-    failed = (("failed", f"failed in {row.shape}: {row.model.error}") for row in rows if row.model.error)
-    found: list[tuple[Outcome, str]] = [*failed] or [("failed", "failed: tokens without a finite KLD")]  # type: ignore[list-item]
-    if floors:
-        again = [row for row in rows if row.of == AGAIN and floors[row.text].is_own(row.model.kld or 0.0)]
-        words = "not deterministic: a second run has KLD"
-        found = [("not deterministic", f"{words} {row.model.kld:.3g} from the first") for row in again]
     kept = tuple(slim(row) for row in rows if row.of in (PREFILL, AGAIN))
-    return Verdict(label=label, outcome=found[0][0], words=found[0][1], rows=kept) if found else None
+    for row in rows:
+        if not floors and (row.tokens is None or row.model.kld_non_finite):
+            words = f"failed in {row.shape}: {row.model.error or 'tokens without a finite KLD'}"
+            return Verdict(label=label, outcome="failed", words=words, rows=kept)
+        if floors and row.of == AGAIN and floors[row.text].is_own(row.model.kld or 0.0):
+            words = f"not deterministic: a second run has KLD {row.model.kld or 0.0:.3g} from the first"
+            return Verdict(label=label, outcome="not deterministic", words=words, rows=kept)
+    return None
 
 
 def slim(row: Row) -> ModelResult:
@@ -91,33 +92,31 @@ def judged(
     for row in rows:
         if row.tokens is None:
             yield "failed", f"failed in {row.shape}: {row.model.error or '; '.join(row.model.notes)}"
-    logprobs = {row.shape: row.tokens.logprob for row in rows if row.tokens is not None}
+    found = {(row.of, row.text): row.tokens for row in rows if row.tokens is not None}
     for text, floor in floors.items():
-        change, times = apart(logprobs, f"{PREFILL} at {text}", f"{AGAIN} at {text}", floor)
+        change, times = apart(found.get((PREFILL, text)), found.get((AGAIN, text)), floor)
         if times > 1:
             words = f"two runs differ by {change:.3g} nats of log-probability per token"
             yield "not deterministic", f"not deterministic: {words}, {times:.1f} times what roundings do"
     if equal and ignored:
         yield "not applied", "not applied: every score is the first variant's to the bit"
-    if differing := [
-        row for row in rows if row.model.kld_non_finite or (row.model.kld or 0.0) > floors[row.text].limit
-    ]:
+    if differing := [m for m in rows if m.model.kld_non_finite or (m.model.kld or 0.0) > floors[m.text].limit]:
         yield "differs", f"differs: {', '.join(differences(rows, floors, differing))}"
-    change, times = apart(logprobs, f"{PREFILL} at {FULL}", f"{PREFILL} at {ONE}", floors[ONE])
+    change, times = apart(found.get((PREFILL, FULL)), found.get((PREFILL, ONE)), floors[ONE])
     if times > BATCH:
         yield "differs", f"differs: batch 1 and a full batch are {change:.3g} nats of log-probability per token apart"
     yield "as before", "as before (equal to the bit)" if equal else "as before"
 
 
-def apart(logprobs: Mapping[str, NDArray[np.float64]], one: str, other: str, floor: Floor) -> tuple[float, float]:
+def apart(one: Tokens | None, other: Tokens | None, floor: Floor) -> tuple[float, float]:
     """Return the mean |difference| of two rows' log-probabilities, nats, and how many times the floor's limit it is.
 
-    The shorter row's tokens are the first ones of the longer; 0 if a row is missing.
+    The shorter row's tokens are the first ones of the longer; 0 if they are not, or if a row is missing.
     """
-    if one not in logprobs or other not in logprobs:
+    count = min(len(one.logprob), len(other.logprob)) if one and other else 0
+    if not (one and other and np.array_equal(one.position[:count], other.position[:count])):
         return 0.0, 0.0
-    count = min(len(logprobs[one]), len(logprobs[other]))
-    change = float(np.mean(np.abs(logprobs[one][:count] - logprobs[other][:count])))
+    change = float(np.mean(np.abs(one.logprob[:count] - other.logprob[:count])))
     return change, change / floor.change_limit if floor.change_limit else math.inf if change else 0.0
 
 

@@ -66,13 +66,13 @@ def row_of(of: str, text: str, tokens: Tokens, digest: str = "new") -> Row:
     return Row(of, text, model, tokens)
 
 
-def test_the_floor_is_twice_a_prediction_limit_of_the_normal_distribution() -> None:
+def test_the_floor_follows_a_prediction_limit_of_the_normal_distribution() -> None:
     """Three copies with ln KLD -8, -7, -6: m = -7, s = 1; t(0.99, 2) = 6.9646 by table; sqrt(1 + 1/3) = 1.1547."""
     zero, position = np.zeros(4), np.arange(4, dtype=np.int32)
     copies = [Tokens(position, zero, np.full(4, math.exp(power)), zero) for power in (-8, -7, -6)]
-    assert Floor(copies, 1).limit == pytest.approx(2 * math.exp(-7 + 6.96456 * 1.154701), rel=1e-4)
+    assert Floor(copies, 1).limit == pytest.approx(1.25 * math.exp(-7 + 6.96456 * 1.154701), rel=1e-4)
     reach = stats.t.ppf(1 - 0.01 / 12, 2) * math.sqrt(4 / 3)
-    assert Floor(copies, 12).limit == pytest.approx(2 * math.exp(-7 + reach), rel=1e-9)
+    assert Floor(copies, 12).limit == pytest.approx(1.25 * math.exp(-7 + reach), rel=1e-9)
     assert Floor(copies, 1).change_limit == 0  # equal to the bit
 
 
