@@ -236,7 +236,7 @@ class ModelResult(Stored):
     notes: tuple[Text, ...] = Field(default=(), description="footnotes of the row")
     spec: JsonObject = Field(default={}, description="its spec")
     provenance: JsonObject = Field(default={}, description="what ran: versions, hardware, options, groups of layers")
-    estimates: Estimates | None = Field(default=None, description="every statistic, with sums, histograms and curves")
+    estimates: Estimates | None = Field(default=None, description="every statistic, with sums and curves")
     worst_tokens: tuple[WorstToken, ...] = Field(default=(), description="tokens with the largest KLD or loss")
 
     @classmethod
@@ -571,17 +571,13 @@ def contradiction(model: ModelResult) -> str:
 
 
 def distributions_hold(against: AgainstReference) -> bool:
-    """True if all percentiles exist, and the histogram has tokens and plausible bins."""
-    histogram, divergences = against.kld_histogram, against.divergence_percentiles
+    """True if all percentiles exist, and a KLD where its percentiles do."""
+    divergences = against.divergence_percentiles
     return (
         divergences.keys() <= set(DIVERGENCES)
         and all(set(each) in (set(), set(PERCENTILES)) for each in (against.kld_percentiles, *divergences.values()))
-        and (not against.kld_percentiles or (
-            against.kld.value is not None
-            and sum(histogram.counts) + histogram.below + histogram.above > 0
-            and len(histogram.counts) <= 300 * histogram.per_decade
-        ))
-    )  # fmt: skip
+        and (not against.kld_percentiles or against.kld.value is not None)
+    )
 
 
 def load(files: Sequence[Path]) -> RunResult:

@@ -42,27 +42,11 @@ from compare_q.eval.stats.uncertainty import (
 PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 """llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
 PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
-DECADES, BINS_PER_DECADE = (-8, 2), 8
-"""Histogram of log10 KLD: from 1e-8, where float32 rounding begins, to 100 nats."""
 CURVE_BINS = 32
 LEAST_BLOCKS = FEWEST_WAVES + 1
 """Blocks of the text that a bin needs for an error, which is then known to 35 % or better."""
 DIVERGENCES = ("reverse_kld", "js", "tv", "top5")
 """Columns that exist only if requested, and their estimates in ``AgainstReference``."""
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """``counts[i]``: tokens with KLD in [10 ** e, 10 ** (e + 1 / per_decade)), e = first + i / per_decade.
-
-    ``below``: tokens with less, those at or below 0 included; ``above``: those with more.
-    """
-
-    first: Annotated[int, Field(ge=-300, le=300)]
-    per_decade: Annotated[int, Field(ge=1, le=1000)]
-    counts: tuple[Count, ...]
-    below: Count
-    above: Count
 
 
 @dataclass(frozen=True)
@@ -128,7 +112,6 @@ class AgainstReference:
     ppl_difference: Value
     kld: Mean
     kld_percentiles: dict[str, float]
-    kld_histogram: Histogram
     delta_p: Mean
     delta_p_rms: Value
     delta_p_percentiles: dict[str, float]
@@ -243,7 +226,6 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
         ppl_difference=difference,
         kld=mean_with_errors(kld, None, places),
         kld_percentiles=percentiles_of(kld[np.isfinite(kld)]),
-        kld_histogram=histogram_of(kld[np.isfinite(kld)]),
         delta_p=mean_with_errors(delta, None, places),
         delta_p_rms=root_of_mean(mean_with_errors(delta**2, None, places)),
         delta_p_percentiles=percentiles_of(delta[both]),
@@ -324,15 +306,6 @@ def percentiles_of(values: NDArray[Any]) -> dict[str, float]:
         return {}
     quantiles = np.quantile(values.astype(np.float64), [0.0, *(percent / 100 for percent in PERCENTS), 1.0])
     return dict(zip(PERCENTILES, quantiles.tolist(), strict=True))
-
-
-def histogram_of(kld: NDArray[Any]) -> Histogram:
-    """Histogram of finite KLD [N] over equal steps of its logarithm."""
-    (low, high), edges = DECADES, (DECADES[1] - DECADES[0]) * BINS_PER_DECADE + 1
-    bins = np.power(10.0, np.linspace(low, high, edges))
-    place = np.searchsorted(bins, kld.astype(np.float64), side="right")
-    counts = np.bincount(place, minlength=edges + 1)
-    return Histogram(low, BINS_PER_DECADE, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1]))
 
 
 def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places) -> Curve:

@@ -72,9 +72,6 @@ def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
         ((*ESTIMATES, "curve", "edges"), [1, 2, 3], f"W4A16: estimates.curve: {TOGETHER}"),
         ((*ESTIMATES, "curve", "nll_stderr"), [0.1] * 9, f"W4A16: estimates.curve: {TOGETHER}"),
         ((*AGAINST, "kld", "value"), None, f"W4A16: estimates.against: {TOGETHER}"),
-        ((*AGAINST, "kld_histogram"), {"first": 0, "per_decade": 8, "counts": [], "below": 0, "above": 0},
-         f"W4A16: estimates.against: {TOGETHER}"),
-        ((*AGAINST, "kld_histogram", "first"), -9999, "texts.0.models.1.estimates.against.kld_histogram.first: "),
     ],
 )  # fmt: skip
 def test_what_no_run_writes(path: tuple[Any, ...], value: Any, gold: str, tmp_path: Path) -> None:

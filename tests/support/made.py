@@ -10,7 +10,7 @@ from typing import Any
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results import ModelResult, RunResult, Stored, TextResult, WorstToken
-from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Curve, Estimates, Histogram, TextRates
+from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Curve, Estimates, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 GIVEN = (
@@ -54,7 +54,6 @@ AGAINST = AgainstReference(
     ppl_difference=Value(0.25, 0.015, 0.0075),
     kld=Mean(0.01234567, 0.4938268, 40, 0, 0.000452, 0.0002),
     kld_percentiles=PERCENTILES,
-    kld_histogram=Histogram(-8, 8, (1, 2, 3), 4, 5),
     delta_p=Mean(-0.01, -0.4, 40, 0, 0.003, 0.002),
     delta_p_rms=Value(0.04, 0.006, 0.005),
     delta_p_percentiles=PERCENTILES,

@@ -1,4 +1,4 @@
-"""How scores are spread: percentiles, histogram and curve, worked by hand."""
+"""How scores are spread: percentiles and curve, worked by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compare_q.eval.stats import estimates
-from compare_q.eval.stats.estimates import Curve, curve_over_position, histogram_of, percentiles_of
+from compare_q.eval.stats.estimates import Curve, curve_over_position, percentiles_of
 from compare_q.eval.stats.uncertainty import Places, mean_with_errors, places_of
 
 
@@ -17,15 +17,6 @@ def test_percentiles() -> None:
         {"min": 0, "0.1": 0.01, "1": 0.1, "5": 0.5, "10": 1, "25": 2.5, "50": 5, "75": 7.5, "90": 9, "95": 9.5,
          "99": 9.9, "99.9": 9.99, "max": 10}
     )  # fmt: skip
-
-
-def test_histogram() -> None:
-    """Eight bins a decade from 1e-8: 1e-8 is the first of bin 0, 1 of bin 64; 1e2 and more are above, 0 and less below.
-    10 ** 0.125 = 1.3335 divides bins 64 and 65."""
-    found = histogram_of(np.array([-1e-9, 0, 9e-9, 1.001e-8, 1, 1.333, 1.334, 99.9, 100, 1e9]))
-    assert (found.first, found.per_decade, len(found.counts)) == (-8, 8, 80)
-    assert {i: count for i, count in enumerate(found.counts) if count} == {0: 1, 64: 2, 65: 1, 79: 1}
-    assert (found.below, found.above) == (3, 2)
 
 
 def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
