@@ -35,7 +35,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import shapes
+
 ROOT = Path(__file__).resolve().parents[1]
+MODEL = shapes.Shape(hidden=256, layers=4, heads=4, kv_heads=4, intermediate=512, vocabulary=300, context=256)
 WINDOWS, LENGTH = 400, 200
 PATIENCE_S = 5.0
 """Seconds after a kill in which every process must be gone."""
@@ -84,23 +87,6 @@ class Seen:
     largest: float = 0.0
     processes_left: int = 0
     files_left: list[str] = field(default_factory=list)
-
-
-def make_model(folder: Path) -> None:
-    """A two-layer Llama with random weights and a byte tokenizer."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from benchmarks.shapes import write_tokenizer
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=256, tie_word_embeddings=False, dtype="bfloat16",
-        bos_token_id=256, eos_token_id=256,
-    )  # fmt: skip
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
-    write_tokenizer(folder)
 
 
 @dataclass
@@ -363,7 +349,7 @@ def main() -> None:
         shares |= {"Transformers": args.kills - args.kills // 3, "vLLM": args.kills // 3}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        make_model(folder / "model")
+        shapes.make(folder / "made", MODEL)["bf16"].rename(folder / "model")
         for seed, name in enumerate("xy"):
             letters = np.random.default_rng(seed).choice(list("abcdefgh \n"), WINDOWS * LENGTH)
             (folder / f"{name}.txt").write_text("".join(letters), encoding="utf-8")

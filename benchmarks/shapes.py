@@ -196,17 +196,18 @@ def write_config(folder: Path, shape: Shape, scheme: Any) -> None:
     ModelCompressor(config).update_config(str(folder))
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path, **config: str) -> None:
     """A byte-level tokenizer: one token a byte, ids 0 to 255, and one special token, 256."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})
-    (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int = 0) -> dict[str, Path]:

@@ -172,35 +172,23 @@ def in_llama_cpp(folder: Path) -> Place:
     return place
 
 
-def write_gguf(model: Path, file: Path, epsilon: float = 1e-6) -> None:
-    """A toy's weights, by name as they are, in a GGUF file."""
+def write_gguf(model: Path, file: Path, **keys: Any) -> Path:
+    """A toy as a float32 GGUF file without a tokenizer; ``keys`` replace those of its config."""
     import gguf
-    from safetensors.torch import load_file
 
-    names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-    parts = {
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "q_proj": "attn_q", "k_proj": "attn_k",
-        "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
-        "down_proj": "ffn_down",
-    }  # fmt: skip
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    from demo.gguf_writer import add_shape, gguf_tensors
+
+    config = json.loads((model / "config.json").read_text(encoding="utf-8")) | keys
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(epsilon)
-    writer.add_vocab_size(config["vocab_size"])
+    add_shape(writer, config)
     writer.add_tokenizer_model("none")
-    for name, tensor in load_file(model / "model.safetensors").items():
-        steps = name.removesuffix(".weight").split(".")
-        block = f"blk.{steps[2]}.{parts[steps[-1]]}" if "layers" in steps else names[steps[-1]]
-        writer.add_tensor(f"{block}.weight", tensor.float().numpy())
+    for name, weight in gguf_tensors(model, config):
+        writer.add_tensor(name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return file
 
 
 def write(file: Path, text: str) -> None:
@@ -451,10 +439,11 @@ def vllm() -> Iterator[Case]:
 def llama_cpp() -> Iterator[Case]:
     """What differs from Transformers: its file, options, packages and variables."""
     yield from weights(in_llama_cpp, "GGUF", "model.gguf")
-    yield Case(
-        "file", "a field", lambda place: write_gguf(place.folder / "model", place.folder / "model.gguf", 1e-3),
-        in_llama_cpp,
-    )  # fmt: skip
+
+    def another_field(place: Place) -> None:
+        write_gguf(place.folder / "model", place.folder / "model.gguf", rms_norm_eps=1e-3)
+
+    yield Case("file", "a field", another_field, in_llama_cpp)
     options: dict[str, Change] = {
         "type_k": option(type_k="f32"),
         "flash_attn": option(flash_attn=False),

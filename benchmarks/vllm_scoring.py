@@ -53,18 +53,11 @@ def windows_of(count: int, length: int) -> list[Window]:
 
 def opened(folder: Path, **options: Any) -> VllmEngine:
     """A loaded engine; its log goes beside the model."""
-    log_file = folder.with_suffix(".log")
-    engine = VllmEngine(
-        PlannedModel(
-            label=folder.name,
-            engine="vllm_score",
-            load_fn="vllm_score",
-            model_dir=str(folder),
-            max_tokens=2048,
-            options={**ENGINE, **options},
-            log_file=log_file,
-        )
-    )
+    model = PlannedModel(
+        label=folder.name, engine="vllm_score", load_fn="vllm_score", model_dir=str(folder), max_tokens=2048,
+        options={**ENGINE, **options}, log_file=folder.with_suffix(".log"),
+    )  # fmt: skip
+    engine = VllmEngine(model)
     engine.load()
     return engine
 
@@ -239,11 +232,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    found: dict[str, Any] = {
-        "commit": machine.commit(),
-        "versions": machine.versions(),
-        "hardware": machine.hardware(machine.gpus()),
-    }
+    hardware = machine.hardware(machine.gpus())
+    found: dict[str, Any] = {"commit": machine.commit(), "versions": machine.versions(), "hardware": hardware}
     try:
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "correctness": lambda: correctness(folder),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import hub_layouts
 from tests.support.hub import Client, Hub
-from tests.support.toy import save_toy_tokenizer
+from tests.support.toy import save_toy_tokenizer, swap_letters
 
 COMMAND = """
 import contextlib, io
@@ -57,17 +57,6 @@ def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]
     return [str(word) for word in words]
 
 
-def other_tokenizer(folder: Path) -> str:
-    """The toy's tokenizer with the ids of two tokens exchanged."""
-    folder.mkdir()
-    save_toy_tokenizer(folder)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    ids = content["model"]["vocab"]
-    ids["a"], ids["b"] = ids["b"], ids["a"]
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    return str(folder)
-
-
 @pytest.mark.engine
 def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     """One table with a sharded model, a renamed, a gated and a missing one; then from the caches, without the hub."""
@@ -91,8 +80,10 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     assert "kB to download" in drawn
     assert "fetching org/toy: " in drawn
     assert not [word for word in CLIENTS_BARS if word in drawn]
-    tokenizer = other_tokenizer(tmp_path / "other")
-    (tmp_path / "other.json").write_text(json.dumps({"tokenizer_dir": tokenizer, **TEXT}))
+    (other := tmp_path / "other").mkdir()
+    save_toy_tokenizer(other)
+    swap_letters(other)
+    (tmp_path / "other.json").write_text(json.dumps({"tokenizer_dir": str(other), **TEXT}))
     words = specs(tmp_path, models[:1])
     words.insert(2, str(tmp_path / "other.json"))
     with Client(server, home, COMPARE_Q_CACHE=cache) as client:

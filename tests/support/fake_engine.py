@@ -30,6 +30,7 @@ from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.logits_engine import LogitsEngine
 
 if TYPE_CHECKING:
+    import pytest
     import torch
 
 
@@ -113,6 +114,13 @@ class FakeEngine(LogitsEngine):
 
     def provenance(self) -> dict[str, Any]:
         return {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
+def windows_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the number of each window that is scored from now on."""
+    found, pieces = list[int](), FakeEngine.pieces
+    monkeypatch.setattr(FakeEngine, "pieces", lambda self, w: found.append(w.index) or pieces(self, w))
+    return found
 
 
 def _meet(folder: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.shapes import write_tokenizer
 from compare_q import backends
 from compare_q.backends.base import PlannedModel, Window
 from compare_q.backends.common.errors import InputError
@@ -86,18 +87,17 @@ def refusal(function: Callable[..., object], *arguments: Any, **keys: Any) -> st
 
 
 def save_toy_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer: one token a byte, ids 0 to 255, and one special token, 256."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    """A byte-level tokenizer: one token a byte, ids 0 to 255, one special token, 256, and a chat template."""
     template = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}{{ 'a:' }}"
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, chat_template=template)
+
+
+def swap_letters(folder: Path) -> None:
+    """Exchange the ids of "a" and "b" in a model's tokenizer."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
 def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:

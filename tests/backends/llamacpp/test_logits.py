@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.stale_inputs import write_gguf
 from compare_q.backends.base import Decode, ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp import FLOOR
 from compare_q.backends.reference import store as reference
 from compare_q.backends.scoring.decode_check import TOKENS
-from tests.backends.llamacpp.conftest import write_gguf
 from tests.support.llama_cpp import EXACT, loaded, needs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
 from tests.support.stores import recorded
@@ -129,7 +129,7 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
 def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
     """llama.cpp's references are logits: neither all of a window's own nor all of the reference's are ever there."""
     save_llama(tmp_path / "model", vocab_size=VOCAB, max_position_embeddings=LONG)
-    file = write_gguf(tmp_path / "model", tmp_path / "toy.gguf", vocab_size=VOCAB, context=LONG)
+    file = write_gguf(tmp_path / "model", tmp_path / "toy.gguf")
     assert growth("llamacpp", file) < LOGITS / 2
 
 

@@ -29,10 +29,10 @@ from tests.support.comparisons import (
     store_of,
     stub,
 )
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, windows_asked
 from tests.support.stores import window_of
 from tests.support.stub_engine import rounding_of_rows
-from tests.support.toy import TOY_VOCAB, assert_refused
+from tests.support.toy import TOY_VOCAB, assert_refused, swap_letters
 
 
 def left_behind(root: Path) -> list[str]:
@@ -228,7 +228,6 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
 ) -> None:
     """Two windows of logits were recorded, and stay; then the store is whole."""
     made: list[list[str]] = []
-    asked: list[int] = []
     pieces = FakeEngine.pieces
 
     def interrupted(self: FakeEngine, window: Any) -> Iterator[torch.Tensor]:
@@ -238,17 +237,14 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
             raise error
         return pieces(self, window)
 
-    def counted(self: FakeEngine, window: Any) -> Iterator[torch.Tensor]:
-        asked.append(window.index)
-        return pieces(self, window)
-
     monkeypatch.setattr(FakeEngine, "pieces", interrupted)
     ran = measured(UNIFORM)
     assert made[0] == ["row.000000", "row.000001"]
     assert ran.status == (130 if error is KeyboardInterrupt else 2)
     assert len(left_behind(own_cache)) == 1
     assert list((own_cache / "scores").glob("*/record.*.json")) == []
-    monkeypatch.setattr(FakeEngine, "pieces", counted)
+    monkeypatch.setattr(FakeEngine, "pieces", pieces)
+    asked = windows_asked(monkeypatch)
     again = measured(UNIFORM)
     assert asked == [2, *range(3)]
     assert again.status == 0, again.err
@@ -307,12 +303,7 @@ def test_a_store_of_other_windows(measured: Compare, tmp_path: Path) -> None:
 
 def swapped(folder: Path, target: Path) -> Path:
     """A copy of a model whose tokenizer has "a" and "b" the other way round."""
-    shutil.copytree(folder, target)
-    file = target / "tokenizer.json"
-    content = json.loads(file.read_text())
-    vocab = content["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    file.write_text(json.dumps(content))
+    swap_letters(shutil.copytree(folder, target))
     return target
 
 

@@ -20,7 +20,7 @@ from compare_q.eval.run import token_scores
 from compare_q.eval.run.token_scores import file_bytes
 from tests.support.checkpoints import write_checkpoint
 from tests.support.comparisons import N_WINDOWS, Compare, fake
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import windows_asked
 from tests.support.toy import planned, refusal
 
 KEY, TAG = "0" * 40, "0123456789abcdef"
@@ -105,14 +105,7 @@ def test_what_is_damaged_is_said_and_scored_again(
     (second,) = (file for segment, file in of_windows.items() if segment and segment.indices == {1})
     damaged = second if what == "a segment" else record
     damaged.unlink() if what == "no record" else damaged.write_bytes(damaged.read_bytes() + b" ")
-    scored: list[int] = []
-    pieces = FakeEngine.pieces
-
-    def counted(self: FakeEngine, window: Window) -> Any:
-        scored.append(window.index)
-        return pieces(self, window)
-
-    monkeypatch.setattr(FakeEngine, "pieces", counted)
+    scored = windows_asked(monkeypatch)
     again = measured([fake("one", boost=3.0)])
     assert again.status == 0, again.err
     assert scored == [1 if what == "a segment" else N_WINDOWS - 1]
