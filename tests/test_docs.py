@@ -13,7 +13,6 @@ import pytest
 
 from compare_q.eval.cli import flags
 from compare_q.eval.specs.types import DataSpec, SweptSpec
-from compare_q.eval.table.columns import BY_NAME
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
@@ -187,12 +186,6 @@ def test_page_of_the_specs_has_every_flag() -> None:
     documented = [each for each in flags.COMMANDS if each != "trace"]
     known = {flag for command in documented for flag in flags.parser(command)._option_string_actions}
     assert {flag for cell in cells for flag in re.findall(r"`(-[\w-]+)`", cell)} == known
-
-
-def test_page_of_the_outputs_has_every_column() -> None:
-    section = (DOCS / "outputs.md").read_text("utf-8").split("### Columns")[1].split("\n## ")[0]
-    cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
-    assert {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)} == BY_NAME.keys()
 
 
 def test_page_of_the_architecture_has_the_order_of_imports() -> None:

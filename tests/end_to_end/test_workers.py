@@ -9,23 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compare_q.backends.worker.engine_process import ENDING
-from tests.support import ROOT
+from tests.support import ROOT, comparisons
 from tests.support.processes import processes_of, wait_until, workers_of
 from tests.support.toy import Specs
 
 pytestmark = pytest.mark.engine
 
 VOCAB = 300
-
-
-def fake(label: str, **engine: Any) -> dict[str, Any]:
-    return {"load_fn": "fake", "label": label, "model_dir": "none", "engine": {"vocab_size": VOCAB, **engine}}
+fake = partial(comparisons.fake, vocab_size=VOCAB)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +51,3 @@ def die(number: int) -> None:
     if number:
         os.kill(os.getpid(), signal.Signals(number))
     os._exit(7)
-
-
-def hold(file: str) -> None:
-    """Write the process's number into a pipe, and keep it open."""
-    with Path(file).open("w", encoding="utf-8") as pipe:
-        print(os.getpid(), file=pipe, flush=True)
-        time.sleep(60)

@@ -1,5 +1,4 @@
-"""A process that ends with the process that started it; keeping an engine's output in a log, and what went wrong in
-it."""
+"""Keeping an engine's output in a log, and which processes may be forked."""
 
 from __future__ import annotations
 
@@ -13,32 +12,6 @@ import pytest
 
 from compare_q.backends.common import process
 from tests.support import ROOT
-from tests.support.processes import runs, wait_until
-
-CHILD = """
-import os, sys, time
-from compare_q.backends.common import process
-process.die_with_parent(int(sys.argv[1]))
-print(os.getpid(), flush=True)
-time.sleep(60)
-"""
-PARENT = """
-import os, subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
-time.sleep(60)
-"""
-
-
-@pytest.mark.engine
-def test_a_killed_parent_takes_its_child_with_it() -> None:
-    command = [sys.executable, "-c", PARENT, CHILD]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
-        child = int(parent.stdout.readline())
-        assert runs(child)
-        parent.kill()
-        parent.wait()
-        wait_until(lambda: not runs(child))
-
 
 PROGRAM = """
 import os, subprocess, sys

@@ -44,17 +44,11 @@ def by_hand(file: Path) -> dict[int, dict[str, bytes]]:
 REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld", "js", "tv", "top5")
 
 
-def same(a: TokenScores, b: TokenScores) -> bool:
+def same(*scores: TokenScores) -> bool:
     """Whether two scores are the same bit for bit, with the same columns absent."""
-    if a.window != b.window:
-        return False
-    for name in COLUMNS:
-        left, right = getattr(a, name), getattr(b, name)
-        if (left is None) != (right is None):
-            return False
-        if left is not None and (left.dtype != right.dtype or left.tobytes() != right.tobytes()):
-            return False
-    return True
+    columns = [[getattr(each, name) for name in COLUMNS] for each in scores]
+    a, b = ([column if column is None else (column.dtype, column.tobytes()) for column in each] for each in columns)
+    return scores[0].window == scores[1].window and a == b
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -83,7 +83,8 @@ def assert_right(found: Rows, *labels: str) -> None:
 
 
 def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Rows], launched: list[str]) -> None:
-    bad = {"abort": "was ended by SIGABRT", "memory": "out of memory", "error": "told to fail after 2 windows"}
+    memory = "; the engine says: CUDA out of memory. Tried to allocate 2.00 GiB."
+    bad = {"abort": "was ended by SIGABRT", "memory": memory, "error": "told to fail after 2 windows"}
     bad_loads = {
         "segfault": "was ended by SIGSEGV: Fatal Python error: Segmentation fault",
         "killed": "was ended by SIGKILL, as the system does when memory is full",
@@ -93,6 +94,7 @@ def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Ro
     found = rows(*(fake(each, fail=2, failure=each) for each in bad), *others)
     for label, reason in (bad | bad_loads).items():
         assert reason in found[label]["error"]
+    assert found["memory"]["error"].startswith("out of memory")
     assert_right(found, "thread", "child", "good")
     assert launched == ["fake"]
     (only,) = [process for key, process in PROCESSES.running.items() if key[1] == "fake"]

@@ -9,30 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from compare_q.backends.base import ScoreRequest
 from compare_q.backends.worker import worker
-from compare_q.backends.worker.messages import Failed, LoadCommand, ScoreCommand, write_windows
+from compare_q.backends.worker.messages import Failed
 from tests.support import ROOT, mkl
-from tests.support.toy import planned, toy_windows
-
-
-def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
-    windows = toy_windows(2, 10)
-    write_windows(tmp_path / "w.npz", windows)
-    request = planned("m", "fake", "none", 100, {"vocab_size": 500, "fail": 1, "failure": "memory"})
-    messages: list[Any] = []
-    server = worker.Worker(time.time())
-    server.perform(LoadCommand(request), messages.append)
-    job = ScoreCommand(ScoreRequest(), windows=tmp_path / "w.npz", scores=tmp_path / "scores", tag="alone", session="s")
-    server.perform(job, messages.append)
-    assert isinstance(messages[-1], Failed)
-    assert messages[-1].reason.startswith("out of memory")
-    assert messages[-1].reason.endswith("the engine says: CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 @pytest.mark.engine

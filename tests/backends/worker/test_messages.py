@@ -13,21 +13,7 @@ import pytest
 
 from compare_q.backends.base import Decode, EngineInfo, ModelFacts, ScoreRequest
 from compare_q.backends.common import storage
-from compare_q.backends.worker.messages import (
-    CallCommand,
-    Done,
-    Failed,
-    InspectEngine,
-    LoadCommand,
-    Log,
-    Progress,
-    ScoreCommand,
-    encoded,
-    parse_command,
-    parse_message,
-    read_windows,
-    write_windows,
-)
+from compare_q.backends.worker import messages
 from tests.support import ROOT
 from tests.support.scores import random_windows
 from tests.support.toy import planned
@@ -37,7 +23,7 @@ REQUEST = planned(
     (Path("a.safetensors"), Path("b.safetensors")), revision="main", stamp='["stamp", 0.1]', log_file=Path("/log"),
     decode=Decode(2, 8), info=EngineInfo(installed=("vllm", "0.26"), facts=ModelFacts(tokenizer={3: "\ud800"})),
 )  # fmt: skip
-SCORE = ScoreCommand(
+SCORE = messages.ScoreCommand(
     ScoreRequest(reference=Path("/store"), vocab_size=320), Path("/windows.npz"), Path("/scores"),
     "0123456789abcdef", "session", {"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
 )  # fmt: skip
@@ -46,23 +32,23 @@ SCORE = ScoreCommand(
 @pytest.mark.parametrize(
     ("parse", "sent"),
     [
-        (parse_command, SCORE),
-        (parse_command, replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={})),
-        (parse_command, LoadCommand(REQUEST, ("0", "MIG-1"), (0, 2))),
-        (parse_command, LoadCommand(REQUEST)),
-        (parse_command, InspectEngine(planned("fake", "fake", "none", 100))),
-        (parse_command, CallCommand("module:function", {"words": ["\u2028", "\ud800"]})),
-        (parse_message, Progress(3)),
-        (parse_message, Progress(total=16, phase="tokenizing", unit="bytes")),
-        (parse_message, Log("a\nb \u2028")),
-        (parse_message, Done(["\ud800", None])),
-        (parse_message, Failed("out of memory\nof two lines")),
-        (parse_message, Failed(status=-11)),
+        (messages.parse_command, SCORE),
+        (messages.parse_command, replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={})),
+        (messages.parse_command, messages.LoadCommand(REQUEST, ("0", "MIG-1"), (0, 2))),
+        (messages.parse_command, messages.LoadCommand(REQUEST)),
+        (messages.parse_command, messages.InspectEngine(planned("fake", "fake", "none", 100))),
+        (messages.parse_command, messages.CallCommand("module:function", {"words": ["\u2028", "\ud800"]})),
+        (messages.parse_message, messages.Progress(3)),
+        (messages.parse_message, messages.Progress(total=16, phase="tokenizing", unit="bytes")),
+        (messages.parse_message, messages.Log("a\nb \u2028")),
+        (messages.parse_message, messages.Done(["\ud800", None])),
+        (messages.parse_message, messages.Failed("out of memory\nof two lines")),
+        (messages.parse_message, messages.Failed(status=-11)),
     ],
     ids=lambda each: getattr(each, "type", ""),
 )
 def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
-    assert parse(encoded(sent)) == sent
+    assert parse(messages.encoded(sent)) == sent
 
 
 @pytest.mark.parametrize("count", [0, 1, 30])
@@ -70,8 +56,8 @@ def test_windows_come_back(tmp_path: Path, count: int) -> None:
     """In their order, with their own numbers and scored positions."""
     windows = [replace(window, index=3 * window.index) for window in random_windows(count)][::-1]
     file = tmp_path / "windows.npz"
-    write_windows(file, windows)
-    found = read_windows(file)
+    messages.write_windows(file, windows)
+    found = messages.read_windows(file)
     assert [(each.index, each.spans) for each in found] == [(each.index, each.spans) for each in windows]
     for each, window in zip(found, windows, strict=True):
         np.testing.assert_array_equal(each.token_ids, window.token_ids, strict=True)
@@ -81,7 +67,7 @@ def test_windows_hold_no_pickle(tmp_path: Path) -> None:
     file = tmp_path / "windows.npz"
     storage.write_arrays(file, ids=np.array([{}], object), shapes="[]")
     with pytest.raises(ValueError, match="allow_pickle"):
-        read_windows(file)
+        messages.read_windows(file)
 
 
 FORKED = """

@@ -13,12 +13,6 @@ from tests.support.broken import FAULTS
 from tests.support.toy import Ran, Run, in_transformers
 
 
-@pytest.fixture(scope="module")
-def good_model(quantized: Callable[..., Path]) -> Path:
-    """NVFP4 with quantized activations, calibrated."""
-    return quantized("NVFP4")
-
-
 def sections(ran: Ran) -> dict[str, list[str]]:
     """First line of each model's part -> its other lines."""
     parts = [part.splitlines() for part in ran.out.split("\n\n")]
@@ -27,25 +21,27 @@ def sections(ran: Ran) -> dict[str, list[str]]:
 
 @pytest.mark.engine
 def test_models_of_a_spec_and_by_name(
-    compare_q: Run, good_model: Path, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compare_q: Run, quantized: Callable[..., Path], toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process of their own; the first one of the spec is the reference."""
     monkeypatch.delenv(processes.ENVIRONMENT)
     fault, (severity, text) = next(iter(FAULTS.items()))
     spec = tmp_path / "models.json"
-    second = in_transformers(fault(good_model, tmp_path / "broken"), label="second")
+    second = in_transformers(fault(quantized("NVFP4"), tmp_path / "broken"), label="second")
     spec.write_text(json.dumps([in_transformers(toy_model), second]))
     found = sections(ran := compare_q("doctor", spec))
     assert (ran.status, list(found)) == (1, ["toy", "second"])
     assert any(line.startswith(f"  {severity}: ") and text in line for line in found["second"])
-    found = sections(ran := compare_q("doctor", toy_model, good_model))
+    found = sections(ran := compare_q("doctor", toy_model, quantized("NVFP4")))
     assert (ran.status, ["  nothing wrong found" in lines for lines in found.values()]) == (0, [True, True])
 
 
-def test_a_check_examines_the_models(compare_q: Run, good_model: Path, tmp_path: Path, write_specs: Run) -> None:
+def test_a_check_examines_the_models(
+    compare_q: Run, quantized: Callable[..., Path], tmp_path: Path, write_specs: Run
+) -> None:
     fault = next(iter(FAULTS))
     data, models = write_specs(
-        [in_transformers(fault(good_model, tmp_path / "broken"), load_fn="transformers_auto_bf16")]
+        [in_transformers(fault(quantized("NVFP4"), tmp_path / "broken"), load_fn="transformers_auto_bf16")]
     )
     ran = compare_q("check", "-d", data, "-m", models)
     assert ran.status == 1, ran.err

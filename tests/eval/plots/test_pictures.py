@@ -6,10 +6,10 @@ import pytest
 
 from compare_q.eval.common.files import Outputs
 from compare_q.eval.plots import measures, pictures, style
-from compare_q.eval.plots.measures import KLD, PPL
+from compare_q.eval.plots.measures import KLD
 from compare_q.eval.results import TextResult
 from tests.support.figures import FLOOR, MARKED, artists_of_kind, real_text
-from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, run_result
+from tests.support.made import BASE, FAILED, replace, run_of, run_result
 from tests.support.several_texts import text_of, three, with_answers, with_failed_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
@@ -69,17 +69,6 @@ def test_without_a_reference_only_perplexity_is_drawn(
     assert others[0] == "broken: not in the plot: PPL unknown"
     missing = ("ppl_size", "kld_bpw", "kld_vram", "kld_size", "kld_p99.9_size", "kld_percentiles", "kld_by_position")
     assert [line.partition(":")[0] for line in others[1:]] == [f"no {name}" for name in missing]
-
-
-def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures.draw(run_result((run_of(REF, QUANT, FAILED),), "mine"), tmp_path / "a.png", Outputs(), PPL, dark=True)
-    assert capsys.readouterr().out.splitlines() == [
-        "broken: not in the plot: PPL unknown", f"plot: {tmp_path / 'a.png'}"
-    ]  # fmt: skip
-    assert (tmp_path / "a.png").is_file()
-    pictures.draw(run_result((run_of(REF, QUANT),)), tmp_path / "b.png", Outputs(), PPL, max_x=1)
-    assert capsys.readouterr().out == "no plot: no model has both PPL and bits per weight within the limits\n"
-    assert not (tmp_path / "b.png").exists()
 
 
 def test_pictures_show_what_the_run_holds() -> None:
