@@ -12,17 +12,13 @@ import torch
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.hf import streaming
 from compare_q.backends.reference import store
-from tests.support.toy import toy_windows
+from tests.support.toy import save_llama, toy_windows
 from tests.support.transformers_models import loaded
 
 pytest.importorskip("greenlet", reason="streaming needs greenlet")
 pytestmark = pytest.mark.engine
 
 BF16 = "transformers_auto_bf16"
-SMALL = {
-    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(("group", "options"), [(1, {}), (3, {}), (5, {}), (None, {}), (3, {"noise": "bf16"})])
@@ -39,9 +35,7 @@ def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None, opti
 
 def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six layers, three groups of windows: each layer is copied once a group, and never three are there."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    LlamaForCausalLM(LlamaConfig(**SMALL, num_hidden_layers=6)).bfloat16().save_pretrained(tmp_path)
+    save_llama(tmp_path, num_hidden_layers=6)
     there, copies = [], streaming.Streamer.copies
 
     def watched(self: streaming.Streamer, layer: int) -> list[torch.Tensor]:
