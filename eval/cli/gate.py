@@ -59,12 +59,13 @@ def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, D
     if len(given) > 1 or given[0].is_answers:
         raise InputError("-d: a gate has one text, and no questions")
     spec = given[0]
-    keys = spec.model_dump(mode="json", exclude_unset=True) | {"sample": "first"}
+    keys = spec.model_dump(mode="json", exclude_unset=True) | ({} if spec.is_chat else {"sample": "first"})
     from_words = not str((args.dataspec or [""])[0]).endswith(".json") and "eval_stride" in keys
     length = min(spec.eval_len, LENGTH) if from_words else spec.eval_len
-    found = {}
-    for name, size, count in ((FULL, length, args.rows or spec.max_rows or WINDOWS), (ONE, length // 4, 1)):
-        keys |= {"eval_len": size, "max_rows": count} | ({"eval_stride": size} if spec.eval_stride else {})
+    found, rows = {}, spec.max_rows or WINDOWS if args.rows is None else args.rows
+    for name, size, count in ((FULL, length, rows), (ONE, length // 4, 1)):
+        sizes = {"eval_len": size} | ({"eval_stride": size} if spec.eval_stride else {})
+        keys |= {"max_rows": count} | (sizes if size != spec.eval_len else {})
         found[name] = reading.parse_data_spec(keys, spec._folder / variants.COMMAND_LINE)
     return found
 
@@ -81,7 +82,11 @@ class Gate:
         name = f"{os.getpid()} {os.urandom(8).hex()}"
         first = self.baseline.run if self.baseline else name
         self.ways = variants.expanded(models, args.variant, args.sweep, name, first)
-        plan.plan_models(self.config, [way.spec for way in self.ways], self.data[FULL].longest)  # before anything runs
+        engine, model = backends.ENGINE_ALIASES.get(args.arbiter, args.arbiter), self.ways[0].spec.located
+        keys = {"load_fn": engine, "model_dir": model, "label": "--arbiter", "engine": {"dtype": "float32"}}
+        self.judge = [reading.parse_model_spec(keys | {"reference": True}, variants.COMMAND_LINE)] if engine else []
+        specs = [*self.judge, *(way.spec for way in self.ways)]
+        plan.plan_models(self.config, specs, self.data[FULL].longest)  # before anything runs
         self.before = self.ways[0].copied(PREFILL, reference=True)
         self.rows = dict[str, dict[str, Row]]()  # of a text, by their labels
         self.text: TextResult | None = None
@@ -164,12 +169,8 @@ class Gate:
             self.rows[FULL][way.copied(of).name] for of in (PREFILL, DECODE) if way.copied(of).name in self.rows[FULL]
         ]
         worst = max(rows, key=lambda row: row.model.kld or 0.0)
-        engine = backends.ENGINE_ALIASES.get(self.args.arbiter, self.args.arbiter)
-        keys = {"load_fn": engine, "reference": True, "model_dir": way.spec.located, "label": "float32",
-                "engine": {"dtype": "float32"}}  # fmt: skip
-        judge = reading.parse_model_spec(keys, variants.COMMAND_LINE, "--arbiter: ")
         before = self.before.model_copy(update={"reference": False})
-        [(found, _)] = self.run([judge, before, way.copied(worst.of)], (FULL,))
+        [(found, _)] = self.run([*self.judge, before, way.copied(worst.of)], (FULL,))
         of, one, two = found.models
         outcome = ranking.compare(two, one, "kld")
         word = {"less": f"{verdict.label} is", "more": f"{self.ways[0].spec.name} is", "equal": "neither is"}

@@ -151,6 +151,7 @@ def test_verdicts_and_exit_statuses(gate: Any, variants: Sequence[str], status: 
         (("--fail-if", "kdl > 1"), ["--fail-if", "kdl"]),
         (("--fail-if", "label > 1"), ["--fail-if", "label"]),
         (("--phase", "both"), ["--phase", "both"]),
+        (("--arbiter", "nothing"), ["--arbiter", "nothing"]),
         (("--baseline", "nothing.json"), ["nothing.json"]),
         (("--junit", "no/such/folder/x.xml"), ["no/such/folder/x.xml"]),
     ],
