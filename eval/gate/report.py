@@ -82,8 +82,8 @@ def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
             yield f"{shape_of(row)}: KLD {kld}{'' if words == used[0] else f'; {words}'}"
     worst = max(verdict.rows, key=lambda row: row.kld or 0.0).worst_tokens if verdict.outcome == "differs" else ()
     for token in worst:
-        text = " ".join(token.before.split())[-40:]
-        yield f"KLD {token.kld} at position {token.position} of window {token.window}: {text} [{token.token}]"
+        text = f"{token.before[-40:]}[{token.token}]".replace("\n", " ")
+        yield f"KLD {token.kld} at position {token.position} of window {token.window}: {text}"
 
 
 def used_in_words(row: ModelResult) -> str:
@@ -109,9 +109,8 @@ def markdown(result: GateResult) -> str:
         found += [f"- {mark} **{escaped(verdict.label)}**: {escaped(verdict.words)}"]
         found += [f"  - {escaped(line)}" for line in lines(verdict, rows=True)]
     found += [f"- {escaped(line)}" for line in (*result.nearer, *result.conditions)]
-    facts = (
-        ", ".join(f"{name} {value}" for name, value in each.items()) for each in (result.versions, result.hardware)
-    )
+    machine = {name: each for name in ("gpus", "driver", "cpu") if (each := result.hardware.get(name))}
+    facts = [", ".join(f"{name} {each}" for name, each in known.items()) for known in (result.versions, machine)]
     found += ["", *(f"{escaped(line)}  " for line in (result.text, *result.floor, *facts, result.created))]
     return "\n".join([*found, "", "```sh", shlex.join(result.command), "```", ""])
 
