@@ -54,9 +54,14 @@ def windows_of(count: int, length: int) -> list[Window]:
 def opened(folder: Path, **options: Any) -> VllmEngine:
     """A loaded engine; its log goes beside the model."""
     model = PlannedModel(
-        label=folder.name, engine="vllm_score", load_fn="vllm_score", model_dir=str(folder), max_tokens=2048,
-        options={**ENGINE, **options}, log_file=folder.with_suffix(".log"),
-    )  # fmt: skip
+        label=folder.name,
+        engine="vllm_score",
+        load_fn="vllm_score",
+        model_dir=str(folder),
+        max_tokens=2048,
+        options={**ENGINE, **options},
+        log_file=folder.with_suffix(".log"),
+    )
     engine = VllmEngine(model)
     engine.load()
     return engine

@@ -120,8 +120,13 @@ def write_specs(tmp_path: Path, toy_model: Path, toy_text: Path) -> Callable[...
     """Write a data spec (toy text, windows of 100 every 100, changed by ``data``) and a list of model specs."""
 
     def write(models: list[dict[str, Any]] | None = None, **data: Any) -> tuple[Path, Path]:
-        base = {"tokenizer_dir": str(toy_model), "dataset": "text", "path": str(toy_text), "eval_len": 100,
-                "eval_stride": 100}  # fmt: skip
+        base = {
+            "tokenizer_dir": str(toy_model),
+            "dataset": "text",
+            "path": str(toy_text),
+            "eval_len": 100,
+            "eval_stride": 100,
+        }
         data_file, models_file = tmp_path / "data.json", tmp_path / "models.json"
         merged = {key: value for key, value in {**base, **data}.items() if value is not ...}
         data_file.write_text(json.dumps(merged))

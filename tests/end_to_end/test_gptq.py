@@ -15,8 +15,16 @@ from compare_q.eval.api import compare
 from tests.support.toy import ATOL_LOGPROB
 
 ROWS = [
-    "", " = A = \n", "", " The first one , with a mark . \n", " And a second row . \n", "", " = = B = = \n", "", " é \n"
-]  # fmt: skip
+    "",
+    " = A = \n",
+    "",
+    " The first one , with a mark . \n",
+    " And a second row . \n",
+    "",
+    " = = B = = \n",
+    "",
+    " é \n",
+]
 LENGTH = 16
 
 

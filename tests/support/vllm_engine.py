@@ -48,9 +48,14 @@ def request_for(folder: Path, tokens: int = 100, **options: Any) -> PlannedModel
 
 @contextmanager
 def engine(
-    folder: Path, log: Path, tokens: int = TOY_CONTEXT, *, decode: Decode | None = None, alone: bool = False,
+    folder: Path,
+    log: Path,
+    tokens: int = TOY_CONTEXT,
+    *,
+    decode: Decode | None = None,
+    alone: bool = False,
     **options: Any,
-) -> Iterator[VllmEngine]:  # fmt: skip
+) -> Iterator[VllmEngine]:
     """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test.
 
     On a CPU it runs in this process, as in a worker of ours: two processes that import vLLM take 35 s, this takes 1.

@@ -30,7 +30,14 @@ def test_secrets_leave_no_message(text: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_secrets_in_options() -> None:
-    kept = {"bos_token": "<s>", "pad_token": "p", "boi_token": "<boi>", "key": "k", "max_tokens": 5,
-            "api_key_env": "X", "token": True}  # fmt: skip
+    kept = {
+        "bos_token": "<s>",
+        "pad_token": "p",
+        "boi_token": "<boi>",
+        "key": "k",
+        "max_tokens": 5,
+        "api_key_env": "X",
+        "token": True,
+    }
     found = redacted({**kept, "hf_token": "x", "nested": [{"aws.secret": "x", "S3_API_KEY": "x"}]})
     assert found == {**kept, "hf_token": "***", "nested": [{"aws.secret": "***", "S3_API_KEY": "***"}]}
