@@ -95,6 +95,7 @@ def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Ro
     for label, reason in (bad | bad_loads).items():
         assert reason in found[label]["error"]
     assert found["memory"]["error"].startswith("out of memory")
+    assert found["memory"]["error"].endswith(memory)
     assert_right(found, "thread", "child", "good")
     assert launched == ["fake"]
     (only,) = [process for key, process in PROCESSES.running.items() if key[1] == "fake"]
