@@ -170,8 +170,8 @@ class Capabilities:
     decodes_behind_prompts: bool = False  # decode can be limited to the scored tokens
     noise: bool = False  # it has the option ``noise``
     eager: Mapping[str, Any] = field(default_factory=dict)  # options with which nothing is compiled, as noise needs
-    arithmetic: Mapping[str, Any] = field(default_factory=dict)  # option whose value decides roundings -> what unset
-    # means, None if that depends
+    arithmetic: Mapping[str, Any] = field(default_factory=dict)  # options that decide roundings, and their defaults:
+    # None if the engine chooses
 
     def installed(self) -> tuple[str, str] | None:
         """Return (distribution, version) that provides the engine, ("built in", "") without one; None if missing."""

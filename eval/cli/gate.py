@@ -1,7 +1,7 @@
 """``gate``: several ways to run one model, one answer, one exit status.
 
 0: every variant is as before; 1: one is anything else, or a condition of ``--fail-if`` holds; 2: bad input; 3: a
-variant failed.  Every score is made anew, since what is tested is code that may have changed under the same version.
+variant failed.  No score is read from the cache, since the code may have changed under the same version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from compare_q import backends
-from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.backends.common.messages import printable
 from compare_q.eval import ranking
 from compare_q.eval.cli import inputs, outputs
@@ -21,30 +21,31 @@ from compare_q.eval.common.files import Outputs, write_text
 from compare_q.eval.gate import report, variants
 from compare_q.eval.gate.floor import COPIES, Floor, Tokens
 from compare_q.eval.gate.report import GateResult
-from compare_q.eval.gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL
+from compare_q.eval.gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL, Variant
 from compare_q.eval.gate.verdicts import Row, Verdict, first_verdict, verdict_of
-from compare_q.eval.report.tokens import with_worst_tokens
+from compare_q.eval.report import tokens
 from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.run import plan, runner, token_scores
 from compare_q.eval.run.workers import signals_interrupt
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.table import conditions
 from compare_q.eval.text.windows import EvalData
 
 WINDOWS, LENGTH = 32, 512
 """Windows of a text, and their length without a data spec: decode takes a step for each token of a window."""
+WORST = 3
+"""Tokens that are shown of a variant that differs."""
 
 
 def run(args: argparse.Namespace) -> int:
     """Score the variants and report on them; return the exit status."""
-    gate = Gate(args)
+    gate, result = Gate(args), None
     with signals_interrupt(gate.config.workers):
         try:
             result = gate.result()
-        except BaseException:
-            gate.tidy()
-            raise
-    gate.tidy(keep=args.output is not None)
+        finally:
+            gate.tidy(keep=result is not None and args.output is not None)
     print(*map(printable, report.terminal(result)), sep="\n")
     written, texts = Outputs(args.verbose), {args.output: GateResult.json_text, args.markdown: report.markdown,
                                              args.junit: report.junit}  # fmt: skip
@@ -60,13 +61,13 @@ def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, D
         raise InputError("-d: a gate has one text, and no questions")
     spec = given[0]
     keys = spec.model_dump(mode="json", exclude_unset=True) | ({} if spec.is_chat else {"sample": "first"})
-    from_words = not str((args.dataspec or [""])[0]).endswith(".json") and "eval_stride" in keys
-    length = min(spec.eval_len, LENGTH) if from_words else spec.eval_len
+    from_spec = str((args.dataspec or [""])[0]).endswith(".json") or "eval_stride" not in keys
+    length = spec.eval_len if from_spec else min(spec.eval_len, LENGTH)
     found, rows = {}, spec.max_rows or WINDOWS if args.rows is None else args.rows
     for name, size, count in ((FULL, length, rows), (ONE, length // 4, 1)):
         sizes = {"eval_len": size} | ({"eval_stride": size} if spec.eval_stride else {})
         keys |= {"max_rows": count} | (sizes if size != spec.eval_len else {})
-        found[name] = reading.parse_data_spec(keys, spec._folder / variants.COMMAND_LINE)
+        found[name] = reading.parse_data_spec(keys, spec._folder / reading.COMMAND_LINE)
     return found
 
 
@@ -84,18 +85,18 @@ class Gate:
         self.ways = variants.expanded(models, args.variant, args.sweep, name, first)
         engine, model = backends.ENGINE_ALIASES.get(args.arbiter, args.arbiter), self.ways[0].spec.located
         keys = {"load_fn": engine, "model_dir": model, "label": "--arbiter", "engine": {"dtype": "float32"}}
-        self.judge = [reading.parse_model_spec(keys | {"reference": True}, variants.COMMAND_LINE)] if engine else []
+        self.judge = [reading.parse_model_spec(keys | {"reference": True}, reading.COMMAND_LINE)] if engine else []
         specs = [*self.judge, *(way.spec for way in self.ways)]
         plan.plan_models(self.config, specs, self.data[FULL].longest)  # before anything runs
         self.before = self.ways[0].copied(PREFILL, reference=True)
+        names = {"prefill": (PREFILL, AGAIN), "decode": (DECODE,), None: (PREFILL, AGAIN, DECODE)}[args.phase]
+        self.passes = [(way, way.copied(of), way.texts(of)) for way in self.ways for of in names]
         self.rows = dict[str, dict[str, Row]]()  # of a text, by their labels
-        self.text: TextResult | None = None
+        self.texts = dict[str, tuple[TextResult, EvalData]]()  # by their names
         self.made, self.stores = dict[str, str](), set[str]()  # scores' key -> label; keys of references
 
     def result(self) -> GateResult:
         """Score everything and judge it; a first variant with which nothing can be compared ends the gate."""
-        passes = {"prefill": [PREFILL, AGAIN], "decode": [DECODE], None: [PREFILL, AGAIN, DECODE]}[self.args.phase]
-        asked = [(way, of, text) for way in self.ways for of in passes for text in way.texts(of)]
         copies = [self.ways[0].noisy(number) for number in range(1, COPIES + 1)]
         begin = [self.before, self.ways[0].copied(AGAIN), *copies]
         self.score(begin[1:], (FULL, ONE))
@@ -104,79 +105,87 @@ class Gate:
         if known and not (rows[0].model.scores_key in known and all(row.model.from_cache for row in rows)):
             raise InputError(f"--baseline: {self.args.baseline}: its scores are not in the cache, or this engine has "
                              "another version than the one that made them; leave --baseline out")  # fmt: skip
-        floors = dict[str, Floor]()
+        floors, comparisons = dict[str, Floor](), sum(len(texts) for *_, texts in self.passes)
         if not any(row.tokens is None or row.model.kld_non_finite for row in rows):
             for text in (FULL, ONE):
                 found = [self.rows[text][spec.name].tokens for spec in copies]
-                floors[text] = Floor([each for each in found if each], len(asked))
+                floors[text] = Floor([each for each in found if each], comparisons)
         if ended := first_verdict(self.ways[0].spec.name, rows, floors):
             return self.reported(floors, [ended])
         for texts in ((FULL, ONE), (ONE,)):
-            specs = {way.copied(of).name: way.copied(of) for way, of, _ in asked if way.texts(of) == texts}
-            self.score([spec for name, spec in specs.items() if name not in self.rows[ONE]], texts)
+            specs = [spec for _, spec, own in self.passes if own == texts and spec.name not in self.rows[ONE]]
+            self.score(specs, texts)
         verdicts, first = list[Verdict](), list[Row]()
         for way in self.ways:
-            rows = [self.rows[text][each.copied(of).name] for each, of, text in asked if each is way]
-            verdicts.append(verdict_of(way.spec.name, rows, floors, first, must_change=way.must_change))
+            rows = [row for row, _ in self.rows_of(way)]
+            verdict = verdict_of(way.spec.name, rows, floors, first, must_change=way.must_change)
+            verdicts.append(self.with_tokens(verdict, rows) if verdict.outcome == "differs" else verdict)
             first = first or rows
         return self.reported(floors, verdicts)
+
+    def rows_of(self, way: Variant) -> list[tuple[Row, ModelSpec]]:
+        """Return the rows of a variant, with the specs that made them."""
+        return [(self.rows[text][spec.name], spec) for own, spec, texts in self.passes if own is way for text in texts]
 
     def score(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> None:
         """Score specs on some of the texts, compared with the first variant."""
         for text, data in self.run([self.before, *specs], texts) if specs else ():
-            self.text = self.text or text
+            self.texts.setdefault(text.name, (text, data))
             for row in text.models:
                 stored = None if row.error else token_scores.of_row(self.config.cache, row.scores_key, data.windows)
                 of = row.label.rpartition(variants.SEPARATOR)[2]
                 found = Row(of, text.name, row, Tokens.of(stored) if stored and row.kld is not None else None)
                 self.rows.setdefault(text.name, {}).setdefault(row.label, found)
 
+    def with_tokens(self, verdict: Verdict, rows: Sequence[Row]) -> Verdict:
+        """Return a verdict with the tokens on which the variant differs most."""
+        worst = max(rows, key=lambda row: row.model.kld or 0.0)
+        text, data = self.texts[worst.text]
+        (found,) = tokens.with_tokens(text.updated(models=(worst.model,)), data, self.config.cache).models
+        return verdict.updated(worst_tokens=found.worst_tokens[:WORST])
+
     def run(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> list[tuple[TextResult, EvalData]]:
-        """Return the rows of specs, with their worst tokens, and the windows; KeyboardInterrupt after a signal."""
+        """Return the rows of specs, and the windows, of some texts; KeyboardInterrupt after a signal."""
         done = runner.run(self.config, {name: self.data[name] for name in texts}, specs)
         for text in done.results.texts:
-            made = [row for row in text.models if row.scores_key and not row.from_cache]
-            self.made |= {row.scores_key.partition("/")[0]: row.label for row in made}
-            self.stores |= {text.reference["key"]} if text.reference and not self.baseline else set()
+            for row in text.models:
+                if row.scores_key and not row.from_cache:
+                    self.made[row.scores_key.partition("/")[0]] = row.label
+                    self.stores |= {text.reference["key"]} if row.reference and text.reference else set()
         if done.signal:
             raise KeyboardInterrupt
         if failed := next((text for text in done.results.texts if text.error), None):
             raise InputError(f"{failed.name}: {failed.error}")
-        found = with_worst_tokens(done.results, done.data, self.config.cache)
-        return [(text, data) for text, data in zip(found.texts, done.data, strict=True) if data]
+        return [(text, data) for text, data in zip(done.results.texts, done.data, strict=True) if data]
 
     def reported(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
-        """Return the gate's result, with the conditions that hold and the arbiter's words."""
-        assert self.text is not None
+        """Return the gate's result, with the rows that fail by a condition and the arbiter's words."""
         rows = [row for verdict in verdicts for row in verdict.rows if not row.reference]
-        faults = [
-            f"{row.label}: {condition} ({fault})"
-            for row in rows for condition in self.args.fail_if if (fault := condition.fault(row))
-        ]  # fmt: skip
-        differing = [verdict for verdict in verdicts[1:] if verdict.outcome == "differs"] if self.args.arbiter else []
+        differing = [way for way, verdict in zip(self.ways, verdicts, strict=False) if verdict.outcome == "differs"]
         made = RunResult(texts=()).with_origin(["compare-q", *sys.argv[1:]])
         return GateResult(
             created=made.created, command=made.command, versions=made.versions, hardware=made.hardware,
-            text=self.text.subtitle, run=self.ways[0].run, variants=tuple(verdicts), conditions=tuple(faults),
+            text=self.texts[FULL][0].subtitle, run=self.ways[0].run, variants=tuple(verdicts),
             floor=tuple(report.floor_lines(floors, verdicts[0])),
-            nearer=tuple(map(self.arbitrated, differing)),
+            conditions=tuple(conditions.faults_of(rows, self.args.fail_if)),
+            nearer=tuple(map(self.arbitrated, differing)) if self.judge else (),
         )  # fmt: skip
 
-    def arbitrated(self, verdict: Verdict) -> str:
-        """Return whether the first variant or another one is nearer to the model in float32, in the row of most KLD."""
-        way = next(way for way in self.ways if way.spec.name == verdict.label)
-        rows = [
-            self.rows[FULL][way.copied(of).name] for of in (PREFILL, DECODE) if way.copied(of).name in self.rows[FULL]
-        ]
-        worst = max(rows, key=lambda row: row.model.kld or 0.0)
+    def arbitrated(self, way: Variant) -> str:
+        """Return whether a variant or the first one is nearer to the model in float32, where the two differ most."""
+        row, spec = max(self.rows_of(way), key=lambda pair: (pair[0].text == FULL, pair[0].model.kld or 0.0))
         before = self.before.model_copy(update={"reference": False})
-        [(found, _)] = self.run([*self.judge, before, way.copied(worst.of)], (FULL,))
-        of, one, two = found.models
+        try:
+            [(found, _)] = self.run([*self.judge, before, spec], (row.text,))
+        except CompareQError as error:
+            return f"{self.args.arbiter} in float32: {error}"
+        judge, one, two = found.models
         outcome = ranking.compare(two, one, "kld")
-        word = {"less": f"{verdict.label} is", "more": f"{self.ways[0].spec.name} is", "equal": "neither is"}
-        nearer = word.get(outcome.outcome, f"which is is not known ({of.error or outcome.reason})")
+        words = {"less": f"{way.spec.name} is nearer", "more": f"{self.ways[0].spec.name} is nearer",
+                 "equal": "neither is nearer"}  # fmt: skip
+        said = words.get(outcome.outcome, f"which is nearer is not known: {judge.error or outcome.reason}")
         klds = ", ".join(f"{row.label} {'n/a' if row.kld is None else f'{row.kld:.4g}'}" for row in (one, two))
-        return f"{nearer} nearer to float32 in {self.args.arbiter}: KLD of {klds}"
+        return f"{self.args.arbiter} in float32: {said} (KLD: {klds})"
 
     def tidy(self, keep: bool = False) -> None:
         """Delete the scores and stores that this gate has made, which no other run uses.

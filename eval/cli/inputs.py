@@ -1,4 +1,4 @@
-"""What a run's command line asks for: specs of texts and models, and the configuration."""
+"""The specs of texts and models, and the configuration, of a run's command line."""
 
 from __future__ import annotations
 

@@ -40,8 +40,6 @@ SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 TASK = "lm_eval:"
 NO_MODEL = """is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's \
 address; specs are given with -m, texts with -d, and finished runs are shown by compare-q show"""
-COMMAND_LINE = Path("command line")
-"""The file of these specs in error messages; relative paths start in the working directory."""
 
 
 class Named(NamedTuple):
@@ -85,7 +83,7 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
     load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, config, elsewhere)
     engine, engine_class = backends.resolve(load_fn, None)
     keys: dict[str, Any] = {"load_fn": load_fn, "label": unicode(label or short_name(name)), "model_dir": name}
-    spec = reading.parse_model_spec({**keys, **({"reference": True} if reference else {})}, COMMAND_LINE)
+    spec = reading.parse_model_spec({**keys, **({"reference": True} if reference else {})}, reading.COMMAND_LINE)
     context = None if config is None else config.context
     if config is None and engine_class.capabilities.here:
         planned = PlannedModel(engine=engine, max_tokens=LENGTH, **{**keys, "model_dir": spec.located})
@@ -134,7 +132,7 @@ def texts(
         words = ["wiki2"]
         try:
             known = {**text("wiki2"), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
-            hub_datasets.would_fetch(reading.parse_data_spec(known, COMMAND_LINE))
+            hub_datasets.would_fetch(reading.parse_data_spec(known, reading.COMMAND_LINE))
         except InputError as error:
             words = [str(SHIPPED)]
             said = [f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"]
@@ -144,7 +142,7 @@ def texts(
             specs += reading.load_data_specs(reading.expand([word]))
         else:
             keys = {**text(word), **common(named, word, tokenizer)}
-            specs.append(reading.parse_data_spec(keys, COMMAND_LINE, f"-d {word}: "))
+            specs.append(reading.parse_data_spec(keys, reading.COMMAND_LINE, f"-d {word}: "))
     reading.check_labels(specs)
     return specs, said
 

@@ -57,7 +57,7 @@ class Tokens(NamedTuple):
 
 
 class Floor:
-    """What roundings alone cost on one text: the ``copies``, and how many ``comparisons`` share the level."""
+    """The KLD of roundings alone on one text, from ``copies``; ``comparisons`` of the gate share the level."""
 
     def __init__(self, copies: Sequence[Tokens], comparisons: int) -> None:
         self.comparisons = comparisons

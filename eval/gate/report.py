@@ -80,8 +80,7 @@ def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
         kld = "n/a" if row.kld is None else f"{row.kld:.4g}"
         if rows or words != used[0]:
             yield f"{shape_of(row)}: KLD {kld}{'' if words == used[0] else f'; {words}'}"
-    worst = max(verdict.rows, key=lambda row: row.kld or 0.0).worst_tokens if verdict.outcome == "differs" else ()
-    for token in worst:
+    for token in verdict.worst_tokens:
         text = f"{token.before[-40:]}[{token.token}]".replace("\n", " ")
         yield f"KLD {token.kld} at position {token.position} of window {token.window}: {text}"
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from compare_q import backends
@@ -22,7 +21,6 @@ FULL, ONE = "full batch", "batch 1"
 """The texts of a gate: several windows, which run together, and one shorter window, which runs alone."""
 SEPARATOR = " | "
 """Between a variant's label and the name of the pass, in the label of a row."""
-COMMAND_LINE = Path("command line")
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Variant:
     """One way to run the model."""
 
     spec: ModelSpec
-    run: str  # a name that no earlier gate had, so that every score is made anew
+    run: str  # a name that no earlier gate had, so that no score is read from the cache
     must_change: bool = False  # it sets an option that decides roundings to another value than the first variant
 
     @property
@@ -88,7 +86,7 @@ def expanded(
             name = f"{model.name} {label}" if label and len(models) > 1 else label or model.name
             engine = {**keys.get("engine", {}), **changes.pop("engine")}
             row = {**keys, "label": name, **changes, "engine": engine, **swept}
-            specs += reading.specs_in(ModelSpec, row, model._folder / COMMAND_LINE)
+            specs += reading.specs_in(ModelSpec, row, model._folder / reading.COMMAND_LINE)
     first, *others = (Variant(spec, run) for spec in reading.with_own_labels(specs, lambda _: None))
     found = [replace(first, run=first_run)]
     for variant in others:

@@ -1,4 +1,4 @@
-"""What a gate says of a variant: the first verdict that holds, from its rows in all shapes."""
+"""The verdict on a variant, from its rows in all passes and texts: of all that hold, the one that counts first."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pydantic import Field
 
 from compare_q.eval.gate.floor import Floor, Tokens
 from compare_q.eval.gate.variants import AGAIN, FULL, ONE, PREFILL
-from compare_q.eval.results import ModelResult, Stored, Text
+from compare_q.eval.results import ModelResult, Stored, Text, WorstToken
 from compare_q.eval.table.numbers import error_text
 
 Outcome = Literal["as before", "differs", "not deterministic", "not applied", "failed"]
 BATCH = 2.0
-"""Times the floor's limit that the log-probabilities of the same tokens may differ between the two."""
+"""Log-probabilities of a full batch and of batch 1 may differ by this many times the floor's ``change_limit``."""
 STEP, STILL = 3.0, 1.5
 """A fault begins at a position if the KLD after it is STEP times the copies' or more, and before it at most STILL."""
 LEAST = 0.1
+"""Smaller ratios to the copies' KLD count as this one: a KLD of 0 has no logarithm."""
 GROWTH = 2.0
-"""The KLD grows with position if, in the last quarter, it is so many times the copies' as in the first, or more."""
+"""The KLD grows with position if its ratio to the copies' is, in the last quarter, GROWTH times that of the first."""
 
 
 class Verdict(Stored):
@@ -32,6 +33,7 @@ class Verdict(Stored):
     outcome: Outcome
     words: Text = Field(description="the verdict in one line")
     rows: tuple[ModelResult, ...] = Field(description="labelled LABEL | PASS at TEXT, without estimates")
+    worst_tokens: tuple[WorstToken, ...] = Field(default=(), description="of a variant that differs")
 
 
 class Row(NamedTuple):
@@ -81,8 +83,8 @@ def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) 
 
 def slim(row: Row) -> ModelResult:
     """Return a row without what a gate does not need of it."""
-    label, worst = f"{row.model.label} at {row.text}", row.model.worst_tokens[:3]
-    return row.model.updated(label=label, estimates=None, timing=None, seconds=None, worst_tokens=worst)
+    label = f"{row.model.label} at {row.text}"
+    return row.model.updated(label=label, estimates=None, timing=None, seconds=None)
 
 
 def judged(

@@ -28,6 +28,8 @@ NO_REFERENCE = (
     "spec, or give a stored one with --logits_file"
 )
 SETTINGS = "COMPARE_Q_SETTINGS"
+COMMAND_LINE = Path("command line")
+"""The file of specs that the command line stands for, in errors; relative paths start in the working directory."""
 
 
 def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[str, str] | None = None) -> S:

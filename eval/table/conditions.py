@@ -1,8 +1,7 @@
-"""``--fail-if 'kld > 0.05'``: conditions on the columns of a table, which every row must not fulfil.
+"""``--fail-if 'kld > 0.05'``: a row fails if a column of the table has such a value.
 
-The number is that of the column as the table shows it: ``same_top < 99`` is in percent.  A row without a value fails as
-well, since nothing shows that it is right.  The reference has no value in the columns that compare with it, and fails
-by none of them.
+The number has the unit of the column: ``same_top < 99`` is in percent.  A row without a value fails too, since nothing
+shows that it is right.  The reference has no value in columns that compare with the reference, and cannot fail there.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -41,7 +40,7 @@ class Condition(NamedTuple):
         if model.reference and self.column.of_reference is not None:
             return ""
         if model.error:
-            return f"n/a, as it failed: {model.error}"
+            return f"n/a: {model.error}"
         value = self.column.value(model)
         if value is None:
             return "n/a"
@@ -65,10 +64,14 @@ def parse(given: str) -> Condition:
 
 
 def faults(run: RunResult, conditions: Sequence[Condition]) -> Iterator[str]:
-    """Yield a line for each row of each text that fails by a condition: ``W4A16: kld > 0.05 (0.35637)``."""
+    """Yield a line for each row of each text that fails by a condition: ``W4A16 on prose: kld > 0.05 (0.35637)``."""
     for text in run.scored:
-        where = f" on {text.name}" if len(run.texts) > 1 else ""
-        for model in text.models:
-            for condition in conditions:
-                if fault := condition.fault(model):
-                    yield f"{model.label}{where}: {condition} ({fault})"
+        yield from faults_of(text.models, conditions, f" on {text.name}" if len(run.texts) > 1 else "")
+
+
+def faults_of(models: Iterable[ModelResult], conditions: Sequence[Condition], where: str = "") -> Iterator[str]:
+    """Yield a line for each row that fails by a condition; ``where`` follows the row's label."""
+    for model in models:
+        for condition in conditions:
+            if fault := condition.fault(model):
+                yield f"{model.label}{where}: {condition} ({fault})"

@@ -54,6 +54,7 @@ class FakeOptions(EngineOptions, strict=True):
     shift: float = 0.0
     random: float = 0.0
     kernel: str = "closed form"
+    dtype: Literal["float32"] = "float32"
 
 
 class FakeEngine(LogitsEngine):

@@ -89,6 +89,19 @@ def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
         assert engine.verdict(fault).outcome == "differs"
 
 
+def test_a_first_variant_that_is_wrong_at_batch_1_differs() -> None:
+    """Its KLD from itself is 0 in both texts, but the same tokens have other log-probabilities."""
+    engine = Engine(0)
+    right = tokens_of(engine.first, engine.first)
+    for change, outcome in ((0.0, "as before"), (0.5, "differs")):
+        alone = Tokens(*(values[:LENGTH] for values in right))._replace(logprob=right.logprob[:LENGTH] + change)
+        rows = [row_of("prefill", "full batch", right), row_of("prefill", "batch 1", alone)]
+        assert verdict_of("old", rows, engine.floors(), []).outcome == outcome
+    elsewhere = alone._replace(position=alone.position + 1)  # other tokens are not compared
+    rows = [rows[0], row_of("prefill", "batch 1", elsewhere)]
+    assert verdict_of("old", rows, engine.floors(), []).outcome == "as before"
+
+
 @pytest.mark.parametrize(
     ("ratios", "words"),
     [
@@ -190,7 +203,7 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
     gate(*VARIANTS, *faults, *files)
     suite = ET.parse(tmp_path / "j.xml").getroot()
     assert suite.get("errors") == "1"
-    assert suite.get("failures") == str(len(list(suite.iter("failure"))))
+    assert suite.get("failures") == "4"  # a variant that differs, and three rows without a KLD of the one that failed
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert cases["old"].find("failure") is None
     assert cases["n<e>w"].find("failure").get("type") == "differs"  # type: ignore[union-attr]
@@ -198,6 +211,17 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
     assert int(suite.get("tests", "0")) == len(cases)
     text = (tmp_path / "m.md").read_text()
     assert all(name in text for name in ("old", "n\\<e\\>w", "broken", "```sh"))
+
+
+def test_the_arbiter_says_which_is_nearer_or_why_that_is_not_known(gate: Any) -> None:
+    """The text has 396 tokens, too few to call one nearer; a fault at batch 1 alone has the same answer."""
+    _, _, found = gate(*VARIANTS, "new:engine.shift=0.5", "--variant", "same:", "--arbiter", "fake")
+    (line,) = found["nearer"]
+    assert all(part in line for part in ("fake", "old | prefill 0,", "new | ", "too short"))
+    worst = found["variants"][1]["worst_tokens"]
+    assert len(worst) == 3
+    assert worst[0]["kld"] == max(each["kld"] for each in worst)
+    assert not found["variants"][2]["worst_tokens"]
 
 
 def test_conditions_have_a_status_of_their_own_on_ordinary_runs(
