@@ -25,6 +25,7 @@ ENGINES = {
     "exllamav3": "compare_q.backends.exllama.engine:ExLlamaV3Engine",
     "llamacpp": "compare_q.backends.llamacpp:LlamacppEngine",
     "vllm_server": "compare_q.backends.vllm_server.engine:VllmServerEngine",
+    "pack": "compare_q.backends.pack:PackEngine",
 }
 """Engine -> its class."""
 OUTSIDE = "COMPARE_Q_ENGINES"
@@ -33,6 +34,8 @@ GENERAL = ("vllm_score", "transformers_auto")
 """load_fns for models that several engines run: the first one whose engine is installed."""
 TOKENIZING = "transformers"
 """Engine that is imported for functions that read texts and tokenizers."""
+LAYER_BY_LAYER = '"engine": {"streaming": true} of "load_fn": "transformers_auto" loads it layer by layer'
+"""How a model is run that is larger than the memory."""
 ENGINE_ALIASES = {
     "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl3": "exllamav3",
     "hf": "transformers",
@@ -140,6 +143,8 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
         capabilities = engine.capabilities
         if capabilities.schemes and model.startswith(capabilities.schemes):
             return capabilities.load_fns[0], "an address"
+        if capabilities.marker and (Path(model).expanduser() / capabilities.marker).is_file():
+            return capabilities.load_fns[0], f"a folder with {capabilities.marker}"
         if quant_method and quant_method == capabilities.quant_method:
             return capabilities.load_fns[0], f"{quant_method.upper()} weights"
     weights = f"{quant_method} weights" if quant_method else "no quantization"

@@ -161,6 +161,7 @@ class Capabilities:
     compares: bool = True  # its models can be compared with a reference
     suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
     quant_method: str = ""  # of a config.json that only this engine reads
+    marker: str = ""  # a file that only the folders of its models have
     schemes: tuple[str, ...] = ()  # how the addresses of its models begin
     here: bool = True  # it runs on this machine, whose hardware its scores depend on
     torch: bool = True  # it computes with torch, a CPU build of which does not use the GPUs
@@ -273,6 +274,9 @@ class ModelFiles:
     Nothing here imports an engine.  Methods about the content need the files on this machine.
     """
 
+    is_store: ClassVar[bool] = False
+    """The model is a finished reference store, which a run only reads."""
+
     def __init__(self, model: PlannedModel) -> None:
         self.planned = model
 
@@ -304,6 +308,13 @@ class ModelFiles:
     def content(self) -> str:
         """Return a fingerprint that a copy of the model on another machine shares."""
         return self.stamp()
+
+    def finished_store(self, place: Path, tensors: Sequence[Placed]) -> Path:
+        """Return the folder of the reference store, if ``is_store``.
+
+        ``place``: a folder of the cache for what has to be added, ``tensors``: of the run's other models.
+        """
+        raise NotImplementedError
 
     def weight_files(self) -> tuple[Path, ...]:
         """Return the weight files, which ``stamp`` reads in samples; empty if they are not on this machine."""

@@ -266,10 +266,7 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
     if head is None:
         raise ValueError("the reference's head was not kept")
     if old and (old.contents != contents or new_head not in (None, head) or numbered(new, HEAD)):
-        raise ModelError(
-            f"{folder}: this run kept a reference with another head or other contents; delete it, so that the "
-            "reference is made again"
-        )
+        raise ModelError(f"{folder}: this run kept a reference with another head or other contents; {AGAIN}")
     names = sorted([*windows.values(), *(numbered(new, HEAD) | numbered(listed, HEAD)).values()])
     files = {name: (folder / name).stat().st_size if name in new else listed[name] for name in names}
     made = old.made if old else unfinished_in(folder).get("made", False)
@@ -372,7 +369,7 @@ def discard(folder: Path) -> None:
     InputError, without deleting, if the folder or its manifest is a link.
     """
     if folder.is_symlink() or (os.path.lexists(folder / MANIFEST) and not storage.is_regular(folder / MANIFEST)):
-        raise InputError(f"{folder}: is a link or has one; compare_q deletes nothing through links, delete it yourself")
+        raise InputError(f"{folder}: is a link or has one; compare_q deletes nothing through links")
     made = unfinished_in(folder).get("made", False)
     with suppress(InputError):
         made = made or read_manifest(folder).made

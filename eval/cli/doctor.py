@@ -17,6 +17,8 @@ from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded
 from compare_q.backends.common.messages import printable
+from compare_q.backends.reference import pack
+from compare_q.eval.cli.pack import described
 from compare_q.eval.common.processes import run_in_subprocess
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
@@ -25,7 +27,10 @@ from compare_q.eval.specs import reading
 def run(names: Sequence[str]) -> int:
     """Examine every model that is named, and print what was found; return the exit status."""
     progress = Progress()
-    models = [model for name in names for model in models_of(name, progress)]
+    for name in (packs := [name for name in names if pack.is_pack(expanded(name))]):
+        pack.verified(expanded(name))
+        print(name, *described(expanded(name)), "  nothing wrong found", sep="\n")
+    models = [model for name in names if name not in packs for model in models_of(name, progress)]
     found, wrong = compared([path for _, path in models], progress), False
     for number, (name, path) in enumerate(models):
         with progress.phase(f"examining {name}", unit="bytes") as phase:

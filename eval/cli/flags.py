@@ -26,6 +26,7 @@ COMMANDS = {
     "check": "print what a run would do, and what it would refuse; starts no engine",
     "show": "print, draw, filter and combine finished runs",
     "gate": "say whether several ways to run a model compute the same",
+    "pack": "record a model as a reference pack, for machines without the model",
     "doctor": "describe checkpoints and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
@@ -172,13 +173,14 @@ def on(names: str, commands: str, help: str, action: Any = "store_true") -> Opti
 
 many, no_limit = {"nargs": "+", "action": "extend"}, {"type": float, "default": math.inf}
 y_axis = {"nargs": 0, "dest": "measure"}
-RUN, RUNS, SHOWN, EVERY = "run check", "run check gate", "run check show", " ".join(COMMANDS)
+RUN, RUNS, SHOWN, EVERY = "run check", "run check gate pack", "run check show", " ".join(COMMANDS)
 OPTIONS: dict[str, list[Option]] = {
     "what": [
         option("models", RUN, "MODEL", "folders, hub ids, files or servers as [LABEL=]MODEL[@ENGINE]; the first is the "
                "reference", nargs="*", default=[]),
         option("models", "gate", "MODEL", "folders or hub ids as [LABEL=]MODEL[@ENGINE]; the others are compared with "
                "the first", nargs="*", default=[]),
+        option("models", "pack", "MODEL", "folder or hub id as [LABEL=]MODEL[@ENGINE]", nargs="*", default=[]),
         option("models", "doctor", "MODEL", "folders, GGUF files, hub ids, or model specs", nargs="+", default=[]),
         option("source", "show", "FILE", "results.json or report.html of finished runs; several become one table", Path,
                nargs="+", default=[]),
@@ -187,6 +189,9 @@ OPTIONS: dict[str, list[Option]] = {
         option("-m --modelspec", RUNS, "SPEC", "model specs (JSON)", **many),
         option("-mask --mask", SHOWN, "A;B", "only models with one of these words in the label"),
         option("--tokenizer", RUNS, "FOLDER", "tokenizer for MODELs without one, as GGUF files", str),
+        on("--no-floor", "pack", "do not score the model once more for the noise floor"),
+        on("--no-head", "pack", "leave the head out; a compared model on the same machine must have it"),
+        on("--logits", "pack", "allow a pack of logits where states do not suffice; it is much larger"),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
         option("-r --rows", RUNS, "N", "number of windows, or all", WINDOWS),
         option("--until", RUN, "kld:PERCENT%", "choose the number of windows by the KLD's error", relative_error),
@@ -210,8 +215,8 @@ OPTIONS: dict[str, list[Option]] = {
                action="append", default=[]),
         option("--ray", RUN, "ADDRESS", "run on the nodes of a Ray cluster; auto: the local", str),
         option("--deadline", RUNS, "SECONDS", "stop a model that is silent for this time", seconds),
-        on("--verbose", f"{SHOWN} gate", "let engines print their logs"),
-        option("--cache-dir", "run check gate cache", "FOLDER", "where tokens, scores and references are kept", Path),
+        on("--verbose", f"{SHOWN} gate pack", "let engines print their logs"),
+        option("--cache-dir", "run check gate pack cache", "FOLDER", "where scores and references are kept", Path),
         option("--cache-limit", "run check cache", "SIZE", "delete the oldest entries above SIZE, as 20GB", BYTES),
         option("--version", "run", None, "print the version", action="version", version=f"compare_q {__version__}"),
         on("-h --help", EVERY, "print this", "help"),
@@ -226,7 +231,7 @@ OPTIONS: dict[str, list[Option]] = {
                default=[]),
     ],
     "files": [
-        option("-o --output", f"{SHOWN} gate", "FILE", "write the results as JSON", Path),
+        option("-o --output", f"{SHOWN} gate pack", "FILE", "write the results as JSON, or the pack", Path),
         option("--csv", SHOWN, "FILE", "write the results as CSV", Path),
         option("--markdown", f"{SHOWN} gate", "FILE", "write the table, or the verdicts, as Markdown", Path),
         option("--junit", "gate", "FILE", "write the verdicts as JUnit XML", Path),

@@ -131,4 +131,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run_command, "check": run_command, "show": show_command, "cache": cache_command.run, "engines": list_engines,
     "doctor": lambda args: importlib.import_module("compare_q.eval.cli.doctor").run(args.models),
     "gate": lambda args: importlib.import_module("compare_q.eval.cli.gate").run(args),
+    "pack": lambda args: importlib.import_module("compare_q.eval.cli.pack").run(args),
 }  # fmt: skip

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
 from compare_q.backends.common.messages import nearest, printable, redacted, unicode
+from compare_q.backends.reference import pack
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
@@ -47,7 +49,7 @@ class Named(NamedTuple):
 
     spec: ModelSpec
     why: str
-    has_tokenizer: bool
+    tokenizer: str | None  # folder or hub id of its tokenizer
     context: int | None
 
 
@@ -77,19 +79,33 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
         label, name = found[1], found[2]
     if not exists(expanded(name)) and (found := re.fullmatch(r"(.+)@([\w.-]+)", name)):
         name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
-    config = config_of(name, progress)
+    try:
+        config = config_of(name, progress)
+    except InputError as error:
+        name, config = pack_on_hub(name, progress, error), None
     if is_file(expanded(name)) and not backends.reader_of(name):
         raise InputError(NO_MODEL)
     load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, config, elsewhere)
     engine, engine_class = backends.resolve(load_fn, None)
-    keys: dict[str, Any] = {"load_fn": load_fn, "label": unicode(label or short_name(name)), "model_dir": name}
+    is_pack = pack.is_pack(expanded(name))
+    own = f"ref (pack: {pack.read(expanded(name)).summary})" if is_pack else short_name(name)
+    keys: dict[str, Any] = {"load_fn": load_fn, "label": unicode(label or own), "model_dir": name}
     spec = reading.parse_model_spec({**keys, **({"reference": True} if reference else {})}, reading.COMMAND_LINE)
     context = None if config is None else config.context
     if config is None and engine_class.capabilities.here:
         planned = PlannedModel(engine=engine, max_tokens=LENGTH, **{**keys, "model_dir": spec.located})
         files = engine_class.files(planned)
         context = None if files.is_remote else files.facts().context
-    return Named(spec, why, config is not None, context)
+    tokenizer = None if config is None else spec.located
+    return Named(spec, why, str(Path(spec.located, pack.TOKENIZER)) if is_pack else tokenizer, context)
+
+
+def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
+    """Return the folder of a reference pack of the hub, which is downloaded; raise the error if it is none."""
+    if hub.is_hub_id(name):
+        with suppress(InputError), progress.phase(f"fetching the pack {name}", unit="bytes") as phase:
+            return str(pack.resolve(name, watch=phase))
+    raise error
 
 
 def short_name(name: str) -> str:
@@ -128,6 +144,9 @@ def texts(
     models without a tokenizer.
     """
     said: list[str] = []
+    first = named[0].spec.located
+    if not words and pack.is_pack(Path(first)):
+        return [reading.parse_data_spec({"pack": first}, reading.COMMAND_LINE)], ["text: of the pack"]
     if not words:
         words = ["wiki2"]
         try:
@@ -164,7 +183,7 @@ def text(word: str) -> dict[str, Any]:
 
 def common(named: Sequence[Named], word: str, tokenizer: str | None) -> dict[str, Any]:
     """Return the keys that follow from the models: the tokenizer, and windows that fit all contexts."""
-    tokenizer = tokenizer or next((each.spec.located for each in named if each.has_tokenizer), None)
+    tokenizer = tokenizer or next(filter(None, (each.tokenizer for each in named)), None)
     if tokenizer is None:
         raise InputError(f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
                          "--tokenizer the folder or hub id of the unquantized model")  # fmt: skip

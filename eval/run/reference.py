@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Reference:
     identity: Mapping[str, Any]  # everything that the store depends on
     content: str | None = None  # fingerprint of the model that records the store; None: given without a model
     divergences: bool = False  # models are also compared by reverse KLD, Jensen-Shannon, total variation and top-5
+    is_pack: bool = False  # the store is in a reference pack: it is not locked, extended or deleted
 
     @property
     def exists(self) -> bool:
@@ -78,6 +79,8 @@ def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Referenc
     InputError if a path that the user gave holds another reference, or cannot be written.  A store under the
     reference's own key may be damaged: ``verify`` refuses it if scores depend on it, and ``config.clear`` deletes it.
     """
+    if backends.files_of(model).is_store:
+        return of_pack(config, model, text)
     identity = {
         **plan.identity(config, model, text), "vocabulary": text.vocabulary, "reference": RECORDING_VERSION,
     }  # fmt: skip
@@ -96,6 +99,27 @@ def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Referenc
         if not os.access(path.parent, os.W_OK):
             raise InputError(f"{option}: {path.parent}: cannot be written")
     return found
+
+
+def of_pack(config: RunConfig, model: PlannedModel, text: EvalData) -> Reference:
+    """Return the reference that a pack is for a text; InputError if it is one of another text, or has fewer windows."""
+    if config.logits_file is not None:
+        raise InputError("--logits_file: a reference pack is a store already; leave --logits_file out")
+    path = model.out_logits or located(config, model, ()).out_logits
+    assert path is not None
+    found = of_store(config, path, text)
+    key = Cache.key("reference", {**found.identity, "files": sorted(open_reference(path).manifest.files)})
+    return replace(found, key=key, label=model.label, is_pack=True)
+
+
+def located(config: RunConfig, model: PlannedModel, others: Sequence[PlannedModel]) -> PlannedModel:
+    """Return a model that is a finished store with the place of the store, which may need a head of the others."""
+    key = Cache.key("reference", {"pack": backends.files_of(model).stamp()})
+    config.cache.use("references", key)
+    files = [files for each in others if each is not model and not (files := backends.files_of(each)).is_remote]
+    tensors = [tensor for each in files for tensor in each.placed()]
+    place = config.cache.path("references", key, "")
+    return model.updated(out_logits=backends.files_of(model).finished_store(place, tensors))
 
 
 def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
@@ -119,7 +143,7 @@ def check(opened: Reader, expected: Mapping[str, Any]) -> None:
     for name in (*MEANING, *expected):
         if name in expected and opened.identity.get(name) != expected[name]:
             meaning = MEANING.get(name, "was made by another version of compare_q")
-            raise InputError(f"{opened.path}: the reference {meaning}; delete it or give another path")
+            raise InputError(f"{opened.path}: the reference {meaning}; give another path")
 
 
 def verify(config: RunConfig, reference: Reference) -> None:

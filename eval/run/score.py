@@ -81,8 +81,13 @@ class Rows:
         return True
 
     def fail(self, model: PlannedModel, names: Iterable[str], error: Exception) -> None:
-        """Add a row with the error for each of these texts, so that one failure does not affect the other rows."""
+        """Add a row with the error for each of these texts, so that one failure does not affect the other rows.
+
+        InputError, which ends the run, if the reference is a pack: whoever has no other reference wants no other row.
+        """
         reason = str(error) if isinstance(error, CompareQError) else with_class(error)
+        if model.is_reference and backends.files_of(model).is_store and not isinstance(error, StoppedError):
+            raise InputError(f"{model.label}: {reason}")
         if self.config.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
             traceback.print_exception(error)
         for name in names:
@@ -107,9 +112,11 @@ class Rows:
         if work.key not in self.cleared:
             self.cleared.add(work.key)
             self.config.cache.clear("scores", work.key)
-        if work.store is not None and work.store.key in self.config.cache.used_by_runs(others=True):
+        if work.store is None or work.store.is_pack:
+            return
+        if work.store.key in self.config.cache.used_by_runs(others=True):
             self.config.progress.say(f"{work.store.path}: kept, because another run uses this reference")
-        elif work.store is not None:
+        else:
             store.discard(work.store.path)
 
     def result(self, name: str, key: str) -> TextResult:
@@ -152,6 +159,8 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
     works, settled = list[Work](), plan.is_settled(model)
     try:
         model = downloads.result(model)
+        if model.is_reference and backends.files_of(model).is_store:
+            model = reference.located(config, model, rows.others)
     except Exception as error:
         return rows.fail(model, rows.texts, error)
     for name, text in rows.texts.items():
@@ -169,13 +178,13 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
     # Complete rows need no lock: another run may hold the lock while it scores for hours.
     todo = [work for work in works if config.clear or work.needs_store or not rows.add(work)]
     files = {cache.path("scores", work.key, ".lock") for work in todo}
-    files |= {work.store.lock_file for work in todo if work.store is not None}
+    files |= {work.store.lock_file for work in todo if work.store is not None and not work.store.is_pack}
     waits = f"{model.label}: another run is scoring it; this one waits for that"
     with cache.locked(files, check, lambda: progress.say(waits)):
         for work in todo:
             if config.clear:
                 rows.forget(work)
-            if work.needs_store and work.store is not None and work.store.exists:
+            if work.needs_store and work.store is not None and work.store.exists and not work.store.is_pack:
                 reference.verify(config, work.store)
             if work.lacks_windows:
                 cache.check_writable()

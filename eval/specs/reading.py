@@ -17,6 +17,7 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.common.options import describe
+from compare_q.backends.reference import pack
 from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec, SweptSpec, placed
 
 S = TypeVar("S", bound=Spec)
@@ -43,6 +44,8 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
         raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
     try:
         json_files.check_values(raw)
+        if kind is DataSpec and isinstance(raw, dict) and isinstance(raw.get("pack"), str):
+            raw = with_pack(raw, file.parent)
         spec = kind.model_validate(raw)
     except InputError as error:
         raise InputError(f"{place}{error}") from None
@@ -55,6 +58,16 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
         raise InputError(f"{place}{placed(reason, places)}") from None
     spec._folder, spec._place, spec._places = file.parent, place, {key: place + at for key, at in places.items()}
     return spec
+
+
+def with_pack(raw: Mapping[str, Any], beside: Path) -> dict[str, Any]:
+    """Return the keys of a data spec with those of the reference pack that it names; InputError if it is none."""
+    path = beside / json_files.expanded(raw["pack"])
+    try:
+        folder = pack.resolve(str(path) if json_files.exists(path) else raw["pack"], raw.get("revision"))
+    except InputError as error:
+        raise InputError(f"pack: {error}") from None
+    return {**pack.data_keys(folder), **raw, "pack": str(folder.absolute())}
 
 
 parse_data_spec = partial(parse, DataSpec)

@@ -37,7 +37,7 @@ Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LATER_KEYS = {
     "method", "noise_floor", "group", "detokenize", "python", "gpus", "replicas", "resources", "score_roles",
     "score_turns", "long", "chat_template_kwargs", "task", "include_path", "num_fewshot", "sample", "phase", "step",
-    "batch", "unscored", "score_last", "score_every", "repeat",
+    "batch", "unscored", "score_last", "score_every", "repeat", "pack",
 }  # fmt: skip
 """Keys that were added after the first results.  A default is left out of a spec's digest, so that digests of older
 specs stay valid."""
@@ -52,7 +52,7 @@ NOT_WITH_CHAT = {
 }  # fmt: skip
 WITH_ANSWERS = {
     "tokenize_fn", "tokenizer_dir", "tokenizer_revision", "trust_remote_code", "dataset", "eval_len", "max_rows",
-    "dataset_display_name", *ONLY_WITH["lm_eval"],
+    "dataset_display_name", "pack", *ONLY_WITH["lm_eval"],
 }  # fmt: skip
 ENGINE = "engine."
 """Prefix of the axes of a sweep that are options of the engine."""
@@ -183,6 +183,11 @@ class DataSpec(Spec):
     )
     task: str | None = Field(None, description='with dataset "lm_eval": a task of lm-eval, or a .yaml file')
     include_path: str | None = Field(None, description='with dataset "lm_eval": folder of more tasks')
+    pack: str | None = Field(
+        None,
+        min_length=1,
+        description="reference pack that holds the text, its windows and tokenizer: no other key is needed",
+    )
     num_fewshot: Count | None = Field(None, description='with dataset "lm_eval": replaces the number of the task')
     dataset_display_name: str | None = Field(None, description="name of the data in titles")
     display_rows: int | str | None = Field(None, description="number of windows in titles")
@@ -407,6 +412,9 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     found = {}
     for name, kind in (("data", data), ("models", models)):
         schema = kind.json_schema()
+        if name == "data":  # a pack gives all other keys
+            definition = schema["$defs"][DataSpec.__name__]
+            definition["anyOf"] = [{"required": definition.pop("required")}, {"required": ["pack"]}]
         for definition in schema["$defs"].values():
             definition["properties"]["$schema"] = {"type": "string"}
         found[f"{name}.schema.json"] = {"title": f"compare_q spec of {name}: one object or a list of them", **schema}

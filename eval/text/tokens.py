@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.backends.common.process import time_limit
+from compare_q.backends.reference import pack
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec, Method
@@ -231,6 +232,33 @@ def load(cache: Cache, key: str) -> Tokens | None:
         arrays = storage.read_arrays(cache.path("tokens", key, ".npz"))
     except (InputError, OSError, ValueError):
         return None
+    return of_arrays(arrays, key)
+
+
+def of_pack(folder: Path) -> Tokens:
+    """Return the tokens of a reference pack; InputError if they are damaged."""
+    arrays, texts = pack.arrays_of(folder / pack.TOKENS)
+    try:
+        found = of_arrays({**arrays, **texts}, pack.TOKENS)
+    except (KeyError, ValueError, TypeError) as error:
+        raise InputError(f"{folder / pack.TOKENS}: damaged: {one_line(error)}") from None
+    if found is None:
+        raise InputError(f"{folder / pack.TOKENS}: holds no tokens of this compare_q")
+    return found
+
+
+def write_pack(folder: Path, tokens: Tokens) -> None:
+    """Write the tokens into a reference pack; strings are metadata of the file."""
+    from safetensors.numpy import save_file
+
+    found = arrays_of(tokens, pack.TOKENS)
+    texts = {name: value for name, value in found.items() if isinstance(value, str)}
+    arrays = {name: np.ascontiguousarray(value) for name, value in found.items() if name not in texts}
+    save_file(arrays, folder / pack.TOKENS, texts)
+
+
+def of_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
+    """Return the tokens of which ``arrays_of`` returned the arrays; None if they are stored under another key."""
     stored_key, notes, *origin = json.loads(str(arrays["facts"])) if "facts" in arrays else ("", ())
     if stored_key != key:
         return None
@@ -248,15 +276,20 @@ def load(cache: Cache, key: str) -> Tokens | None:
 
 def save(file: Path, tokens: Tokens, key: str) -> None:
     """Write tokens into a file that ``load`` reads under this key; InputError if there is no room."""
+    with storage.keeping("the tokens", file.parent):
+        storage.write_arrays(file, **arrays_of(tokens, key))
+
+
+def arrays_of(tokens: Tokens, key: str) -> dict[str, Any]:
+    """Return arrays and strings from which ``of_arrays`` makes the tokens again."""
     more: dict[str, Any] = {"facts": json.dumps([key, tokens.notes, tokens.source, tokens.read])}
     if (chat := tokens.chat) is not None:
         more |= {"scored": chat.scored, "chat": json.dumps([chat.found_by, chat.across, chat.template])}
     if (requests := tokens.requests) is not None:
         more |= {name: getattr(requests, name) for name in COLUMNS}
         more["task"] = json.dumps([requests.task, requests.num_fewshot])
-    with storage.keeping("the tokens", file.parent):
-        storage.write_arrays(
-            file, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
-            numbers=np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64),
-            ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes, **more,
-        )  # fmt: skip
+    return {
+        "ids": tokens.ids, "prefix": tokens.prefix, "top_id": np.int64(tokens.top_id), "vocabulary": tokens.vocabulary,
+        "numbers": np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64),
+        "ends": tokens.ends, "sizes": np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes, **more,
+    }  # fmt: skip

@@ -27,6 +27,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
 from compare_q.backends.common.packages import builds
 from compare_q.backends.common.process import time_limit
+from compare_q.backends.reference import pack
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
@@ -258,6 +259,9 @@ def build(
     ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.  ``deadline_s``: most
     seconds for the chat template, at most ``RENDER_S``, and for the templates of a task.
     """
+    n_windows = spec.max_rows if n_windows is None else n_windows
+    if spec.pack is not None:
+        return cut(tokens.of_pack(packed := pack.resolve(spec.pack)), spec, n_windows, packed / pack.TOKENIZER)
     name = spec.locate(spec.tokenizer_dir)
     fetching = progress.phase(f"fetching the tokenizer of {name}", unit="bytes") if hub.is_hub_id(name) else None
     with fetching or nullcontext(hub.SILENT) as phase:
@@ -282,7 +286,18 @@ def build(
         text = tokens.load(cache, key)
     if text is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
-    return cut(text, spec, spec.max_rows if n_windows is None else n_windows, folder)
+    return cut(text, spec, n_windows, folder)
+
+
+def tokens_of(spec: DataSpec, cache: Cache) -> Tokens:
+    """Return the tokens of a data spec that ``build`` has cut; InputError if they are not in the cache any more."""
+    if spec.pack is not None:
+        return tokens.of_pack(Path(spec.pack))
+    folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
+    found = tokens.load(cache, cache.key("tokens", identity(spec, folder)))
+    if found is None:
+        raise InputError(f"{corpus.display_name(spec)}: its tokens vanished from the cache; run again")
+    return found
 
 
 def kept(spec: DataSpec, cache: Cache, key: str, progress: Progress) -> Tokens | None:
@@ -371,13 +386,15 @@ def reader_of(spec: DataSpec) -> ModuleType:
 
 def would_fetch(spec: DataSpec, cache: Cache, *, tokenizer_is_here: bool) -> str:
     """Describe the download of the text; empty if the text is on this machine or its tokens are in the cache."""
-    if reader_of(spec).is_here(spec) or (tokenizer_is_here and are_stored(spec, cache)):
+    if spec.pack is not None or reader_of(spec).is_here(spec) or (tokenizer_is_here and are_stored(spec, cache)):
         return ""
     return f"the data set of the task {spec.task}, by lm-eval" if spec.is_answers else hub_datasets.would_fetch(spec)
 
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
     """Return True if the tokenized text is in the cache; the tokenizer must be on this machine."""
+    if spec.pack is not None:
+        return True
     folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
     return cache.path("tokens", cache.key("tokens", identity(spec, folder)), ".npz").is_file()
 

@@ -99,3 +99,41 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
         assert away.run(COMMAND.format(words=words)) == 2
         text = away.said.read_text().splitlines()[-1]
     assert "json: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached (" in text
+
+
+@pytest.mark.engine
+def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Path) -> None:
+    """By its id: downloaded once, then from the cache without the hub; a revision; a repository that is missing."""
+    pack, home = tmp_path / "toy.pack", tmp_path / "home"
+    (tmp_path / "text.txt").write_text("abc de\n" * 60)
+    data = {"dataset": "text", "path": "text.txt", "tokenizer_dir": str(toy_model), "eval_len": 20, "eval_stride": 20}
+    (tmp_path / "d.json").write_text(json.dumps(data))
+    model = {"load_fn": "transformers_auto_bf16", "model_dir": str(toy_model)}
+    (tmp_path / "m.json").write_text(json.dumps(model))
+    words = ["pack", "-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-r", "3", "-o", pack, "--no-floor"]
+    results = tmp_path / "results.json"
+    with Client(server, home, COMPARE_Q_CACHE=str(tmp_path / "cache")) as client:
+        assert client.run(COMMAND.format(words=list(map(str, words)))) == 0, client.said.read_text()
+    files = {file.relative_to(pack).as_posix(): file.read_bytes() for file in pack.rglob("*") if file.is_file()}
+    server.add("datasets", "org/toy-pack", files, "v1")
+    server.add("datasets", "org/toy-pack", {"README.md": "emptied"})
+    other = str(tmp_path / "other cache")
+    named = [{"load_fn": "pack", "model_dir": "org/toy-pack", "revision": "v1", "label": "ref", "reference": True},
+             {**model, "label": "toy"}]  # fmt: skip
+    (tmp_path / "m.json").write_text(json.dumps(named))
+    (tmp_path / "d.json").write_text(json.dumps({"pack": "org/toy-pack", "revision": "v1"}))
+    run = [str(word) for word in ("-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-o", results)]
+    with Client(server, home, COMPARE_Q_CACHE=other) as client:
+        assert client.run(COMMAND.format(words=run)) == 0, client.said.read_text()
+        fetched = [each.path for each in server.asked("/org/toy-pack/", "HEAD")]
+    assert any("states/row.000002" in path for path in fetched)
+    rows = {row["label"]: row for row in json.loads(results.read_text())["texts"][0]["models"]}
+    assert rows["toy"]["kld"] == 0
+    assert rows["toy"]["ppl"] == pytest.approx(rows["ref"]["ppl"], rel=1e-6)
+    server.add("datasets", "org/toy-pack", files)
+    with Client(server, home, COMPARE_Q_CACHE=other) as client:
+        assert client.run(COMMAND.format(words=["org/toy-pack", str(toy_model), "-o", str(results)])) == 0
+        assert client.run(COMMAND.format(words=["org/none", str(toy_model)])) == 2
+        assert f"error: org/none: {WHY}" in client.said.read_text()
+    with Client(server, home, COMPARE_Q_CACHE=other, HF_ENDPOINT="http://127.0.0.1:1") as away:
+        assert away.run(COMMAND.format(words=run)) == 0, away.said.read_text()

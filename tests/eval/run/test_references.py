@@ -297,7 +297,7 @@ def test_a_store_of_other_windows(measured: Compare, tmp_path: Path) -> None:
         for specs in (UNIFORM, UNIFORM[1:]):
             for flags in ([], ["-cc"]):  # what the user named is never deleted unless it is what this run makes
                 ran = measured(specs, "-lf", path, *flags, **change)
-                assert_refused(ran, f"{path}: the reference was made of other windows", "delete it or give another")
+                assert_refused(ran, f"{path}: the reference was made of other windows", "give another path")
     assert Reader(path).n_windows == N_WINDOWS
 
 

@@ -1,0 +1,284 @@
+"""A reference pack: a folder from which models are compared with a reference that is not on this machine.
+
+    pack.json           the manifest, written last, with its own checksum
+    README.md           a dataset card
+    states/             the reference store (``backends/reference/store.py``)
+    tokens.safetensors  the tokens of the text (``eval/text/tokens.py``)
+    scores.safetensors  the reference's own scores of every scored token, as its engine computed them
+    tokenizer/          the files of the tokenizer
+
+A pack is data from strangers.  Nothing in it is executed or unpickled, names cannot leave the folder, safetensors
+checks shapes before it allocates, and ``verified`` reads every byte before anything is used.  ``compare-q pack`` makes
+packs, and nothing changes them afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+
+from compare_q.backends import hub
+from compare_q.backends.base import Placed
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import expanded, is_folder
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.reference import store
+from compare_q.backends.reference.store import Reader
+
+FORMAT = 1
+"""Version of the layout; a pack of a newer version is refused."""
+MANIFEST, STATES, TOKENIZER = "pack.json", "states", "tokenizer"
+TOKENS, SCORES, CARD = "tokens.safetensors", "scores.safetensors", "README.md"
+COMPARED = ("logprob", "top1_logprob", "entropy")
+"""Scores of ``SCORES``, each float32 [N], in nats; ``ends`` int64 [W] says where each window's scores end."""
+PATTERNS = (MANIFEST, CARD, f"{STATES}/*", f"{TOKENIZER}/*", TOKENS, SCORES)
+"""Files of a data set on the hub that are downloaded."""
+PIECE_BYTES = 16 << 20
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*){0,2}$")]
+Facts = dict[str, Any]
+
+
+class File(BaseModel):
+    """Size and SHA-256 of one file."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    bytes: NonNegativeInt
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Manifest(BaseModel):
+    """What a pack holds, where it is from, and the checksums of its files."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    format: int = FORMAT
+    model: str = Field(description="the reference: hub id or name of the folder")
+    revision: str | None = Field(None, description="its revision on the hub")
+    model_digest: str = Field("", description="digest of its files")
+    text: Facts = Field(description="data spec of the text")
+    text_digest: str = Field(description="SHA-256 of the tokens and of all windows")
+    vocabulary: str = Field(description="digest of the tokenizer's vocabulary")
+    windows: NonNegativeInt
+    scored_tokens: NonNegativeInt
+    engine: str = Field(description="engine, package and version that made it")
+    provenance: Facts = Field(description="what ran: versions, hardware, options, kernels")
+    storage: Facts = Field(description="bits per weight and sizes of the reference")
+    ppl: float = Field(description="perplexity of the reference")
+    ppl_stderr: float | None = None
+    floor_kld: float | None = Field(None, description="KLD of the same weights with other roundings, nats per token")
+    floor_kld_stderr: float | None = None
+    model_license: str | None = Field(None, description="None: not known")
+    text_license: str | None = None
+    created: str
+    command: list[str]
+    heads: dict[str, str] = Field({}, description="files of the head that were left out, and their headers")
+    files: dict[FileName, File]
+
+    @property
+    def summary(self) -> str:
+        """The reference in a few words."""
+        return f"{self.model}, {self.engine}"
+
+
+def is_pack(folder: Path) -> bool:
+    """Return True if a folder has the manifest of a pack."""
+    return is_folder(folder) and (folder / MANIFEST).is_file()
+
+
+def resolve(name: str, revision: str | None = None, watch: hub.Watch = hub.SILENT, *, download: bool = True) -> Path:
+    """Return the folder of a pack, which is downloaded if it is a data set on the hub; InputError with the reason."""
+    folder = expanded(name)
+    if is_folder(folder) or not hub.is_hub_id(name):
+        if not is_pack(folder):
+            raise InputError(f"{name}: is no reference pack: there is no {MANIFEST}")
+        return folder
+    get = hub.fetch("dataset", name, revision, PATTERNS, watch) if download else None
+    return get or hub.cached("dataset", name, revision, PATTERNS)
+
+
+def read(folder: Path) -> Manifest:
+    """Return the manifest of a pack; InputError if it is missing, damaged, or of a newer compare_q."""
+    file = folder / MANIFEST
+    try:
+        content = storage.load(file.read_bytes())
+        if content.get("format") == FORMAT:
+            return Manifest.model_validate_json(json.dumps(content))
+    except (OSError, ValueError) as error:  # of pydantic too
+        raise InputError(f"{file}: is no manifest of a reference pack: {one_line(error)}") from None
+    raise InputError(f"{file}: format {content.get('format')}, this compare_q reads {FORMAT}; update compare_q")
+
+
+def verified(folder: Path) -> Manifest:
+    """Return the manifest, after every byte of a pack was read; InputError names the first file that is wrong."""
+    manifest, states = read(folder), []
+    for name in manifest.files:
+        try:
+            found = (folder / name).stat()
+        except OSError as error:
+            raise InputError(f"{folder / name}: cannot be read: {error.strerror}") from None
+        states.append((name, found.st_size, storage.times_of(found)))
+    _verify(folder, manifest.model_dump_json(), tuple(states))
+    return manifest
+
+
+@lru_cache
+def _verify(folder: Path, manifest: str, states: tuple[tuple[str, int, str], ...]) -> None:
+    """Read every byte; files with unchanged sizes and times are read once in a process."""
+    found = Manifest.model_validate_json(manifest)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        wrong = list(filter(None, pool.map(lambda pair: problem_of(folder / pair[0], pair[1]), found.files.items())))
+    if wrong:
+        raise InputError(wrong[0])
+    check_store(folder, found)
+
+
+def problem_of(file: Path, expected: File) -> str:
+    """Return what is wrong with a file of a pack; empty if nothing is."""
+    try:
+        if (size := file.stat().st_size) != expected.bytes:
+            return f"{file}: damaged: it has {size:,} bytes instead of {expected.bytes:,}"
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        return f"{file}: cannot be read: {error.strerror}"
+    return "" if digest == expected.sha256 else f"{file}: damaged: it has not the checksum in {MANIFEST}"
+
+
+def check_store(folder: Path, manifest: Manifest) -> None:
+    """InputError unless the store of a pack is the one that the manifest describes, and its files have its form."""
+    opened = Reader(folder / STATES)
+    listed = {f"{STATES}/{name}" for name in opened.manifest.files}
+    lacking = sorted(listed - manifest.files.keys() - {f"{STATES}/{name}" for name in manifest.heads})
+    here = [name for name in opened.manifest.files if name not in manifest.heads]
+    written = None if lacking else store.written_in(folder / STATES, here)
+    expected = (opened.contents, opened.reason, None if manifest.heads else opened.head)
+    differing = {
+        f"{STATES}: lacks {(lacking or [''])[0]}": lacking,
+        f"{STATES}: its files are not of one form, or have other shapes than its manifest says": not lacking
+        and written != expected,
+        f"{STATES}: was made of another text or tokenizer": (manifest.text_digest, manifest.vocabulary)
+        != (opened.identity.get("series"), opened.identity.get("vocabulary")),
+        f"{STATES}: has {opened.n_windows} windows, {MANIFEST} says {manifest.windows}": opened.n_windows
+        != manifest.windows,
+    }
+    for problem, holds in differing.items():
+        if holds:
+            raise InputError(f"{folder}: {problem}")
+
+
+def completed(folder: Path, target: Path, tensors: Sequence[Placed]) -> Path:
+    """Return the store of a pack, in ``target`` with the head of another model if the pack was made without one.
+
+    ``tensors``: of models on this machine.  InputError if none has the same bytes as the head, whose digest is in the
+    names of its files.
+    """
+    manifest = read(folder)
+    if not manifest.heads:
+        return folder / STATES
+    if (target / store.MANIFEST).is_file():
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    with storage.keeping("the head of a pack", target):
+        for name, header in manifest.heads.items():
+            if not any(copy_head(target, name, header.encode(), each) for each in tensors):
+                raise InputError(
+                    f"{folder}: was made without its head, and no model on this machine has the same one; give a pack "
+                    "with its head, or compare a model that has not changed it"
+                )
+        found = store.read_manifest(folder / STATES)
+        for name in found.windows.values():
+            shutil.copyfile(folder / STATES / name, target / name)
+        store.write_manifest(target, found)
+    return target
+
+
+def copy_head(target: Path, name: str, header: bytes, tensor: Placed) -> bool:
+    """Write a file of a head from the rows of a stored tensor; return False if its bytes are not those of the name."""
+    count, width = storage.parse(header)["weight"]["shape"]
+    first, row = int(storage.what_of(name).partition(".")[2]), tensor.nbytes // max(tensor.shape[0], 1)
+    if len(tensor.shape) != 2 or tensor.shape[1] != width or first + count > tensor.shape[0]:
+        return False
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start + first * row)
+        sizes = (min(PIECE_BYTES, count * row - at) for at in range(0, count * row, PIECE_BYTES))
+        pieces = map(stream.read, sizes)
+        file = storage.keep(target, storage.what_of(name), (len(header).to_bytes(8, "little"), header, *pieces))
+    if file.name != name:
+        file.unlink()
+    return file.name == name
+
+
+def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (numpy arrays, metadata) of a safetensors file; InputError if it is damaged."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(file, "np") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+    except Exception as error:  # safetensors raises its own
+        raise InputError(f"{file}: damaged: {one_line(error)}") from None
+
+
+def scores_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the engine's own scores of each window, name -> float32 [T], by the names in ``COMPARED``."""
+    arrays, _ = arrays_of(folder / SCORES)
+    try:
+        edges = [0, *map(int, arrays["ends"])]
+        pairs = list(itertools.pairwise(edges))
+        if any(begin > end or end > len(arrays[name]) for begin, end in pairs for name in COMPARED):
+            raise ValueError("its windows do not fit its scores")
+        return [{name: arrays[name][begin:end] for name in COMPARED} for begin, end in pairs]
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{folder / SCORES}: damaged: {error}") from None
+
+
+def data_keys(folder: Path) -> dict[str, Any]:
+    """Return the keys of a data spec for the text of a pack."""
+    manifest = read(folder)
+    keys = {key: value for key, value in manifest.text.items() if key != "trust_remote_code"}  # the user's to give
+    return {**keys, "tokenizer_dir": str(folder.absolute() / TOKENIZER), "pack": str(folder.absolute())}
+
+
+def entries_of(folder: Path) -> Iterator[tuple[str, File]]:
+    """Yield (name, size and checksum) of every file below a folder, in order."""
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            with file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            yield file.relative_to(folder).as_posix(), File(bytes=file.stat().st_size, sha256=digest)
+
+
+def write_manifest(folder: Path, **facts: Any) -> Manifest:
+    """Write the manifest of a pack whose other files are complete, and return it."""
+    manifest = Manifest(**facts, files=dict(entries_of(folder)))
+    storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(mode="json"), indent=1))
+    return manifest
+
+
+def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (title, text) of what a reader should know of a pack; ``opened``: contents and bytes of its store."""
+    floor = "not measured" if manifest.floor_kld is None else f"KLD {manifest.floor_kld:.5g} nats"
+    count, scored = f"{manifest.windows:,} windows", f"{manifest.scored_tokens:,} scored tokens"
+    revision = f", revision {manifest.revision}" if manifest.revision else ""
+    return [
+        ("reference", f"{manifest.model}{revision}"),
+        ("engine", f"{manifest.engine}, on {manifest.provenance.get('where') or 'unknown hardware'}"),
+        ("text", f"{opened['text']}: {count}, {scored}"),
+        ("perplexity", f"{manifest.ppl:.6g}" + (f" ± {manifest.ppl_stderr:.2g}" if manifest.ppl_stderr else "")),
+        ("noise floor", floor),
+        ("contents", f"{opened['contents']}, {opened['bytes'] / 1e9:,.3f} GB"),
+        ("licenses", f"model {manifest.model_license or 'not known'}, text {manifest.text_license or 'not known'}"),
+        ("made", manifest.created),
+    ]

@@ -1,0 +1,320 @@
+"""``pack``: record a model as a reference pack (``backends/reference/pack.py``).
+
+The model is scored like the reference of any run, so that what an interrupted run has recorded is in the cache, and
+more windows are added to it later.  The pack is made beside its place, and appears whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compare_q import backends
+from compare_q.backends import hub
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import bytes_in_words, printable, redacted
+from compare_q.backends.reference import pack, store
+from compare_q.backends.reference.pack import Manifest
+from compare_q.eval.cli import inputs
+from compare_q.eval.cli.outputs import print_errors, print_note
+from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.run import runner, token_scores
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.workers import signals_interrupt
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.text import corpus, tokens, windows
+from compare_q.eval.text.windows import EvalData
+
+FLOOR = "noise floor"
+WINDOWS = 64
+"""Windows that are recorded if neither the command nor the data spec says how many."""
+LICENSES = dict.fromkeys(("wiki2", "wikitext2", "wiki103", "wikitext103"), "cc-by-sa-3.0")
+"""Known data sets -> their licenses."""
+PRIVATE = ("python_path",)
+"""Facts about a run that say something about the machine's user."""
+LARGEST_FILE = 2_000_000_000
+"""Bytes of a head's file above which it is split, so that no file of a pack is larger."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record the model and make the pack; return the exit status."""
+    data, models = inputs.specs_of(args)
+    target = args.output
+    if target is None:
+        raise InputError("-o: is missing; name the folder of the pack")
+    if len(data) != 1 or len(models) != 1:
+        raise InputError("pack: takes one model and one text")
+    replaced = existing(target)
+    config = inputs.run_config(args)
+    specs = [models[0].model_copy(update={"reference": True, "out_logits": None})]
+    specs += [] if args.no_floor else noisy(specs[0])
+    names = dict(zip(corpus.names_of(data), data, strict=True))
+    with signals_interrupt(config.workers):
+        rows = args.rows if args.rows is not None or data[0].max_rows else WINDOWS
+        done = runner.run(config, names, specs, rows)
+    if done.signal:
+        print_note("interrupted; run again to continue")
+        return 128 + done.signal
+    text, (cut,) = done.results.texts[0], done.data
+    found = {row.label: row for row in text.models}
+    if problem := found[specs[0].name].error or text.error:
+        return print_errors(f"{specs[0].name}: {problem}")
+    assert cut is not None
+    manifest = made(args, config, specs[0], data[0], text, cut, found, replaced)
+    print_note(*warnings(manifest))
+    print(*described(target), sep="\n")
+    return 0
+
+
+def existing(target: Path) -> Manifest | None:
+    """Return the manifest of a pack that may be replaced by one of more windows; InputError for anything else."""
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"-o: {target}: there is no folder {target.parent}")
+    if not os.path.lexists(target):
+        return None
+    if target.is_symlink() or not pack.is_pack(target):
+        raise InputError(f"-o: {target}: is there, and no reference pack; name another folder")
+    return pack.read(target)
+
+
+def noisy(spec: ModelSpec) -> list[ModelSpec]:
+    """Return the model with other roundings, which measures the noise floor; empty if its engine cannot add noise."""
+    capabilities = backends.resolve(spec.load_fn, spec.fwd_fn)[1].capabilities
+    if not capabilities.noise:
+        return []
+    keys = spec.model_dump(mode="json", exclude_unset=True) | {"label": FLOOR, "noise_floor": True}
+    engine = {**spec.engine, **capabilities.eager, "noise": "bf16"}
+    copy = {key: value for key, value in keys.items() if key not in ("reference", "out_logits")} | {"engine": engine}
+    return [reading.parse_model_spec(copy, spec._folder / reading.COMMAND_LINE)]
+
+
+def made(
+    args: argparse.Namespace, config: RunConfig, spec: ModelSpec, data: DataSpec, text: TextResult, cut: EvalData,
+    rows: Mapping[str, ModelResult], replaced: Manifest | None,
+) -> Manifest:  # fmt: skip
+    """Make the pack from what a run has recorded, and return its manifest; InputError if it cannot be made."""
+    row, noise, known = rows[spec.name], rows.get(FLOOR), text.reference or {}
+    opened = recorded(config, row, str(known.get("key", "")), logits=args.logits)
+    identity = {"text_digest": cut.series, "model_digest": str(known.get("content") or "")}
+    if replaced is not None:
+        differing = [key for key, value in identity.items() if getattr(replaced, key) != value]
+        if differing or replaced.windows >= len(cut.windows):
+            why = f"another {differing[0]}" if differing else f"{replaced.windows} windows already"
+            raise InputError(f"-o: {args.output}: is a pack with {why}; name another folder")
+    if noise is not None and noise.error:
+        print_note(f"noise floor: not measured: {noise.error}")
+    with appearing(args.output) as place, storage.keeping("the pack", args.output.absolute().parent):
+        heads = copy_store(opened, place / pack.STATES, len(cut.windows), with_head=not args.no_head)
+        copy_tokenizer(cut.tokenizer, place / pack.TOKENIZER)
+        tokens.write_pack(place, windows.tokens_of(data, config.cache))
+        write_scores(config, row, cut, place / pack.SCORES)
+        facts = {**identity, "text": text_keys(data, cut), "heads": heads, **facts_of(spec, row, noise, cut)}
+        facts["text_license"] = LICENSES.get(data.dataset.lower())
+        shown = Manifest.model_validate({**facts, "files": {}})
+        (place / pack.CARD).write_text(card(shown, text.subtitle, opened), encoding="utf-8")
+        return pack.write_manifest(place, **facts)
+
+
+def recorded(config: RunConfig, row: ModelResult, key: str, *, logits: bool) -> store.Reader:
+    """Return the store that a run has recorded; InputError if there is none, or it holds logits that nobody wants."""
+    path = config.cache.path("references", key, "")
+    if not (path / store.MANIFEST).is_file():
+        raise InputError(f"{row.label}: was not recorded: {'; '.join(row.notes)}")
+    opened = store.open_reference(path)
+    size = bytes_in_words(opened.stored_bytes)
+    if opened.contents == "logits" and not logits:
+        raise InputError(f"{row.label}: {opened.reason}; a pack holds its logits then, {size}; --logits makes it")
+    config.progress.say(f"{row.label}: {size} of {opened.contents}")
+    return opened
+
+
+def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, cut: EvalData) -> dict[str, Any]:
+    """Return what the manifest says of the model and of its scores."""
+    name, revision, folder = origin(spec)
+    words = [os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]]
+    now = RunResult(texts=()).with_origin(["compare-q", *words])
+    provenance = {key: value for key, value in row.provenance.items() if key not in PRIVATE}
+    return {
+        "model": name, "revision": revision, "model_license": license_of(folder), "vocabulary": cut.vocabulary,
+        "windows": len(cut.windows), "scored_tokens": cut.n_scored, "engine": f"{row.engine_version or row.engine}",
+        "provenance": redacted({**provenance, "where": row.where}),
+        "storage": {key: getattr(row, key) for key in ("bpw_layer", "bpw_head", "vram_bits", "file_bytes")},
+        "ppl": row.ppl, "ppl_stderr": row.ppl_stderr, "floor_kld": None if noise is None else noise.kld,
+        "floor_kld_stderr": None if noise is None else noise.kld_stderr,
+        "created": now.created, "command": list(now.command),
+    }  # fmt: skip
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """A folder to fill, which gets the name of the target when the block succeeds, and is deleted otherwise."""
+    place, old = (target.absolute().parent / f".{target.name}.{word}" for word in ("unfinished", "old"))
+    if old.exists() and not target.exists():  # of a killed run, as are both below
+        old.rename(target)
+    for left in (place, old):
+        shutil.rmtree(left, ignore_errors=True)
+    place.mkdir()
+    try:
+        yield place
+        if target.exists():
+            target.rename(old)
+        place.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def copy_store(opened: store.Reader, target: Path, n_windows: int, *, with_head: bool) -> dict[str, str]:
+    """Copy windows of a reference store; return the headers of the head's files that are left out, by their names.
+
+    The file of a head of more than ``LARGEST_FILE`` is split by rows.
+    """
+    target.mkdir()
+    files: dict[str, int] = {}
+    heads: dict[str, str] = {}
+    for name in (*[opened.windows[index] for index in range(n_windows)], *opened.manifest.heads.values()):
+        if name in opened.manifest.heads.values() and opened.manifest.files[name] > LARGEST_FILE:
+            written = split_head(opened.path / name, target, LARGEST_FILE)
+        else:
+            written = [Path(shutil.copyfile(opened.path / name, target / name))]
+        if not with_head:
+            heads |= {file.name: header_text(file) for file in written if file.name.startswith("head.")}
+        files |= {file.name: file.stat().st_size for file in written}
+    kept = opened.manifest.model_copy(update={"files": dict(sorted(files.items())), "made": False})
+    store.write_manifest(target, kept)
+    for name in heads:
+        (target / name).unlink()
+    return heads
+
+
+def header_text(file: Path) -> str:
+    """Return the header of a head's file, from which the file is made again; InputError if the head has a bias."""
+    if "bias" in storage.header_of(file)[1]:
+        raise InputError(f"{file}: the head has a bias, so that the pack needs it; leave --no-head out")
+    with file.open("rb") as stream:
+        return stream.read(int.from_bytes(stream.read(8), "little")).decode()
+
+
+def split_head(file: Path, target: Path, most: int) -> list[Path]:
+    """Write a head's file as several, each with some rows [n, H] of its weight; InputError if it has a bias."""
+    first = int(storage.what_of(file.name).partition(".")[2])
+    facts, tensors = storage.header_of(file)
+    weight = tensors.pop("weight")
+    if tensors:
+        raise InputError(f"{file}: a head of this size with a bias cannot be split")
+    count, width = weight["shape"]
+    row_bytes, written = (weight["data_offsets"][1] - weight["data_offsets"][0]) // count, []
+    with file.open("rb") as stream:
+        start = 8 + int.from_bytes(stream.read(8), "little") + weight["data_offsets"][0]
+        rows = max(most // row_bytes, 1)
+        for begin in range(0, count, rows):
+            number = min(rows, count - begin)
+            entry = {"dtype": weight["dtype"], "shape": [number, width], "data_offsets": [0, number * row_bytes]}
+            header = json.dumps({"__metadata__": storage.facts_line(facts), "weight": entry}).encode()
+            header += b" " * (-len(header) % 8)
+            stream.seek(start + begin * row_bytes)
+            pieces = (
+                stream.read(min(16 << 20, number * row_bytes - at)) for at in range(0, number * row_bytes, 16 << 20)
+            )
+            content = [len(header).to_bytes(8, "little"), header]
+            written.append(storage.keep(target, f"head.{first + begin:06d}", (*content, *pieces)))
+    return written
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files of a tokenizer, without code."""
+    target.mkdir()
+    for file in windows.tokenizer_files(source):
+        name = file.relative_to(source)
+        if file.suffix != ".py" and not name.name.endswith(".index.json"):
+            (target / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target / name)
+
+
+def write_scores(config: RunConfig, row: ModelResult, cut: EvalData, file: Path) -> None:
+    """Write the reference's own scores of every scored token, which a user's states must give again."""
+    from safetensors.numpy import save_file
+
+    stored = token_scores.of_row(config.cache, row.scores_key, cut.windows)
+    if stored is None:
+        raise InputError(f"{row.label}: its scores vanished from the cache")
+    ends = np.cumsum([window.n_scored for window in cut.windows], dtype=np.int64)
+    save_file({"ends": ends, **{name: stored.columns[name] for name in pack.COMPARED}}, file)
+
+
+def text_keys(data: DataSpec, cut: EvalData) -> dict[str, Any]:
+    """Return the keys of the data spec that a pack keeps: paths without their folders, and what was recorded."""
+    dropped = {"tokenizer_dir", "tokenizer_revision", "trust_remote_code", "pack", "include_path", "label"}
+    keys: dict[str, Any] = data.model_dump(mode="json", exclude_unset=True, exclude=dropped)
+    for key in ("path", "dataset_path"):
+        if os.path.isabs(str(keys.get(key) or "")) or str(keys.get(key) or "").startswith("~"):
+            keys[key] = os.path.basename(keys[key])
+    return keys | {"max_rows": cut.max_rows}
+
+
+def origin(spec: ModelSpec) -> tuple[str, str | None, Path]:
+    """Return (hub id or name, revision, folder on this machine) of the recorded model."""
+    name, revision = spec.located, spec.revision
+    if not hub.is_hub_id(name):
+        return os.path.basename(os.path.abspath(name)), revision, Path(name)
+    folder = hub.resolve(name, revision, download=False)
+    return name, folder.name if folder.parent.name == "snapshots" else revision, folder
+
+
+def license_of(folder: Path) -> str | None:
+    """Return the license in the model card of a folder; None if it is not known."""
+    from huggingface_hub.repocard import metadata_load
+
+    with suppress(Exception):  # a card may hold anything
+        found = metadata_load(folder / "README.md") or {}
+        return str(found.get("license_name") or found["license"])
+    return None
+
+
+def warnings(manifest: Manifest) -> list[str]:
+    """Return what to know before a pack is published: the head and the tokens are somebody's work."""
+    said = [
+        "the pack holds the model's head (weights) and the text's tokens: publish it only if both licenses allow it"
+    ]
+    said += [] if manifest.model_license else [f"{manifest.model}: its license is not known"]
+    return said + ([] if manifest.text_license else ["text: its license is not known"])
+
+
+def described(folder: Path) -> list[str]:
+    """Return lines about a pack, each a title and a text."""
+    manifest, opened = pack.read(folder), store.open_reference(folder / pack.STATES)
+    facts = {"contents": opened.contents, "bytes": opened.stored_bytes, "text": title_of(manifest)}
+    return [printable(f"  {title:12} {words}") for title, words in pack.facts_in_words(manifest, facts)]
+
+
+def title_of(manifest: Manifest) -> str:
+    """Return the name of a pack's text."""
+    return str(manifest.text.get("dataset_display_name") or manifest.text.get("path") or manifest.text.get("dataset"))
+
+
+def card(manifest: Manifest, subtitle: str, opened: store.Reader) -> str:
+    """Return the dataset card of a pack, in Markdown."""
+    from huggingface_hub import DatasetCardData
+
+    head = DatasetCardData(
+        license=manifest.model_license or "unknown", tags=["compare-q", "reference-pack"],
+        pretty_name=f"Reference pack of {manifest.model}", base_model=manifest.model if "/" in manifest.model else None,
+    ).to_yaml()  # fmt: skip
+    facts = {"contents": opened.contents, "bytes": opened.stored_bytes, "text": subtitle}
+    lines = [f"| {title} | {words} |" for title, words in pack.facts_in_words(manifest, facts)]
+    return "\n".join([
+        "---", head, "---", "", f"# Reference pack of {manifest.model}", "",
+        "What is needed to measure the KL divergence of a quantized model from this reference without running it.", "",
+        "    compare-q PACK MODEL...", "", "| | |", "|---|---|", *lines, "",
+    ])  # fmt: skip

@@ -1,0 +1,299 @@
+"""Reference packs from the command line: made once, used without the model, refused where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
+
+from compare_q.backends.common import storage
+from compare_q.backends.reference import pack
+from compare_q.backends.reference.head import Head
+from compare_q.backends.reference.recorder import Recorder
+from compare_q.eval.cli import main
+from compare_q.eval.cli import pack as command
+from tests.support.toy import FAKE, Run, Specs, assert_refused, in_transformers, save_toy_tokenizer, swap_letters
+
+WINDOWS = 4
+KLDS = ("kld", "kld_stderr", "same_top", "ln_ppl_ratio", "ppl")
+
+
+@pytest.fixture(scope="module")
+def made(toy_model: Path, toy_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of the toy in Transformers, recorded with a cache and a copy of the model that are gone afterwards."""
+    folder = tmp_path_factory.mktemp("big machine")
+    model = Path(shutil.copytree(toy_model, folder / "model"))
+    spec = {"dataset": "text", "path": str(toy_text), "tokenizer_dir": str(model), "eval_len": 100, "eval_stride": 100}
+    (folder / "data.json").write_text(json.dumps(spec))
+    (folder / "model.json").write_text(json.dumps(in_transformers(model)))
+    words = ["pack", "-d", folder / "data.json", "-m", folder / "model.json", "-r", WINDOWS, "-o", folder / "toy.pack"]
+    assert main.main([str(word) for word in (*words, "--cache-dir", folder / "cache")]) == 0
+    shutil.rmtree(model)
+    shutil.rmtree(folder / "cache")
+    return folder / "toy.pack"
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "toy.pack"))
+
+
+def with_pack(folder: Path, write_specs: Specs, *models: dict[str, Any], **data: Any) -> tuple[object, ...]:
+    """Words of a run that compares models with a pack, whose text is scored."""
+    reference = {"load_fn": "pack", "label": "ref", "model_dir": str(folder), "reference": True}
+    data_file, models_file = write_specs([reference, *models])
+    data_file.write_text(json.dumps({"pack": str(folder), **data}))
+    return "-d", data_file, "-m", models_file
+
+
+def rows_of(file: Path) -> dict[str, dict[str, Any]]:
+    (text,) = json.loads(file.read_text())["texts"]
+    return {row["label"]: row for row in text["models"]}
+
+
+def digest_of(folder: Path) -> dict[str, pack.File]:
+    return dict(pack.entries_of(folder))
+
+
+def test_rows_equal_those_of_the_run_with_the_model(
+    made: Path, toy_model: Path, quantized: Callable[..., Path], compare_q: Run, write_specs: Specs, tmp_path: Path,
+    own_cache: Path,
+) -> None:  # fmt: skip
+    """To the bit, in an engine with the model's dtype and in another one, for all windows and for fewer."""
+    w4 = in_transformers(quantized("W4A16"), label="w4")
+    others = [w4, in_transformers(toy_model, label="same"), {**FAKE, "engine": {"vocab_size": 300, "boost": 1.0}}]
+    whole, few, models = (tmp_path / f"{name}.json" for name in ("whole", "few", "with the model"))
+    before = digest_of(made)
+    ran = compare_q(*with_pack(made, write_specs, *others), "-o", whole, "--notes")
+    assert ran.status == 0, ran.err
+    assert "recorded with model, transformers" in ran.out
+    assert compare_q(*with_pack(made, write_specs, *others), "-r", 2, "-o", few, "-cc").status == 0
+    assert digest_of(made) == before, "-cc deletes nothing of a pack"
+    data, specs = write_specs([in_transformers(toy_model, label="ref", reference=True), *others])
+    for count, file in ((WINDOWS, whole), (2, few)):
+        assert compare_q("-d", data, "-m", specs, "-r", count, "-o", models).status == 0
+        found, expected = rows_of(file), rows_of(models)
+        for label in ("w4", "same", "fake"):
+            assert {key: found[label][key] for key in KLDS} == {key: expected[label][key] for key in KLDS}
+        assert found["ref"]["ppl"] == pytest.approx(expected["ref"]["ppl"], rel=1e-6)
+    assert rows_of(few)["same"]["kld"] == 0 < rows_of(few)["w4"]["kld"]
+    manifest = pack.verified(made)
+    assert (manifest.windows, manifest.scored_tokens) == (WINDOWS, WINDOWS * 99)
+    assert manifest.ppl == pytest.approx(rows_of(whole)["ref"]["ppl"], rel=1e-6)
+    assert 0 < (manifest.floor_kld or 0) < 1e-3
+
+
+def test_a_pack_is_named_on_the_command_line(made: Path, toy_model: Path, compare_q: Run, tmp_path: Path) -> None:
+    """As the first model, without a text; a text with -d has to be the pack's."""
+    ran = compare_q(made, toy_model, "-o", tmp_path / "r.json")
+    assert ran.status == 0, ran.err
+    assert rows_of(tmp_path / "r.json").keys() == {f"ref (pack: {pack.read(made).summary})", "toy-llama"}
+    (tmp_path / "other.txt").write_text("another text " * 100)
+    ran = compare_q(made, toy_model, "-d", tmp_path / "other.txt")
+    assert ran.status == 2
+    assert "the reference was made of other windows: another text" in ran.err
+    alone = compare_q(made)
+    assert (alone.status, f"{WINDOWS} windows" in alone.out) == (0, True)
+    ran = compare_q("check", made, toy_model)
+    assert (ran.status, f"{WINDOWS} windows" in ran.out) == (0, True)
+    ran = compare_q("doctor", made)
+    assert (ran.status, "perplexity" in ran.out, "nothing wrong found" in ran.out) == (0, True, True)
+
+
+FILES = ("pack.json", "states/reference.json", "states/row.000001.*", "states/head.*", "tokens.safetensors",
+         "scores.safetensors", "tokenizer/tokenizer.json", "README.md")  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", FILES)
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_damaged_file_is_named_before_a_model_loads(
+    copy: Path, compare_q: Run, write_specs: Specs, pattern: str, damage: str
+) -> None:
+    (file,) = copy.glob(pattern)
+    words = with_pack(copy, write_specs, {**FAKE, "engine": {"failure": "abort", "fail": 0}})
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes(content if damage == "flipped" else content[: len(content) // 2])
+    before = digest_of(copy)
+    assert_refused(compare_q(*words), file.name)
+    assert digest_of(copy) == before
+
+
+def rewritten(folder: Path, **changes: Any) -> None:
+    """Give a pack a manifest with other values, and a checksum that fits."""
+    content = storage.load((folder / pack.MANIFEST).read_bytes()) | changes
+    (folder / pack.MANIFEST).write_bytes(storage.dump(content))
+
+
+def resealed(folder: Path) -> None:
+    """Give a pack a manifest with the checksums of its files as they are now."""
+    rewritten(
+        folder, files={name: file.model_dump() for name, file in pack.entries_of(folder) if name != pack.MANIFEST}
+    )
+
+
+def escape(folder: Path) -> None:
+    files = storage.load((folder / pack.MANIFEST).read_bytes())["files"]
+    rewritten(folder, files=files | {"../secret": {"bytes": 1, "sha256": "0" * 64}})
+
+
+def huge(folder: Path) -> None:
+    header = json.dumps({"ids": {"dtype": "I32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}).encode()
+    (folder / pack.TOKENS).write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    resealed(folder)
+
+
+def huge_head(folder: Path) -> None:
+    found = storage.load((folder / "states/reference.json").read_bytes())
+    found["head"]["vocab_size"] = 1 << 60
+    (folder / "states/reference.json").write_bytes(storage.dump(found))
+    resealed(folder)
+
+
+def other_states(folder: Path) -> None:
+    found = storage.load((folder / "states/reference.json").read_bytes())
+    found["identity"]["series"] = "0" * 64
+    (folder / "states/reference.json").write_bytes(storage.dump(found))
+    resealed(folder)
+
+
+def other_scores(folder: Path) -> None:
+    scores = load_file(folder / pack.SCORES)
+    scores["logprob"][7] -= 3
+    save_file(scores, folder / pack.SCORES)
+    resealed(folder)
+
+
+def short_scores(folder: Path) -> None:
+    save_file(load_file(folder / pack.SCORES) | {"entropy": np.zeros(3, np.float32)}, folder / pack.SCORES)
+    resealed(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "gold"),
+    [
+        (lambda folder: rewritten(folder, format=2), "format 2, this compare_q reads 1; update compare_q"),
+        (escape, "pack.json"),
+        (huge, "tokens.safetensors: damaged"),
+        (huge_head, "states: its files are not of one form, or have other shapes"),
+        (other_states, "states: was made of another text or tokenizer"),
+        (lambda folder: rewritten(folder, windows=5), "has 4 windows, pack.json says 5"),
+        (lambda folder: rewritten(folder, windows="4"), "pack.json"),
+        (short_scores, "scores.safetensors: damaged"),
+        (other_scores, "scored token 7: logprob"),
+    ],
+)  # fmt: skip
+def test_a_pack_that_lies_is_refused(
+    copy: Path, compare_q: Run, write_specs: Specs, change: Callable[[Path], None], gold: str
+) -> None:
+    words = with_pack(copy, write_specs, {**FAKE, "engine": {"failure": "abort", "fail": 0}})
+    change(copy)
+    before = digest_of(copy)
+    ran = compare_q(*words)
+    assert ran.status == 2, ran.out
+    assert gold in ran.err.splitlines()[-1]
+    assert ran.err.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in ran.err + ran.out
+    assert digest_of(copy) == before
+
+
+def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
+    made: Path, toy_model: Path, compare_q: Run, write_specs: Specs, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(toy_model, tmp_path / "other"))
+    save_toy_tokenizer(other)
+    swap_letters(other)
+    words = with_pack(made, write_specs, in_transformers(other, label="other"))
+    assert_refused(compare_q(*words), "other", "tokenizer_dir: is not this model's tokenizer")
+    small = {**FAKE, "engine": {"vocab_size": 300}}
+    words = with_pack(made, write_specs, small, eval_len=50)
+    assert "made of other windows" in compare_q(*words).err
+    words = with_pack(made, write_specs, small)
+    ran = compare_q(*words, "-r", 9)
+    assert (ran.status, "window 4 of 9 is missing; use -r 4" in ran.err) == (2, True)
+    assert_refused(compare_q(*words, "-lf", tmp_path / "store"), "--logits_file: a reference pack is a store already")
+
+
+def test_a_pack_without_its_head_takes_that_of_a_compared_model(
+    toy_model: Path, quantized: Callable[..., Path], compare_q: Run, write_specs: Specs, tmp_path: Path
+) -> None:
+    """The same numbers as with the model; a model whose head was changed does not help."""
+    small, model = tmp_path / "small.pack", in_transformers(toy_model, label="ref", load_fn="transformers_auto_bf16")
+    data, models = write_specs([model])
+    ran = compare_q("pack", "-d", data, "-m", models, "-r", 2, "-o", small, "--no-floor", "--no-head")
+    assert ran.status == 0, ran.err
+    assert not list(small.glob("states/head.*"))
+    w4, before = in_transformers(quantized("W4A16"), label="w4", load_fn="transformers_auto_bf16"), digest_of(small)
+    changed = in_transformers(
+        Path(shutil.copytree(toy_model, tmp_path / "changed")), label="changed", load_fn="transformers_auto"
+    )
+    weights = load_torch(tmp_path / "changed" / "model.safetensors")
+    weights = {
+        name: tensor + 1e-3 if "lm_head" in name or "embed" in name else tensor for name, tensor in weights.items()
+    }
+    save_torch(weights, tmp_path / "changed" / "model.safetensors", {"format": "pt"})
+    assert_refused(compare_q(*with_pack(small, write_specs, changed)), "was made without its head")
+    assert compare_q(*with_pack(small, write_specs, changed, w4), "-o", tmp_path / "pack.json").status == 0
+    data, models = write_specs([{**model, "reference": True}, changed, w4])
+    assert compare_q("-d", data, "-m", models, "-r", 2, "-o", tmp_path / "model.json").status == 0
+    found, expected = rows_of(tmp_path / "pack.json"), rows_of(tmp_path / "model.json")
+    for label in ("changed", "w4"):
+        assert {key: found[label][key] for key in KLDS} == {key: expected[label][key] for key in KLDS}
+    assert digest_of(small) == before
+
+
+def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """Logits only on request; more windows replace a pack; another text or model, or a folder, does not."""
+    data, models = write_specs([{**FAKE, "engine": {"vocab_size": 400}}])
+    target = tmp_path / "fake.pack"
+    words = ["pack", "-d", data, "-m", models, "-o", target, "--no-floor"]
+    ran = compare_q(*words, "-r", 2)
+    assert (ran.status, "--logits makes it" in ran.err, target.exists()) == (2, True, False)
+    assert compare_q(*words, "-r", 2, "--logits").status == 0
+    assert (pack.verified(target).windows, pack.read(target).floor_kld) == (2, None)
+    assert compare_q(*words, "-r", 3, "--logits").status == 0
+    assert pack.verified(target).windows == 3
+    before, fewer = digest_of(target), tmp_path / "fewer.pack"
+    assert compare_q(*words[:6], fewer, "--no-floor", "--logits", "-r", 2).status == 0
+    assert pack.verified(fewer).windows == 2
+    ran = compare_q(*words, "-r", 2, "--logits")
+    assert (ran.status, "is a pack with 3 windows already" in ran.err) == (2, True)
+    data, _ = write_specs([{**FAKE, "engine": {"vocab_size": 400}}], eval_len=50, eval_stride=50)
+    ran = compare_q(*words, "-r", 4, "--logits")
+    assert (ran.status, "is a pack with another text_digest" in ran.err) == (2, True)
+    assert digest_of(target) == before
+    (tmp_path / "mine").mkdir()
+    assert_refused(compare_q(*words[:6], tmp_path / "mine"), "is there, and no reference pack")
+    assert_refused(compare_q(*words[:5]), "-o: is missing")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    answer = compare_q(*with_pack(target, write_specs, {**FAKE, "engine": {"vocab_size": 400, "boost": 2.0}}))
+    assert answer.status == 0, answer.err
+
+
+def test_a_large_head_is_split_by_rows(tmp_path: Path) -> None:
+    """[10, 3] in files of at most three rows, and read as one."""
+    weight = torch.arange(30, dtype=torch.float32).reshape(10, 3)
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    Recorder(tmp_path / "from", "states").write_head((weight, None, Head(10, "float32")), 5)
+    (file,) = (tmp_path / "from").iterdir()
+    written = command.split_head(file, tmp_path / "to", 3 * 12)
+    assert [storage.what_of(each.name) for each in written] == [f"head.{n:06d}" for n in (5, 8, 11, 14)]
+    assert all(storage.is_whole(each) for each in written)
+    parts = []
+    for each in written:
+        with safe_open(each, "pt") as opened:
+            parts.append(opened.get_tensor("weight"))
+    assert torch.equal(torch.cat(parts), weight)
