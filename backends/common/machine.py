@@ -166,6 +166,11 @@ def cpu() -> str:
     return reported().get("model name") or platform.processor() or platform.machine()
 
 
+def memory_bytes() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def emulates_bf16() -> bool:
     """True for an x86 processor on which oneDNN emulates bf16 products: without AVX-512 BF16, or not allowed to use it.
 

@@ -7,7 +7,7 @@ that need the texts' tokens.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.contents import Contents
 from compare_q.backends.checkpoint.doctor import examine, is_gguf
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import exists
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.messages import bytes_in_words, printable
 from compare_q.eval.cli import adaptive
 from compare_q.eval.cli.doctor import compared
 from compare_q.eval.cli.outputs import print_errors
@@ -100,7 +101,7 @@ def checked_files(
                 layers = facts.get("layers", "").partition(":")[0]
                 said = [f"{layers}; {facts['size']}; {facts['files']}", *map(str, report.findings)]
                 said += [f"not checked: {reason}" for reason in report.unchecked]
-                lines += [f"{label}: {each}" for each in said]
+                lines += [f"{label}: {each}" for each in (*said, *too_large(config, model))]
                 wrong = wrong or report.is_wrong
                 if refusal := config.workers.refusal(model):
                     problems.append(f"{label}: {refusal}")
@@ -111,8 +112,29 @@ def checked_files(
     return wrong
 
 
+def too_large(config: RunConfig, model: PlannedModel) -> Iterator[str]:
+    """Yield a line on a model whose weight files are larger than the memory that it gets."""
+    capabilities, files = backends.engine_class(model.engine).capabilities, backends.files_of(model)
+    if not (capabilities.here and config.workers.is_local) or model.options.get("streaming"):
+        return
+    size = sum(file.stat().st_size for file in files.weight_files())
+    gpus = config.gpus.gpus[: model.n_gpus]
+    room, whose = machine.memory_bytes(), "this machine has"
+    if gpus:
+        room, whose = (
+            int(sum(gpu.mib for gpu in gpus) * 2**20),
+            f"{len(gpus)} GPUs have" if len(gpus) > 1 else "the GPU has",
+        )
+    if size > room:
+        pack = "; a reference pack needs no model (docs/packs.md)" if model.is_reference else ""
+        yield (f"does not fit: its weights are {bytes_in_words(size)}, {whose} {bytes_in_words(room)}; "
+               f"{backends.LAYER_BY_LAYER}{pack}")  # fmt: skip
+
+
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     """Return lines about the parts of text and tokenizer that a run downloads; InputError if one does not exist."""
+    if spec.pack is not None:
+        return []
     windows.reader_of(spec).identity(spec)  # names a missing file
     name, missing = spec.locate(spec.tokenizer_dir), []
     try:

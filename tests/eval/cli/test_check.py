@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compare_q.backends.common import machine
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.eval.text import windows
 from tests.support.comparisons import fake
@@ -84,3 +85,21 @@ def test_a_check(
     assert out in ran.out
     assert ran.err.startswith(err)
     assert err or "-v" not in ran.err
+
+
+@needs_accelerate
+def test_a_model_larger_than_the_memory_is_named_with_what_to_do(
+    compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (toy_model / "model.safetensors").stat().st_size
+    models = [in_transformers(toy_model, reference=True), in_transformers(toy_model, label="streamed")]
+    models[1]["engine"] = {"streaming": True}
+    words = ("check", "-d", *write_specs(models)[:1], "-m", *write_specs(models)[1:])
+    monkeypatch.setattr(machine, "memory_bytes", lambda: size)
+    assert "does not fit" not in compare_q(*words).out
+    monkeypatch.setattr(machine, "memory_bytes", lambda: size - 1)
+    found = [line for line in compare_q(*words).out.splitlines() if "does not fit" in line]
+    assert len(found) == 1
+    assert found[0].startswith("toy: ")
+    assert "streaming" in found[0]
+    assert "reference pack" in found[0]
