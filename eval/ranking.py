@@ -3,8 +3,9 @@
 Both models of a difference were scored on the same tokens: it is known far better than the means of single rows.
 
 KLD cannot rank rows that are nearly lossless: those whose KLD is within the noise floor's 95 % interval, or within
-twice the noise floor's KLD.  Over all quantizations it goes with results of benchmarks (rank correlations of -0.72 and
--0.86 in arXiv 2606.19558), among nearly lossless ones it does not (+0.00 and -0.24).
+twice the noise floor's KLD; without a noise floor, those whose KLD roundings alone can cost (``ROUNDINGS``).  Over all
+quantizations it goes with results of benchmarks (rank correlations of -0.72 and -0.86 in arXiv 2606.19558), among
+nearly lossless ones it does not (+0.00 and -0.24).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ LEAST_BLOCKS = 4
 TIMES_FLOOR = 2.0
 """Rows up to this many times the noise floor's KLD are nearly lossless."""
 ROUNDINGS = 0.001
-"""Nats: a KLD that need not be known better where no row is the noise floor.  Another order of roundings costs
-SmolLM2-135M 0.0017 (docs/statistics.md)."""
+"""Nats: the KLD that roundings can cost where no row is the noise floor.  Another order of roundings costs SmolLM2-135M
+0.0017, another attention backend an 8B model on an H100 0.0003 (docs/statistics.md)."""
 
 TOO_SHORT = "the text is too short to tell"
 Outcome = Literal["less", "more", "equal", "same", "unranked", "unknown"]
@@ -188,11 +189,18 @@ def kld_limit(models: Sequence[ModelResult]) -> float | None:
     return max(TIMES_FLOOR * floor.kld, end)
 
 
+def why_unranked(models: Sequence[ModelResult]) -> str:
+    """The reason why nearly lossless rows are not ranked, which follows their KLDs in a sentence."""
+    if kld_limit(models) is None:
+        return f"at most {ROUNDINGS:g}, which roundings alone can cost (no noise floor was measured)"
+    return "at most about twice the noise floor's"
+
+
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
     """Labels of the measured rows up to the limit, without the reference and the noise floors."""
-    limit = kld_limit(models)
+    limit = ROUNDINGS if (known := kld_limit(models)) is None else known
     rows = [(m.label, m.kld) for m in models if m.kld is not None and not (m.reference or m.noise_floor)]
-    return frozenset(label for label, kld in rows if limit is not None and kld <= limit)
+    return frozenset(label for label, kld in rows if kld <= limit)
 
 
 class Worst(NamedTuple):

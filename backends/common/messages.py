@@ -56,11 +56,32 @@ def hidden(found: re.Match[str]) -> str:
     return f"{found['user'] or name or found['bearer'] or ''}{HIDDEN}{'@' * bool(found['user'])}"
 
 
+ALIASES = {
+    "tokenizer": ("tokenizer_dir", "tokenizer"), "model": ("model_dir",), "path": ("model_dir",), "name": ("label",),
+    "ref": ("reference",), "is_reference": ("reference",), "baseline": ("reference",), "engine_args": ("engine",),
+    "kv_dtype": ("kv_cache_dtype", "type_k"), "kv_cache": ("kv_cache_dtype", "type_k"), "tp": ("tensor_parallel_size",),
+    "tp_size": ("tensor_parallel_size",), "context": ("max_model_len", "eval_len"),
+    "ctx": ("max_model_len", "eval_len"),
+    "n_ctx": ("max_model_len", "eval_len"), "stride": ("eval_stride",),
+    "seq_len": ("eval_len",), "length": ("eval_len",), "rows": ("max_rows",), "limit": ("max_rows",),
+    "ngl": ("n_gpu_layers",), "threads": ("n_threads",), "attn_backend": ("attention_backend",), "loader": ("load_fn",),
+}  # fmt: skip
+"""What a key is called elsewhere -> what it can be called here; the first name that is known where it stands."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or an empty string if no known name is close; case is ignored."""
+    """`` (did you mean 'x'?)``, or an empty string if no known name is close or means the same; case is ignored."""
+    known = list(known)
+    if same := next((each for each in ALIASES.get(name.lower(), ()) if each in known), ""):
+        return f" (did you mean {same!r}?)"
     lowered = {each.lower(): each for each in known}
     close = [lowered[each] for each in difflib.get_close_matches(name.lower(), list(lowered), n=1)]
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def amount(count: int | float, unit: str) -> str:
+    """``1 window``, ``1,200 windows``: a number and its unit, which is given in the singular."""
+    return f"{count:,.0f} {unit}{'' if count == 1 else 's'}"
 
 
 def printable(text: object) -> str:

@@ -32,7 +32,7 @@ from compare_q.backends.base import Placed
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import expanded, is_folder
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.messages import amount, one_line
 from compare_q.backends.reference import store
 from compare_q.backends.reference.store import Reader
 
@@ -270,7 +270,7 @@ def write_manifest(folder: Path, **facts: Any) -> Manifest:
 def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (title, text) of what a reader should know of a pack; ``opened``: contents and bytes of its store."""
     floor = "not measured" if manifest.floor_kld is None else f"KLD {manifest.floor_kld:.5g} nats"
-    count, scored = f"{manifest.windows:,} windows", f"{manifest.scored_tokens:,} scored tokens"
+    count, scored = amount(manifest.windows, "window"), amount(manifest.scored_tokens, "scored token")
     revision = f", revision {manifest.revision}" if manifest.revision else ""
     return [
         ("reference", f"{manifest.model}{revision}"),

@@ -51,7 +51,9 @@ called like a command is ./NAME.
 """``compare-q --help``."""
 FOREIGN_FLAGS = {
     "-f": "-d", "--tasks": "-d lm_eval:TASK", "--chunks": "-r", "--limit": "-r", "--device": "--gpus",
-    "-c": "eval_len in a data spec", "-ngl": 'n_gpu_layers in "engine" of a model spec',
+    "-ngl": 'n_gpu_layers in "engine" of a model spec',
+    **dict.fromkeys(("-c", "--context", "--ctx", "--ctx-size"), "--eval-len, or eval_len in a data spec,"),
+    **dict.fromkeys(("--dtype", "--kv-cache-dtype"), 'dtype and kv_cache_dtype in "engine" of a model spec'),
     **dict.fromkeys(("--model", "--model_args"), "the models alone, as compare-q MODEL MODEL ..."),
 }  # fmt: skip
 """Flags of llama-perplexity and lm-eval, and what compare-q has instead."""
@@ -108,6 +110,7 @@ def value(pattern: str, expected: str, convert: Callable[[re.Match[str]], Any]) 
 
 
 WINDOWS = value(r"\d+|all", "a number of windows, or all", lambda found: int(found[0]) if found[0].isdigit() else 0)
+COUNT = value(r"0*[1-9]\d{0,8}", "a number above 0", lambda found: int(found[0]))
 PYTHON = value(r"([^=]+)=(.+)", "ENGINE=PYTHON", lambda found: found.groups())
 BYTES = value(  # a number without a unit is refused: 20 for 20 GB would empty the cache
     r"\s*\d{0,15}\.?\d{1,15}\s*([kmgtpe]i?b?|b)\s*", "a size with a unit, for example 20GB or 500MiB",
@@ -192,6 +195,8 @@ OPTIONS: dict[str, list[Option]] = {
         on("--no-floor", "pack", "do not score the model once more for the noise floor"),
         on("--no-head", "pack", "leave the head out; a compared model on the same machine must have it"),
         on("--logits", "pack", "allow a pack of logits where states do not suffice; it is much larger"),
+        option("--eval-len", RUNS, "N", "with MODELs: tokens in a window", COUNT),
+        option("--eval-stride", RUNS, "N", "with MODELs: tokens between the starts of two windows", COUNT),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
         option("-r --rows", RUNS, "N", "number of windows, or all", WINDOWS),
         option("--until", RUN, "kld:PERCENT%", "choose the number of windows by the KLD's error", relative_error),
@@ -356,7 +361,7 @@ def check_run(args: argparse.Namespace) -> None:
          "--gpus: cannot be combined with --ray, which assigns the cluster's GPUs; remove --gpus"),
         *((not args.models and getattr(args, flag.strip("-").replace("-", "_")),
            f"{flag}: is for models that are named without specs; give MODEL arguments instead of -m")
-          for flag in ("--save-specs", "--tokenizer", "--no-reference")),
+          for flag in ("--save-specs", "--tokenizer", "--no-reference", "--eval-len", "--eval-stride")),
     )  # fmt: skip
 
 

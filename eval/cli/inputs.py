@@ -28,7 +28,7 @@ def specs_of(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]
 
         elsewhere = {engine for engine, _ in args.python} | set(reading.load_settings().python)
         named = shorthand.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
-        data, said = shorthand.texts(texts, named, args.tokenizer)
+        data, said = shorthand.texts(texts, named, args.tokenizer, args.eval_len, args.eval_stride)
         models = [each.spec for each in named]
         said = [*(f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named), *said]
     else:

@@ -22,7 +22,7 @@ from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import bytes_in_words, printable, redacted
+from compare_q.backends.common.messages import amount, bytes_in_words, printable, redacted
 from compare_q.backends.reference import pack, store
 from compare_q.backends.reference.pack import Manifest
 from compare_q.eval.cli import inputs
@@ -110,7 +110,7 @@ def made(
     if replaced is not None:
         differing = [key for key, value in identity.items() if getattr(replaced, key) != value]
         if differing or replaced.windows >= len(cut.windows):
-            why = f"another {differing[0]}" if differing else f"{replaced.windows} windows already"
+            why = f"another {differing[0]}" if differing else f"{amount(replaced.windows, 'window')} already"
             raise InputError(f"-o: {args.output}: is a pack with {why}; name another folder")
     if noise is not None and noise.error:
         print_note(f"noise floor: not measured: {noise.error}")

@@ -73,12 +73,14 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
 
 
 def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
-    """Return one model, from ``[label=]MODEL[@engine]``."""
-    label, name, asked = "", word, ""
+    """Return one model, from ``[label=]MODEL[@engine[:option=value,option=value]]``."""
+    label, name, asked, options = "", word, "", dict[str, Any]()
     if not exists(expanded(name)) and (found := re.fullmatch(r"([^=/\\]+)=(.+)", name)):
         label, name = found[1], found[2]
-    if not exists(expanded(name)) and (found := re.fullmatch(r"(.+)@([\w.-]+)", name)):
+    if not exists(expanded(name)) and (found := re.fullmatch(r"(.+)@([\w.-]+)(?::(\w+=.+))?", name)):
         name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
+        pairs = (each.partition("=") for each in re.split(r",(?=\w+=)", found[3] or "") if each)
+        options = {key: reading.value(text) for key, _, text in pairs}
     try:
         config = config_of(name, progress)
     except InputError as error:
@@ -89,7 +91,9 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
     engine, engine_class = backends.resolve(load_fn, None)
     is_pack = pack.is_pack(expanded(name))
     own = f"ref (pack: {pack.read(expanded(name)).summary})" if is_pack else short_name(name)
+    own = " ".join([own, *(f"{key}={value}" for key, value in options.items())])
     keys: dict[str, Any] = {"load_fn": load_fn, "label": unicode(label or own), "model_dir": name}
+    keys |= {"engine": options} if options else {}
     spec = reading.parse_model_spec({**keys, **({"reference": True} if reference else {})}, reading.COMMAND_LINE)
     context = None if config is None else config.context
     if config is None and engine_class.capabilities.here:
@@ -105,6 +109,9 @@ def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
     if hub.is_hub_id(name):
         with suppress(InputError), progress.phase(f"fetching the pack {name}", unit="bytes") as phase:
             return str(pack.resolve(name, watch=phase))
+        if is_folder(Path(name).parent):
+            reason = str(error).removeprefix(f"{name}: ")
+            raise InputError(f"no such folder or file{near(Path(name))}; as a model of the hub: {reason}")
     raise error
 
 
@@ -135,13 +142,17 @@ def near(path: Path, *others: str) -> str:
 
 
 def texts(
-    words: Sequence[str], named: Sequence[Named], tokenizer: str | None = None
+    words: Sequence[str],
+    named: Sequence[Named],
+    tokenizer: str | None = None,
+    length: int | None = None,
+    stride: int | None = None,
 ) -> tuple[list[DataSpec], list[str]]:
     """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without a word).
 
     A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text; without
     one, WikiText-2 if the hub or its cache has it, else the shipped text.  ``tokenizer``: a folder or hub id, for
-    models without a tokenizer.
+    models without a tokenizer.  ``length``, ``stride``: tokens of a window, and between the starts of two windows.
     """
     said: list[str] = []
     first = named[0].spec.located
@@ -160,7 +171,7 @@ def texts(
         if word.endswith(".json"):
             specs += reading.load_data_specs(reading.expand([word]))
         else:
-            keys = {**text(word), **common(named, word, tokenizer)}
+            keys = {**text(word), **common(named, word, tokenizer, length, stride)}
             specs.append(reading.parse_data_spec(keys, reading.COMMAND_LINE, f"-d {word}: "))
     reading.check_labels(specs)
     return specs, said
@@ -181,15 +192,17 @@ def text(word: str) -> dict[str, Any]:
                      f"(.json), {TASK}TASK, or one of {', '.join(known)}")  # fmt: skip
 
 
-def common(named: Sequence[Named], word: str, tokenizer: str | None) -> dict[str, Any]:
+def common(
+    named: Sequence[Named], word: str, tokenizer: str | None, length: int | None, stride: int | None
+) -> dict[str, Any]:
     """Return the keys that follow from the models: the tokenizer, and windows that fit all contexts."""
     tokenizer = tokenizer or next(filter(None, (each.tokenizer for each in named)), None)
     if tokenizer is None:
         raise InputError(f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
                          "--tokenizer the folder or hub id of the unquantized model")  # fmt: skip
     is_task = word.startswith(TASK)  # lm-eval's windows hold one token more, which is only predicted
-    length = min([LENGTH, *(each.context - is_task for each in named if each.context)])
-    strides = {} if word == "chat" or is_task else {"eval_stride": length}
+    length = length or min([LENGTH, *(each.context - is_task for each in named if each.context)])
+    strides = {} if word == "chat" or is_task else {"eval_stride": stride or length}
     return {"tokenizer_dir": tokenizer, "eval_len": length, **strides}
 
 

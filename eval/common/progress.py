@@ -31,7 +31,8 @@ Show = Callable[[Message], None]
 def counted(unit: str, done: float, total: float | None = None) -> str:
     """``3 windows``, or ``3/16 windows``; bytes as ``1.2 MB/16.1 GB``; empty without a unit."""
     numbers = [bytes_in_words(each) if unit == "bytes" else f"{each:.0f}" for each in (done, total) if each is not None]
-    return "/".join(numbers) + ("" if unit == "bytes" else f" {unit}") if unit else ""
+    one = unit.removesuffix("s") if numbers[-1] == "1" else unit
+    return "/".join(numbers) + ("" if unit == "bytes" else f" {one}") if unit else ""
 
 
 class Counter(rich_progress.ProgressColumn):

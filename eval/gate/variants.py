@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,8 +99,8 @@ def axis(word: str) -> tuple[str, list[Any]]:
     key, _, given = word.partition("=")
     if not (key and given):
         raise InputError(f"--sweep: {printable(word)!r}: expected KEY=VALUE,VALUE, as engine.enforce_eager=true,false")
-    values = value(given)
-    return key, values if isinstance(values, list) else list(map(value, given.split(",")))
+    values = reading.value(given)
+    return key, values if isinstance(values, list) else list(map(reading.value, given.split(",")))
 
 
 def changes_of(word: str) -> tuple[str, dict[str, Any]]:
@@ -113,12 +111,5 @@ def changes_of(word: str) -> tuple[str, dict[str, Any]]:
         raise InputError(f"--variant: {printable(word)!r}: expected LABEL:KEY=VALUE, as new:python=~/vllm-new")
     keys: dict[str, Any] = {"engine": {}}
     for key, _, text in pairs:
-        (keys["engine"] if key.startswith(ENGINE) else keys)[key.removeprefix(ENGINE)] = value(text)
+        (keys["engine"] if key.startswith(ENGINE) else keys)[key.removeprefix(ENGINE)] = reading.value(text)
     return label, keys
-
-
-def value(text: str) -> Any:
-    """Return what JSON reads in a word, else the word."""
-    with suppress(ValueError):
-        return json.loads(text)
-    return text

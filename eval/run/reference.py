@@ -18,7 +18,7 @@ from typing import Any
 from compare_q import backends
 from compare_q.backends.base import PlannedModel
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.messages import bytes_in_words
+from compare_q.backends.common.messages import amount, bytes_in_words
 from compare_q.backends.reference import store
 from compare_q.backends.reference.store import MANIFEST, Reader, is_free, open_reference
 from compare_q.eval.common.cache import Cache
@@ -129,7 +129,7 @@ def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
     if (count := opened.n_windows) < len(text.windows):
         rows = count if text.requests is None else text.requests.question[count]
         raise InputError(
-            f"{path}: has {count} windows, window {count} of {len(text.windows)} is missing; use -r {rows}"
+            f"{path}: has {amount(count, 'window')}, window {count} of {len(text.windows)} is missing; use -r {rows}"
         )
     if opened.head.vocab_size <= text.top_id:
         raise InputError(f"{path}: has {opened.head.vocab_size} logits, the tokenizer reaches id {text.top_id}")

@@ -22,7 +22,7 @@ from compare_q import backends
 from compare_q.backends.base import PlannedModel, Window
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.messages import amount, one_line
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import replacing
@@ -95,7 +95,7 @@ def load(
             progress.say(f"{file}: damaged; what it held is made again")
         storage.delete(loaded.damaged)
         if count := segments.foreign(folder):
-            progress.say(f"{folder}: {count} files of other scores, or of an older compare_q, are there and not used")
+            progress.say(f"{folder}: {amount(count, 'file')} of other scores, or of an older compare_q, not used")
     if not records or len(loaded.scores) < len(windows):
         return None
     for session, taken in loaded.sessions.items():  # the replicas of a run have a session each: the run's, "-", number

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import itertools
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -198,6 +200,13 @@ def one_reference(specs: Sequence[ModelSpec], *, stored: bool = False) -> tuple[
     unmarked = {"reference": False, "out_logits": None}
     kept = [spec.model_copy(update=unmarked if spec in marked[1:] else {}) for spec in specs]
     return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
+
+
+def value(text: str) -> Any:
+    """Return what JSON reads in a word of the command line, else the word."""
+    with suppress(ValueError):
+        return json.loads(text)
+    return text
 
 
 class Settings(BaseModel):

@@ -7,9 +7,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from compare_q.backends.checkpoint.config import ROPE, beyond
+from compare_q.backends.common.messages import amount
 from compare_q.backends.layers import groups
 from compare_q.eval import ranking
-from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossless, too_short
+from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossless, too_short, why_unranked
 from compare_q.eval.results import MARK, ModelResult, TextResult, deviations_of
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
@@ -91,7 +92,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     if len(near) > 1:
         labels = ", ".join(model.marked_label for model in rows if model.label in near)
         notes.append(
-            f"KLD cannot rank {labels}: each has a KLD of at most about twice the noise floor's, and KLDs so small say "
+            f"KLD cannot rank {labels}: each has a KLD of {why_unranked(rows)}, and such small KLDs say "
             "nothing about results of benchmarks (arXiv 2606.19558); answers that flip can rank them"
         )
     if cached := sum(model.from_cache for model in rows):
@@ -129,7 +130,8 @@ def window_notes(text: TextResult) -> list[str]:
     cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
     spread = f" of {whole:,}, spread over the text" if whole else ""
     scored = {(m.windows, m.estimates.ppl.tokens + m.estimates.ppl.non_finite) for m in text.models if m.estimates}
-    lines = [f"{cut}{count:,} windows{spread}, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
+    counts = [(amount(count, "window"), amount(tokens, "scored token")) for count, tokens in sorted(scored)]
+    lines = [f"{cut}{count}{spread}, {tokens}" for count, tokens in counts]
     if not whole:
         return lines
     errors = [each.nll for m in text.models if m.estimates and (each := m.estimates.sampled) and each.nll is not None]
@@ -147,7 +149,7 @@ def answer_notes(text: TextResult) -> list[str]:
     scored = {(answers.questions, found.ppl.tokens + found.ppl.non_finite) for _, found, answers in rows}
     shots = (text.data.get("answers") or {}).get("num_fewshot")
     notes = [
-        f"{questions:,} questions, {shots}-shot, {tokens:,} scored tokens of all answers, wrong ones too"
+        f"{amount(questions, 'question')}, {shots}-shot, {tokens:,} scored tokens of all answers, wrong ones too"
         for questions, tokens in sorted(scored)
     ]
     without = [label for label, found, own in rows if found.against and own.acc.right and not own.acc.flips]

@@ -24,6 +24,11 @@ def kld_in_words(kld: float) -> str:
     return "0 within rounding" if kld < 0 else ""
 
 
+def kld_text(kld: float) -> str:
+    """Return a KLD with five decimals, or three significant digits if it is small: 0.03280, 4.52e-06."""
+    return f"{kld:.5f}" if kld >= SMALLEST or kld == 0 else f"{kld:.2e}"
+
+
 def error_text(stderr: float | None) -> str:
     """Return an error with two significant digits: 0.85, 12, 120, 0.00045, 4.5e-6; empty if it is not known."""
     if stderr is None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable
-from compare_q.eval.ranking import Difference, compare, near_lossless
+from compare_q.eval.ranking import Difference, compare, near_lossless, why_unranked
 from compare_q.eval.results import ModelResult, TextResult
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import LARGEST_EXPONENT
@@ -19,7 +20,7 @@ HEADING = (
     "Each interval is for one pair: of 20 equal pairs, one will seem to differ",
 )
 SAID = {
-    "unranked": "not ranked: both are at most about twice the noise floor's", "equal": "no difference to be seen",
+    "equal": "no difference to be seen",
     "same": "the same score at every token",
 }  # fmt: skip
 """The words for an outcome of ``ranking.compare`` that calls no row better."""
@@ -48,7 +49,10 @@ def pair_lines(pairs: Sequence[Pair], text: TextResult) -> list[str]:
     for one, other in pairs:
         lines += ["", f"{one.label} against {other.label}"]
         lines += score_lines(compare(one, other, "nll"), one.label, other.label, "PPL")
-        lines += score_lines(compare(one, other, "kld", near=near), one.label, other.label, "KLD")
+        kld = compare(one, other, "kld", near=near)
+        if kld.outcome == "unranked" and kld.value is not None:
+            kld = replace(kld, reason=f"not ranked: both are {why_unranked(text.models)}")
+        lines += score_lines(kld, one.label, other.label, "KLD")
         if all(model.estimates and model.estimates.answers for model in (one, other)):
             lines += [*answer_lines(one, other, "acc"), *answer_lines(one, other, "acc_norm")]
     return list(map(printable, lines))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compare_q.eval.ranking import Ranking, compare, near_lossless, ranking
+from compare_q.eval.ranking import Ranking, compare, near_lossless, ranking, why_unranked
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import SHORT, Value
-from compare_q.eval.table.numbers import kld_in_words, number_with_error, two_digits
+from compare_q.eval.table.numbers import kld_in_words, kld_text, number_with_error, two_digits
 
 NAMED = 3
 """The largest number of rows that are all named.  Of more rows, the first ones are named, or the best and the worst."""
@@ -66,12 +66,13 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
         kept = f"keeps {percent(best.same_top)} of the most probable tokens of {reference}"
         first = f"{best.marked_label} {kept} ({size})"
     if best.label in near:
-        first += ", near what other roundings of the same weights lose"
+        first += f", {why_unranked(text.models)}"
     klds = {model.label: model.kld or 0.0 for model in rows}
-    if 0 < max(klds.values()) <= MOST_TIMES * least:
+    more = [kld / least for kld in klds.values() if kld > least > 0]
+    if 0 < max(klds.values()) <= MOST_TIMES * least and all(times(ratio) != "1" for ratio in more):
         sizes = {label: f"{times(kld / least)} times" for label, kld in klds.items()}
         return ranked(found, "kld", first, sizes, "{} the KLD", near)
-    sizes = {label: kld_in_words(kld) or f"{kld:.5f}" for label, kld in klds.items()}
+    sizes = {label: kld_in_words(kld) or kld_text(kld) for label, kld in klds.items()}
     return ranked(found, "kld", first, sizes, "a KLD of {}", near)
 
 

@@ -24,7 +24,7 @@ from compare_q.backends import hub
 from compare_q.backends.base import Spans, Window, abbreviated
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.messages import amount, printable
 from compare_q.backends.common.packages import builds
 from compare_q.backends.common.process import time_limit
 from compare_q.backends.reference import pack
@@ -164,9 +164,9 @@ def conversations_in(
         longer = f", and {too_long:,} are longer than eval_len" if too_long else ""
         raise InputError(f"score_roles: none of {total:,} conversations has a token of {roles} in a window{longer}")
     begins = np.concatenate(([0], text.ends))[np.searchsorted(text.ends, [each.start for each in taken], side="right")]
-    count, n_scored = len(set(begins.tolist())), f"{sum(each.n_scored for each in taken):,} scored tokens"
+    count, n_scored = len(set(begins.tolist())), amount(sum(each.n_scored for each in taken), "scored token")
     whose = " and ".join(f"the {role}" for role in spec.score_roles) + (", last turn" * (spec.score_turns == "last"))
-    split = "" if len(taken) == count else f" in {len(taken):,} windows"
+    split = "" if len(taken) == count else f" in {amount(len(taken), 'window')}"
     lost = f"; {unscored:,} without a scored token left out" if unscored else ""
     lost += f"; {too_long:,} longer ones {LONG_IN_WORDS[spec.long]}" if too_long else ""
     facts = {
@@ -175,9 +175,9 @@ def conversations_in(
     }  # fmt: skip
     return Documents(
         tuple(begins.tolist()),
-        f"{count:,} conversations{split}, {n_scored} of {whose}",
-        f"{count:,} of {total:,} conversations in {len(taken):,} windows, {n_scored} ({roles}; found by "
-        f"{chat.found_by}){lost}",
+        f"{amount(count, 'conversation')}{split}, {n_scored} of {whose}",
+        f"{count:,} of {amount(total, 'conversation')} in {amount(len(taken), 'window')}, {n_scored} ({roles}; "
+        f"found by {chat.found_by}){lost}",
         facts,
     )
 
@@ -188,7 +188,7 @@ def answers_in(taken: Sequence[cutting.Cut], text: Tokens, requests: Requests, s
     begins = (text.ends - lengths)[np.searchsorted(question, question)]
     cut_off = int((lengths[: len(taken)] > spec.eval_len + 1).sum())
     n_scored = sum(each.n_scored for each in taken)
-    shots, answers = f"{requests.num_fewshot}-shot", f"{len(taken):,} answers"
+    shots, answers = f"{requests.num_fewshot}-shot", amount(len(taken), "answer")
     lost = f"; {cut_off:,} lost the beginning of their context" if cut_off else ""
     key = json.dumps([column.tolist() for column in (question, requests.right, requests.chars)])
     facts = {
@@ -198,7 +198,7 @@ def answers_in(taken: Sequence[cutting.Cut], text: Tokens, requests: Requests, s
     }  # fmt: skip
     return Documents(
         tuple(begins.tolist()),
-        f"{requests.questions:,} questions, {shots}, {answers}",
+        f"{amount(requests.questions, 'question')}, {shots}, {answers}",
         f"{requests.questions:,} of {total:,} questions, {shots}, {answers}, {n_scored:,} scored tokens{lost}",
         facts,
     )
@@ -407,7 +407,8 @@ def subtitle(data: EvalData) -> str:
     count = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
     mixed = len({len(window.token_ids) for window in data.windows}) > 1
-    size = f"{count} windows of up to {length} tokens" if mixed else f"{count} × {length} tokens"
+    counted = amount(count, "window") if isinstance(count, int) else f"{count} windows"
+    size = f"{counted} of up to {length} tokens" if mixed else f"{count} × {length} tokens"
     more = {
         f"{spec.warmup_tokens} tokens warm-up": spec.warmup_tokens,
         f"of each {spec.score_every} the last {spec.score_last} scored": spec.score_every,
@@ -431,7 +432,7 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
     if data.documents is not None:
         return f"{what}: {data.documents.in_words}"
     spread = f" spread over the text's {data.available:,}" if data.is_spread else ""
-    counted = f"{len(data.windows):,} windows{spread}, {data.n_scored:,} scored tokens"
+    counted = f"{amount(len(data.windows), 'window')}{spread}, {amount(data.n_scored, 'scored token')}"
     return f"{what}: {counted}, of a text of {data.n_tokens:,} tokens"
 
 

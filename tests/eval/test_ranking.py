@@ -163,6 +163,17 @@ def test_twice_the_floor_is_the_limit_and_belongs_to_it() -> None:
     assert near_lossless([REF, NEAR, ALSO, FAR]) == frozenset()  # nothing is said without a floor
 
 
+def test_without_a_floor_what_roundings_alone_can_cost_is_not_ranked() -> None:
+    """Another attention backend has 0.00033, compiled instead of eager 0.00038: both are the same weights."""
+    models = [REF, row("attention", 0.00033), row("compiled", 0.00038), row("worse", 0.0011)]
+    assert near_lossless(models) == {"attention", "compiled"}
+    assert best_labels(models, "kld") == {"attention", "compiled"}
+    (kld,) = [line for line in pair_lines([(models[1], models[2])], run_of(*models)) if line.startswith("  KLD")]
+    assert "not ranked" in kld
+    assert "no noise floor" in kld
+    assert compare(models[1], models[3], "kld", near=near_lossless(models)).outcome == "less"
+
+
 def test_an_uncertain_floor_reaches_to_the_end_of_its_interval() -> None:
     """0.02 and 3.182 standard errors of 0.01 (three waves)."""
     models = [REF, row("noise", 0.02, 0.01, spec={"noise_floor": True}), NEAR, row("at 0.051", 0.051)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare_q.backends.common.messages import printable, redacted
+from compare_q.backends.common.messages import ALIASES, nearest, printable, redacted
 
 HUB = "hf_" + "aB3" * 10
 TEXTS = {
@@ -41,3 +41,19 @@ def test_secrets_in_options() -> None:
     }
     found = redacted({**kept, "hf_token": "x", "nested": [{"aws.secret": "x", "S3_API_KEY": "x"}]})
     assert found == {**kept, "hf_token": "***", "nested": [{"aws.secret": "***", "S3_API_KEY": "***"}]}
+
+
+KEYS = ("tokenizer_dir", "detokenize", "kv_cache_dtype", "enforce_eager", "reference", "replicas", "max_model_len")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("tokenizer", "tokenizer_dir"), ("kv_dtype", "kv_cache_dtype"), ("ref", "reference"), ("Ctx", "max_model_len"),
+        ("enforce_eagr", "enforce_eager"), ("ngl", None), ("xyz", None),
+    ],
+)  # fmt: skip
+def test_a_name_from_elsewhere_is_what_its_user_meant(name: str, meant: str | None) -> None:
+    """By a table of at most 25, else the nearest name; never a name that is not known where it stands."""
+    assert len(ALIASES) <= 25
+    assert nearest(name, KEYS) == ("" if meant is None else f" (did you mean {meant!r}?)")

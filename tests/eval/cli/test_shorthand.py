@@ -71,6 +71,20 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
         assert (named.spec.name, named.spec.load_fn) == (label, load_fn), word
 
 
+def test_options_of_one_model_in_a_word(toy_model: Path, compare_q: Run, tmp_path: Path) -> None:
+    """They are JSON or words; the port of an address is none of them.  Windows by the keys of a data spec."""
+    word = f"{toy_model}@vllm:kv_cache_dtype=fp8,max_model_len=128,enforce_eager=true"
+    spec = shorthand.model(word, set(), Progress(), reference=False).spec
+    assert spec.engine == {"kv_cache_dtype": "fp8", "max_model_len": 128, "enforce_eager": True}
+    assert spec.name == f"{toy_model.name} kv_cache_dtype=fp8 max_model_len=128 enforce_eager=True"
+    plain = shorthand.model(f"a={toy_model}@hf", set(), Progress(), reference=False).spec
+    assert "engine" not in plain.model_fields_set
+    (tmp_path / "t.txt").write_text("abc de " * 60)
+    words = ("check", f"{toy_model}@hf", "-d", tmp_path / "t.txt", "--eval-len", 64, "--eval-stride", 32)
+    assert "windows of 64 every 32 tokens" in compare_q(*words).out
+    assert_refused(compare_q("-d", "d.json", "-m", "m.json", "--eval-len", 64), "--eval-len: is for models")
+
+
 def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     named = shorthand.models([f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True)
     assert [each.spec.name for each in named] == [toy_model.name, f"{toy_model.name} (2)"]
@@ -134,3 +148,13 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
         (["-d", toy_text, "-m", "x.json", "--save-specs", tmp_path], "--save-specs: "),
     ):
         assert_refused(compare_q(*line), *parts)
+
+
+def test_a_mistyped_folder_is_not_taken_for_an_unreachable_hub(
+    compare_q: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "models" / "qwen-w4a16").mkdir(parents=True)
+    line = compare_q("models/qwen-w4a61").err.splitlines()[-1]
+    assert line.startswith("error: models/qwen-w4a61: no such folder or file (did you mean 'qwen-w4a16'?)")

@@ -76,6 +76,10 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ([replace(REF, scores_digest="a"), replace(Q4, scores_digest="a")], ["PPL is bf16's"], ["told apart"]),
         ([REF, row("noise-like", -1.4e-9)], ["KLD 0 within rounding"], ["-0.0"]),
         ([REF, row("low", -2e-5), row("next", -1e-5)], ["KLD 0 within rounding"], ["-0.0"]),
+        # KLDs that are almost equal, or tiny
+        ([REF, row("a", 0.0328), row("b", 0.03281)], [f"b loses more{CERTAIN}: a KLD of 0.03281"], ["1 times"]),
+        ([REF, row("a", 0.00033), row("b", 0.00038)], ["no noise floor was", "cannot rank it beside b"], ["more"]),
+        ([REF, row("a", 0.0), row("b", 4.5e-6)], ["cannot rank it beside b"], ["0.00000"]),
         # short texts, texts without errors, and missing scores
         ([with_sums(m, length=8191) for m in (REF, FP8, Q4)], ["Q4_K_M loses more: 4.1", "8,191 tokens"],
          [CERTAIN + ":"]),
