@@ -1,9 +1,9 @@
-"""Models scored in vLLM, for an exllamav3 checkout from before July 2026, and from the command line.
+"""Score models in vLLM, for an exllamav3 checkout from before July 2026 or from the command line.
 
-As a drop-in: put this file (a link to this file, or a copy where compare_q is installed with ``pip install -e``) beside
-exllamav3's ``eval/compare_q.py``, import ``load_vllm_score`` and ``fwd_vllm_score`` there, and register both as
-``"vllm_score"``.  ``fwd_vllm_score`` hands out full logits [1, L, V] because exllamav3's compare_q wants them; the
-driver of this repository never hands out logits of vLLM.
+As a drop-in: put this file (a link, or a copy if compare_q is installed with ``pip install -e``) next to exllamav3's
+``eval/compare_q.py``, import ``load_vllm_score`` and ``fwd_vllm_score`` there, and register both as
+``"vllm_score"``.  ``fwd_vllm_score`` returns full logits [1, L, V] because exllamav3's compare_q needs them; the driver
+of this repository never returns logits of vLLM.
 
 As a script, the file prints the perplexity of one model from every position of every window, without a limit on the
 number of windows:
@@ -45,11 +45,11 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
 
     Returns (model, bits per weight of the layers, of the head, bits of both together).  ``model_dir`` is a folder, a
     hub id, or ``[folder or hub id, options of LLM()]``.  Raises CompareQError with the reason, also if the stored size
-    is unknown: upstream's table has no place for "unknown".
+    is unknown: upstream's table cannot show "unknown".
     """
     name, options = model_dir if isinstance(model_dir, list) else (model_dir, {})
     if options.get("noise") is not None:
-        raise InputError("engine.noise: the logits handed out here have none; leave it out")
+        raise InputError("engine.noise: not supported for these logits; leave it out")
     folder = hub.resolve(name, None)
     context = CheckpointConfig.read(folder).context
     request = PlannedModel(
@@ -80,7 +80,7 @@ def fwd_vllm_score(model: VllmEngine, input_ids: torch.Tensor, chunk_rows: int =
 
     if input_ids.ndim != 2 or input_ids.shape[0] != 1:
         raise ModelError(f"fwd_vllm_score: input_ids must be [1, L], not {tuple(input_ids.shape)}")
-    # Each position has to be computed, also where a window shares its beginning with an earlier window.
+    # Each position must be computed, even if a window has the same beginning as an earlier window.
     params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, extra_args={TAG: True})
     with tempfile.TemporaryDirectory() as folder, captured(model.planned.log_file):
         file = str(Path(folder) / "logits.safetensors")
@@ -94,13 +94,13 @@ def fwd_vllm_score(model: VllmEngine, input_ids: torch.Tensor, chunk_rows: int =
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """The flags, which are named as vLLM's score-mode script names its own."""
+    """The flags; their names are the same as in vLLM's score-mode script."""
     p = argparse.ArgumentParser(description="Perplexity of one model inside an unmodified vLLM, every position scored.")
     p.add_argument("--model", required=True, help="model folder or hub id; its tokenizer is used")
     p.add_argument("--quantization", help="vLLM quantization method, if the checkpoint does not name it")
     source = p.add_mutually_exclusive_group(required=True)
     source.add_argument("--dataset", help="data set of the hub, or a name such as wiki2")
-    source.add_argument("--text", help="local .txt, .jsonl or .parquet file in place of a data set")
+    source.add_argument("--text", help="local .txt, .jsonl or .parquet file instead of a data set")
     p.add_argument("--dataset-config", help="configuration of the data set")
     p.add_argument("--split", help="split of the data set (default: test)")
     p.add_argument("--num-samples", type=int, help="rows of the data set to read (default: all)")
@@ -114,7 +114,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
-    """(data spec, model spec) that say the same as the flags."""
+    """Return (data spec, model spec) equivalent to the flags."""
     from compare_q.eval.specs.reading import parse_data_spec, parse_model_spec
 
     data = {
@@ -135,7 +135,7 @@ def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Score one model; exit status 0, or 2 with one line that says what is wrong."""
+    """Score one model; exit status 0, or 2 with a message of one line."""
     from compare_q.eval.run import runner
     from compare_q.eval.run.config import local_config
     from compare_q.eval.run.workers import signals_interrupt

@@ -31,22 +31,22 @@ ENGINES = {
 OUTSIDE = "COMPARE_Q_ENGINES"
 """Environment variable that adds engines: ``module:Class``, with commas between several."""
 GENERAL = ("vllm_score", "transformers_auto")
-"""load_fns for models that several engines run: the first one whose engine is installed."""
+"""load_fns for models that several engines run; the first one whose engine is installed is used."""
 TOKENIZING = "transformers"
 """Engine that is imported for functions that read texts and tokenizers."""
 LAYER_BY_LAYER = '"engine": {"streaming": true} of "load_fn": "transformers_auto" loads it layer by layer'
-"""How a model is run that is larger than the memory."""
+"""Advice for a model that is larger than the memory."""
 ENGINE_ALIASES = {
     "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl3": "exllamav3",
     "hf": "transformers",
 }  # fmt: skip
 """Other names of engines -> load_fn."""
 REMOVED = ("exllamav2", "exl2")
-"""The engine ExLlamaV2 and the method of its weights, until version 0.2."""
+"""The engine ExLlamaV2 and its quantization method, which compare_q had until version 0.2."""
 
 
 def engine_class(engine: str) -> type[Engine]:
-    """Return the class of an engine; InputError if ``$COMPARE_Q_ENGINES`` has to be read and is wrong."""
+    """Return the class of an engine; InputError if it is not built in and ``$COMPARE_Q_ENGINES`` is wrong."""
     return _imported(ENGINES[engine]) if engine in ENGINES else outside()[engine]
 
 
@@ -112,7 +112,7 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
 
 
 def reader_of(file: str) -> str | None:
-    """Return the load_fn of the only engine that reads files with this suffix; None without one."""
+    """Return the load_fn of the only engine that reads files with this suffix; None if there is none."""
     for _, engine in engines():
         if file.lower().endswith(engine.capabilities.suffixes):
             return engine.capabilities.load_fns[0]
@@ -120,7 +120,7 @@ def reader_of(file: str) -> str | None:
 
 
 def names_in(model: str) -> list[str]:
-    """Return a model's name and the file names in its folder, which are left out if it holds safetensors."""
+    """Return a model's name and the file names in its folder; only the name if the folder holds safetensors."""
     folder = Path(model).expanduser()
     if not is_folder(folder) or any(folder.glob("*.safetensors")):
         return [model]
@@ -130,7 +130,7 @@ def names_in(model: str) -> list[str]:
 def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str]) -> tuple[str, str]:
     """Return (load_fn, why) for a model whose user names no engine.
 
-    ``model``: a server's address, a file, a folder or a hub id; ``config``: of its folder, None without one;
+    ``model``: a server's address, a file, a folder or a hub id; ``config``: the folder's, None without a config;
     ``elsewhere``: engines and load_fns that have their own Python.
     """
     for name in names_in(model):

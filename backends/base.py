@@ -1,8 +1,8 @@
-"""The interface between the driver and the engines: the types that travel, ``ModelFiles`` and ``Engine``.
+"""The interface between the driver and the engines: the types that both exchange, ``ModelFiles`` and ``Engine``.
 
-``ModelFiles`` describes a model before it loads, ``Engine`` loads and scores it.  An engine whose logits are at hand
-derives from ``LogitsEngine`` (``backends/logits_engine.py``), whose docstring shows a whole engine.  This file knows no
-engine, no file format and no statistic.
+``ModelFiles`` describes a model before it loads, ``Engine`` loads and scores it.  An engine that returns logits derives
+from ``LogitsEngine`` (``backends/logits_engine.py``); its docstring shows a complete engine.  This module depends on no
+engine, file format or statistic.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Window:
 
     index: int  # its number in the text, from 0
     token_ids: NDArray[np.int32]  # [L]
-    spans: Spans  # of positions from 1 to L - 1, each of which is predicted from all tokens before it in the window
+    spans: Spans  # within 1 to L - 1; each position is predicted from all tokens before it in the window
 
     @classmethod
     def scored_from(cls, index: int, token_ids: NDArray[np.int32], first: int = 1) -> Window:
@@ -79,7 +79,7 @@ class TokenScores:
     """Scores of the window with index ``window``, as ``backends/scoring/statistics.py`` defines them.
 
     Each array is [T], one entry per scored position, in nats where it has a unit; None if the engine does not know it.
-    With a reference there are all down to ``same_top``; the last four are computed on request.
+    With a reference, all arrays down to ``same_top`` exist; the last four are computed on request.
     """
 
     window: int
@@ -153,7 +153,7 @@ class Capabilities:
 
     load_fns: tuple[str, ...]  # names of its load functions in specs (ExLlamaV3's names)
     fwd_fn: str  # name of its forward function in specs
-    packages: tuple[str, ...]  # distributions, each of which provides the engine
+    packages: tuple[str, ...]  # distributions; any one of these provides the engine
     install: str  # the command that installs it
     summary: str
     override_tensors: bool = False  # ``model_dir`` can be ``[dir, files]``, whose tensors replace the model's
@@ -163,14 +163,14 @@ class Capabilities:
     quant_method: str = ""  # of a config.json that only this engine reads
     marker: str = ""  # a file that only the folders of its models have
     schemes: tuple[str, ...] = ()  # how the addresses of its models begin
-    here: bool = True  # it runs on this machine, whose hardware its scores depend on
-    torch: bool = True  # it computes with torch, a CPU build of which does not use the GPUs
-    batches: bool = False  # rounding depends on the windows of a run, which are computed in batches
-    refuses: bool = False  # ``refusal`` finds more than ``check``
+    here: bool = True  # it runs on this machine, and its scores depend on the hardware
+    torch: bool = True  # it computes with torch; a CPU build of torch does not use the GPUs
+    batches: bool = False  # windows are computed in batches, so that rounding depends on the windows of a run
+    refuses: bool = False  # ``refusal`` may find reasons that ``check`` does not
     decodes: int = 0  # maximum number of windows at a time in decode
     decodes_behind_prompts: bool = False  # decode can be limited to the scored tokens
     noise: bool = False  # it has the option ``noise``
-    eager: Mapping[str, Any] = field(default_factory=dict)  # options with which nothing is compiled, as noise needs
+    eager: Mapping[str, Any] = field(default_factory=dict)  # options that turn compilation off, as noise needs
     arithmetic: Mapping[str, Any] = field(default_factory=dict)  # options that decide roundings, and their defaults:
     # None if the engine chooses
 
@@ -185,7 +185,7 @@ class Decode:
 
     step: int = 1  # tokens of a window at a time
     batch: int = 1  # windows at a time
-    behind_prompts: bool = False  # only tokens whose logits predict scored ones are decoded, those between prefilled
+    behind_prompts: bool = False  # decode only tokens whose logits predict scored ones; prefill those between
 
     @property
     def words(self) -> str:
@@ -225,7 +225,7 @@ class EngineInfo(BaseModel):
     problem: str = ""  # why the model cannot run there, in one line
     facts: ModelFacts | None = None  # of a model on a server; None if its files are on this machine
     stamp: str = ""  # of a model on a server
-    silence: str = ""  # why a server did not answer; such a model is asked again when its turn comes
+    silence: str = ""  # why a server did not answer; the request is repeated when this model is scheduled
 
 
 class PlannedModel(BaseModel):
@@ -245,7 +245,7 @@ class PlannedModel(BaseModel):
     override_tensors: tuple[Path, ...] = ()  # files whose tensors replace the model's
     revision: str | None = None  # branch, tag or commit of a hub id; None: the default branch
     decode: Decode | None = None  # how windows are fed in decode steps; None: prefill
-    check_decode: bool = True  # decode that differs from prefill is refused; False: the run compares them itself
+    check_decode: bool = True  # refuse decode that differs from prefill; False: the run compares them itself
     stamp: str = ""  # ``ModelFiles.stamp`` when the scores' key was made; empty before that
     log_file: Path | None = None  # file for the engine's output; None: the terminal
 
@@ -256,7 +256,7 @@ class PlannedModel(BaseModel):
     replicas: int = 1  # workers that share the windows
     resources: dict[str, float] = {}  # Ray's custom resources that a worker takes, by name
     hardware: dict[str, Any] = {}  # the part of the scores' key that names GPUs, driver, CPU and machine's settings
-    info: EngineInfo = EngineInfo()  # what ``python`` has of the engine
+    info: EngineInfo = EngineInfo()  # the engine as installed in ``python``
     known: dict[str, Any] = {}  # the part of the provenance that is known before the model loads
     is_reference: bool = False  # the other models are compared with this one
     out_logits: Path | None = None  # folder in which the reference store of this model is kept; None: the cache
@@ -269,7 +269,7 @@ class PlannedModel(BaseModel):
 
 
 class ModelFiles:
-    """A model before it loads: a Hugging Face folder, a GGUF file, on a server; the defaults are for one without files.
+    """A model before it loads: a folder, a GGUF file or on a server.  The defaults are for a model without files.
 
     Nothing here imports an engine.  Methods about the content need the files on this machine.
     """
@@ -286,7 +286,7 @@ class ModelFiles:
         return False
 
     def fetch(self, watch: Watch = SILENT) -> PlannedModel:
-        """Return the model with a local ``model_dir``, downloaded if need be; InputError with the reason."""
+        """Return the model with a local ``model_dir``, downloading it if necessary; InputError with the reason."""
         return self.planned
 
     def would_fetch(self) -> str:
@@ -312,7 +312,7 @@ class ModelFiles:
     def finished_store(self, place: Path, tensors: Sequence[Placed]) -> Path:
         """Return the folder of the reference store, if ``is_store``.
 
-        ``place``: a folder of the cache for what has to be added, ``tensors``: of the run's other models.
+        ``place``: a folder of the cache for parts that must be added; ``tensors``: of the run's other models.
         """
         raise NotImplementedError
 
@@ -321,7 +321,7 @@ class ModelFiles:
         return ()
 
     def placed(self) -> list[Placed]:
-        """Return the stored tensors of the weight files, and where they are; empty if that is not known."""
+        """Return the stored tensors of the weight files, and where they are; empty if unknown."""
         return []
 
     def storage(self) -> Storage:
@@ -356,24 +356,24 @@ class Engine(ABC):
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int | None:
-        """Return how many GPUs the model gets if there are any: 0 all, None as many as its weights need."""
+        """Return the number of GPUs for the model if the machine has any; 0: all; None: as many as its weights need."""
         return 1
 
     @classmethod
     def spread_by(cls, model: PlannedModel) -> str:
-        """Return the option by which the engine itself spreads the model over machines; empty if it does not."""
+        """Return the option that makes the engine itself spread the model over machines; empty if it does not."""
         return ""
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        """Return versions of packages, and settings, that can change a score: part of its key.  Imports nothing."""
+        """Return versions of packages and settings that can change a score, for the scores' key; imports nothing."""
         return computing(*cls.capabilities.packages)
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
-        """Import what loading a model imports; no GPU, no thread: workers are forks.  ``verbose``: it may print."""
+        """Import what loading imports; start no thread and use no GPU: workers are forks.  ``verbose``: may print."""
         if cls.capabilities.here:
-            import torch  # noqa: F401 - the statistics of the scores, in whichever engine
+            import torch  # noqa: F401 - every engine computes the statistics of scores with it
 
     @abstractmethod
     def load(self) -> None:

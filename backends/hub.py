@@ -1,8 +1,8 @@
 """The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache or downloaded.
 
-``huggingface_hub`` downloads.  This file knows which files of a repository are needed, and says in one line what went
-wrong.  A request with a deadline comes first: without it the client retries for 24 s where connections are refused, and
-for more than 130 s where nothing answers.  If the hub does not answer, the files in the local cache are used.
+``huggingface_hub`` downloads.  This file chooses the files of a repository that are needed, and reports failures in
+one line.  A request with a deadline comes first: otherwise the client retries for 24 s if connections are refused, and
+for more than 130 s if nothing answers.  If the hub does not answer, the files in the local cache are used.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "tokenizer*"]
 """Patterns of all files that AutoTokenizer may read; code runs only if a spec trusts it."""
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
-"""Patterns of the files of a model that are fetched; never pickled weights."""
+"""Patterns of the model files to fetch; pickled weights are never fetched."""
 AWAY: dict[str, tuple[float, str]] = {}
-"""Endpoint that did not answer -> when (seconds of the monotonic clock), and why."""
+"""Endpoint that did not answer -> (time on the monotonic clock in seconds, reason)."""
 RepoType = Literal["model", "dataset"]
 
 
@@ -39,15 +39,15 @@ class Watch(Protocol):
     """Receives the progress of one download; calls may come from several threads."""
 
     def expect(self, total: int) -> None:
-        """``total`` bytes will come."""
+        """``total`` bytes will be downloaded."""
         return
 
     def advance(self, amount: int = 1) -> None:
-        """``amount`` more bytes have come; negative where some have to come again."""
+        """``amount`` more bytes were downloaded; negative if bytes must be downloaded again."""
         return
 
     def say(self, text: str) -> None:
-        """One line for the user."""
+        """Show one line to the user."""
         return
 
 
@@ -70,7 +70,7 @@ def is_hub_id(name: str) -> bool:
 def resolve(
     name: str, revision: str | None, *, tokenizer_only: bool = False, download: bool = True, watch: Watch = SILENT
 ) -> Path:
-    """Folder of a local path or hub id.  Without ``download`` a hub id is looked for in the local cache only.
+    """Folder of a local path or hub id.  Without ``download``, a hub id is only searched in the local cache.
 
     Raises InputError with the reason in one line.
     """
@@ -81,7 +81,7 @@ def resolve(
 
 
 def local_folder(name: str) -> Path:
-    """Folder of a local path; InputError if there is none."""
+    """Folder of a local path; InputError if it does not exist."""
     folder = expanded(name)
     if is_folder(folder):
         return folder
@@ -128,7 +128,8 @@ def missing_bytes(
 ) -> int | None:
     """Bytes of the files that match ``patterns`` and are not in the local cache; InputError if the hub lacks a file.
 
-    None if the hub does not answer, and the local cache has all.  ``watch`` is told a repository's new name.
+    None if the hub does not answer and the local cache has all files.  ``watch`` receives a note if the repository has
+    a new name.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -154,7 +155,7 @@ def missing_bytes(
 
 
 def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], why: str = "") -> Path:
-    """Folder of a repository in the local cache; InputError, which ends with ``why``, if a wanted file is not there."""
+    """Folder of a repository in the local cache; InputError, ending with ``why``, if a file is missing."""
     from huggingface_hub import snapshot_download
 
     how_much = "only partly"
@@ -166,7 +167,7 @@ def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Seque
         needed = [pattern for pattern in lacking if "*" not in pattern or pattern == "*.safetensors"]
         if not needed and len(lacking) < len(patterns):
             return folder
-    except Exception as error:  # of a name that the client refuses, too
+    except Exception as error:  # also for a name that the client refuses
         how_much = "only partly" if "incomplete" in str(error) else "not"
     raise InputError(f"{name}: {how_much} in the local cache{why}")
 
@@ -174,7 +175,7 @@ def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Seque
 def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Any:
     """``huggingface_hub``'s description of a repository: its ``id`` and ``sha``, and the sizes of its files.
 
-    Without ``files`` the sizes are left out: they make a long answer for a large data set.  Raises InputError with the
+    Without ``files``, the sizes are left out, because a large data set has many files.  Raises InputError with the
     reason in one line, HubAwayError if the hub does not begin to answer in time (HF_HUB_ETAG_TIMEOUT, else 4 s).  The
     request runs in a thread, because the HTTP client has no time limit for DNS.
     """
@@ -191,7 +192,7 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
         asked: dict[str, Any] = {"files_metadata": True} if files else {"expand": ["sha", "gated"]}
         try:
             found: Any = HfApi().repo_info(name, repo_type=repo_type, revision=revision, timeout=deadline, **asked)
-            if found.gated:  # anybody may ask what a gated repository has
+            if found.gated:  # the hub lists the files of a gated repository for everyone
                 HfApi().auth_check(name, repo_type=repo_type)
             answers.append(found)
         except Exception as error:  # of the hub, the client and the layers below it
@@ -199,7 +200,7 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(4 * deadline)  # a long list of files may take longer than its beginning
+    thread.join(4 * deadline)  # the end of a long list of files may take much longer than its beginning
     answer = answers[-1]
     if not isinstance(answer, Exception):
         return answer
@@ -218,7 +219,7 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """In the block, ``huggingface_hub`` and ``datasets`` use the files in their caches, and do not ask the hub."""
+    """In the block, ``huggingface_hub`` and ``datasets`` use only the files in their caches, without the hub."""
     import datasets
     from huggingface_hub import constants
 
@@ -236,7 +237,7 @@ def offline() -> Iterator[None]:
 def bar_for(watch: Watch) -> type[Any]:
     """A class of progress bars for the client that draw nothing, and pass the number of bytes to ``watch``.
 
-    Of its bars in bytes, the client makes the one for bytes that are written last.
+    The client makes several bars in bytes; the last of these counts the bytes that are written.
     """
     from huggingface_hub.utils.tqdm import tqdm
 

@@ -1,8 +1,8 @@
-"""llama.cpp through llama-cpp-python's ctypes: one GGUF model, one window at a time, an empty KV cache for each.
+"""llama.cpp through llama-cpp-python's ctypes: one GGUF model, one window at a time, each with an empty KV cache.
 
 Options that the spec's ``engine`` object does not set are llama.cpp's defaults, except:
 
-- all layers are on the GPU if the build has one;
+- all layers are on the GPU if the build supports one;
 - the context is as long as the longest window, and the logical batch as long as the physical one (512 tokens).  The
   logical batch is the number of rows of logits in memory; it changes no score;
 - there are as many threads as torch uses (llama.cpp: 4);
@@ -10,10 +10,10 @@ Options that the spec's ``engine`` object does not set are llama.cpp's defaults,
   Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds llama.cpp without that code.
 
 Some models exclude tokens by a logit of -inf or -3.4e38.  If a reference gives such a token any probability, the KL
-divergence is infinite, so that no position of the model would have a finite one.  Logits below ``FLOOR``, the lowest
+divergence is infinite, and no position of the model would have a finite one.  Logits below ``FLOOR``, the lowest
 float16, are therefore set to ``FLOOR``: the probability stays exactly 0 in float32, log-probabilities and entropies do
 not change, and the divergence becomes p_ref * (65504 + ...).  A *target* below ``FLOOR`` is set to -inf: its position
-is left out and counted, as is a position without any logit above ``FLOOR``.  NaN stays NaN.
+is left out and counted.  So is a position without any logit above ``FLOOR``.  NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import torch
 
 BATCH = 512
-"""Tokens of a batch: llama.cpp's own default for the physical one."""
+"""Tokens of a batch: llama.cpp's own default for the physical batch."""
 Positive = Annotated[int, Field(gt=0)]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 FLOOR = -65504.0
@@ -61,16 +61,18 @@ FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attenti
 
 DEBUG, WARNING, ERROR = 1, 3, 4
 TILES = re.compile(r"\bAMX_\w+ = 1")
-"""In ``llama_print_system_info`` of a build that multiplies in AMX tiles.  ``_tile_loadconfig`` of GCC 12.2 to 13.2
-declares 8 of the 64 bytes that it reads, so the compiler drops the stores of ggml's tile configuration, and products
-of Q4_0 and Q4_1 crash."""
+"""Pattern in ``llama_print_system_info`` of a build that multiplies in AMX tiles.
+
+``_tile_loadconfig`` of GCC 12.2 to 13.2 declares 8 of the 64 bytes that it reads.  The compiler therefore drops the
+stores of ggml's tile configuration, and products of Q4_0 and Q4_1 crash.
+"""
 ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\w+)")
 LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)")
 FLOATS = ("f32", "f16", "bf16")
 
 
 class LlamacppOptions(EngineOptions):
-    """The parameters of llama.cpp that change what runs; those that a spec leaves out are llama.cpp's defaults."""
+    """The parameters of llama.cpp that change what runs; if a spec leaves one out, llama.cpp's default applies."""
 
     n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
     split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
@@ -170,7 +172,7 @@ class LlamacppEngine(LogitsEngine):
         import torch
 
         library, decode = self.library, self.planned.decode
-        # llama.cpp cuts n_batch to n_ctx, and one token more would abort the process.
+        # llama.cpp limits n_batch to n_ctx; one more token would abort the process.
         most = min(self.options.n_batch, library.llama_n_batch(self.context))
         library.llama_memory_clear(library.llama_get_memory(self.context), True)
         whole = [(0, len(window.token_ids), True)]
@@ -227,13 +229,13 @@ class LlamacppEngine(LogitsEngine):
                 number = gguf.BLOCK.match(tensor.name)
                 device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)
                 kernel = f"ggml {device.rstrip('0123456789').lower()}"
-                found.append(Layer(tensor.name, tensor.type_name, UNKNOWN, kernel))  # ggml logs no activations
+                found.append(Layer(tensor.name, tensor.type_name, UNKNOWN, kernel))  # ggml does not log activations
         return group_layers(found)
 
     def provenance(self) -> dict[str, Any]:
         flash, library, notes = FLASH.search(self.said.text), self.library, []
         caches = tuple(kv_caches(self.said.text, n_ctx := library.llama_n_ctx(self.context)))
-        if self.floored > self.excluded:  # without their number: a row may hold windows of other sessions and replicas
+        if self.floored > self.excluded:  # without the count: a row may contain windows of other sessions and replicas
             finite = "KL divergence is finite where it would be infinite"
             notes.append(f"logits that llama.cpp excludes count as {FLOOR:.0f}: {finite}")
         if not self.repacks and self.options.use_extra_bufts is None:
@@ -298,7 +300,7 @@ def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -
 
 def context_parameters(library: Any, options: LlamacppOptions, *, max_tokens: int, threads: int) -> Any:
     """``llama_context_params`` of the module ``llama_cpp`` for windows of at most ``max_tokens`` tokens."""
-    types = {name: number for number, (name, *_) in gguf.TYPES.items()}  # llama-cpp-python 0.3.36 has none for bf16
+    types = {name: number for number, (name, *_) in gguf.TYPES.items()}  # llama-cpp-python 0.3.36 lacks bf16
     parameters = library.llama_context_default_params()
     parameters.n_ctx = max_tokens
     parameters.n_batch, parameters.n_ubatch = options.n_batch, options.n_ubatch
@@ -312,8 +314,8 @@ def context_parameters(library: Any, options: LlamacppOptions, *, max_tokens: in
 def raise_to_floor(logits: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
     """Set logits [T, V] below ``FLOOR`` to ``FLOOR``, and targets int64 [T] below it to -inf.
 
-    Returns how many logits, and how many targets among them, were below.  A position that has no other logits gets
-    -inf in all of them.
+    Return the number of logits below ``FLOOR``, and the number of targets among them.  If all logits of a position are
+    below ``FLOOR``, all of them are set to -inf.
     """
     import torch
 
@@ -348,7 +350,7 @@ class Log:
             (self.warnings if level == WARNING else self.errors).append(said)
 
     def reason(self) -> str:
-        """Its errors in one line."""
+        """The errors in this log, in one line."""
         return "; ".join(dict.fromkeys(self.errors)) or "no reason given"
 
     @classmethod
@@ -364,14 +366,14 @@ class Log:
 
 
 LISTENING: dict[str, Any] = {}
-"""This process' callback, kept since llama.cpp may call it at any time, and the log that it fills."""
+"""The callback of this process and the log that it fills; kept because llama.cpp may call it at any time."""
 
 
 def libraries() -> dict[str, str]:
     """Name -> size and time of the libraries that llama-cpp-python loads.
 
-    pip's hashes cannot be used: they stay when another build is copied over the installed one.  ``make`` may put a
-    library for CPUs with AVX-512 into glibc-hwcaps/x86-64-v4.
+    pip's hashes cannot be used: they do not change when another build is copied over the installed one.  ``make`` may
+    put a library for CPUs with AVX-512 into glibc-hwcaps/x86-64-v4.
     """
     package = package_folder("llama_cpp")
     if package is None:
@@ -382,7 +384,7 @@ def libraries() -> dict[str, str]:
 
 
 def build() -> str:
-    """Identity of the installed build, since builds of one version have other scores: "cpu cuda 1f0c..."."""
+    """Identity of the installed build, such as "cpu cuda 1f0c..."; builds of one version may give different scores."""
     found = libraries()
     backends = {match[1] for name in found if (match := LIBRARY.match(name))} - {"base"}
     return " ".join([*sorted(backends), hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]])

@@ -1,11 +1,11 @@
-"""``LogitsEngine``: scores windows of an engine that hands out logits.
+"""``LogitsEngine``: scores windows with an engine that returns logits.
 
-The logits at position i predict token i + 1.  They are scored by the definitions of all engines
-(``backends/scoring/statistics.py``), compared with the same reference store (``backends/reference/comparison.py``) and
-recorded into the same store (``backends/reference/recorder.py``).
+The logits at position i predict token i + 1.  All engines share the definitions of scores
+(``backends/scoring/statistics.py``), the comparison with a reference store (``backends/reference/comparison.py``) and
+the recorder of a store (``backends/reference/recorder.py``).
 
-This is a whole engine, whose model has 1,000 tokens that are all equally probable.  A line in ``backends/__init__.py``
-registers it:
+This is a complete engine.  Its model has 1,000 tokens that are all equally probable.  A line in
+``backends/__init__.py`` registers it:
 
     class UniformEngine(LogitsEngine):
         capabilities = Capabilities(
@@ -52,14 +52,14 @@ PIECE_ELEMENTS = 1 << 28
 
 
 class LogitsEngine(Engine):
-    """One model in an engine that hands out logits."""
+    """One model in an engine that returns logits."""
 
     options_type: ClassVar[type[EngineOptions]] = EngineOptions  # of the ``engine`` object of its specs
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
         self.options: Any = parse_options(self.options_type, model.options)
-        self.model: Any = None  # the loaded one, for subclasses
+        self.model: Any = None  # the loaded model, for subclasses
         self.decodes_right = False  # decode has been compared with prefill
         self.entered: Any = None  # states [n, H] of the last piece of logits, once ``head`` has returned a head
 
@@ -75,11 +75,11 @@ class LogitsEngine(Engine):
 
     @abstractmethod
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        """Yield logits [n, V] of the next n positions of one window, until all L have come.
+        """Yield logits [n, V] of the next n positions of one window, until all L positions are complete.
 
-        They cover the vocabulary without padding, in any float dtype, on any device.  A piece without a position that
-        predicts a scored token may be left out, as [n, 0].  A piece has at most ``PIECE_ELEMENTS`` logits where the
-        engine can limit them, and is not used after the next one is requested.
+        They cover the vocabulary without padding, in any float dtype, on any device.  If no position of a piece
+        predicts a scored token, the engine may yield [n, 0] instead.  A piece has at most ``PIECE_ELEMENTS`` logits if
+        the engine can limit them.  It is not used after the next piece is requested.
         """
 
     def logits(self, window: Window) -> torch.Tensor:
@@ -144,7 +144,7 @@ class LogitsEngine(Engine):
             raise ModelError(wrong)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield the scores of every window, in the order of the windows; ModelError as of ``check_decode``."""
+        """Yield the scores of every window, in the order of the windows; ModelError from ``check_decode``."""
         if self.planned.decode is not None and self.planned.check_decode and windows and not self.decodes_right:
             self.check_decode(decode_check.short_window(windows))
             self.decodes_right = True
@@ -200,14 +200,14 @@ class LogitsScorer:
                 rows = StoredRows(window.index, window.n_scored, done, done := done + len(logits))
                 kept = self.rows_to_record(logits, chosen)
                 shard.append(self.statistics(rows, logits, window.targets[rows.begin : rows.end]))
-                del logits  # else it would be in memory together with the next piece
+                del logits  # otherwise it would be in memory together with the next piece
                 yield kept
                 del kept
         if begin != length:
             raise ModelError(f"window {window.index}: logits of {begin} positions for a window of {length} tokens")
 
     def rows_to_record(self, logits: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
-        """States or logits of the scored rows, ``chosen`` of the last piece; logits if nothing is recorded."""
+        """States or logits of the scored rows (``chosen``) of the last piece; logits if nothing is recorded."""
         if self.request.record is None:
             return logits
 

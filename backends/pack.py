@@ -1,8 +1,8 @@
 """A reference pack as a model: its logits are recomputed from the stored states and head.
 
-``reference: true`` makes it what other models are compared with; its states are then read where they are.  Scoring a
+With ``reference: true``, other models are compared with it; its states are then read in place.  Scoring a
 pack checks it: the logits of every scored token must give the scores that the reference's own engine computed, up to
-rounding.  Nothing else of the model is known or needed.
+rounding.  Nothing else about the model is known or needed.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class PackEngine(LogitsEngine):
     def compare(self, scores: TokenScores) -> None:
         """ModelError unless the scores of a window are the stored ones, up to rounding of the logits.
 
-        A logit may differ by four spacings of its dtype, as where a store is recorded; on average much less.
+        A logit may differ by four spacings of its dtype, as when a store is recorded; on average it differs much less.
         """
         most = 4 * spacing(self.opened.head.dtype) * self.largest
         for name in pack.COMPARED:

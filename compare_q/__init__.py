@@ -1,12 +1,12 @@
-"""What a quantized LLM really loses, in the engine that serves it: ``compare_q`` from Python.
+"""Use ``compare_q`` from Python: measure how much quality a quantized LLM loses, in the engine that serves it.
 
     import compare_q
 
     result = compare_q.compare("data.json", ["bf16.json", "nvfp4.json"])
 
 ``compare``, ``load`` and ``show`` are in ``eval/api.py``, which is imported when one of them is first used.  An
-installation has ``eval`` and ``backends`` in this folder.  In a checkout they are next to it, and are found there under
-the same names.
+installation has ``eval`` and ``backends`` in this folder.  In a checkout, both are next to this folder, and imported
+under the same names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read a checkpoint's config.json: vocabulary, context, rope, quantization, KV cache, sizes of layers.
 
-``CheckpointConfig`` is the only reader of nested configs (multimodal models) and of the three places of a quantization.
+Only ``CheckpointConfig`` reads nested configs (multimodal models) and the three places of a quantization config.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.layers.schemes import objects_in, part
 
 QUANTIZATION = ("quantization_config", "compression_config")
-"""Keys of the quantization; the second one in early versions of compressed-tensors."""
+"""Keys of the quantization config; early versions of compressed-tensors have the second one."""
 LEGACY_FILE = "hf_quant_config.json"
-"""File of the quantization in NVIDIA ModelOpt up to 0.29, whose config.json has none, or only MIXED_PRECISION."""
+"""File of the quantization config in NVIDIA ModelOpt up to 0.29; config.json lacks it or has only MIXED_PRECISION."""
 OTHER_CACHES = (
     "kv_lora_rank", "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "attn_layer_period",
 )  # fmt: skip
@@ -47,14 +47,14 @@ SIZES = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 2_000),
     **dict.fromkeys(("num_attention_heads", "n_head"), 10**5),
 }
-"""Keys of sizes that no model can do without -> the largest value; with more layers building a model takes minutes."""
+"""Keys of sizes that every model needs -> the largest value; with more layers, building a model takes minutes."""
 COUNTS = {
     **dict.fromkeys(("num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts"), 10**5),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "n_inner"), 10**7),
 }
 """Keys of sizes that may be 0 or null, or a list with one for each layer -> the largest value."""
 BY_CONTEXT = ("longrope", "su")
-"""Scalings with other factors for contexts above the original one."""
+"""Scalings that have different factors for contexts above the original one."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ class CheckpointConfig:
     def context(self) -> int | None:
         """Tokens of the longest sequence, with rope scaling; None if not stated.
 
-        Configs with llama3 or longrope scaling, and Gemma 3's, state the scaled length; configs with yarn either one.
+        Configs with llama3 or longrope scaling, and Gemma 3's, state the scaled length; configs with yarn state
+        either length.
         """
         length, kind = self.stated_context, scaling_type(self.rope_scaling)
         factor: Any = self.rope_scaling.get("factor")
@@ -145,7 +146,7 @@ class CheckpointConfig:
 
     @property
     def foreign_code(self) -> str | None:
-        """Code in another repository that the config names, ``owner/name--module.Class``; None if there is none.
+        """Code in another repository that the config names, ``owner/name--module.Class``; None if it names none.
 
         Loading fetches its current version, which may change.
         """
@@ -171,7 +172,7 @@ class CheckpointConfig:
     def kv_numbers(self) -> int | None:
         """Numbers in the KV cache for one token, by the usual keys of attention.
 
-        None if a key is missing, or if layers have latent attention or a state instead.
+        None if a key is missing, or if layers have latent attention, or a state instead of keys and values.
         """
         hidden, heads = self.hidden_size, self._integer("num_attention_heads")
         if any(map(self.text.get, OTHER_CACHES)) or not (self.hidden_layers and hidden and heads):
@@ -193,7 +194,7 @@ class CheckpointConfig:
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns of FP8 blocks that share a scale; None if the config has none, or several sizes."""
+        """Rows and columns of FP8 blocks that share a scale; None if the config states no block size, or several."""
         groups = objects_in(self.quantization.get("config_groups"))
         stated = [part(group, "weights").get("block_structure") for group in groups]
         sizes = {
@@ -233,7 +234,7 @@ class CheckpointConfig:
 def wrong_size(config: Any, *, strict: bool = False) -> str:
     """The first key of a size that no model can have, at any depth, and its bounds; empty if there is none.
 
-    Without ``strict``, as in parts of other modalities, only too large numbers are wrong.
+    Without ``strict``, as for parts of other modalities, only numbers that are too large are wrong.
     """
     if isinstance(config, list):
         return next(filter(None, map(wrong_size, config)), "")
@@ -260,7 +261,7 @@ def has_longrope(found: Any) -> bool:
 def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
     """The rope scaling of a config, in JSON types; empty if there is none.
 
-    ``context``: number of tokens by which the engine chooses rotary factors.
+    ``context``: the engine's number of tokens, which decides its rotary factors.
     """
     stated = (config.rope_scaling, *objects_in(config.rope_scaling))  # one for all layers, or one for each kind
     scaling = next(filter(scaling_type, stated), None)

@@ -1,17 +1,17 @@
-"""Tensors that a model needs and its files lack, or that the files have and the model does not need; NVFP4 scales.
+"""Find missing and left-over tensors of a model, and NVFP4 scales that vLLM would misread.
 
-``compare`` is asked before a model loads, by ``check`` and by the doctor, since engines fill what is missing with
-uninitialized memory.  It has Transformers build the model from its config on torch's meta device, which takes no
-memory, and rename the stored tensors by its own rules of loading (it stacks experts that are stored one by one).
-The driver imports neither, so this part runs in a separate process.
+``check`` and the doctor call ``compare`` before a model loads, because engines fill missing tensors with uninitialized
+memory.  Transformers builds the model from its config on torch's meta device, which takes no memory.  It also renames
+the stored tensors by its own rules of loading (it stacks experts that are stored one by one).  The driver does
+not import torch or Transformers, so this part runs in a separate process.
 
-No module of a quantizer is built: parts of quantized matrices (scales, ...) are missing if the readers of ``formats``
-need them, the config promises them, or modules of the same scheme have them.
+Modules of quantizers are not built.  Parts of quantized matrices (scales, ...) count as missing if the readers of
+``formats`` need them, the config promises them, or modules of the same scheme have them.
 
 vLLM fuses layers that share an input into one matrix with one global scale: it takes the largest of their scales (for
-experts that of ``gate_proj``) and only logs a warning.  A checkpoint with unequal global scales is refused.  Unequal
-scales of the activations are not refused: fused layers have the same input, so each of the ranges is as good as
-another.
+experts the scale of ``gate_proj``) and only logs a warning.  A checkpoint with unequal global scales is refused.
+Unequal scales of the activations are accepted: fused layers have the same input, so all of these ranges are
+equally good.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ LARGEST = 1 << 16
 BESIDE = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|masked_bias|[kvq]_scale|output_scale|\w+\.(weight|bias)_(quantizer|format)\S*)$"
 )
-"""Names of tensors that are not weights: engines read them, or compute them again."""
+"""Names of tensors that are not weights; engines read these tensors or compute them again."""
 PACKED = re.compile(rf"(?<=\.)({'|'.join(formats.FORMATS)})$")
 KNOWN_PARTS = formats.NOT_BITS.union(*(bits.split() for _, bits in formats.FORMATS.values()))
 STORED = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
-"""Name of the weights' global scale -> name of the activations', in compressed-tensors and in ModelOpt."""
+"""Global scale of weights -> global scale of activations: their names in compressed-tensors and in ModelOpt."""
 FUSED, SHARED = "vLLM fuses them into one matrix with one scale", "quantize with a shared scale"
 TOLERANCE = 1e-5
-"""Relative difference up to which scales count as equal, as in vLLM's own check of experts.
+"""Largest relative difference between scales that count as equal, as in vLLM's own check of experts.
 
 A shared scale is stored several times as the same number.  Unequal scales come from the largest weights of two
 matrices, which differ by at least 4e-3 in bf16.
@@ -72,8 +72,8 @@ class Contents:
     """Differences between the tensors in a model's files and the tensors that its config describes."""
 
     missing: Sequence[str] = ()  # names of the model's tensors that no file has, and of parts of quantized modules
-    lost: Sequence[str] = ()  # left-over matrices of decoder layers, and heads beside an embedding that is to be tied
-    left_over: Sequence[str] = ()  # other modules that the model does not have, which may be meant
+    lost: Sequence[str] = ()  # left-over matrices of decoder layers; heads that differ from a tied embedding
+    left_over: Sequence[str] = ()  # other modules that the model does not have; this may be intended
     biases: Sequence[str] = ()  # modules whose stored bias the model does not have
     shapes: Sequence[tuple[str, Sequence[int], Sequence[int], str]] = ()  # (module, stored, wanted shape, dtype)
     unchecked: str = ""  # what was not compared and why; Transformers may not know the architecture
@@ -94,7 +94,7 @@ def compare_all(folders: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def checked(files: ModelFiles) -> list[str]:
-    """Notes on the weights of a model on this machine; ModelError if its numbers would be wrong, InputError."""
+    """Return notes on the weights of a local model; ModelError if its numbers would be wrong; InputError."""
     notes = list[str]()
     if isinstance(files, HuggingFaceFolder):
         found, where = compare(files.headers), files.folder
@@ -107,7 +107,7 @@ def checked(files: ModelFiles) -> list[str]:
         sized = [each for each in found.shapes if not is_outside(each[0])]
         if sized and not files.other_config:  # vLLM takes the first rows of a matrix that is too large
             module, shape, wanted, dtype = sized[0]
-            what = f"has the shape {list(shape)} ({dtype}), and its config asks for {list(wanted)}"
+            what = f"has the shape {list(shape)} ({dtype}), but its config requires {list(wanted)}"
             raise ModelError(f"{where}: {module}{and_more(sized)} {what}")
         if reason := files.other_config or found.unchecked:
             notes.append(f"weights unchecked: {reason}")
@@ -135,10 +135,10 @@ def compare(checkpoint: Checkpoint) -> Contents:
 
 
 def lacking_parts(checkpoint: Checkpoint) -> list[str]:
-    """Names of parts that quantized modules lack: by their format, by the config, or by what their peers have.
+    """Names of parts that quantized modules lack according to their format, the config, or the parts of their peers.
 
-    Peers have one scheme.  A module needs what half of those have whose names differ from its own in numbers only, and
-    what all other modules have.
+    Peers have the same scheme.  A module needs the parts that half of the modules have whose names differ from its name
+    in numbers only, and the parts that all other modules have.
     """
     quantization, missing, unreadable = checkpoint.config.quantization, list[str](), dict[str, str]()
     stated, asked = declared(quantization), asks_for_input_scales(quantization)
@@ -150,7 +150,7 @@ def lacking_parts(checkpoint: Checkpoint) -> list[str]:
         if module in checkpoint.quantized:
             if not layout_of(parts, checkpoint.config).words and (scheme or not parts.keys() - {main, *NOT_BITS}):
                 words = scheme.weights if scheme else f"{parts[main].dtype} weights"
-                unreadable[module] = f"{module}: scales of its {words}, beside {', '.join(sorted(parts))}"
+                unreadable[module] = f"{module}: scales of its {words}, next to {', '.join(sorted(parts))}"
             bits = FORMATS[main][1].split()
             missing += [f"{module}.{name}" for name in bits if name in promised and name not in parts]
             if asked and INPUT_SCALES.isdisjoint(parts) and (not scheme or scheme.activations):
@@ -176,7 +176,7 @@ def lacking_parts(checkpoint: Checkpoint) -> list[str]:
 
 
 def promises(quantization: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """Names of further parts (zero points, orders of inputs) that a config promises of all layers, of some."""
+    """(names for all layers, for some) of further parts (zero points, orders of inputs) that a config promises."""
     weights = [part(group, "weights") for group in objects_in(quantization.get("config_groups"))]
     told = {
         "weight_zero_point": [args.get("symmetric") is False for args in weights],
@@ -210,7 +210,7 @@ def differences(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, 
                 unknown |= {} if kind in KNOWN_PARTS else {owner: name}
                 matrices |= {module} if kind == "weight" and len(tensor.shape) > 1 else set()
             elif tensor.dtype not in formats.NUMBERS or tensor.numel > LARGEST or values(tensor).any():
-                biases.append(module)  # AutoGPTQ stores a bias of zeros for every layer, which changes nothing
+                biases.append(module)  # AutoGPTQ stores a bias of zeros for every layer; it changes nothing
         elif counted[target] == 1 and target not in parts and weights not in (0, math.prod(wanted[target])):
             shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
     given = {*counted, *tied(model), *parts}
@@ -235,13 +235,13 @@ def layer_of(module: str) -> str:
 
 
 def tied(model: Any) -> Mapping[str, str]:
-    """Name of a tensor that the config ties to another one -> that one's name."""
+    """Name of a tensor that the config ties to another tensor -> name of the other tensor."""
     found = getattr(model, "all_tied_weights_keys", None)  # Transformers 5.0 has only the class's own
     return dict(found if found is not None else getattr(model, "_tied_weights_keys", None) or {})
 
 
 def untied(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]) -> list[str]:
-    """Stored heads that are not the embedding to which the config ties them: engines differ in which one they take."""
+    """Stored heads that differ from the embedding although the config ties them; engines differ in which they use."""
     places = {target: stored[name].tensor for name, target in renamed.items()}
     pairs = [(places.get(name), places.get(other), name) for name, other in tied(model).items()]
     alike = [(one, other, name) for one, other, name in pairs
@@ -304,8 +304,8 @@ def new_names(model: Any, names: list[str]) -> dict[str, str]:
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
     wanted = model.state_dict()
-    # A name of the model's own is loaded as it is, although a rule may match: DeepSeek-V4's make model.kv_norm of
-    # model.norm, which Transformers 5.19 itself saves and loads.
+    # A name that the model has is loaded unchanged, although a rule may match: DeepSeek-V4's rules turn model.norm
+    # into model.kv_norm, but Transformers 5.19 itself saves and loads model.norm.
     return {
         name: name if name in wanted
         else rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0]
@@ -347,7 +347,7 @@ def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
 
 
 def unequal(layers: Mapping[str, Parts]) -> dict[str, str]:
-    """First layer of those that engines fuse into one matrix and whose global scales differ -> text with all of them.
+    """First layer of each fused group whose global scales differ -> text with all scales of the group.
 
     Stacked experts are left out: each has its own scale.
     """
@@ -366,5 +366,5 @@ def unequal(layers: Mapping[str, Parts]) -> dict[str, str]:
 
 
 def and_more(things: Sequence[Any]) -> str:
-    """`` (and 3 more like it)`` for four things; "" for one."""
+    """Return `` (and 3 more like it)`` for four things; "" for one."""
     return f" (and {len(things) - 1} more like it)" if len(things) > 1 else ""

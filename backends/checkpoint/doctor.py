@@ -1,4 +1,4 @@
-"""The doctor: what a checkpoint is and what is wrong with it, from headers, configs and small tensors.  No engine."""
+"""The doctor: describe a checkpoint and find its faults from headers, configs and small tensors.  No engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from compare_q.backends.layers.schemes import asks_for_input_scales, declared, i
 Severity = Literal["wrong", "warning", "note"]
 """``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
 SHOWN = 8
-"""Names of groups of layers in one line."""
+"""Largest number of names of layer groups in one line."""
 CALIBRATION = ("dataset", "nsamples", "seqlen", "iters", "sym", "desc_act", "damp_percent", "algo")
 """Keys of quantization configs that describe the calibration (GPTQ, AWQ, auto-round)."""
 CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
@@ -50,7 +50,7 @@ KEPT_IN_FLOAT32 = ("gate", "router", "A_log")
 
 
 class Finding(NamedTuple):
-    """A fault: file and first tensor or layer with it, what it is, how to fix it, and the number of others like it."""
+    """A fault: file and first tensor or layer with it, what it is, how to fix it, and the number of similar faults."""
 
     severity: Severity
     where: str
@@ -64,7 +64,7 @@ class Finding(NamedTuple):
 
 
 def one_finding(severity: Severity, where: Iterable[str], what: str, fix: str) -> list[Finding]:
-    """One finding for all places with the same fault, which names the first place; none if there is no place."""
+    """Return one finding for all places with the same fault, naming the first place; empty without places."""
     places = list(where)
     return [Finding(severity, places[0], what, fix, len(places) - 1)] if places else []
 
@@ -94,10 +94,10 @@ def examine(
     path: Path, reference: Path | None = None, contents: Contents | None = None,
     watch: Watch | None = None,
 ) -> Report:  # fmt: skip
-    """Everything that headers, configs and small tensors show of a folder or GGUF model; InputError.
+    """Return everything that headers, configs and small tensors show about a folder or GGUF model; InputError.
 
-    ``reference``: the model whose tokens it should have; ``contents``: of the folder, None if nothing was compared;
-    ``watch``: gets the numbers of bytes that were searched for zeros; None: only samples of the weights are searched.
+    ``reference``: the model whose tokens it should have.  ``contents``: the folder's, None if nothing was compared.
+    ``watch``: gets the numbers of bytes searched for zeros; None: only samples of the weights are searched.
     """
     findings, unchecked = list[Finding](), []
     if is_gguf(path):
@@ -166,10 +166,10 @@ def gguf_facts(model: GgufModel) -> Iterator[tuple[str, str]]:
 def file_facts(
     files: Sequence[Path], kind: str, storage: Storage, matrices: Iterable[tuple[str, str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Files, size, layers and ends; ``matrices``: (role, stored form, name).
+    """Yield files, size, layers, embedding and head; ``matrices``: (role, stored form, name).
 
     One line per stored form: ``210 matrices in int4 g32: model.layers.*.mlp.down_proj, ...mlp.up_proj``.  Names after
-    the first leave out the first steps that they share with it.
+    the first leave out the leading steps that they share with the first name.
     """
     size = bytes_in_words(sum(file.stat().st_size for file in files))
     yield "files", f"{size} in {len(files)} {kind} file{'' if len(files) == 1 else 's'}"
@@ -203,13 +203,13 @@ def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
     bpw = model.storage().bpw_head
     if bpw is not None and bpw < 6:
         tensor = next(tensor for tensor in model.tensors if model.role(tensor) == model.head)
-        what = f"the head is quantized to {bpw:.2f} bits a weight ({tensor.type_name}): it makes every logit"
+        what = f"the head is quantized to {bpw:.2f} bits per weight ({tensor.type_name}), and it computes every logit"
         where = f"{model.files[0].name}: {tensor.name}"
         yield Finding("warning", where, what, "quantize it with a head in q6_K or q8_0")
 
 
 def uneven_gguf_blocks(model: GgufModel) -> Iterator[Finding]:
-    """Blocks that the header does not count, or counts and are absent; and a block that alone lacks a tensor."""
+    """Find blocks beyond the header's count, counted blocks that are absent, and a block that alone lacks a tensor."""
     blocks: dict[int, set[str]] = {number: set() for number in range(model.field("{}.block_count", int) or 0)}
     counted = len(blocks)
     for tensor in model.tensors:
@@ -238,7 +238,7 @@ def of_zeros(found: Sequence[Zeros]) -> Iterator[Finding]:
 
 
 def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Finding]:
-    """Tensors that are missing or left over, or have another shape than the config asks for."""
+    """Tensors that are missing or left over, or whose shape differs from the config."""
     yield from one_finding(
         "wrong", [f"{checkpoint.files[0].name}: {name}" for name in sorted(found.missing)
                   if name.rpartition(".")[2] not in INPUT_SCALES],
@@ -262,7 +262,7 @@ def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Findi
 
 
 def differing_tokens(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
-    """Differences of a model's tokens from its reference's.  What only one of them has is not a difference."""
+    """Differences between a model's tokens and its reference's; an entry that only one model has does not count."""
     if reference.vocabulary and not mine.vocabulary and mine.where == FILE:
         yield Finding("warning", FILE, "missing, and the reference has one", COPY)
     ours, theirs = mine.vocabulary, reference.vocabulary
@@ -272,7 +272,7 @@ def differing_tokens(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
         yield Finding("wrong", mine.where, what, COPY, len(differing) - 1)
     if other_merges := bool(mine.merges and reference.merges and mine.merges != reference.merges):
         yield Finding("wrong", mine.where, "its merges are not the reference's: text becomes other tokens", COPY)
-    samples = zip(SAMPLES, mine.encoded, reference.encoded, strict=False)  # GGUF has none
+    samples = zip(SAMPLES, mine.encoded, reference.encoded, strict=False)  # GGUF files lack them
     cut = next((text for text, one, other in samples if one != other), None)
     if cut is not None and not differing and not other_merges:
         yield Finding("wrong", mine.where, f"its rules cut text into other tokens, such as {cut!r}", COPY)
@@ -293,7 +293,7 @@ def differing_tokens(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
 
 
 def as_set(stated: Any) -> Any:
-    """Ids as a set, since their order means nothing and one id may have no list; anything else as it is."""
+    """Return ids as a set: their order means nothing, and a single id may be without a list; other values unchanged."""
     ids = stated if isinstance(stated, list) else [stated]
     return set(ids) if all(type(token) is int for token in ids) else stated
 
@@ -329,7 +329,7 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     asked = asks_for_input_scales(checkpoint.config.quantization)
     yield from one_finding(
         "wrong", [checkpoint.where(module) for module, kind in without if asked or kind in kinds],
-        "no scale of its activations (input_scale), for which engines take uninitialized memory or 1", CALIBRATE,
+        "no scale of its activations (input_scale); engines then use uninitialized memory or 1", CALIBRATE,
     )  # fmt: skip
     for fault, places in faulty(scales).items():
         yield from one_finding("wrong", places, f"the scale of its activations is {fault}", CALIBRATE)
@@ -353,12 +353,12 @@ def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
         )  # fmt: skip
     algorithm = (part(quantization, "quantization") or quantization).get("kv_cache_quant_algo")
     if not scales and (is_static(quantization.get("kv_cache_scheme")) or str(algorithm).upper() == "FP8"):
-        what = "asks for a calibrated fp8 KV cache, but no k_scale and v_scale are stored, and engines take 1.0"
+        what = "states a calibrated fp8 KV cache, but no k_scale and v_scale are stored, and engines use 1.0"
         yield Finding("warning", "config.json: quantization_config", what, NO_SCALES)
 
 
 def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """A head or an embedding that is quantized, and layers that are quantized although the config lists them as not."""
+    """Find a quantized head or embedding, and quantized layers that the config lists as not quantized."""
     places = (checkpoint.config.quantization, part(checkpoint.config.quantization, "quantization"))
     lists = [place.get(key) for place in places for key in IGNORED]
     patterns = [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]
@@ -426,7 +426,7 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
             bare.append(f"{where} ({dtype})")
     for name, places in others.items():
         what = f"stored in {name}, and the config says {stated}: engines round it, or compute in another dtype"
-        fix = "save the model in one dtype, and let its config.json say which"
+        fix = "save the model in one dtype, and state this dtype in its config.json"
         yield from one_finding("warning", places, what, fix)
     yield from one_finding(
         "wrong", bare, "no float, and no scale with it: engines take its bytes as numbers, or refuse",
@@ -439,7 +439,7 @@ CHECKS = (fused_scales, input_scales, kv_scales, unexpected_quantization, strays
 
 
 def faulty(scales: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Fault -> places of the scales that have it; ``scales``: by the names of their tensors."""
+    """Fault -> places of the scales with this fault; ``scales``: by the names of their tensors."""
     bad: dict[str, list[str]] = {}
     for name, tensor in scales.items():
         numbers = values(tensor) if tensor.dtype in NUMBERS else np.empty(0, np.float32)
@@ -454,7 +454,7 @@ def faulty(scales: Mapping[str, Tensor]) -> dict[str, list[str]]:
 
 
 def is_ignored(module: str, patterns: list[str]) -> bool:
-    """True if a pattern names a module: whole, as a regular expression after ``re:``, or with ``*``."""
+    """True if a pattern matches a module: its whole name, a regular expression after ``re:``, or a name with ``*``."""
     for pattern in patterns:
         with suppress(re.error):
             if re.match(pattern[3:], module) if pattern.startswith("re:") else fnmatchcase(module, pattern):

@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint: which ones, their headers, their identity.  No engine, no torch."""
+"""Safetensors files of a checkpoint: the files that engines load, headers, fingerprint.  No engine, no torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tensor(NamedTuple):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model: those in the index, else those of the Hugging Face format.
+    """The safetensors files of the model: the files in the index, else the files of the Hugging Face format.
 
     InputError for a damaged index, for a missing file of the index, and for a folder with two sets of weights or with
     an adapter, which engines handle differently.
@@ -108,7 +108,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
     """Tensor name -> header entry of one safetensors file; reads only the header."""
     raw, where = header_bytes(file), f"{printable(file)}: not a readable safetensors file"
     try:
-        with safe_open(file, "numpy"):  # it checks names, dtypes, shapes and where the bytes are
+        with safe_open(file, "numpy"):  # safe_open checks names, dtypes, shapes and offsets
             pass
     except (SafetensorError, OSError) as error:
         raise InputError(f"{where}: {one_line(error)}") from None
@@ -121,7 +121,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
-    """The headers of several files as one; InputError if two files have a tensor of one name."""
+    """The headers of several files as one; InputError if two files have a tensor with the same name."""
     found: dict[str, Tensor] = {}
     for file in files:
         own = read_header(file)

@@ -156,11 +156,11 @@ def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> st
 
 
 class HuggingFaceFolder(ModelFiles):
-    """A model in a folder, on disk or on the hub; an engine whose options change its meaning derives a class."""
+    """A model in a folder, on disk or on the hub.  Engines whose options change the stored model derive a class."""
 
     @property
     def other_config(self) -> str:
-        """Why the model that loads is not the one of config.json; empty if it is."""
+        """Why the loaded model differs from the one in config.json; empty if it does not."""
         return ""
 
     @property

@@ -24,11 +24,11 @@ Parts = dict[str, Tensor]
 """Part name ("weight", "scales", "weight.absmax", ...) -> tensor, of one module."""
 
 UNKNOWN = "stored in a format that compare_q cannot size"
-DAMAGED = "what is stored beside it does not fit it"
+DAMAGED = "other tensors of its module do not fit it"
 PADDED = "padded, and config.json does not say from which size"
-UNEXPLAINED = "has the vocabulary's size, and no name by which to tell head from embedding"
+UNEXPLAINED = "has the vocabulary's size, but its name does not identify it as head or embedding"
 LONGEST_LIST = 1024
-"""Most integers in one row that do not count as weights."""
+"""Largest number of integers in one row that do not count as weights."""
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """dtype in a header -> its name, for unquantized weights."""
 EIGHT_BITS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}
@@ -50,7 +50,7 @@ NOT_BITS = {
 
 
 class UnsizedError(Exception):
-    """The stored size of a module is not known; the text names the tensor and says why."""
+    """The stored size of a module is not known; the text names the tensor and the reason."""
 
 
 class Layout(NamedTuple):
@@ -93,7 +93,7 @@ def values(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def scale_grid(scale: Tensor, rows: int) -> tuple[int, int]:
-    """(rows, columns) of the scales of a matrix with ``rows`` rows; a vector has one per row, or per part of it."""
+    """(rows, columns) of the scales of a matrix with ``rows`` rows; a vector has one scale per row or part of a row."""
     if len(scale.shape) > 1:
         return math.prod(scale.shape[:-1]), scale.shape[-1]
     return (scale.numel, 1) if rows % max(scale.numel, 1) == 0 else (1, scale.numel)
@@ -122,7 +122,7 @@ def grouped(name: str, inputs: int, groups: int) -> str:
 
 
 def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """``weight`` has one weight per element, or several of 4 or 6 bits, depending on other parts."""
+    """``weight`` has one weight per element, or several of 4 or 6 bits, depending on the module's other parts."""
     weight = parts["weight"]
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):  # bitsandbytes, 4 bits
@@ -275,7 +275,7 @@ def is_quantized(parts: Parts) -> bool:
 
 
 def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
-    """The layout of a module with a main part; ``role`` decides which sizes it can have before padding."""
+    """The layout of a module with a main part; its sizes before padding depend on ``role``."""
     main = main_part(parts)
     assert main is not None
     try:

@@ -1,6 +1,6 @@
-"""A GGUF model with all its shards: files, headers, identity, stored size.  No engine.
+"""A GGUF model with all its shards: files, headers, fingerprint, stored size.  No engine.
 
-On the hub it is named ``owner/repository/file.gguf``.
+A model on the hub is named ``owner/repository/file.gguf``.
 
 Bits per weight follow the convention of ``backends/checkpoint/folder.py``.  This file has its own reader of headers:
 ``gguf.GGUFReader`` makes an array of every string, and takes 2.2 s instead of 0.06 s for 49,152 tokens and their
@@ -101,9 +101,9 @@ def header_of(file: Path) -> GgufHeader:
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
-    """A field of a header; None if there is none of this type, or it is a number beyond 10 ** 9 that is not an integer.
+    """Return a field of a header; None if it is missing, has another type, or is a float beyond 10 ** 9 or NaN.
 
-    ``{}`` in ``name`` stands for the architecture.
+    ``{}`` in ``name`` is replaced by the architecture.
     """
     value = fields.get(name.format(fields.get("general.architecture", "")))
     return value if type(value) is kind and not (isinstance(value, float) and not abs(value) < 1e9) else None
@@ -140,7 +140,7 @@ class _Reader:
         return GgufHeader(fields, tuple(tensor._replace(start=start + offset) for tensor, offset in placed), digest)
 
     def passed(self, size: int) -> int:
-        """The beginning of the next ``size`` bytes, which count as read; ValueError if the header is too long."""
+        """Return the start of the next ``size`` bytes, and count them as read; ValueError if the header is too long."""
         self.at += size
         if self.at > LARGEST:
             raise ValueError(f"its header is longer than {bytes_in_words(LARGEST)}")
@@ -212,11 +212,11 @@ class GgufModel:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """Vocabulary and context; of two sets of rope factors llama.cpp uses the long one for long contexts."""
+        """Vocabulary and context; with two sets of rope factors, llama.cpp uses the long set for long contexts."""
         tokens, context = self.field(TOKENS, list), self.field("{}.context_length", int)
         original, factor = self.field(ORIGINAL, int), self.field("{}.rope.scaling.factor", float)
         if context and factor and original and self.field("{}.rope.scaling.type", str) == "yarn":
-            context = max(context, int(original * factor))  # converters leave the factor out
+            context = max(context, int(original * factor))  # converters do not write the factor
         vocab_size = len(tokens) if tokens else self.field("{}.vocab_size", int)
         changes_above = original if self.has(LONG_FACTORS) else None
         return ModelFacts(vocab_size, context, self.vocabulary() or None, changes_above)
@@ -226,7 +226,7 @@ class GgufModel:
         original, name = self.field(ORIGINAL, int), self.field("{}.rope.scaling.type", str)
         if self.has(LONG_FACTORS):
             return scaling_json("longrope", None, original, context)
-        if self.has("rope_freqs"):  # llama3's factors, made beforehand
+        if self.has("rope_freqs"):  # llama3's factors, computed by the converter
             return scaling_json("rope_freqs", None, original, context)
         if name is None or name == "none":
             return {}
@@ -293,7 +293,7 @@ def read_model(path: Path) -> GgufModel:
     InputError for missing, damaged or wrong files.
     """
     if path.is_dir():
-        # A multimodal model's projector is a separate file, but not a model.
+        # The projector of a multimodal model is a separate file, but not a model.
         names = {shard_names(file.name)[0] for file in path.glob("*.gguf") if "mmproj" not in file.name}
         if len(names) != 1:
             found = f"{len(names)} GGUF models ({', '.join(sorted(names)[:5])}); name one" if names else "no .gguf file"
@@ -321,7 +321,7 @@ class GgufFiles(ModelFiles):
     @property
     def is_remote(self) -> bool:
         match = HUB_FILE.fullmatch(self.planned.model_dir)
-        return match is not None and not Path(match[1]).parent.is_dir()  # else a path, though it may be mistyped
+        return match is not None and not Path(match[1]).parent.is_dir()  # otherwise it is a path, possibly mistyped
 
     @property
     def model(self) -> GgufModel:

@@ -1,8 +1,8 @@
 """Read a model's tokenizer, special tokens and chat template, which the doctor compares with the reference's.
 
-Libraries write the rules of one tokenizer in different ways, so that not rules are compared, but the tokens of
-``SAMPLES``.  A special token is read as text (tokenizer_config.json) and as the ids of config.json and
-generation_config.json, with which an engine begins and ends answers.
+Libraries write the rules of one tokenizer in different ways.  Therefore the tokens of ``SAMPLES`` are compared, not the
+rules.  A special token is read as text (tokenizer_config.json) and as ids (config.json and generation_config.json),
+because engines begin and end answers with these ids.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SAMPLES = (
 )
 """Contractions, digits, white space, code, Unicode's normal forms, many scripts.
 
-None begins with a space: Transformers 5 saves Llama 2 with rules that differ for such a text alone.
+No sample begins with a space: Transformers 5 saves Llama 2 with rules that differ only for such texts.
 """
 TEMPLATE = "chat_template.jinja"
 PIECES, PIECE = 32, 4096
-"""``follow_file`` compares about so many pieces of a text, each of so many characters."""
+"""``follow_file`` compares about ``PIECES`` pieces of the texts, each of ``PIECE`` characters."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A model's tokens; None or empty if its files do not have them."""
+    """A model's tokens; a field is None or empty if the files do not have it."""
 
     where: str  # the file, for messages
     vocabulary: Mapping[int, str] = field(default_factory=dict)  # id -> token
@@ -60,7 +60,7 @@ def of_folder(folder: Path) -> Tokens:
     checkpoint = Checkpoint(folder)
     config = checkpoint.json(CONFIG)
     stated = {name: config[name] for name in SPECIAL if config.get(name) is not None}
-    # A special token may be an object that has its text.
+    # A special token may be an object that contains the text.
     special = {name: token.get("content") if isinstance(token, Mapping) else token for name, token in stated.items()}
     for name in ("config.json", GENERATION):
         ids = checkpoint.json(name)
@@ -87,15 +87,15 @@ def of_file(folder: Path) -> Any:
 
     try:
         tokenizer = Tokenizer.from_file(str(folder / FILE))
-    except Exception as error:  # it raises nothing narrower
+    except Exception as error:  # the library raises no narrower class
         raise InputError(f"{FILE}: tokenizers cannot read it: {one_line(error, 160)}") from None
-    tokenizer.no_truncation()  # calibration leaves its length in the file
+    tokenizer.no_truncation()  # calibration leaves its truncation length in the file
     tokenizer.no_padding()
     return tokenizer
 
 
 def stripped(template: Any) -> str | None:
-    """A chat template without white space around it; None if it is no text."""
+    """A chat template without white space around it; None if it is not a text."""
     return template.strip() if isinstance(template, str) else None
 
 
@@ -111,19 +111,19 @@ def of_gguf(model: GgufModel) -> Tokens:
 
 
 def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str, ...]:
-    """Give a tokenizer of Transformers the rules of tokenizer.json in its folder if its own make other tokens of texts.
+    """Give a tokenizer of Transformers the rules of its tokenizer.json if its own rules make different tokens of texts.
 
-    Transformers chooses a class by the configs, and some classes put rules of their own over the file's, for example
-    Llama's over a byte-level file: all spaces are lost.  Special tokens, BOS and the chat template stay as loaded.
-    Compares some pieces of the texts, without the space before them, for which classes differ on purpose.  Returns
-    notes on other tokens, and on tokens that do not give the text back.
+    Transformers chooses a class by the configs, and some classes replace rules of the file.  For example, Llama's class
+    with a byte-level file loses all spaces.  Special tokens, BOS and the chat template stay as loaded.  Only pieces of
+    the texts are compared, without leading spaces, because classes treat a leading space differently on purpose.
+    Returns notes if the tokens differ, and if decoding the tokens does not restore the text.
     """
     some = [text for text in texts if text.strip()]
     some = some[:: len(some) // PIECES + 1]
     step = sum(map(len, some)) // PIECES + 1
     pieces = [text[at : at + PIECE].strip() for text in some for at in range(0, len(text), max(step, PIECE))]
     notes, file, own = list[str](), None, [list[int]() for _ in pieces]
-    with suppress(Exception):  # a class that cannot read such a vocabulary; tokenizers raises nothing narrower
+    with suppress(Exception):  # the class cannot read this vocabulary; tokenizers raises no narrower class
         own = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces]
     if tokenizer.is_fast and exists(folder / FILE):
         file = of_file(folder)
@@ -146,10 +146,10 @@ def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str
 
 
 def class_notes(folder: Path) -> tuple[str, ...]:
-    """Return the notes of ``follow_file`` on ``SAMPLES``; none if Transformers does not load the tokenizer."""
+    """Return the notes of ``follow_file`` on ``SAMPLES``; empty if Transformers does not load the tokenizer."""
     from transformers import AutoTokenizer
 
-    with suppress(Exception):  # Transformers and its classes raise their own
+    with suppress(Exception):  # Transformers and its classes raise their own errors
         return follow_file(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder, SAMPLES)
     return ()
 

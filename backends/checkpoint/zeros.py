@@ -1,9 +1,10 @@
-"""Weights of zeros, as holes in a file and failed quantizations leave them: whole tensors and runs of rows.
+"""Find weights that are zeros, left by holes in a file or by failed quantization: whole tensors and runs of rows.
 
 A row of a matrix that repeats one number counts as well: 4-bit formats may store 8 for zero.
 
-Zeros can be meant: padding, pruned rows, tensors that begin training as zeros.  Those are in every layer, and damage is
-in a few.  So zeros are wrong in a matrix if most matrices whose names differ from its own in numbers only have none.
+Zeros can be intended: padding, pruned rows, tensors that begin training as zeros.  Intended zeros are in every layer,
+and damage is in a few layers.  Zeros in a matrix therefore count as wrong if most of the matrices whose names differ
+only in numbers have no zeros.
 """
 
 from __future__ import annotations
@@ -24,25 +25,29 @@ from compare_q.backends.hub import SILENT, Watch
 from compare_q.backends.layers.names import NUMBER
 
 SAMPLES, SAMPLE, READS = 17, 512, 1 << 14
-"""Most samples of a tensor, and bytes of each; if a sample repeats a number, all rows are looked at.  Of models with
-many tensors, as mixtures of experts, fewer samples are read, at least 3 of a tensor: about so many in all."""
+"""Largest number of samples per tensor, bytes per sample, and approximate number of samples in total.
+
+If a sample repeats a number, all rows of the tensor are read.  For models with many tensors, such as mixtures of
+experts, fewer samples per tensor are read, but at least 3.
+"""
 FIRST_BYTES, STEP = 32, 1 << 24
-"""Bytes of each row that are read first; bytes that are read at a time of rows that begin with zeros."""
+"""Bytes of each row that are read first; bytes per read of rows that begin with zeros."""
 WORD = 4
 """Bytes whose repetition shows one number, of 4, 8, 16 or 32 bits."""
 SHORTEST = 4
-"""Rows of a run that counts: two or three dead rows may be next to each other."""
+"""Smallest number of rows in a run that counts: two or three dead rows may be next to each other."""
 PADDING = 0.05
-"""Largest share of rows of zeros that is taken for padding in a matrix that is alone of its kind (the embedding)."""
+"""Largest share of zero rows that counts as padding, in a matrix that is the only one of its kind (the embedding)."""
 LEFT_OUT = re.compile(r"bias|zero|_?idx|perm|lora|shape|mask|(^|\.)[kvq]_scale|input_(global_)?scale")
-"""In names of tensors that may be all zeros, or that the doctor looks at elsewhere."""
+"""Pattern in the names of tensors that may be all zeros, or that the doctor checks elsewhere."""
 SCALE = re.compile(r"scale|absmax|\.SCB$")
 
 
 class Zeros(NamedTuple):
-    """The longest run of rows of zeros in a tensor; ``rows``: of how many rows; ``wrong``: it cannot be meant.
+    """The longest run of rows of zeros in a tensor.
 
-    ``repeats``: they repeat another number.
+    ``rows``: number of rows of the tensor; ``wrong``: the zeros cannot be intended; ``repeats``: the rows repeat a
+    number that is not zero.
     """
 
     name: str
@@ -63,7 +68,7 @@ class Zeros(NamedTuple):
 
 
 def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILENT) -> list[Zeros]:
-    """The matrices and scales with zeros, by samples of each or by all rows; ``watch`` gets numbers of bytes."""
+    """Find matrices and scales with zeros, from samples or (``whole``) all rows; ``watch`` gets numbers of bytes."""
     kinds: dict[str, list[tuple[Placed, int, tuple[int, int, bool]]]] = {}
     watch.expect(sum(tensor.nbytes for tensor in tensors))
     n_samples = min(max(READS // max(len(tensors), 1), 3), SAMPLES)

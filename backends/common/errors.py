@@ -1,4 +1,4 @@
-"""The errors of compare_q: what a user can cause or must know."""
+"""The errors of compare_q that a user can cause or must know about."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from compare_q.backends.common.messages import printable
 
 
 class CompareQError(Exception):
-    """An error that a user can cause or must know.  The text has one line per problem: what, where, what to do.
+    """An error that a user can cause or must know about.  The text has one line per problem: what, where, what to do.
 
     Control characters that it quotes are escaped, except line feeds.
     """
@@ -16,7 +16,7 @@ class CompareQError(Exception):
 
 
 class InputError(CompareQError):
-    """The specs, files or flags do not fit; nothing was measured with them."""
+    """The specs, files or flags are wrong; nothing was measured with them."""
 
 
 class ModelError(CompareQError):

@@ -1,8 +1,8 @@
 """Read files of unknown origin: regular files only, of limited size, with checked JSON.
 
-Every fault is an InputError in one line that begins with the file's name.  Refused are pipes and devices, JSON that
-Python cannot read or pass on (nested a thousand deep, an integer of 5,000 digits, a lone surrogate), and JSON that
-readers understand differently (a duplicate key, NaN).
+Every fault is an InputError in one line that begins with the file's name.  Three kinds of input are refused: pipes and
+devices; JSON that Python cannot read or pass on (nested a thousand deep, an integer of 5,000 digits, a lone surrogate);
+and JSON that readers understand differently (a duplicate key, NaN).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable, shortened
 
 LARGEST = 100_000_000
-"""Largest JSON file and report, in bytes; the largest header that safetensors' own reader accepts."""
+"""Largest JSON file and report, in bytes; also the largest header that safetensors' own reader accepts."""
 DEEPEST = 64
-"""Brackets within brackets."""
+"""Largest number of nested brackets."""
 TOO_DEEP = f"brackets are nested more than {DEEPEST} deep"
 LARGEST_INTEGER = 10**40
 """More than any integer in a model's config (10 ** 30 means "no limit")."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
-"""Unlike Path's methods they return False for an invalid path, or one without permission."""
+"""Unlike Path's methods, these return False for an invalid path and for a path without permission."""
 
 
 def expanded(name: str) -> Path:
@@ -42,7 +42,7 @@ def expanded(name: str) -> Path:
 
 
 def check_unicode(key: str, *paths: Path | str | None) -> None:
-    """InputError that begins with ``key`` for a path that JSON cannot hold."""
+    """Raise InputError, beginning with ``key``, for a path that JSON cannot hold."""
     for path in paths:
         if SURROGATE.search(str(path)):
             raise InputError(f"{key}: {printable(path)}: has bytes that are not UTF-8; rename it")
@@ -109,7 +109,7 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     except json.JSONDecodeError as error:
         at = error.pos + error.doc.startswith(",", error.pos)  # Python 3.13 points at the comma
         ends = error.doc[:at].rstrip().endswith(",") and error.doc[at:].lstrip()[:1] in ("", "}", "]")
-        reason = "a comma with nothing behind it" if ends else error.msg
+        reason = "a comma with nothing after it" if ends else error.msg
         raise InputError(f"{where}: line {error.lineno}, column {error.colno}: not valid JSON: {reason}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: cannot be read: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
@@ -120,7 +120,7 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object from its pairs; InputError for a duplicate key, of which json would keep the last value."""
+    """A JSON object from its pairs; InputError for a duplicate key, because json would keep only the last value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -129,7 +129,7 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_values(value: Any, *, strict: bool = True, depth: int = 0) -> None:
-    """InputError for JSON that is too deep, has too large integers or lone surrogates, or with ``strict`` NaN."""
+    """Raise InputError for JSON that is too deep, with too large integers, lone surrogates or, if ``strict``, NaN."""
     if isinstance(value, dict | list):
         if depth == DEEPEST:
             raise InputError(TOO_DEEP)

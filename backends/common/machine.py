@@ -38,10 +38,10 @@ CPU_SETTINGS = (
 )  # fmt: skip
 """The same for computing on a CPU."""
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Variables of engines' processes unless the user sets them, and as such in the scores' key on a CPU, whoever runs it.
+"""Variables that engines' processes get unless the user sets them.  On a CPU they are always part of the scores' key.
 
-Threads that spin at barriers lose badly when a core is busy with something else (window of 1024 on 2 cores, 1 busy: 2.5
-to 9 s spinning, 1.6 s passive; both idle: 0.78 and 0.82 s).
+Threads that spin at barriers are slow when another process uses a core (window of 1,024 tokens on 2 cores, 1 busy:
+2.5 to 9 s spinning, 1.6 s passive; both cores idle: 0.78 s and 0.82 s).
 """
 HARMLESS = re.compile(
     r"VERBOSE|_DEBUG($|_SUBSYS|_FILE)|_LOGS?(_|$)|_LOGGING|_DIR$|_HOME$|_CACHE_|TIMEOUT|DUMP|PRINT|DISPLAY_ENV|"
@@ -49,7 +49,7 @@ HARMLESS = re.compile(
 )
 """Parts of the names of variables that change no score."""
 CHOOSES_KERNELS = re.compile(r"sse|ssse|avx|fma|f16c|amx|bmi|asimd|sve|sme(?!p)|i8mm|bf16|fp(?!u)|neon")
-"""Beginnings of the names of instruction sets for which libraries have kernels."""
+"""Beginnings of the names of instruction sets that libraries have kernels for."""
 
 
 def versions() -> dict[str, str]:
@@ -79,7 +79,7 @@ def code() -> tuple[str, str]:
 
 
 MUCH_MEMORY = 1e9
-"""Bytes of a GPU above which another process must be using it; an unused one shows less."""
+"""Used bytes of a GPU that show that another process uses it; an unused GPU reports fewer."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def nvidia_smi(*query: str) -> list[list[str]]:
 def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
     """Return the processes that use these GPUs if they are more than ``ours``: "python (process 123, 61.0 GB)".
 
-    It is empty if less than 1 GB of each GPU is used, or nvidia-smi does not answer.  In a container nvidia-smi may
-    list no processes, or others by their numbers outside.
+    Empty if less than 1 GB of each GPU is used, or nvidia-smi does not answer.  In a container, nvidia-smi may list no
+    processes, or list them by their process ids outside the container.
     """
     chosen = f"--id={','.join(devices)}"
     used = [float(row[0]) for row in nvidia_smi(chosen, "--query-gpu=memory.used") if row[0].isdecimal()]
@@ -153,7 +153,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def reported() -> dict[str, str]:
-    """Linux' report on the first processor, name -> value; empty if there is none."""
+    """Linux' report on the first processor, name -> value; empty if Linux has no report."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:
@@ -172,7 +172,7 @@ def memory_bytes() -> int:
 
 
 def emulates_bf16() -> bool:
-    """True for an x86 processor on which oneDNN emulates bf16 products: without AVX-512 BF16, or not allowed to use it.
+    """True for an x86 processor on which oneDNN emulates bf16 products: AVX-512 BF16 is missing or not allowed.
 
     AVX-512 alone (Skylake to Ice Lake) is not enough; processors with AMX have AVX-512 BF16.
     """
@@ -184,8 +184,8 @@ def emulates_bf16() -> bool:
 def processor() -> dict[str, Any]:
     """The processor and everything that changes the last digits of its results; part of the scores' key.
 
-    Clouds give different processors one name.  Libraries choose kernels by maker, model and instruction sets, and the
-    order of additions by the number of threads.
+    Clouds give different processors the same name.  Libraries choose kernels by maker, model and instruction sets, and
+    the order of additions by the number of threads.
     """
     found = reported()
     kind = [found[name] for name in ("vendor_id", "cpu family", "model", "CPU part") if name in found]
@@ -200,16 +200,17 @@ def threads() -> dict[str, Any]:
 
 
 def instruction_sets() -> str:
-    """Digest of the instruction sets by which libraries choose kernels, and of the variables that limit them."""
+    """Digest of the instruction sets that decide which kernels libraries use, and of the variables that limit them."""
     limits = [os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
     return hashlib.sha256(repr((processor()["instructions"], limits)).encode()).hexdigest()[:12]
 
 
 def keep_compiled_kernels_apart() -> None:
-    """Give ``torch.compile``, in this process and its children, a cache for this processor's instruction sets alone.
+    """Give ``torch.compile``, in this process and its children, a cache only for this processor's instruction sets.
 
-    Its cache keeps C++ for the vectors of one instruction set, and silently compiles it for another one, for example in
-    a home folder that machines share: 2,048 of 4,096 values were wrong with AVX2 after AVX-512 (torch 2.13).
+    Its cache keeps C++ code for the vectors of one instruction set.  If machines share the cache, for example in a home
+    folder, torch silently compiles this code for another instruction set: with AVX2 after AVX-512, 2,048 of 4,096
+    values were wrong (torch 2.13).
     """
     folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{instruction_sets()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
@@ -235,7 +236,7 @@ def cpu_build_of_torch() -> bool:
 
 
 def hardware(devices: Sequence[Gpu], *, cpu_only: bool = False) -> dict[str, Any]:
-    """The names of the GPUs and their driver; the CPU without GPUs, and with a ``cpu_only`` build of torch."""
+    """The names of the GPUs and their driver; the CPU if there are no GPUs or torch is a ``cpu_only`` build."""
     if devices and not cpu_only:
         return {"gpus": [gpu.name for gpu in devices], "driver": devices[0].driver}
     return processor()

@@ -1,4 +1,4 @@
-"""Helpers for messages of one line, for text of unknown origin that a terminal shows, and to hide secrets."""
+"""Helpers to write messages on one line, to print text of unknown origin safely, and to hide secrets."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ SECRET_TEXT = re.compile(
 )
 """A URL's user and password, a parameter of a URL, keys as the hub and other sites make them, a header's key."""
 SECRET_VALUE = re.compile(r"[^/~\s][^\s:]{11,}")
-"""A value of an environment variable that is replaced in texts: a long word, and no path or URL."""
+"""A value of an environment variable that is replaced in texts: a long word that is not a path or URL."""
 HIDDEN = "***"
 
 
 def is_secret(name: str, value: object) -> bool:
-    """True if an option or variable of this name holds a secret: a text, but no ``<token>`` or ``[TOKEN]``."""
+    """True if an option or variable of this name holds a secret: a text that is not like ``<token>`` or ``[TOKEN]``."""
     if not isinstance(value, str) or value[:1] in ("", "<", "[") or value == HIDDEN:
         return False
     return SECRET_NAME.search(name) is not None
 
 
 def redacted(value: Any) -> Any:
-    """JSON types, or a text, with ``***`` for every secret: by its name, its form, or as the environment holds it."""
+    """Replace secrets in JSON types or a text by ``***``; a name, a form or the environment identifies a secret."""
     if isinstance(value, dict):
         return {key: HIDDEN if is_secret(str(key), each) else redacted(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -100,7 +100,7 @@ def shortened(text: str, limit: int = 200) -> str:
 
 
 def with_class(error: BaseException) -> str:
-    """Return the class and the message of an error that nobody expected, in one line."""
+    """Return the class and the message of an unexpected error, in one line."""
     return f"{type(error).__name__}: {one_line(error)}"
 
 

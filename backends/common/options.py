@@ -1,4 +1,4 @@
-"""Check the ``engine`` object of a model spec, and digest the files that it names."""
+"""Check the ``engine`` object of a model spec, and compute digests of the files that it names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import nearest, printable, shortened
 
 MOST_FILES = 1_000
-"""Most files in a folder that an option names, such as a model that drafts tokens."""
+"""Largest number of files in a folder that an option names, such as a model that drafts tokens."""
 SAMPLE = 1 << 20
-"""Bytes that are read at the beginning of such a file; larger files also count by size and time."""
+"""Bytes read at the beginning of such a file; for larger files, size and time are also part of the digest."""
 WRITTEN = ("offload_folder", "download_dir")
 """Options that name a folder for output."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -31,7 +31,7 @@ class EngineOptions(BaseModel):
 
 
 def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:
-    """The options as an object of ``model``; InputError with one line for the first option that is wrong."""
+    """Parse the options as an object of ``model``; InputError with one line about the first wrong option."""
     try:
         return model.model_validate(dict(options))
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""A process for one model: it ends with its parent, may be forked, and writes its output into a log.
+"""A process for one model: it ends with its parent, can be forked, and writes its output into a log.
 
-The log replaces file descriptors 1 and 2 instead of ``sys.stdout``, because vLLM's processes and C++ code do not write
+The log replaces the file descriptors 1 and 2, not ``sys.stdout``, because vLLM's processes and C++ code do not write
 through Python.  Children that start during the capture keep writing to the log.
 """
 
@@ -22,7 +22,7 @@ from compare_q.backends.common.errors import InputError
 
 PR_SET_PDEATHSIG = 1
 NOT_INITIALIZED = 3
-"""Answer of libcuda before anything in this process has used a GPU."""
+"""Status that libcuda returns before anything in this process has used a GPU."""
 TRIAL_S = 10.0
 """Seconds after which a trial fork counts as hanging; it takes some milliseconds."""
 WORKER = "COMPARE_Q_WORKER"
@@ -44,7 +44,7 @@ def in_worker() -> bool:
 def time_limit(what: str, seconds: float) -> Iterator[None]:
     """InputError if a block of the main thread takes longer.
 
-    Python reacts only between two of its steps, so that a step without end (``10 ** 10 ** 10``) ends a worker.
+    Python handles signals only between two steps.  An endless step (``10 ** 10 ** 10``) therefore ends the worker.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -68,19 +68,19 @@ def time_limit(what: str, seconds: float) -> Iterator[None]:
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have a signal end this process when its ``parent`` process ends, also by SIGKILL, or now if it has ended.
 
-    Linux sends the signal when the parent's *thread* that started this process ends: start processes from a thread that
-    lives as long as they do.  Children do not inherit the signal, and must call this themselves.
+    Linux sends the signal when the parent's *thread* that started this process ends.  Therefore start processes from
+    a thread that lives as long as these processes.  Children do not inherit the signal, and must call this themselves.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the system was asked
+    if os.getppid() != parent:  # it ended before the prctl call
         os.kill(os.getpid(), number)
 
 
 def fork_blockers() -> list[str]:
     """Return the reasons why a fork of this process could fail or hang; empty if this process may be forked.
 
-    A fork has no CUDA context and none of its parent's threads.  Most libraries start new threads after a fork;
-    those that do not, as GNU OpenMP after it has computed in several threads, hang in a trial fork that computes.
+    A fork lacks its parent's CUDA context and threads.  Most libraries start new threads after a fork.  Others, such as
+    GNU OpenMP after it has computed in several threads, hang in a trial fork that computes.
     """
     own = threading.current_thread()
     threads = sorted(thread.name for thread in threading.enumerate() if thread is not own)
@@ -102,7 +102,7 @@ def has_started_cuda() -> bool:
 
 
 def trial_fork() -> list[str]:
-    """Return why a fork that multiplies matrices in several threads does not end; empty if it does."""
+    """Return why a fork that multiplies matrices in several threads does not end; empty if it ends."""
     library = sys.modules.get("torch") or sys.modules.get("numpy")
     child = os.fork()
     if child == 0:

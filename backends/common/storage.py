@@ -1,9 +1,9 @@
-"""Files that compare_q writes: they appear whole or not at all, and carry their checksum.
+"""Files that compare_q writes: each appears complete or not at all, and carries its checksum.
 
-Scores, reference stores and the cache use them.  A file is written under a temporary name and renamed, so that a kill
-leaves the old file, the new one or none.  Every flipped bit is found:
+Scores, reference stores and the cache use these files.  A file is written under a temporary name and renamed, so that
+a kill leaves the old file, the new file or no file.  Every flipped bit is found:
 
-- tensors are in ``<what>.<digest>.safetensors``; the digest is of all bytes (SHA-256, its first 40 digits).  Such a
+- tensors are in ``<what>.<digest>.safetensors``; the digest covers all bytes (the first 40 digits of SHA-256).  Such a
   file never changes, and its header has facts with their checksum, so that no list of files is needed;
 - JSON ends with an entry ``sha256`` of all bytes before it: a manifest, which is written after the files that it lists,
   or the record of a session;
@@ -100,7 +100,7 @@ def hold(path: Path) -> int:
 
 
 def is_abandoned(path: Path) -> bool:
-    """True if a path has a temporary name and no process holds it; the caller holds it for a moment."""
+    """True if a path has a temporary name and no process holds it; the check locks the path for a moment."""
     if not TEMPORARY.fullmatch(path.name):
         return False
     try:
@@ -124,7 +124,7 @@ def sweep(folder: Path) -> None:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The regular files of a folder in the order of their names, without links; empty if there is no folder."""
+    """The regular files of a folder in the order of their names, without links; empty if the folder does not exist."""
     try:
         return [folder / name for name in sorted(os.listdir(folder)) if is_regular(folder / name)]
     except OSError:
@@ -137,7 +137,7 @@ def is_regular(path: Path) -> bool:
 
 
 def size_of(path: Path) -> int | None:
-    """Bytes of a regular file that is not a link; None if there is none."""
+    """Bytes of a regular file that is not a link; None for anything else."""
     try:
         there = path.lstat()
     except (OSError, ValueError):
@@ -146,7 +146,7 @@ def size_of(path: Path) -> int | None:
 
 
 def times_of(found: os.stat_result) -> str:
-    """The times of a file's content and of its last change of state, which no user can set back after an edit."""
+    """The times of a file's content and of its last change of state; users cannot set the second one back."""
     return f"{found.st_mtime_ns} {found.st_ctime_ns}"
 
 
@@ -189,7 +189,7 @@ def facts_line(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def header_of(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(facts, entries of the tensors) of a kept file; ValueError if there is no header, or the facts are damaged."""
+    """(facts, entries of the tensors) of a kept file; ValueError if the header is missing or the facts are damaged."""
     try:
         with json_files.open_regular(file) as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -239,12 +239,12 @@ def write_arrays(file: Path, **arrays: Any) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
-    """The arrays that ``write_arrays`` wrote; ValueError if a byte changed, InputError if there is no readable file."""
+    """The arrays that ``write_arrays`` wrote; ValueError if a byte changed, InputError if the file cannot be read."""
     import numpy as np
 
     with json_files.open_regular(file) as stream:
         body = os.fstat(stream.fileno()).st_size - ARRAYS_TAIL_BYTES
-        if body < 0 or os.pread(stream.fileno(), len(MARK), body) != MARK:  # before all of a large file is read
+        if body < 0 or os.pread(stream.fileno(), len(MARK), body) != MARK:  # before a large file is read completely
             raise ValueError("it has no checksum")
         data = stream.read()
     if hashlib.sha256(memoryview(data)[:body]).hexdigest().encode() != data[body + len(MARK) :]:

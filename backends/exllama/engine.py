@@ -2,11 +2,11 @@
 
 The model fills one GPU after the other, unless ``device``, ``reserve_per_device`` or ``use_per_device`` is set.  A
 window is one ``Model.forward`` without a KV cache (``attn_mode`` "flash_attn_nc").  Despite that name, flash-attn is
-not needed: exllamav3 runs the first of its Triton kernels, xformers and torch that works, and the provenance names it.
+not needed: exllamav3 tries its Triton kernels, xformers and torch in this order.  The provenance names what ran.
 
 Unquantized weights (also bf16 ones), activations and logits are float16.  EXL3 products of more than 144 rows, as in
-most windows, reconstruct the weights in float16 and multiply those.  The head is padded to a multiple of 128 entries,
-where a quantized head has noise; logits are cut to the config's vocabulary.
+most windows, reconstruct the weights in float16 and multiply with these.  The head is padded to a multiple of 128
+entries.  In the padding a quantized head has noise; logits are cut to the config's vocabulary.
 
 Decode runs windows of one length as a rectangular batch, as in ``examples/generation_loop.py``.  Products of up to 144
 rows read the trellis.  With up to 8 windows per step each attention block is one CUDA graph, and with up to 8 tokens
@@ -46,12 +46,13 @@ if TYPE_CHECKING:
     import torch
 
 NAME, METHOD = "exllamav3", "exl3"
-"""The package, which is also the load_fn, and the only quantization method that it runs unchanged.
+"""The package, whose name is also the load_fn, and the only quantization method that it runs unchanged.
 
-It would turn fp8 and mxfp4 into float16, and modelopt's NVFP4 into garbage.
+exllamav3 would convert fp8 and mxfp4 to float16, and modelopt's NVFP4 to garbage.
 """
 OUTPUT_FACTOR = 4
-"""Float16 logits of windows that the split leaves memory for: the logits, and 2.5 times as much to process them."""
+"""Memory that the split over GPUs leaves free, in sizes of a window's float16 logits: the logits, and 2.5 times as much
+to process them."""
 NOT_GPUS = {"max_seq_len", "cache_mode"}
 """Options that do not select GPUs."""
 PAGE = 256
@@ -64,7 +65,7 @@ EXL3_PARTS = set(FORMATS["trellis"][1].split())
 
 
 class ExLlamaV3Options(EngineOptions):
-    """The ``engine`` object: arguments of ``Model.load``, in GiB; bits of keys and values, as ``-cq`` takes them.
+    """The ``engine`` object: arguments of ``Model.load``, in GiB; bits of keys and values, in the form of ``-cq``.
 
     ``max_seq_len`` selects longrope factors.
     """
@@ -86,8 +87,8 @@ class ExLlamaV3Options(EngineOptions):
 class ExLlamaV3Engine(LogitsEngine):
     """See the module's docstring.
 
-    In decode, keys and values are in ``cache``; ``ahead`` are the windows to be scored, ``decoded`` has (logits,
-    states) of those that ran with an earlier window, by index.
+    In decode, keys and values are in ``cache``.  ``ahead``: the windows to be scored; ``decoded``: index -> (logits,
+    states) of the windows that already ran together with an earlier window.
     """
 
     capabilities = Capabilities(
@@ -156,7 +157,7 @@ class ExLlamaV3Engine(LogitsEngine):
         config = Config.from_directory(str(folder))
         for file in self.planned.override_tensors:
             config.stc.add_tensor_files(str(file), warn_if_override=False)
-            if str(file) not in config.stc.tensor_files:  # older versions expect a folder
+            if str(file) not in config.stc.tensor_files:  # older versions of exllamav3 expect a folder
                 raise ValueError(f"this version does not take {file} as override tensors; {self.capabilities.install}")
         if self.options.max_seq_len is not None:
             config.override_dynamic_seq_len(self.options.max_seq_len)
@@ -166,7 +167,7 @@ class ExLlamaV3Engine(LogitsEngine):
         if (decode := self.planned.decode) is not None:  # loading allocates the cache's tensors
             keys, _, values = (self.options.cache_mode or FP16).partition(",")
             quantized = {} if keys == FP16 else {"k_bits": int(keys), "v_bits": int(values or keys)}
-            self.cache = Cache(  # has states for layers that have a state instead of keys and values
+            self.cache = Cache(  # also holds the states of layers without keys and values
                 self.model, decode.batch * pages(tokens), CacheLayer_quant if quantized else CacheLayer_fp16,
                 max_batch_size=decode.batch, **quantized,
             )  # fmt: skip
@@ -183,7 +184,7 @@ class ExLlamaV3Engine(LogitsEngine):
         self._forget_kernels()
 
     def _forget_kernels(self) -> None:
-        """Forget what ran: scoring may run other kernels than loading, or the check of decode, did."""
+        """Forget which kernels ran: scoring may run different kernels from loading or from the check of decode."""
         for module in self.model:
             for name in ATTENTION_NOTES:
                 getattr(module, "dispatch_cache", {}).pop(name, None)
@@ -200,9 +201,9 @@ class ExLlamaV3Engine(LogitsEngine):
         yield found.clone()  # a view would keep the whole batch in memory while the next one runs
 
     def _decode(self, window: Window, decode: Decode) -> None:
-        """Run ``window`` and the following ones of its length, up to a batch, ``decode.step`` tokens at a time.
+        """Run ``window`` and the following windows of equal length, up to a batch, ``decode.step`` tokens at a time.
 
-        Layers with a state get the state of the step before; its slot is freed at the end.
+        Layers with a state get the state of the previous step; its slot is freed at the end.
         """
         places = (place for place, other in enumerate(self.ahead) if other.index == window.index)
         following = self.ahead[next(places, len(self.ahead)) + 1 :]
@@ -343,7 +344,7 @@ def layer_of(module: Any) -> Layer:
 
 
 def check_folder(folder: Path, model: PlannedModel) -> None:
-    """InputError for a local folder with a format, length or files that exllamav3 would load wrong."""
+    """InputError for a local folder with a format, length or files that exllamav3 would load incorrectly."""
     if not folder.is_dir():
         return
     config = CheckpointConfig.read(folder)
@@ -363,7 +364,7 @@ def check_folder(folder: Path, model: PlannedModel) -> None:
 def check_overrides(model: PlannedModel) -> None:
     """InputError if the engine would mix override tensors with the tensors that they should replace.
 
-    For a module with both EXL3 tensors and a weight, exllamav3 uses the EXL3 tensors of any file.
+    For a module with both EXL3 tensors and a weight, exllamav3 uses the EXL3 tensors, from whichever file.
     """
     for file in model.override_tensors:
         if file.suffix != ".safetensors":

@@ -46,11 +46,11 @@ DTYPES = {
 """load_fn -> default dtype."""
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 PROMPT = 2048
-"""Tokens of a prompt that are computed at a time before decode steps, as in vLLM's chunks: masks stay small."""
+"""Tokens of a prompt that are computed at a time before decode steps, as in vLLM's chunks, so that masks stay small."""
 LONGEST_SEEN = "max_seq_len_cached"
 """Attribute of a rotary embedding: the length of the longest sequence so far."""
 GIVEN_TO_ATTENTION = re.compile(r"\b(?:softcap|s_aux)=self\.(\w+)")
-"""Arguments of attention that torch's sdpa does not take, and the attribute of a layer that holds them."""
+"""Arguments of attention that torch's sdpa does not accept, and the attribute of a layer that holds each one."""
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
 BF16_ONLY = re.compile("nvfp4|mxfp4|mxfp8")
 """Formats that compressed-tensors 0.17 always decompresses to bfloat16."""
@@ -63,7 +63,7 @@ PACKAGES = {
 }  # fmt: skip
 """quant_method -> distributions that Transformers needs to load it."""
 OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
-"""Options that are not passed on as they are."""
+"""Options that are not passed unchanged to Transformers."""
 
 
 class TransformersOptions(NoiseOptions):
@@ -82,7 +82,7 @@ class TransformersOptions(NoiseOptions):
 
 
 class TransformersFolder(HuggingFaceFolder):
-    """A folder whose model gets the dtype of its load_fn, and may be quantized while it loads."""
+    """A folder whose model gets the dtype of its load_fn, and may be quantized while loading."""
 
     def facts(self) -> ModelFacts:
         found = super().facts()
@@ -91,7 +91,7 @@ class TransformersFolder(HuggingFaceFolder):
     def storage(self) -> Storage:
         on_load = (self.planned.options.get("quantization_config") or {}).get("quant_method")
         if on_load and not self.config.quantization:
-            return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not say what that stores")
+            return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not show the stored size")
         return super().storage()
 
 
@@ -117,7 +117,7 @@ class TransformersEngine(LogitsEngine):
         self.checkpoint, self.rotary = TransformersFolder(model), list[Any]()
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
-        self.two_parts = False  # a base model and a forward that can compute some logits alone (long_windows.py)
+        self.two_parts = False  # has a base model, and a forward that can compute only some logits (long_windows.py)
         self.takes_positions = False
 
     @classmethod
@@ -185,7 +185,7 @@ class TransformersEngine(LogitsEngine):
             self.model.set_attn_implementation("eager")
         check_resident(folder, self.model, stored)
         self.model.eval()
-        if not self.options.streaming:  # it would read every layer once more
+        if not self.options.streaming:  # streaming would read every layer again
             check_causal(folder, self.model)
         takes = inspect.signature(self.model.forward).parameters
         self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
@@ -217,7 +217,7 @@ class TransformersEngine(LogitsEngine):
     def _tokens(self, window: Window) -> torch.Tensor:
         """Return the tokens [1, L] on the device.
 
-        Dynamic rotary factors, which would otherwise be those of a longer window before, are reset.
+        Dynamic rotary factors are reset; otherwise they could be the factors of an earlier, longer window.
         """
         import torch
 
@@ -241,8 +241,8 @@ class TransformersEngine(LogitsEngine):
     def _decoded(self, window: Window, decode: Decode) -> Iterator[torch.Tensor]:
         """Yield ``pieces`` of a window that is fed ``step`` tokens at a time, with the model's default cache.
 
-        ``generate`` uses the same cache, unless the model's generation config names another one, and also gives the
-        positions: some models would count them from 0 in every forward pass.
+        ``generate`` uses the same cache, unless the model's generation config names another cache.  The positions are
+        passed as in ``generate``: some models would otherwise count them from 0 in every forward pass.
         """
         import torch
 
@@ -256,7 +256,7 @@ class TransformersEngine(LogitsEngine):
             keys |= {"position_ids": positions[:, begin:end]} if self.takes_positions else {}
             found = self.model(token_ids[:, begin:end], past_key_values=cache, use_cache=True, **keys)
             cache, held = found.get("past_key_values"), 0
-            with suppress(ValueError):  # a cache without layers of attention
+            with suppress(ValueError):  # the cache has no attention layers
                 held = 0 if cache is None else cache.get_seq_length()
             if held != end:
                 raise ModelError(f"phase: {type(self.model).__name__} keeps no cache of all tokens, which decode needs")
@@ -284,7 +284,7 @@ class TransformersEngine(LogitsEngine):
             self.entered = torch.empty(0)
             module.register_forward_pre_hook(lambda _, given: setattr(self, "entered", given[0][0]))
         stated = self.model.config.get_text_config().to_dict()
-        # MPT's logit_scale may be a word, and zeros do not count.
+        # MPT's logit_scale may be a word; zeros do not count.
         numbers = {key: float(value) for key, value in stated.items() if isinstance(value, int | float) and value}
         head = Head(
             module.weight.shape[0], dtype_name(module.weight.dtype), numbers.get("final_logit_softcapping"),
@@ -330,7 +330,7 @@ class TransformersEngine(LogitsEngine):
 
 
 def check_streaming(model: PlannedModel, options: TransformersOptions, stored: dict[str, Any]) -> None:
-    """InputError if ``streaming`` does not work with the other options, the checkpoint or the installed packages."""
+    """InputError if ``streaming`` is incompatible with the other options, the checkpoint or the installed packages."""
     for name in ("device_map", "max_memory", "offload_folder", "quantization_config"):
         if getattr(options, name) is not None:
             raise InputError(f"engine.streaming: cannot be combined with {name}; remove one of them")
@@ -356,9 +356,9 @@ def check_packages(where: str, config: dict[str, Any]) -> None:
 
 
 def ignored_by_attention(model: Any) -> str:
-    """Return what a model's layers give to attention and torch's sdpa does not take, such as a soft cap; or "".
+    """Return arguments of a model's attention that torch's sdpa ignores, such as a soft cap; "" if there are none.
 
-    Transformers chooses sdpa for Gemma 2 all the same.
+    Transformers chooses sdpa for Gemma 2 nevertheless.
     """
     if model.config._attn_implementation != "sdpa":
         return ""
@@ -373,9 +373,9 @@ def ignored_by_attention(model: Any) -> str:
 def check_causal(folder: Path, model: Any) -> None:
     """ModelError if a token changes the logits before it, as in encoders, which see the tokens that they would predict.
 
-    Two texts of eight tokens, which differ in the one in the middle, are the rows of one forward pass.  If both
-    directions of attention are open, the mean change of the log-probabilities before that token is about the one
-    behind it; if one is, it is 0, or a rounding of kernels that mix tokens, such as experts'.
+    One forward pass runs two texts of eight tokens that differ only in a token in the middle.  If attention works in
+    both directions, the log-probabilities before that token change on average about as much as those after it.  If
+    attention is causal, the change before the token is 0, or a rounding of kernels that mix tokens, such as experts'.
     """
     import torch
 
@@ -394,7 +394,7 @@ def check_causal(folder: Path, model: Any) -> None:
 
 
 def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:
-    """ModelError for weights that Transformers initialized at random or loaded without scales, with a mere warning.
+    """ModelError for weights that Transformers initialized at random or loaded without scales, with only a warning.
 
     ``found``: loading info of ``from_pretrained``; ``on_load``: Transformers quantized the model while loading, so that
     the checkpoint needs no scales.
@@ -408,7 +408,7 @@ def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> 
 
 
 def check_resident(folder: Path, model: Any, stored: Mapping[str, Any]) -> None:
-    """ModelError for a quantized model with weights on disk, which Transformers computes wrong (unquantized: right)."""
+    """ModelError for a quantized model with weights on disk: Transformers computes it wrong (unquantized: right)."""
     on_disk = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
     if stored and on_disk:
         raise ModelError(

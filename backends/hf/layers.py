@@ -1,8 +1,8 @@
-"""How the linear layers of a model of Transformers ran.
+"""Report how the linear layers of a model in Transformers ran.
 
 Most quantized checkpoints are decompressed to the model's dtype and multiplied by torch: the weights are those of the
-checkpoint, but the activations may differ from its scheme.  compressed-tensors rounds activations in the
-layer's forward, which is measured: one vector is passed to the layer, and compared with the input of torch's product.
+checkpoint, but the activations may differ from its scheme.  compressed-tensors rounds activations in the layer's
+forward.  To measure this, one vector is passed to the layer and compared with the input of torch's product.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
         if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
             dequantized = name_from_layers(name) in stored
             yield linear_layer(name, module, stated.of(name), dtype_name(model.dtype), dequantized=dequantized)
-        elif type(module).__name__.endswith("Experts"):  # all of a layer, whose weights are one or two tensors
+        elif type(module).__name__.endswith("Experts"):  # all experts of a layer, with one or two weight tensors
             dequantized = any(each.startswith(f"{name_from_layers(name)}.") for each in stored)
             kernel = f"{type(module).__name__} {getattr(model.config, '_experts_implementation', None) or ''}".strip()
             yield product(name, next(module.parameters(), None), stated.of(name), kernel, dequantized=dequantized)
@@ -66,19 +66,19 @@ def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, d
         return Layer(name, f"{weight.quant_type} g{weight.blocksize}", dtype_name(module.compute_dtype), kernel)
     if kernel == "Linear8bitLt":
         return Layer(name, "int8 channel", "int8 token", kernel)
-    if kernel == "CompressedTensorsFP8Linear":  # rounds by token also where the checkpoint has a scale for them
+    if kernel == "CompressedTensorsFP8Linear":  # rounds by token even if the checkpoint has a scale for activations
         return Layer(name, scheme.weights if scheme else "fp8 channel", "fp8 token", kernel)
     if kernel == "FP8Linear" and module.block_size and weight.element_size() == 1:
         size = module.block_size
         ran = f"fp8 g{size[1]}" if module.activation_scheme == "dynamic" else "fp8 tensor"
         return Layer(name, f"fp8 block {size[0]}x{size[1]}", ran, kernel)
-    if isinstance(getattr(module, "bits", None), int):  # gptqmodel, whose kernels are all weight-only
+    if isinstance(getattr(module, "bits", None), int):  # gptqmodel; all of its kernels are weight-only
         return Layer(name, scheme.weights if scheme else f"int{module.bits}", dtype, kernel)
     return product(name, None, scheme, kernel, dequantized=dequantized)
 
 
 def product(name: str, weight: Any, scheme: Scheme | None, kernel: str, *, dequantized: bool) -> Layer:
-    """Return a layer that multiplies a float ``weight`` in its dtype; of others the activations are unknown."""
+    """Return a layer that multiplies a float ``weight`` in its dtype; for other weights, activations are unknown."""
     scheme = scheme or Scheme(UNKNOWN)
     if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
         return Layer(name, scheme.weights, UNKNOWN, kernel, deviation(scheme.activations or UNKNOWN, UNKNOWN))
@@ -103,7 +103,7 @@ class ProductInputs(TorchFunctionMode):
 
 
 def measured_activations(module: Any, asked: str, dtype: str) -> str:
-    """Return the activations of a compressed-tensors layer: ``asked`` if the product's input differs from its own.
+    """Return the activations of a compressed-tensors layer: ``asked`` if product and layer have different inputs.
 
     "unknown" if accelerate has moved the weights off the device.
     """

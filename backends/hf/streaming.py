@@ -49,7 +49,7 @@ class Streamer:
     """Runs a model in CPU memory on ``device``.
 
     ``forward`` runs the layers for a window, and returns its logits in pieces.  ``group``: number of windows that run
-    together; None: as many as have room for their states in half of the device's free memory.
+    together; None: as many windows as have room for their states in half of the device's free memory.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Streamer:
         while isinstance(layer := run.reached, int):
             self.hold(layer)
             if layer == len(self.hosts) - 1:
-                run.resume()  # alone: a group's logits together are larger than the model
+                run.resume()  # one window at a time: the logits of a whole group are larger than the model
                 continue
             for each in [each for each in self.forwards if each.reached == layer]:
                 each.resume()
@@ -124,7 +124,7 @@ class Streamer:
             self.fetch(following)
 
     def fetch(self, layer: int) -> None:
-        """Start to copy a layer; a copy of another layer is dropped."""
+        """Start to copy a layer; discard a copy of another layer."""
         for dropped in self.coming.values():
             dropped.result()
         self.coming = {layer: self.copier.submit(self.copies, layer)}
@@ -137,7 +137,7 @@ class Streamer:
             return [host.to(self.device, copy=True) for _, host in self.hosts[layer]]
 
     def release(self) -> None:
-        """Free the memory of the layer on the device after all computations with it."""
+        """Free the memory of the layer on the device once all computations with it are done."""
         import torch
 
         if self.held is None:

@@ -1,1 +1,1 @@
-"""Linear layers: what their schemes are called, how they ran, noise on their outputs."""
+"""Linear layers: names of their schemes, how they ran, noise on their outputs."""

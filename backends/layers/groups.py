@@ -1,8 +1,8 @@
 """Kernels and KV caches of a model, in groups of layers, and differences from the checkpoint's scheme.
 
-An engine describes every layer by a ``Layer``, and the cache of every attention layer by a ``KVCache``; results have
-groups of them.  If prefill attends to the keys and values of its own step and only writes the quantized cache, the
-cache changes no score, and a note is added.
+An engine describes every layer by a ``Layer``, and the cache of every attention layer by a ``KVCache``; results
+contain groups of these.  If prefill attends to the unquantized keys and values of the current step, and only writes the
+quantized cache, the cache changes no score, and a note is added.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ EXPERTS = re.compile(r"\.experts(?:\.|$)")
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
 
 OWN = "CompareQ"
-"""Begins the names of kernels that compare_q brings for an engine without one."""
+"""Prefix of the names of kernels that compare_q adds to an engine that lacks them."""
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Names of unquantized weights in torch and ggml."""
 LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
-"""Where the scales of a quantized cache come from: the checkpoint; nowhere (all are 1.0); or the keys and values."""
+"""Origin of the scales of a quantized cache: the checkpoint; no origin (all are 1.0); the keys and values."""
 NO_CACHE = "no_kv_cache"
-"""The key in a model's provenance for the reason why it has no KV cache."""
+"""The key in a model's provenance for the reason that it has no KV cache."""
 WITHOUT_CACHE = {NO_CACHE: "windows are scored whole, without one"}
 FIRST_STEP, SPARSE = "not in the first step", "sparse"
-"""Why prefill may not read the quantized cache: it reads the tokens of its own step unquantized (a whole window, if one
-step computes it); or a window is shorter than the selection of sparse attention, which then reads none of it."""
+"""Reasons that prefill may not read the quantized cache.
+
+First: it reads the tokens of the current step unquantized (the whole window, if one step computes it).  Second: the
+window is shorter than the selection of sparse attention, which then does not read the cache.
+"""
 PREFILL_NOTES = {
     FIRST_STEP: "{attention} computes the first step of a window from unquantized keys and values, and only later "
     "steps read the KV cache in {stored} ({count} layers)",
@@ -61,25 +64,25 @@ class KVCache:
     token_bytes: float | None = None  # per token and layer, with scales, on all GPUs together
     window: int | None = None  # number of last tokens of a sequence that the cache holds; None for all
     named: bool = False  # the spec names the format ``stored``
-    backend: str = ""  # the engine's name of the kind of attention, by which a spec chooses it
+    backend: str = ""  # the engine's name of the kind of attention; a spec chooses it by this name
 
 
 @cache
 def validator(of: Any) -> TypeAdapter[tuple[Any, ...]]:
-    """A validator of groups of a type, built when needed, which takes 0.02 s."""
+    """A validator of groups of a type; it is only built when needed, because this takes 0.02 s."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(tuple[of, ...])
 
 
 def group_layers(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Groups of the layers that differ only in their numbers, in the order of each group's first layer."""
+    """Groups of layers that differ only in the numbers of their names, in the order of each group's first layer."""
     counts = Counter(replace(layer, name=NUMBER.sub("*", layer.name)) for layer in layers)
     return tuple(replace(layer, count=count) for layer, count in counts.items())
 
 
 def groups_to_json(groups: Iterable[Layer]) -> list[dict[str, Any]]:
-    """Groups for results.json, where the layer's name is called "layers"."""
+    """Groups for results.json; there the key of the layer's name is "layers"."""
     return [{"layers": own.pop("name"), "count": own.pop("count"), **own} for own in map(asdict, groups)]
 
 
@@ -89,10 +92,11 @@ def groups_from_json(objects: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
 
 
 def deviation(asked: str, activations: str) -> str:
-    """``asked``, the activations of a checkpoint's scheme, if ``activations`` ran in another number format; else "".
+    """Return ``asked`` if the ``activations`` that ran deviate from it, else "".
 
-    Another scaling of the same number format (static FP8 asked, dynamic FP8 ran) is not a deviation.  Scales rounded
-    up to powers of two are: they doubled the KLD of an FP8 model (docs/measurements.md).
+    ``asked``: the activations of the checkpoint's scheme.  A different number format is a deviation.  Another scaling
+    of the same number format (static FP8 in the scheme, dynamic FP8 ran) is not.  Scales rounded up to powers of two
+    are a deviation: they doubled the KLD of an FP8 model (docs/measurements.md).
     """
     rounded = has_rounded_scales(activations) and not has_rounded_scales(asked)
     return asked if rounded or number_format(asked) != number_format(activations) else ""
@@ -107,7 +111,7 @@ def kernel_of(groups: Sequence[Layer]) -> str:
     """The short name of the kernel of most quantized layers, or of most layers if none is quantized.
 
     Experts come first: they hold most weights of a mixture.  Other kernels of quantized layers are counted: ``Marlin
-    +1``.  Without groups the name is "".
+    +1``.  The name is "" if ``groups`` is empty.
     """
     experts, others, plain = Counter[str](), Counter[str](), Counter[str]()
     for group in groups:
@@ -179,16 +183,16 @@ def kv_token_bytes(groups: Sequence[KVCache]) -> float | None:
 
 
 def kv_windows(groups: Sequence[KVCache]) -> str:
-    """The caches that hold only the last tokens: "5 of 6 layers hold the last 1,024 tokens"; "" if none."""
+    """The caches that hold only the last tokens: "5 of 6 layers hold the last 1,024 tokens"; "" if all hold all."""
     layers = sum(group.count for group in groups)
     limited = Counter(group.window for group in groups if group.window for _ in range(group.count))
     return ", ".join(f"{count} of {layers} layers hold the last {size:,} tokens" for size, count in limited.items())
 
 
 def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
-    """One clause for each difference between caches and the checkpoint's config, or cache that prefill does not read.
+    """One clause for each cache that differs from the checkpoint's config, or that prefill does not read.
 
-    A format that the spec names is not a deviation: ``kv_notes`` has a note on it.
+    A format that the spec names is not a deviation; ``kv_notes`` returns a note on it.
     """
     return [
         f"the checkpoint asks for a KV cache in {group.asked}, but keys and values were kept in {group.stored} "
@@ -201,8 +205,8 @@ def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
 
 
 def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
-    """Notes on caches that the spec chose, that have no calibrated scales, that the engine leaves in the model's dtype
-    (with TurboQuant vLLM does so in two layers at either end), or that are unknown.
+    """Notes on caches that the spec chose, that have no calibrated scales, that are unknown, or that the engine keeps
+    in the model's dtype (with TurboQuant, vLLM does so in the first two and the last two layers).
 
     ``told``: the engine's word for the number format of all caches.
     """

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, TypeVar
 
 Role = Literal["layer", "head", "embedding", ""]
-"""Where a module's bits belong; "" for modules outside the text model's weights."""
+"""The part of the model whose size includes a module's bits; "" for modules outside the text model's weights."""
 T = TypeVar("T")
 
 EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
@@ -27,7 +27,7 @@ OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_toke
 HEADS = {"lm_head", "text_lm_head", "embed_out", "output_layer", "output_projection"}
 """Names of heads, or of modules that enclose one, as in Phi."""
 OUTER_HEADS, OUTER_EMBEDDINGS = {"output", "head", "ff_out"}, {"embed"}
-"""Names that mean head and embedding if all steps before them are in ``OUTER``."""
+"""Names that mean head and embedding if all preceding steps of the name are in ``OUTER``."""
 OUTER = {"model", "transformer", "language_model", "text_model", "llm"}
 CLASSIFIER = "score"
 ROUTERS = {"gate", "router", "shared_expert_gate"}
@@ -36,10 +36,10 @@ OTHER_TOWERS = re.compile(
     r"embed_tokens_extend|talker|token2wav|code2wav|tts|sound_encoder|sound_projection|sam_model|qwen2_model|aligner|"
     r"vit_downsampler2?|vte|gen_vision_model|gen_aligner|gen_head|gen_embed|whisper_encoder"
 )
-"""Steps of names of modules outside the text model, if its root holds them too."""
+"""Steps in the names of modules outside the text model that its root may contain."""
 LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 IN_LAYER = re.compile(r"(?:^|[._])(?:layers?|h|blocks?)\.\d{1,9}\.")
-"""Names inside a decoder layer, which has no head: OLMo calls its head and a matrix of each block ff_out."""
+"""Names inside a decoder layer; these are never heads: OLMo calls its head and a matrix of each block ff_out."""
 FUSED_AS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"), "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
@@ -50,7 +50,7 @@ FUSED = (
     *(parts for name, parts in FUSED_AS.items() if name != "fused_wqa_wkv"),
     ("w1", "w3"), ("wq", "wk", "wv"), ("query", "key", "value"), ("c_fc_0", "c_fc_1"),
 )  # fmt: skip
-"""Layers that share their input and are fused: the packed_modules_mapping of vLLM's language models, 0.26 to 0.33."""
+"""Layers with the same input that are fused, from packed_modules_mapping of vLLM's language models, 0.26 to 0.33."""
 OWNERS = re.compile(r"^(?:(?:model|language_model|backbone)\.)+")
 """Prefixes of engines and checkpoints before a language model's layers."""
 PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "backbone.")
@@ -71,7 +71,7 @@ def module_and_part(name: str) -> tuple[str, str]:
 
 
 def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Module -> its parts, of tensors by their names."""
+    """Module -> its parts; ``tensors``: by their names."""
     modules: dict[str, dict[str, T]] = {}
     for name, tensor in tensors.items():
         module, part = module_and_part(name)
@@ -80,7 +80,7 @@ def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def role_of(module: str, hidden_layers: int | None) -> Role:
-    """Where a module's bits belong, by its name; ``hidden_layers``: the config's number of decoder layers, if known.
+    """The role of a module by its name; ``hidden_layers``: the config's number of decoder layers, if known.
 
     Modules for multi-token prediction are named ``mtp*``, or have a number beyond the last layer's.
     """
@@ -103,8 +103,8 @@ def is_outside(module: str) -> bool:
 def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> set[str]:
     """The modules outside the text model, except heads; empty if the text model is not found.
 
-    The root of the text model is the longest part before the name of the largest embedding that has numbered blocks
-    below it.  Its blocks are those with the fewest steps below the root: in Kimi-Audio ``model.layers``, and not
+    The root of the text model is the longest prefix of the largest embedding's name that has numbered blocks below it.
+    The model's blocks are the blocks with the fewest steps below the root: in Kimi-Audio ``model.layers``, not
     ``model.encoder.layers``.  ``sizes``: module -> its bytes.
     """
     roles = {name: role_of(name, hidden_layers) for name in sizes}
@@ -121,7 +121,7 @@ def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> s
     outside = {name for name, role in roles.items() if role != "head"
                and (name.split(".")[: len(root)] != root or depths.get(name, depth) > depth)}  # fmt: skip
     kept, every = (sum(sizes[name] for name in names) for names in (above.keys() - outside, above))
-    return outside if 4 * kept >= every else set()  # BLT's embedding is in its small encoder of bytes
+    return outside if 4 * kept >= every else set()  # BLT has its embedding in the small byte encoder
 
 
 def bare(layer: str) -> str:
@@ -130,13 +130,13 @@ def bare(layer: str) -> str:
 
 
 def spellings(layer: str) -> list[str]:
-    """A bare name as configs may spell it; for experts in one layer of an engine, the names of the first expert."""
+    """Possible spellings of a bare name in configs; for a layer with all experts, the names of the first expert."""
     inside = [f"{layer}.0.{part}" for part in EXPERT_LAYERS] if layer.endswith("experts") else []
     return [prefix + name for name in (layer, *inside) for prefix in PREFIXES]
 
 
 def parts_of(path: str) -> list[str]:
-    """The paths in a checkpoint of an engine's layer: its parts' if it is fused, else its own."""
+    """The checkpoint's paths of an engine's layer: the paths of its parts if it is fused, else its own path."""
     parent, _, name = path.rpartition(".")
     return [f"{parent}.{part}" for part in FUSED_AS.get(name, (name,))] if parent else [path]
 

@@ -29,8 +29,11 @@ SCALE = 2.0**-9
 VERSION = 2
 """Version of the numbers that follow from a seed; part of the key of a noise floor's token scores."""
 TABLE = 1 << 22
-"""Numbers drawn from a seed, on the CPU for every device.  The noise of a token in a layer is a stretch of them.  One
-in 512 pairs of stretches of 4,096 overlaps; there a number is the noise of different elements."""
+"""Count of the numbers drawn from a seed, on the CPU for every device.
+
+The noise of a token in a layer is a stretch of these numbers.  One in 512 pairs of stretches of 4,096 overlaps; in the
+overlap, a number is the noise of different elements.
+"""
 TOKENS: ContextVar[torch.Tensor] = ContextVar("TOKENS")
 """Hashes (``mixed``) of the tokens and positions of the current forward, int64 [n]; one per greenlet."""
 
@@ -65,8 +68,8 @@ class Noise:
 
     The noise of an element depends only on the seed, its layer, its token, the token's position in its window and its
     place in the state.  It does not depend on earlier windows, other windows of a batch, or the rank.  ``begin`` sets
-    the tokens of a forward.  ``pairs``: a layer may return (hidden states, residual), as vLLM's layers do; without it
-    only the first of several tensors gets noise.
+    the tokens of a forward.  ``pairs``: a layer may return (hidden states, residual), as vLLM's layers do.  Without
+    ``pairs``, only the first of several tensors gets noise.
     """
 
     def __init__(self, layers: Mapping[int, Any], seed: int, *, pairs: bool = False) -> None:
@@ -81,7 +84,7 @@ class Noise:
         ]
 
     def begin(self, token_ids: torch.Tensor, positions: torch.Tensor) -> None:
-        """The tokens of the forward that begins in this thread (or greenlet), and their positions: integers [n]."""
+        """Set the tokens of the forward that begins in this thread (or greenlet), and their positions: integers [n]."""
         TOKENS.set(mixed(token_ids.long() + mixed(positions.long().to(token_ids.device))))
 
     def noisy(self, number: int, output: Any) -> Any:
@@ -95,14 +98,14 @@ class Noise:
         if not known or not 1 <= len(stream) <= 2 or any(part.shape != stream[0].shape for part in stream):
             found = ", ".join(str(tuple(getattr(part, "shape", [type(part).__name__]))) for part in parts)
             raise ModelError(f"engine.noise: layer {number} returns {found}, not one tensor or two of a shape")
-        # vLLM's next layer adds the two, or uses the first only (Cohere, EXAONE 4): the same factor on both is the
-        # stream's factor either way.
+        # vLLM's next layer adds the two tensors, or uses only the first (Cohere, EXAONE 4).  With the same factor on
+        # both, the stream gets this factor in either case.
         factor = self.factor(number, stream[0])
         noisy = tuple(None if part is None else (factor * part).to(part.dtype) for part in parts[:end])
         return (*noisy, *parts[end:]) if isinstance(output, tuple) else noisy[0]
 
     def factor(self, number: int, like: torch.Tensor) -> torch.Tensor:
-        """1 + SCALE * n, float32, in the shape of ``like``, one of whose dimensions is the tokens."""
+        """1 + SCALE * n, float32, in the shape of ``like``; one of its dimensions is the tokens."""
         tokens = TOKENS.get(None)
         if tokens is None or len(tokens) not in like.shape:
             count = "unknown" if tokens is None else len(tokens)
@@ -117,12 +120,12 @@ class Noise:
         return stretches[places].view(len(tokens), *rest).movedim(0, axis)
 
     def missed(self) -> str:
-        """An error if a layer has run without noise, after all have run; else empty."""
+        """Return an error if a layer has run without noise, else ""; to be called after all layers have run."""
         missed = f"layer {min(self.silent, default=0)} has run without it; this model cannot be given noise"
         return f"engine.noise: {missed}" if self.silent else ""
 
     def remove(self) -> str:
-        """Stop the noise; returns ``missed``."""
+        """Stop the noise; return ``missed``."""
         for handle in self.handles:
             handle.remove()
         return self.missed()

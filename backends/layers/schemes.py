@@ -1,4 +1,4 @@
-"""Schemes of layers and KV cache in a checkpoint's quantization config, in words that all engines share.
+"""Schemes of layers and KV cache in a checkpoint's quantization config, in terms that all engines share.
 
 Weights and activations are described by a number format and the granularity of its scales: ``int4 g128``, ``int8
 channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  `` e8m0`` at the end means that scales are
@@ -22,7 +22,7 @@ from compare_q.backends.layers.names import bare, parts_of, spellings
 UNKNOWN = "unknown"
 Config = Mapping[str, Any]
 POWERS_OF_TWO = "e8m0"
-"""The last word if scales were rounded up to powers of two."""
+"""The last word of a scheme if scales were rounded up to powers of two."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Scheme:
 class Declared:
     """The schemes of a checkpoint's quantized layers; None means unknown."""
 
-    default: Scheme | None = None  # of layers without a name or pattern
+    default: Scheme | None = None  # of layers that no name or pattern matches
     exact: Mapping[str, Scheme | None] = field(default_factory=dict)  # by the name that ``bare`` returns
-    patterns: tuple[tuple[re.Pattern[str], Scheme | None], ...] = ()  # the first that matches a name's beginning counts
+    patterns: tuple[tuple[re.Pattern[str], Scheme | None], ...] = ()  # the first match at a name's start applies
 
     def of(self, layer: str) -> Scheme | None:
         """The scheme of one layer, by its name in the checkpoint or in an engine, fused or not."""
@@ -49,7 +49,7 @@ class Declared:
 
     def _of_part(self, path: str) -> Scheme | None:
         name = owner = bare(path)
-        while owner:  # a config may name a module that holds the layer
+        while owner:  # a config may name a module that contains the layer
             if owner in self.exact:
                 return self.exact[owner]
             owner = owner.rpartition(".")[0]
@@ -64,7 +64,7 @@ class Declared:
 
 
 ROUTED = re.compile(r"(?:^|.*\.)experts(?:\.|$)")
-"""Experts that a router chooses; shared experts have another name."""
+"""Names of experts that a router chooses; shared experts have other names."""
 MX = "mxfp8 g32"
 ALGORITHMS = {
     "NVFP4": Scheme("nvfp4 g16", "nvfp4 g16"),
@@ -95,7 +95,7 @@ def with_group_size(name: str, group_size: Any) -> str:
 
 
 def args_text(args: Any) -> str:
-    """A ``QuantizationArgs`` of compressed-tensors, as an object or as JSON; "" for none."""
+    """The scheme of a ``QuantizationArgs`` of compressed-tensors, an object or JSON; "" for None."""
     if not args:
         return ""
     fields = dict(args) if isinstance(args, Mapping) else args.model_dump(mode="json")
@@ -130,7 +130,7 @@ def part(owner: Any, key: str) -> Mapping[str, Any]:
 
 
 def asks_for_input_scales(quantization: Mapping[str, Any]) -> bool:
-    """True if a config asks for a stored scale of the activations in every quantized layer."""
+    """True if a config requires a stored scale of the activations in every quantized layer."""
     if quantization.get("quant_method") == "fp8":
         return quantization.get("activation_scheme") == "static"
     algorithm = (part(quantization, "quantization") or quantization).get("quant_algo")
@@ -167,7 +167,7 @@ def kv_cache(config: Mapping[str, Any]) -> str:
 
 
 def by_name(default: Scheme | None, schemes: Mapping[str, Scheme | None]) -> Declared:
-    """One scheme for all layers, and others by a layer's name, with ``*``, or by ``re:`` and a regular expression.
+    """A default scheme, and other schemes by a layer's name, with ``*``, or by ``re:`` and a regular expression.
 
     An invalid expression matches no layer.
     """
@@ -191,7 +191,7 @@ def declared(config: Config) -> Declared:
 
 
 def integers(config: Config) -> Declared:
-    """GPTQ, AWQ, and Intel's auto-round (inc in vLLM) in integers, which have other keys for some layers.
+    """GPTQ, AWQ, and Intel's auto-round (inc in vLLM) in integers; these have extra keys for some layers.
 
     GPTQModel's ``dynamic``: ``+:pattern``, or ``-:pattern`` for layers that are not quantized.  auto-round's
     ``extra_config``: name or pattern.

@@ -1,1 +1,1 @@
-"""The reference store: states or logits of one model, with which others are compared."""
+"""The reference store: states or logits of the model that other models are compared with."""

@@ -1,4 +1,4 @@
-"""A reference store next to a model that is being scored: the reference's logits on the device of the model's own.
+"""Compare a model that is being scored with a reference store, with both models' logits on one device.
 
 ``ReferenceWindows`` reads windows ahead of their use.  ``Comparison`` turns stored rows into the reference's logits,
 for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 class ReferenceWindows:
     """Reads windows of a store in pieces of at most ``PIECE_BYTES``; a thread reads ahead in their order.
 
-    ``pin``: into pinned memory, from which a GPU copies without waiting.
+    ``pin``: read into pinned memory; a GPU copies from it without waiting.
     """
 
     def __init__(self, store: Reader, *, pin: bool) -> None:
@@ -70,7 +70,7 @@ class ReferenceWindows:
         piece = max(store.stored_bytes // max(store.n_windows * self.n_pieces(0), 1), 1)
         self.ahead = min(max(AHEAD_BYTES // piece, 1), 64)
         self.futures: dict[Piece, Future[tuple[torch.Tensor, int]]] = {}
-        self.asked: set[Piece] = set()  # also those that were forgotten, which are not read ahead again
+        self.asked: set[Piece] = set()  # also forgotten pieces, which are not read ahead again
 
     def n_pieces(self, window: int) -> int:
         """Number of pieces in which a window is read."""
@@ -92,7 +92,7 @@ class ReferenceWindows:
     def get(self, rows: StoredRows) -> torch.Tensor:
         """Return states [n, H] or logits [n, V] of rows of a window, on the CPU; forget the pieces before them.
 
-        ModelError unless the store has as many rows of the window as are scored: with another warm-up, every position
+        ModelError unless the store has one row per scored position of the window: with another warm-up, every position
         would be shifted.
         """
         import torch
@@ -107,7 +107,7 @@ class ReferenceWindows:
         return tensor[rows.begin - first * size : rows.end - first * size]
 
     def piece(self, piece: Piece) -> tuple[torch.Tensor, int]:
-        """Return what ``read`` returns, and have the next pieces read."""
+        """Return the result of ``read``, and start to read the next pieces."""
         if piece not in self.asked or piece not in self.futures:  # a preempted window starts again
             self.asked.add(piece)
             ahead = [each for each in islice(self.later(piece), self.ahead) if each not in self.asked]
@@ -139,8 +139,8 @@ class LoadedHead:
     key: HeadKey
     weight: torch.Tensor  # [n, H], of the entries in ``key``
     bias: torch.Tensor | None  # [n]
-    origin: str  # that the model's memory is used, or the size of the copy, for the results
-    is_own: bool = False  # it is the model's own memory
+    origin: str  # for the results: a note that the model's memory is used, or the size of the copy
+    is_own: bool = False  # the head uses the model's own memory
 
 
 def head_key(store: Reader, shard: tuple[int, int]) -> HeadKey:
@@ -151,8 +151,8 @@ def head_key(store: Reader, shard: tuple[int, int]) -> HeadKey:
 def load_head(store: Reader, shard: tuple[int, int], device: Any, own: torch.Tensor | None = None) -> LoadedHead:
     """Return the head of a store of states, on a device.
 
-    ``own``: the model's own head [last - first, H] on that device, if it has one without a bias; its memory is used if
-    it holds the same numbers.
+    ``own``: the model's own head [last - first, H] on that device, if it has a head without bias.  Its memory is used
+    if it holds the same numbers.
     """
     if own is not None and is_same_weight(store, own, *shard):
         return LoadedHead(head_key(store, shard), own, None, "the model's own, bit for bit", is_own=True)
@@ -179,7 +179,7 @@ class Comparison:
     """Logits of a reference store on a device, over the vocabulary entries [first, last) of ``shard``.
 
     ``head``: the store's head, if it is loaded already; ``with_divergences``: also compute the second pass of
-    ``backends/scoring/divergences.py``.  ``close`` ends the reading.
+    ``backends/scoring/divergences.py``.  ``close`` ends the reading thread.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Comparison:
         return part if self.head is not None else part[:, slice(*self.shard)]
 
     def on_device(self, parts: Sequence[StoredRows]) -> torch.Tensor:
-        """Return stored rows of different windows, one after the other, on the device.  Nothing waits for the copy."""
+        """Return stored rows of different windows, one after the other, on the device, without waiting for the copy."""
         import torch
 
         stored = [self.on_host(part) for part in parts]

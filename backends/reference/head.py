@@ -1,4 +1,4 @@
-"""The head of a model, which turns final hidden states into logits, and whether logits can be recomputed by it."""
+"""The head of a model, which turns final hidden states into logits; check if it can recompute the model's logits."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def spacing(dtype: str) -> float:
     """Return how much two computations of one logit may differ by rounding, relative to the logit.
 
     bfloat16 and float16: the distance of two neighbouring numbers; unknown dtypes count as bfloat16.  float32: two
-    orders of addition, with room.  A tolerance that is too small records logits where states would do; one that is too
-    large accepts wrong scores.
+    orders of addition, with room.  If the tolerance is too small, logits are recorded although states would be enough.
+    If it is too large, wrong scores are accepted.
     """
     return SPACINGS.get(dtype, SPACINGS["bfloat16"])
 
@@ -55,7 +55,7 @@ def spacing(dtype: str) -> float:
 def head_difference(head: RecomputableHead | str, states: torch.Tensor, logits: torch.Tensor) -> float | str:
     """Return the largest |head(states) - logits| of states [n, H] and the engine's own logits [n, V].
 
-    If they cannot be compared, return the reason instead: ``head`` if it is a reason, or shapes that differ.
+    If they cannot be compared, return the reason instead: ``head`` if it is a reason, or a note on different shapes.
     """
     if isinstance(head, str):
         return head
@@ -81,7 +81,7 @@ def head_mismatch(difference: float | str, largest: float, dtype: str) -> str:
 
 
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest |a - b|; infinite where only one is masked or NaN, so that no comparison with it passes by accident."""
+    """Largest |a - b|; infinite if only one is masked or NaN, so that no comparison passes by accident."""
     import torch
 
     a, b = a.float(), b.float()
@@ -90,7 +90,7 @@ def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def largest_finite(logits: torch.Tensor) -> float:
-    """Largest size of a finite logit; 0 if there is none."""
+    """Largest size of a finite logit; 0 if no logit is finite."""
     import torch
 
     finite = torch.where(torch.isfinite(logits), logits.float(), 0.0)

@@ -1,4 +1,4 @@
-"""A reference pack: a folder from which models are compared with a reference that is not on this machine.
+"""A reference pack: a folder with all data of a reference that comparisons need, without the reference's model.
 
     pack.json           the manifest, written last, with its own checksum
     README.md           a dataset card
@@ -7,9 +7,9 @@
     scores.safetensors  the reference's own scores of every scored token, as its engine computed them
     tokenizer/          the files of the tokenizer
 
-A pack is data from strangers.  Nothing in it is executed or unpickled, names cannot leave the folder, safetensors
-checks shapes before it allocates, and ``verified`` reads every byte before anything is used.  ``compare-q pack`` makes
-packs, and nothing changes them afterwards.
+A pack is untrusted data.  Nothing in it is executed or unpickled, file names cannot point outside the folder,
+safetensors checks shapes before it allocates, and ``verified`` reads every byte before anything is used.
+``compare-q pack`` creates packs, and nothing changes them afterwards.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class File(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a pack holds, where it is from, and the checksums of its files."""
+    """Contents and origin of a pack, and the checksums of its files."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -88,7 +88,7 @@ class Manifest(BaseModel):
 
     @property
     def summary(self) -> str:
-        """The reference in a few words."""
+        """A short description of the reference."""
         return f"{self.model}, {self.engine}"
 
 
@@ -102,7 +102,7 @@ def resolve(name: str, revision: str | None = None, watch: hub.Watch = hub.SILEN
     folder = expanded(name)
     if is_folder(folder) or not hub.is_hub_id(name):
         if not is_pack(folder):
-            raise InputError(f"{name}: is no reference pack: there is no {MANIFEST}")
+            raise InputError(f"{name}: is not a reference pack: it has no {MANIFEST}")
         return folder
     get = hub.fetch("dataset", name, revision, PATTERNS, watch) if download else None
     return get or hub.cached("dataset", name, revision, PATTERNS)
@@ -116,12 +116,12 @@ def read(folder: Path) -> Manifest:
         if content.get("format") == FORMAT:
             return Manifest.model_validate_json(json.dumps(content))
     except (OSError, ValueError) as error:  # of pydantic too
-        raise InputError(f"{file}: is no manifest of a reference pack: {one_line(error)}") from None
+        raise InputError(f"{file}: is not a manifest of a reference pack: {one_line(error)}") from None
     raise InputError(f"{file}: format {content.get('format')}, this compare_q reads {FORMAT}; update compare_q")
 
 
 def verified(folder: Path) -> Manifest:
-    """Return the manifest, after every byte of a pack was read; InputError names the first file that is wrong."""
+    """Return the manifest, after every byte of a pack was read; InputError names the first damaged file."""
     manifest, states = read(folder), []
     for name in manifest.files:
         try:
@@ -135,7 +135,7 @@ def verified(folder: Path) -> Manifest:
 
 @lru_cache
 def _verify(folder: Path, manifest: str, states: tuple[tuple[str, int, str], ...]) -> None:
-    """Read every byte; files with unchanged sizes and times are read once in a process."""
+    """Read every byte; files with unchanged sizes and times are read only once per process."""
     found = Manifest.model_validate_json(manifest)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         wrong = list(filter(None, pool.map(lambda pair: problem_of(folder / pair[0], pair[1]), found.files.items())))
@@ -157,7 +157,7 @@ def problem_of(file: Path, expected: File) -> str:
 
 
 def check_store(folder: Path, manifest: Manifest) -> None:
-    """InputError unless the store of a pack is the one that the manifest describes, and its files have its form."""
+    """InputError unless the store of a pack matches the manifest, and its files have the form of the store."""
     opened = Reader(folder / STATES)
     listed = {f"{STATES}/{name}" for name in opened.manifest.files}
     lacking = sorted(listed - manifest.files.keys() - {f"{STATES}/{name}" for name in manifest.heads})
@@ -179,10 +179,10 @@ def check_store(folder: Path, manifest: Manifest) -> None:
 
 
 def completed(folder: Path, target: Path, tensors: Sequence[Placed]) -> Path:
-    """Return the store of a pack, in ``target`` with the head of another model if the pack was made without one.
+    """Return the store of a pack.  If the pack has no head, the store is made in ``target`` with another model's head.
 
-    ``tensors``: of models on this machine.  InputError if none has the same bytes as the head, whose digest is in the
-    names of its files.
+    ``tensors``: of models on this machine.  InputError if no tensor has the same bytes as the head; the names of the
+    head's files contain its digest.
     """
     manifest = read(folder)
     if not manifest.heads:
@@ -205,7 +205,7 @@ def completed(folder: Path, target: Path, tensors: Sequence[Placed]) -> Path:
 
 
 def copy_head(target: Path, name: str, header: bytes, tensor: Placed) -> bool:
-    """Write a file of a head from the rows of a stored tensor; return False if its bytes are not those of the name."""
+    """Write a file of a head from the rows of a stored tensor; return False if the digest in ``name`` differs."""
     count, width = storage.parse(header)["weight"]["shape"]
     first, row = int(storage.what_of(name).partition(".")[2]), tensor.nbytes // max(tensor.shape[0], 1)
     if len(tensor.shape) != 2 or tensor.shape[1] != width or first + count > tensor.shape[0]:
@@ -227,7 +227,7 @@ def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         with safe_open(file, "np") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
-    except Exception as error:  # safetensors raises its own
+    except Exception as error:  # safetensors raises its own error class
         raise InputError(f"{file}: damaged: {one_line(error)}") from None
 
 
@@ -268,7 +268,7 @@ def write_manifest(folder: Path, **facts: Any) -> Manifest:
 
 
 def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (title, text) of what a reader should know of a pack; ``opened``: contents and bytes of its store."""
+    """Return (title, text) of the facts that readers need about a pack; ``opened``: contents and bytes of its store."""
     floor = "not measured" if manifest.floor_kld is None else f"KLD {manifest.floor_kld:.5g} nats"
     count, scored = amount(manifest.windows, "window"), amount(manifest.scored_tokens, "scored token")
     revision = f", revision {manifest.revision}" if manifest.revision else ""

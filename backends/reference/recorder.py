@@ -1,10 +1,10 @@
-"""Recording a model as a reference: states or logits of every window, and the head once.
+"""Record a model as a reference: states or logits of every window, and the head once.
 
-All engines use it; each of vLLM's ranks records its share.  Several processes may write into one folder, after
-``begin`` of ``backends/reference/store.py``.
+All engines use this recorder; each of vLLM's ranks records its share.  Several processes may write into one folder,
+after ``begin`` of ``backends/reference/store.py``.
 
-Tensors are written in pieces.  The safetensors library would first make the file in memory, three copies under the GIL,
-while scoring waits.  The files are byte for byte the library's.
+Tensors are written in pieces.  The safetensors library would first create the file in memory, with three copies under
+the GIL, while scoring waits.  The files are byte for byte equal to the library's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PIECE_BYTES = 16 << 20
 
 
 class Recorder:
-    """Writes into ``folder``; ``contents``: what is recorded of every window; ``reason``: why logits are."""
+    """Writes into ``folder``; ``contents``: states or logits are recorded; ``reason``: why logits, not states."""
 
     def __init__(self, folder: Path, contents: Contents, reason: str = "") -> None:
         self.folder, self.contents, self.reason = folder, contents, reason
@@ -44,7 +44,7 @@ class Recorder:
     ) -> Recorder:
         """Return a recorder of states if the head recomputes the first window's logits from them, else of logits.
 
-        ``logits`` [T, V]; ``states`` returns states [T, H], and is only called if there is a head.
+        ``logits`` [T, V]; ``states`` returns states [T, H], and is only called if ``head`` is not a reason.
         """
         sample = logits[:SAMPLED_ROWS]
         difference = head if isinstance(head, str) else head_difference(head, states()[:SAMPLED_ROWS], sample)
@@ -69,7 +69,7 @@ class Recorder:
             storage.keep(self.folder, f"row.{window:06d}", rows)
 
     def write_head(self, head: RecomputableHead | str, first: int = 0) -> None:
-        """Write the head, whose entries begin at ``first``; RuntimeError if there is none."""
+        """Write the head, whose entries begin at ``first``; RuntimeError if ``head`` is only a reason."""
         if isinstance(head, str):
             raise RuntimeError(head)
         weight, bias, what_it_does = head

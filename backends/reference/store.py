@@ -13,9 +13,10 @@ For a vocabulary of 128,256 and H = 4,096, 16-bit states take 8,192 bytes per to
 logits 513,024.  Logits are recomputed as the engine computed them: product in the model's dtype, bias, soft cap, scale.
 Nothing is rounded; float16 instead of float32 would cost up to 3.3e-4 nats per token.
 
-A store is made, and grows, in its final place.  ``begin`` writes its identity to ``unfinished.json``; processes write
-files (``backends/reference/recorder.py``); after a kill ``recorded`` returns the windows that are complete; ``seal``
-writes the manifest.  A kill at any moment leaves the old store intact, because its manifest lists only old files.
+A store is created and extended in its final place.  ``begin`` writes its identity to ``unfinished.json``; processes
+write files (``backends/reference/recorder.py``); after a kill, ``recorded`` returns the windows that are complete;
+``seal`` writes the manifest.  A kill at any moment leaves the old store intact, because its manifest lists only
+old files.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 VERSION = 3
 """Version of the layout; others are not read.
 
-1: one file a window, one or more for the head, and a manifest that names them; compare_q 0.1 wrote it.
-2: the manifest carries its own checksum, and a store grows.
-3: files carry their checksum in their name, and a store is made in its place.
+1: one file per window, one or more files for the head, and a manifest that names them; compare_q 0.1 wrote it.
+2: the manifest carries its own checksum, and a store can grow.
+3: file names contain checksums, and a store is created in its final place.
 """
 MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
 WINDOW, HEAD = re.compile(r"row\.(\d{6,9})"), re.compile(r"head\.(\d{6,9})")
@@ -133,7 +134,7 @@ class Reader:
                 advance()
 
     def window_bytes(self, index: int) -> int:
-        """Bytes of window ``index``; 0 where there is none."""
+        """Bytes of window ``index``; 0 if the store does not have it."""
         return self.manifest.files.get(self.windows.get(index, ""), 0)
 
     def n_rows(self, index: int) -> int:
@@ -156,7 +157,7 @@ class Reader:
         try:
             with safe_open(file, "pt") as opened:
                 yield opened.get_slice(self.contents)
-        except Exception as error:  # safetensors raises its own for missing and for damaged files
+        except Exception as error:  # safetensors raises its own error class for missing and for damaged files
             raise InputError(f"{file}: window {index} of the reference cannot be read: {one_line(error)}") from None
 
     def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -170,12 +171,12 @@ class Reader:
                 piece = file.get_slice("weight")
                 end = begin + piece.get_shape()[0]
                 low, high = min(max(first, begin), end) - begin, max(min(last, end), begin) - begin
-                if low < high or first == last:  # a rank with padding only needs no entries
+                if low < high or first == last:  # a rank that has only padding needs no entries
                     weights.append(piece[low:high])
                     biases += [file.get_tensor("bias")[low:high]] if "bias" in file.keys() else []  # noqa: SIM118
         if not weights or sum(map(len, weights)) != last - first:
             raise InputError(f"{self.path}: the reference's head lacks entries between {first} and {last}; {AGAIN}")
-        # One piece is not copied: 1 GB of a head took longer to copy than to compare.
+        # A single piece is not copied: copying 1 GB of a head took longer than comparing it.
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         return weight.to(device), torch.cat(biases).to(device) if biases else None
 
@@ -193,7 +194,7 @@ def open_reference(path: Path) -> Reader:
 def problem_of(file: Path) -> str:
     """Read every byte of a file of a store, and return what is wrong with it; empty if nothing is."""
     if not storage.is_regular(file):
-        return f"{file}: {'is no file' if os.path.lexists(file) else 'missing from the reference'}"
+        return f"{file}: {'is not a file' if os.path.lexists(file) else 'missing from the reference'}"
     try:
         return "" if storage.is_whole(file) else f"{file}: damaged: its checksum is not the one in its name"
     except OSError as error:
@@ -209,7 +210,7 @@ def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Mani
     """Return the manifest of an existing store, if any; InputError if it is another reference's."""
     manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
     if manifest and identity is not None and unlabelled(manifest.identity) != unlabelled(identity):
-        raise InputError(f"{folder}: another reference is there; give another path")
+        raise InputError(f"{folder}: contains another reference; give another path")
     return manifest
 
 
@@ -217,7 +218,7 @@ def begin(folder: Path, identity: Mapping[str, Any]) -> None:
     """Prepare a folder for writers of the reference with this identity.
 
     Files of a killed run stay if they are of this reference, and are deleted otherwise.  InputError if the folder holds
-    another reference's store, or is a user's file.
+    the store of another reference, or a user's file.
     """
     storage.sweep(folder)
     if manifest_in(folder, identity) is not None:
@@ -245,10 +246,10 @@ def unfinished_in(folder: Path) -> dict[str, Any]:
 
 
 def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
-    """Add the files of writers to the store in a folder, or make a store of them.
+    """Add the writers' files to the store in a folder, or create a store from these files.
 
     Windows of the store are not replaced.  ValueError if one of the ``n_windows`` windows, or the head, is missing;
-    ModelError if the store has another head or other contents; InputError if it is another reference's.
+    ModelError if the store has another head or other contents; InputError if it belongs to another reference.
     """
     old = manifest_in(folder, identity)
     listed = old.files if old else {}
@@ -278,7 +279,7 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
 
 
 def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head | None] | None:
-    """Return what files of writers form, by their headers: contents, why they are logits, and the head.
+    """Return (contents, why they are logits, head) of the writers' files, from their headers.
 
     The head is None as long as a part of it is missing.  None if the files' forms differ, or one is damaged.  A window
     may exist twice, written by two runs.
@@ -312,24 +313,25 @@ def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head 
 
 
 def unlisted(folder: Path, manifest: Manifest | None) -> list[str]:
-    """Return the windows' and head's files of a folder that its manifest does not list; not those of other folders."""
+    """Return the windows' and head's files that the manifest does not list, without files that name another folder."""
     names = [file.name for file in own_files(folder) if storage.what_of(file.name)]
     new = [name for name in names if manifest is None or name not in manifest.files]
     return [name for name in new if not is_foreign(folder / name)]
 
 
 def is_foreign(file: Path) -> bool:
-    """Return True if a file of a store says that it was written in a folder of another name, as keys are."""
+    """Return True if a file's metadata name another folder as the place of writing; folder names can be keys."""
     with suppress(ValueError):
         return bool(storage.header_of(file)[0].get("key") != file.parent.name)
     return False
 
 
 def recorded(folder: Path) -> frozenset[int]:
-    """Return the windows that need not be recorded again: the store's, and complete files of earlier runs.
+    """Return the windows that need not be recorded again: windows of the store, and complete files of earlier runs.
 
-    Every byte of these files is read; damaged files, or files of different forms, are deleted.  One window is left out
-    as long as there is no head: the run that records it writes the head, which is then compared with the store's.
+    Every byte of these files is read; damaged files, or files of different forms, are deleted.  One window is left
+    out until the head is written too: the run that records it also writes the head, which is then compared with the
+    store's head.
     """
     manifest = manifest_in(folder)
     new = unlisted(folder, manifest)
@@ -383,7 +385,7 @@ def discard(folder: Path) -> None:
 
 
 def abandon(folder: Path) -> int:
-    """Delete what was recorded since the last ``seal``; return the bytes of an average window, 0 without any."""
+    """Delete windows recorded since the last ``seal``; return the bytes of an average window, 0 if there are none."""
     files = [folder / name for name in unlisted(folder, manifest_in(folder))]
     sizes = [storage.size_of(file) or 0 for file in files if WINDOW.fullmatch(storage.what_of(file.name))]
     storage.delete(files)
@@ -392,6 +394,6 @@ def abandon(folder: Path) -> int:
 
 
 def tidy(folder: Path) -> None:
-    """Discard a folder without any window, as after a model that did not load."""
+    """Discard a folder without any window, for example after a model failed to load."""
     if not any(storage.what_of(file.name) or file.name == MANIFEST for file in own_files(folder)):
         discard(folder)

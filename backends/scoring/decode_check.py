@@ -1,9 +1,10 @@
-"""Whether decode computes what prefill does: both score one short window, once per model.
+"""Check that decode computes the same scores as prefill: both score one short window, once per model.
 
-The mean difference of their log-probabilities, in nats, is compared with what roundings explain.  Measured on healthy
-models: 0.0001 in float32 on a CPU, 0.05 to 0.07 in bfloat16 (SmolLM2-135M).  Where activations or cached keys are
-rounded to few bits, another rounding anywhere moves them by a whole step: 0.44 as W8A8, 1.33 as NVFP4 with 4-bit
-activations.  A smaller fault, and one that begins behind ``TOKENS``, is not found here; it is in the row's KLD.
+The mean difference of their log-probabilities, in nats, is compared with the largest difference that rounding explains.
+Measured on correct models: 0.0001 in float32 on a CPU, 0.05 to 0.07 in bfloat16 (SmolLM2-135M).  If activations or
+cached keys are rounded to few bits, a different rounding anywhere moves them by a whole step: 0.44 as W8A8, 1.33 as
+NVFP4 with 4-bit activations.  This check does not find a smaller fault, or a fault that begins after ``TOKENS`` tokens;
+such a fault appears in the row's KLD.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ float32 on a CPU."""
 
 
 def short_window(windows: Sequence[Window]) -> Window:
-    """Return the beginning of the longest window, of which everything is scored."""
+    """Return the beginning of the longest window, with all of its positions scored."""
     longest = max(windows, key=lambda window: len(window.token_ids))
     return Window.scored_from(longest.index, longest.token_ids[:TOKENS])
 
 
 def limit(formats: Iterable[str], *, on_gpu: bool) -> float:
-    """Return the largest mean difference that roundings explain, nats.
+    """Return the largest mean difference that rounding explains, in nats.
 
     ``formats``: number formats of the layers' activations and of cached keys, as in ``Layer`` and ``KVCache``.
     """
@@ -47,7 +48,7 @@ def difference(decoded: NDArray[np.floating], prefill: NDArray[np.floating]) -> 
 
 
 def fault(found: float, most: float) -> str:
-    """Return why decode is not what prefill is, by their ``difference``; empty if ``limit`` explains it."""
+    """Return how decode differs from prefill, from their ``difference``; empty if ``limit`` explains it."""
     if found <= most:
         return ""
     return (

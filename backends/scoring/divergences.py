@@ -6,7 +6,7 @@ With p = softmax(r) of the reference and q = softmax(z) of the model, as in ``ba
     js           1/2 sum p ln(p / m) + 1/2 sum q ln(q / m), m = (p + q) / 2
     top5         |A and B| / 5, A and B the five most probable tokens of each (of equals, the lowest ids)
 
-JS and TV of a token need both of its probabilities, and so the sums over the whole vocabulary.  Ranks therefore
+JS and TV of a token need both of its probabilities, and therefore the sums over the whole vocabulary.  Ranks therefore
 exchange their rows of the first pass (``normalizers``) before ``partial`` reads the logits again.  With
 x = ln q - ln p, M the larger of p and q, and y = 1 - exp(-|x|), a token adds
 
@@ -14,8 +14,8 @@ x = ln q - ln p, M the larger of p and q, and y = 1 - exp(-|x|), a token adds
 
 Equal logits give x = 0 and exactly 0.  Nothing is added or clamped: rounding leaves about 1e-7, of either sign, also
 a tv of 1 + 1e-7.  A token that both exclude (-inf) adds 0; one that only the model allows makes reverse_kld +inf;
-tv and js stay finite, 1 and ln 2 at most.  A NaN, a +inf, or nothing but excluded tokens make all four NaN.  For top5
-every token counts, excluded ones last, so that there are five; of a vocabulary of V < 5 all V do.
+tv and js stay finite, 1 and ln 2 at most.  A NaN, a +inf, or nothing but excluded tokens make all four NaN.  For top5,
+every token counts, excluded tokens last, so that there are always five; if V < 5, all V tokens are used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WIDTH = SUMS + 4 * TOP
 FIRST = statistics.width(True)
 """Columns of the first pass, which come before those of the second."""
 LOWEST = -1e30
-"""Logits below it are all alike for ``TOP``, so that an excluded token lies above one that is taken already."""
+"""For ``TOP``, all logits below it are equal, so that an excluded token ranks above a token that is already taken."""
 
 
 def width(has_reference: bool, with_divergences: bool = False) -> int:
@@ -54,9 +54,9 @@ def width(has_reference: bool, with_divergences: bool = False) -> int:
 
 
 def normalizers(rows: torch.Tensor) -> torch.Tensor:
-    """Rows [R, n, >= 10] of the first pass of all R shards -> float32 [n, 4]: m, ln s, and both of the reference.
+    """Rows [R, n, >= 10] of the first pass of all R shards -> float32 [n, 4]: m, ln s, and both for the reference.
 
-    m is the largest logit of all shards, s the sum of exp(z - m); ln s is NaN where that is no distribution.
+    m is the largest logit of all shards, s the sum of exp(z - m); ln s is NaN if the logits do not form a distribution.
     """
     import torch
 
@@ -91,7 +91,7 @@ def torch_partial(
     import torch
 
     rows, columns = logits.shape
-    if columns == 0:  # a rank that holds nothing but padding
+    if columns == 0:  # a rank that holds only padding
         nothing = [0.0] * SUMS + ([-math.inf] * TOP + [math.inf] * TOP) * 2
         out[:] = torch.tensor(nothing, device=out.device)
         return
@@ -109,7 +109,7 @@ def torch_partial(
 
 
 def _sums(z: torch.Tensor, r: torch.Tensor, whole: torch.Tensor, out: torch.Tensor, careful: bool) -> None:
-    """The three sums of one sub-chunk, float32.  Unless ``careful``, excluded tokens leave a NaN."""
+    """The three sums of one sub-chunk, float32.  Unless ``careful``, excluded tokens produce a NaN."""
     import torch
 
     peak, log_sum, ref_peak, ref_log_sum = whole.unsqueeze(-1).unbind(1)
@@ -134,8 +134,8 @@ def _sums(z: torch.Tensor, r: torch.Tensor, whole: torch.Tensor, out: torch.Tens
 def _tops(x: torch.Tensor, first: int, out: torch.Tensor) -> None:
     """Values and global ids of the largest logits of x [n, V] into out [n, 2 TOP], the first of equals first.
 
-    torch.topk promises no order among equals, and bf16 logits often are equal.  Five times numpy's argmax takes as long
-    (256 rows of 49,152: 16 ms against 18 ms).
+    torch.topk does not define the order of equal values, and bf16 logits often are equal.  Calling numpy's argmax five
+    times takes as long (256 rows of 49,152: 16 ms against 18 ms).
     """
     out[:, :TOP], out[:, TOP:] = -math.inf, math.inf
     left = x.clamp(min=LOWEST)

@@ -1,4 +1,4 @@
-"""Token scores on disk: one file for the windows that were committed together, so that a killed run loses little.
+"""Token scores on disk: one file per group of windows committed together, so that a killed run loses little.
 
 A folder holds the scores of one model, text and engine, alone and compared with any reference.  Its files are never
 changed, only added (``backends/common/storage.py``):
@@ -9,9 +9,9 @@ changed, only added (``backends/common/storage.py``):
   of each window's tokens, the session that made it, and the seconds that these windows took;
 - records, ``record.<session>.json``: metadata of one session, and the key.
 
-Files that name another key, or none, lie there by mistake or are older: they are neither read nor deleted.
+Files that name another key, or do not name a key, are misplaced or older.  They are ignored and kept.
 
-This file needs numpy and safetensors, and no torch.
+This module needs numpy and safetensors, but not torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 ALONE = "alone"
 """Tag of scores without a reference."""
 VERSION = 3
-"""Version of the segments: 1 had the windows in the file name, too; 2 did not name the key of the scores."""
+"""Version of the segments: 1 also had the windows in the file name; 2 did not name the key of the scores."""
 COLUMNS = {
     "logprob": np.float32, "entropy": np.float32, "top1_logprob": np.float32, "top1": np.bool_,
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
@@ -72,7 +72,7 @@ class Loaded:
     """The scores in a folder."""
 
     scores: dict[int, TokenScores]  # by window
-    sessions: dict[str, float]  # the seconds that each session took for them
+    sessions: dict[str, float]  # seconds that each session took for these scores
     records: dict[str, dict[str, Any]]  # metadata of each session
     damaged: tuple[Path, ...] = ()  # files whose windows count as missing
 
@@ -143,7 +143,7 @@ def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]
 
 
 def asked_for(scores: TokenScores, tag: str) -> TokenScores:
-    """Return the scores with the columns of a tag alone: one line of ``COLUMNS``, two or three."""
+    """Return the scores with only the columns of a tag: the first line of ``COLUMNS``, the first two, or all three."""
     kept = 4 if tag == ALONE else len(COLUMNS) if tag.endswith(DIVERGENCES_SUFFIX) else 8
     others: dict[str, Any] = dict.fromkeys(list(COLUMNS)[kept:])
     return replace(scores, **others)
@@ -152,8 +152,8 @@ def asked_for(scores: TokenScores, tag: str) -> TokenScores:
 def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
     """Return the scores of these windows in the folder, all checked.
 
-    If segments of several tags have them, the tag with most of the windows comes first, so that few sessions are mixed,
-    then ``tag`` itself.  Other columns are left out.  A segment that is used in part counts its share of the seconds.
+    If segments of several tags have the windows, the tag with most of the windows has priority, so that few sessions
+    are mixed, then ``tag`` itself.  Other columns are left out.  A partly used segment counts its share of the seconds.
     """
     wanted = {window.index: window for window in windows}
     found = list(segments_for(folder, tag))
@@ -185,7 +185,7 @@ def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
     """Return the columns [N] of a segment by name; None if it is damaged."""
     try:
         return safetensors.load_file(segment.file) if storage.is_whole(segment.file) else None
-    except Exception:  # safetensors has its own error
+    except Exception:  # safetensors has its own error class
         return None
 
 
@@ -202,7 +202,7 @@ def windows_of(
 
 
 def segment_in(file: Path) -> Segment | None:
-    """Return a segment by its header; None if that is damaged, or does not fit the file's name."""
+    """Return a segment from its header; None if the header is damaged or does not match the file's name."""
     with suppress(ValueError, KeyError, TypeError):
         facts = storage.header_of(file)[0]
         windows = tuple((int(index), int(count), str(digest)) for index, count, digest in facts["windows"])
@@ -250,6 +250,6 @@ def foreign(folder: Path) -> int:
 
 
 def own_files(folder: Path) -> list[Path]:
-    """Return the segments and records of a folder, damaged ones too; none if it is a link."""
+    """Return the segments and records of a folder, including damaged ones; empty if the folder is a link."""
     files = [] if folder.is_symlink() else storage.files_in(folder)
     return [file for file in files if RECORD.fullmatch(file.name) or storage.what_of(file.name)]

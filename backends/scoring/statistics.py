@@ -12,13 +12,13 @@ ranks are merged in float64 (``scores``).  With m = max z and s = sum exp(z - m)
     logZ = m + ln s      entropy = ln s - u / s,  u = sum exp(z - m) (z - m)
     kld = d / s_r - (logZ_r - logZ),  d = sum exp(r - m_r) (r - z)
 
-These are the definitions with ln q = z - logZ and ln p = r - logZ_r.  d uses the raw difference r - z.  It is exactly 0
-for equal logits, so that a model against itself has a KLD of exactly 0; for close logits it is exact and small, and so
-are the roundings of its products.  The remaining error is about 1e-7 of the mean of |r - z| and of the sums, of either
-sign (at most 7e-7 nats per token against float64).  A KLD near 0 may be -1e-7, and is not changed.
+These are the definitions with ln q = z - logZ and ln p = r - logZ_r.  d uses the raw difference r - z, which is exactly
+0 for equal logits, so that a model against itself has a KLD of exactly 0.  For close logits it is exact and small, and
+the roundings of its products are small too.  The remaining error is about 1e-7 of the mean of |r - z| and of the sums,
+of either sign (at most 7e-7 nats per token against float64).  A KLD near 0 may be -1e-7, and is not changed.
 
-Not finite: a token of logit -inf has the probability 0, and a term of probability 0 contributes 0; a token that the
-reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf; a NaN or +inf makes logprob NaN.
+Not finite: a token with logit -inf has probability 0, and a term of probability 0 contributes 0.  A token that the
+reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf.  A NaN or +inf makes logprob NaN.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DEVICE_ELEMENTS = 1 << 24
 class Column(IntEnum):
     """Columns of a row of partial statistics, float32, over one slice of the vocabulary.
 
-    Without a reference a row ends after TOP; the second half is the same for the reference's logits r.
+    Without a reference, a row ends after TOP; the second half has the same columns for the reference's logits r.
     Token ids are exact in float32 up to 16,777,216.
     """
 
@@ -76,7 +76,7 @@ def partial(
 ) -> None:  # fmt: skip
     """Write the partial statistics of one slice of the vocabulary into ``out``, which is filled as a whole.
 
-    ``logits`` [n, V_local], any float dtype, a column slice of something wider included; ``targets`` int64 [n], global
+    ``logits`` [n, V_local], any float dtype, also a column slice of a wider tensor; ``targets`` int64 [n], global
     token ids; ``out`` float32 [n, ``width``]; ``first`` the global id of column 0; ``reference`` like ``logits``, of
     any float dtype.  All tensors are on one device; on CUDA one kernel reads z and r once, if Triton is installed.
     ValueError if the shapes or dtypes do not fit.
@@ -94,7 +94,7 @@ def partial(
 
 @cache
 def triton_kernels() -> Any:
-    """The module with both passes in Triton, or None where Triton is not installed."""
+    """The module with both passes in Triton; None if Triton is not installed."""
     try:
         from compare_q.backends.scoring import triton_kernels
     except ImportError:
@@ -109,7 +109,7 @@ def torch_partial(
     import torch
 
     rows, columns = logits.shape
-    if columns == 0:  # a rank that holds nothing but padding
+    if columns == 0:  # a rank that holds only padding
         nothing = [-math.inf, 0.0, 0.0, -math.inf, float(first)]
         out[:] = torch.tensor(nothing * (out.shape[1] // 5), device=out.device)
         return
@@ -121,7 +121,7 @@ def torch_partial(
             z = logits[part].float()
             r = None if reference is None else reference[part].float()
             _fill(z, r, targets[part] - first, first, out[part], careful=not on_cpu)
-            # The careful way costs three more passes.  A GPU always goes it: looking at results would stop its queue.
+            # The careful way costs three more passes.  A GPU always uses it: reading results would stop its queue.
             if on_cpu and bool(out[part, Column.SHIFTED :: Column.REF_MAX].isnan().any()):
                 _fill(z, r, targets[part] - first, first, out[part], careful=True)
 
@@ -129,7 +129,7 @@ def torch_partial(
 def _fill(
     z: torch.Tensor, r: torch.Tensor | None, local: torch.Tensor, first: int, out: torch.Tensor, careful: bool
 ) -> None:
-    """One sub-chunk, float32; ``local`` are columns.  Unless ``careful``, 0 * inf leaves a NaN in SHIFTED or GAP."""
+    """One sub-chunk, float32; ``local`` are columns.  Unless ``careful``, 0 * inf gives a NaN in SHIFTED or GAP."""
     weight, shifted = _side(z, local, first, out[:, : Column.REF_MAX])
     # Not einsum or bmm: a float32 dot product on a CPU loses three digits that multiplying and then summing keeps.
     if careful:
@@ -160,10 +160,10 @@ def _side(x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor) -
 
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
-    """Column of the first largest value, a NaN being the largest, int64 [n].
+    """Column of the first largest value, int64 [n]; NaN counts as the largest.
 
-    torch.max(dim) promises no order among equals on CUDA, torch.argmax does.  On a CPU numpy's argmax keeps the order
-    too, in a sixth of the time (8 rows of 49,152: 0.017 ms against 0.107 ms; exp takes 0.12 ms).
+    torch.max(dim) does not define the order of equal values on CUDA; torch.argmax does.  On a CPU numpy's argmax keeps
+    the order too, in a sixth of the time (8 rows of 49,152: 0.017 ms against 0.107 ms; exp takes 0.12 ms).
     """
     import torch
 
@@ -187,9 +187,9 @@ def _merge(side: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
 def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]]) -> TokenScores:
     """Put the vocabulary's shards together, in float64, and score every position.
 
-    ``targets`` integers [T], global token ids; ``shards`` float32 [T, ``width``] each, one a tensor-parallel rank, as
-    ``partial`` wrote them, in any order.  ``top1`` and ``same_top`` are False where a log-probability that goes into
-    them is not finite; among equally probable tokens the lowest id is the top one.  ValueError if shapes do not fit.
+    ``targets`` integers [T], global token ids; ``shards`` float32 [T, ``width``] each, one per tensor-parallel rank, as
+    ``partial`` wrote them, in any order.  ``top1`` and ``same_top`` are False if a log-probability that they use is
+    not finite.  Among equally probable tokens, the lowest id is the top one.  ValueError if shapes do not fit.
     """
     shapes = {shard.shape for shard in shards}
     if shapes not in ({(len(targets), width(False))}, {(len(targets), width(True))}):

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 
 LANES, GROUP, WARPS = 256, 16, 8
-"""Of 7 triples (lanes, group, warps) this one was the best or second best, for 768 rows and for 384 rows with a
-reference.  On an H200 it reaches 0.91 and 0.75 of the bandwidth of a copy."""
+"""The best or second-best of 7 triples (lanes, group, warps), for 768 rows and for 384 rows with a reference.  On an
+H200 it reaches 0.91 and 0.75 of the bandwidth of a copy."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
@@ -40,7 +40,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TOP = tl.constexpr(5)
 TILES = tl.constexpr(16)
-"""Tiles of a lane that are read again at a time; 16 cover 65,536 logits of a row."""
+"""Number of tiles of a lane per repeated read; 16 tiles cover 65,536 logits of a row."""
 NOWHERE = tl.constexpr(2147483647)
 
 
@@ -76,7 +76,7 @@ def partial_divergences(
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """Columns side by side; a copy only of a tensor that lies the other way round."""
+    """Return the tensor with neighbouring columns adjacent in memory; only a tensor in another layout is copied."""
     return x if x.stride(1) == 1 else x.contiguous()
 
 
@@ -89,7 +89,7 @@ def _load(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
 
 @_jit
 def _tile(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
-    """The next logits of every lane, [lanes, group / 2, 2], from 16 bytes at ``at`` and the 16 bytes behind them."""
+    """The next logits of every lane, [lanes, group / 2, 2], from 16 bytes at ``at`` and the next 16 bytes."""
     return tl.join(_load(row, at, columns), _load(row, at + at.shape[1], columns))
 
 
@@ -107,7 +107,7 @@ def _most(x: tl.tensor) -> tl.tensor:
 
 @_jit
 def _bits(peak: tl.tensor) -> tl.tensor:
-    """A maximum in bits, rounded up to an integer: sums that are scaled by such a power move to another one exactly."""
+    """A maximum in bits, rounded up to an integer, so that sums can be rescaled from one maximum to another exactly."""
     return tl.ceil(peak * LOG2_E)
 
 
@@ -147,7 +147,7 @@ def _first_top(
 
 @_jit
 def _excludes(z: tl.tensor, r: tl.tensor, columns: tl.tensor, step: tl.constexpr) -> tl.tensor:
-    """Whether the model excludes a token (-inf) that the reference allows."""
+    """True if the model excludes a token (-inf) that the reference allows."""
     found = tl.zeros([step], tl.int32)
     for start in range(0, columns, step):
         at = start + tl.arange(0, step)
@@ -216,7 +216,7 @@ def _statistics(
         target = tl.load(r + local, mask=here, other=float("-inf")).to(tl.float32)
         peak, total, _, scale = _total(rm, rs)
         gaps = tl.sum(d * scale, 0)
-        if tl.max(widest, 0) > WIDE:  # rare; a finite logit that low is no exclusion
+        if tl.max(widest, 0) > WIDE:  # rare; a finite logit this low is not an exclusion
             gaps = tl.where(_excludes(z, r, columns, lanes * 4), float("inf"), gaps)
         _store(out + 5 * out_column, out_column, peak, total, gaps, target,
                first + _first_top(r, columns, rm, peak, rgroups, group))  # fmt: skip
@@ -237,7 +237,7 @@ def _after(
     row: tl.tensor, columns: tl.tensor, home: tl.tensor, peak: tl.tensor, taken: tl.tensor, lanes: tl.constexpr,
     group: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """(value, column) of what comes after column ``taken``, of value ``peak``, in the lane that begins at ``home``."""
+    """(value, column) next in rank after column ``taken`` with value ``peak``, in the lane that begins at ``home``."""
     value = tl.full([], float("-inf"), tl.float32)
     column = tl.full([], NOWHERE, tl.int32)
     place = home + tl.arange(0, TILES)[:, None] * (lanes * group) + tl.arange(0, group)[None, :]
@@ -257,7 +257,7 @@ def _store_tops(
     row: tl.tensor, columns: tl.tensor, first: tl.tensor, best: tl.tensor, groups: tl.tensor, out: tl.tensor,
     stride: tl.tensor, lanes: tl.constexpr, group: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Values and global ids of the largest logits of a row; -inf and +inf where the row has no more."""
+    """Values and global ids of the largest logits of a row, filled with -inf and +inf if the row is too short."""
     lane = tl.arange(0, lanes) * group
     for number in tl.static_range(TOP):
         peak = tl.max(best, 0)
@@ -307,7 +307,7 @@ def _divergences(
         js += _over((larger + smaller) * (1 - tl.log2(1 + less)) - smaller * far)
 
     reverse = tl.sum(reverse, 0) * LN_2
-    if tl.max(widest, 0) > WIDE:  # rare; a finite logit that low is no exclusion
+    if tl.max(widest, 0) > WIDE:  # rare; a finite logit this low is not an exclusion
         known = (s == s) & (rs == rs)
         reverse = tl.where(known & _excludes(r, z, columns, lanes * 4), float("inf"), reverse)
     tl.store(out, reverse)

@@ -26,7 +26,7 @@ PLUGINS = {
     "gguf": ("0.24", "vllm-gguf-plugin", "; or take load_fn llamacpp"),
     "bitsandbytes": ("0.28", "vllm-bnb-plugin", ""),
 }
-"""Format -> the first vLLM without it, the plugin that took it over (vllm PRs 39612 and 43529), an alternative."""
+"""Format -> first vLLM without it, plugin that reads it instead (vllm PRs 39612 and 43529), alternative."""
 WORDS = {
     "kv_cache_dtype": ("config/cache.py", "CacheDType"),
     "attention_backend": ("v1/attention/backends/registry.py", "AttentionBackendEnum"),
@@ -65,7 +65,7 @@ PRIVATE = tuple(Private(file, text, used_for, on) for file, on, used_for, *texts
     ("v1/engine/core_client.py", "", "holding the scheduler while windows are queued", "def call_utility("),
     ("v1/engine/core.py", "", "holding the scheduler while windows are queued",
      "def pause_scheduler(", "def resume_scheduler("),
-    ("v1/engine/llm_engine.py", "", "ending requests that nobody waits for", "def abort_request("),
+    ("v1/engine/llm_engine.py", "", "ending requests that are not needed", "def abort_request("),
     ("logprobs.py", "", "vLLM's own scores in the probe", "start_indices"),
     # extension.py, engine.py
     ("v1/worker/worker_base.py", "", "running compare_q in vLLM's workers", "worker_extension_cls"),
@@ -87,11 +87,11 @@ PRIVATE = tuple(Private(file, text, used_for, on) for file, on, used_for, *texts
     (f"{LAYERS}/quantization/utils/quant_utils.py", "cpu", "4-bit kernels", "def unpack_quantized_values_into_int32("),
     ("model_executor/utils.py", "cpu", "4-bit kernels", "def replace_parameter("),
 ) for text in texts)  # fmt: skip
-"""Names of classes that ``layers.py`` compares are not here: one that it does not know is reported as unknown."""
+"""Class names that ``layers.py`` compares are not listed here: it reports unknown classes as unknown."""
 
 
 def installed() -> tuple[str, Version] | None:
-    """Return (distribution, version) of the vLLM that ``import vllm`` would find; None without one."""
+    """Return (distribution, version) of the vLLM that ``import vllm`` would find; None if it would find none."""
     for package, version in installed_versions(PACKAGES).items():
         return package, Version(version)
     return None
@@ -114,7 +114,7 @@ def check_version() -> None:
 
 @cache
 def missing() -> tuple[Private, ...]:
-    """Return the private names that the installed vLLM does not have; a text search, as it takes some milliseconds."""
+    """Return the private names that the installed vLLM lacks, found by a text search in a few milliseconds."""
     if package_folder("vllm") is None:
         return ()
     platform = "cpu" if is_cpu_build() else "gpu"
@@ -123,7 +123,7 @@ def missing() -> tuple[Private, ...]:
 
 
 def check_plugin(where: str, form: str) -> None:
-    """Raise InputError if the installed vLLM reads a format only by a plugin, which is not installed."""
+    """Raise InputError if the installed vLLM needs a plugin for a format, and the plugin is not installed."""
     since, package, alternative = PLUGINS.get(form, ("", "", ""))
     vllm = installed()
     if package and vllm and vllm[1].release >= Version(since).release and not installed_versions((package,)):
@@ -138,7 +138,7 @@ def is_cpu_build() -> bool:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file of the installed vLLM; empty if there is none."""
+    """Return the text of a file of the installed vLLM; empty if the file does not exist."""
     root = package_folder("vllm")
     return (root / path).read_text("utf-8") if root is not None and (root / path).is_file() else ""
 
@@ -162,7 +162,7 @@ def arguments() -> frozenset[str]:
 
 @cache
 def words(option: str) -> frozenset[str]:
-    """Return the values that the installed vLLM takes for an option of ``WORDS``; empty if its files differ."""
+    """Return the values that the installed vLLM accepts for an option of ``WORDS``; empty if its files differ."""
     path, name = WORDS[option]
     text = text_of(path)
     if listed := re.search(rf"^{name} = Literal\[(.*?)^\]", text, re.M | re.S):

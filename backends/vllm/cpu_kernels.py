@@ -1,11 +1,11 @@
 """4-bit kernels that vLLM lacks on CPUs; imported only in its workers.
 
-They dequantize the weights once while loading, and then multiply in the model's dtype: NVFP4, for which vLLM has only
-Marlin, and int4, whose product vLLM's library for CPUs without AVX-512 lacks, and no library has in float32.  Experts
-then take the memory of unquantized ones.
+They dequantize the weights once while loading, and then multiply in the model's dtype.  For NVFP4, vLLM has only
+Marlin.  For int4, vLLM's library for CPUs without AVX-512 lacks the product, and no library has it in float32.
+Dequantized experts take as much memory as unquantized experts.
 
-NVFP4 W4A4 layers run by vLLM's own emulation.  Its emulation of NVFP4 *experts* is written in Triton, so that these
-classes do the same with its torch functions: one global scale of inputs for all experts, inputs of both products
+NVFP4 W4A4 layers run in vLLM's own emulation.  vLLM's emulation of NVFP4 *experts* is written in Triton; these classes
+do the same with vLLM's torch functions: one global scale of inputs for all experts, inputs of both products
 rounded, weights in the model's dtype.
 """
 
@@ -44,12 +44,12 @@ CHOOSES_EXPERTS = "vllm.model_executor.layers.fused_moe.oracle.nvfp4"
 def add_kernels() -> None:
     """Add the 4-bit kernels that vLLM lacks on a CPU.
 
-    NVFP4 W4A4 layers get vLLM's own emulation.  Weight-only layers get ours instead of Marlin, which vLLM uses by its
-    name without looking at its list of kernels.  Experts get our classes.  For int4 layers ours is first, and takes
-    those whose product vLLM lacks, which vLLM would only notice in its first step.
+    NVFP4 W4A4 layers get vLLM's own emulation.  Weight-only layers get our kernel instead of Marlin, which vLLM uses by
+    name without searching its list of kernels.  Experts get our classes.  For int4 layers, our kernel is first in the
+    list; it takes layers whose product vLLM lacks, because vLLM itself would fail only in its first step.
     """
-    # A process must request AMX's registers from Linux before it uses them.  vLLM's int4 kernels do not, and end by
-    # SIGILL in a model so small that oneDNN, which does, has not computed a product before.
+    # A process must request AMX's registers from Linux before it uses them.  vLLM's int4 kernels do not: in a
+    # small model they end by SIGILL if oneDNN, which requests the registers, has not computed a product before.
     torch.cpu._init_amx()
     listed = linear._POSSIBLE_KERNELS[PlatformEnum.CPU]
     if CompareQInt4W4A16LinearKernel not in listed:
@@ -99,15 +99,15 @@ class CompareQInt4W4A16LinearKernel(linear.CPUWNA16LinearKernel):  # type: ignor
     @classmethod
     def can_implement(cls, c: Any) -> tuple[bool, str | None]:
         if c.act_type != torch.float32 and hasattr(torch.ops._C, "cpu_gemm_wna16"):
-            return False, "vLLM has a kernel of its own"
+            return False, "vLLM has its own kernel"
         implemented: tuple[bool, str | None] = super().can_implement(c)
         return implemented
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replace the packed weights by their values [out, in] in the dtype of the scales, which is the model's.
 
-        As in vLLM's kernel a value is (number - zero point) x scale in float32, rounded once.  Along its inputs a
-        matrix is packed and grouped; the zero points of a group are packed along the outputs.
+        As in vLLM's kernel, a value is (number - zero point) x scale in float32, rounded once.  A matrix is packed and
+        grouped along its inputs; the zero points of a group are packed along the outputs.
         """
         packed, scales, zeros = self._get_weight_params(layer)
         numbers = unpack_quantized_values_into_int32(packed.data, self.config.weight_type, packed.packed_dim)
@@ -147,7 +147,7 @@ class CompareQNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
         return not moe_parallel_config.use_ep
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Replace packed weights, uint8 [experts, out, in / 2], by their values [experts, out, in], a matrix at a time.
+        """Replace packed weights, uint8 [experts, out, in / 2], by values [experts, out, in], one matrix at a time.
 
         ``g1_alphas`` and ``g2_alphas`` are the units of the scales of an expert's groups.
         """

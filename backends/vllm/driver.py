@@ -3,8 +3,8 @@
 Before a model is scored, the probe scores the first tokens of the longest windows in two ways, in the same steps of
 the engine: by compare_q and by vLLM's own ``prompt_logprobs=0``.  A difference larger than the rounding of the logits
 stops the model.  The probe also finds out whether each tensor-parallel rank can score its own logits, and whether
-states are enough for a record.  Then it scores the same tokens without ``prompt_logprobs``, as all windows will be:
-vLLM may leave out states that no request reads.
+states are enough for a record.  Then it scores the same tokens without ``prompt_logprobs``, as in the scoring of all
+windows: vLLM may leave out states that no request reads.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PROBE_BYTES = 256 << 20
 """Memory for vLLM's own log-probabilities in the probe, at 11 bytes per logit: the V1 runner holds all rows at once."""
 BYTES_A_LOGIT = 11
 PROBE_TOKENS_OF_SLOW = 64
-"""Tokens of each window in decode, and on a CPU, where 2 x 546 tokens took 8 s of each load."""
+"""Tokens of each window in the probe, in decode and on a CPU; on a CPU, 2 x 546 tokens took 8 s of each load."""
 STUCK = 8
-"""A window is checked again if so many neighbouring positions have equal logits although their tokens differ."""
+"""A window is checked again if ``STUCK`` neighbouring positions have equal logits although their tokens differ."""
 COMPANION = "companion"
 """Request that is queued after all windows in decode and never scored: from 0.32 on, vLLM gives a request that is alone
 in the queue all tokens of a step (its pull request 57951), despite ``long_prefill_token_threshold``."""
@@ -42,11 +42,11 @@ in the queue all tokens of a step (its pull request 57951), despite ``long_prefi
 class Route:
     """How a model's logits are scored and recorded, as the probe found out."""
 
-    gathered: bool  # as vLLM gathers them from all ranks, not as each rank has them
+    gathered: bool  # score logits that vLLM gathers from all ranks, not each rank's own logits
     states: bool  # logits can be recomputed from states and the head
     reason: str  # why not
     checked: int  # tokens that were compared with ``prompt_logprobs=0``
-    largest: float  # largest difference from it, in nats
+    largest: float  # largest difference from ``prompt_logprobs=0``, in nats
     mean: float  # average difference, in nats
 
 
@@ -81,9 +81,9 @@ class VllmDriver:
     """One loaded vLLM: its ``LLM`` object and the generation of its model ``runner``.
 
     ``noise_seed``: layers get noise (``backends/layers/noise.py``), except in the probe.  ``step``: tokens of a window
-    in a decode step; None in prefill.  ``report``: of the ranks, at the end of the last scoring run, which took
-    ``n_steps`` of vLLM's steps.  ``decode_difference``: from prefill, nats; None if they were not compared, as without
-    ``compares``.
+    in a decode step; None in prefill.  ``report``: the ranks' report at the end of the last scoring run;
+    ``n_steps``: number of vLLM's steps in that run.  ``decode_difference``: difference of decode from prefill in nats;
+    None if they were not compared, for example without ``compares``.
     """
 
     llm: Any
@@ -103,14 +103,14 @@ class VllmDriver:
         return answers
 
     def plan(self, request: ScoreRequest, route: Route) -> Plan:
-        """Return the plan of a request by a probed route."""
+        """Return the plan of a request, with a probed route."""
         ranks = self.llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size
         gathered = route.gathered or (request.record is not None and not route.states and ranks > 1)
         contents: Contents = "states" if route.states else "logits"
         return Plan(gathered, record_contents=contents, record_reason=route.reason, **request.model_dump(mode="json"))
 
     def score(self, windows: Sequence[Window], plan: Plan, noise_seed: int | None = None) -> Iterator[TokenScores]:
-        """Yield the scores of every window as they finish; ModelError if a position is missing, or logits repeat."""
+        """Yield the scores of each window when it finishes; ModelError if a position is missing, or logits repeat."""
         doubtful: list[tuple[Window, int, list[NDArray[np.float32]]]] = []
         for window, shards, _ in self.run(windows, plan, noise_seed):
             if end := repetition(window, shards):
@@ -126,7 +126,7 @@ class VllmDriver:
     def run(
         self, windows: Sequence[Window], plan: Plan | None, noise_seed: int | None = None, **sampling: Any
     ) -> Iterator[tuple[Window, list[NDArray[np.float32]], Any]]:
-        """Queue every window, then step; yield (window, statistics of each shard, RequestOutput) as they finish.
+        """Queue all windows, then step; yield (window, statistics of each shard, RequestOutput) when a window finishes.
 
         ``plan`` None: nothing is scored.  The scheduler is paused while windows are queued, so that the batches are the
         same every time: otherwise bf16 perplexities change in the fifth digit.
@@ -197,7 +197,8 @@ class VllmDriver:
     def check_repetition(self, window: Window, end: int, *, gathered: bool) -> None:
         """Raise ModelError unless equal logits at the tokens before ``end`` are the model's own, as for repeated text.
 
-        They are if these tokens alone repeat in the same way with ``prompt_logprobs=0``, and vLLM's scores are ours.
+        They are the model's own if a request of only these tokens, with ``prompt_logprobs=0``, repeats in the same way,
+        and vLLM's scores equal compare_q's.
         """
         stretch = Window.scored_from(window.index, window.token_ids[max(end - self.probe_tokens, 0) : end])
         found = self.beside_own([stretch], gathered=gathered)
@@ -271,8 +272,8 @@ class VllmDriver:
     ) -> None:
         """ModelError unless decode (``decoded``: log-probabilities) scores windows as prefill does.
 
-        The scheduler reads its threshold in each step if it is in this process.  If not, vLLM prefills a window that is
-        alone in the queue from 0.32 on; earlier versions decode it, as is noted.
+        The scheduler reads its threshold in each step if it is in this process.  If it is in another process, vLLM
+        prefills a window that is alone in the queue from 0.32 on; earlier versions decode it, and this is recorded.
         """
         step, self.step, whole = self.step or 1, None, list[NDArray[np.float32]]()
         scheduler = self.llm.llm_engine.vllm_config.scheduler_config
@@ -292,7 +293,7 @@ class VllmDriver:
             raise ModelError(wrong)
 
     def what_ran(self) -> tuple[tuple[Layer, ...], tuple[KVCache, ...]]:
-        """Return how the model's layers and caches ran, of all pipeline stages."""
+        """Return how the model's layers and caches ran, for all pipeline stages."""
         layers: dict[str, Layer] = {}
         caches: dict[str, KVCache] = {}
         for answer in self.call("compare_q_layers"):
@@ -332,8 +333,8 @@ def within(difference: NDArray[np.float64], limit: NDArray[np.float64]) -> bool:
 def repetition(window: Window, shards: Sequence[NDArray[np.float32]]) -> int:
     """Return the number of tokens up to the end of the first ``STUCK`` scored positions with equal logits; 0: none.
 
-    Logits are equal where three statistics of each shard are, to the bit.  Those after equal tokens do not count: the
-    keys and values of a repeated token are the same everywhere, except for what positions add.
+    Logits count as equal if three statistics of each shard are bit-identical.  Logits after equal tokens do not count:
+    the keys and values of a repeated token are the same everywhere, except for the effect of the position.
     """
     tokens = window.token_ids[window.positions - 1]
     same = tokens[1:] != tokens[:-1]

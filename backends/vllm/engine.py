@@ -1,4 +1,4 @@
-"""vLLM, unmodified, as it serves the checkpoint: its kernels, its activation quantization, its KV cache.
+"""vLLM, unmodified: the kernels, activation quantization and KV cache that serve the checkpoint.
 
 Every position is scored inside vLLM's workers, next to the lm_head (``extension.py``), from the logits that vLLM
 computes; the part in this process is ``driver.py``.
@@ -6,7 +6,7 @@ computes; the part in this process is ``driver.py``.
 Options that the spec's ``engine`` object does not set have vLLM's defaults, except:
 
 - ``max_model_len`` follows the windows (one token more, since vLLM must generate one);
-- ``load_format`` is ``safetensors``: no pickle;
+- ``load_format`` is ``safetensors``, so that no pickle is loaded;
 - ``skip_tokenizer_init``: windows arrive as token ids;
 - ``kv_cache_memory_bytes`` has room for the windows of two steps, unless the spec sets the size or the model has
   another kind of cache; vLLM would claim 90 % of the memory;
@@ -193,7 +193,7 @@ class VllmEngine(Engine):
             register()  # also if this process has imported the extension before the variable was set
             self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
             runner = self.llm.collective_rpc("compare_q_install", args=(decode is not None,))[-1]
-        except Exception as error:  # a config error, a refused checkpoint, a dead worker
+        except Exception as error:  # for example a config error, a refused checkpoint, a dead worker
             raise ModelError(f"vLLM refused {folder}: {self.explained(error)}") from error
         step, seed = None if decode is None else decode.step, noise.seed_of(self.planned.options)
         self.driver = VllmDriver(self.llm, runner, seed, on_cpu=cpu, step=step, compares=self.planned.check_decode)
@@ -204,7 +204,7 @@ class VllmEngine(Engine):
         return self.driver.score(windows, self.driver.plan(request, route), self.driver.noise_seed)
 
     def explained(self, error: Exception) -> str:
-        """Return the first error in the log of vLLM's processes, else the best line of the exception."""
+        """Return the first error in the log of vLLM's processes, else the most informative line of the exception."""
         if not isinstance(error, ValidationError) and (cause := root_cause(self._log())):
             return f"{cause} (log: {self.planned.log_file})"
         return reason_of(error)
@@ -220,7 +220,7 @@ class VllmEngine(Engine):
             caches = tuple(replace(cache, prefill="") for cache in caches)
         attention, dtype = list(dict.fromkeys(c.backend for c in caches)), dtype_name(config.model_config.dtype)
         asked = str(self.arguments.get("attention_backend") or "auto").upper()
-        # vLLM for CPUs ignores names of other backends.  A name may continue: TRITON_ATTN_DIFFKV.
+        # vLLM for CPUs ignores names of other backends.  A name may have a suffix: TRITON_ATTN_DIFFKV.
         others = [name for name in attention if name and asked != "AUTO" and not name.startswith(asked)]
         stored = CheckpointConfig.read(local_folder(self.planned.model_dir)).dtype
         cast = "dtype" not in self.arguments and stored not in (None, dtype)
@@ -232,7 +232,7 @@ class VllmEngine(Engine):
             "dtype": dtype,
             "attention": ", ".join(attention),
             "attention_backend": "" if others else self.arguments.get("attention_backend") or ", ".join(attention),
-            "deviations": [f"the spec asks for attention by {asked}, but {name} ran" for name in others],
+            "deviations": [f"the spec selects attention by {asked}, but {name} ran" for name in others],
             "quantization": config.model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,
             "kv_cache": groups.kv_formats(caches),
@@ -258,7 +258,7 @@ class VllmEngine(Engine):
     def close(self) -> None:
         """Stop the engine and its processes.
 
-        A worker without further processes ends next anyway, and skips vLLM's 1.5 s of garbage collection.
+        A worker without further processes is about to end, and skips vLLM's 1.5 s of garbage collection.
         """
         if self.llm is None:
             return
@@ -266,7 +266,7 @@ class VllmEngine(Engine):
         if not in_worker() or ranks(self.planned.options) > 1 or has_own_process(core):
             core.shutdown()
             self.llm = None
-            vars(self).pop("driver", None)  # there is none if loading failed
+            vars(self).pop("driver", None)  # missing if loading failed
             gc.collect()
 
     def _log(self) -> str:
@@ -284,9 +284,9 @@ def reason_of(error: BaseException) -> str:
 
 
 def set_environment(*, verbose: bool) -> None:
-    """Set what vLLM takes only from the environment, before it is imported; variables of the user stay.
+    """Set options that vLLM reads only from the environment, before vLLM is imported; the user's variables stay.
 
-    Processes that vLLM starts inherit the variable that wakes our plugin.
+    Processes that vLLM starts inherit the variable that activates our plugin.
     """
     os.environ[KERNELS] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "WARNING")
@@ -301,20 +301,20 @@ def set_environment(*, verbose: bool) -> None:
 
 
 def set_ranks(count: int) -> None:
-    """Set how vLLM starts ``count`` ranks: in this process if it is one, else as forks where nothing prevents that.
+    """Set how vLLM starts ``count`` ranks: a single rank in this process, several as forks if nothing prevents forks.
 
-    A fork takes what this process has imported; a fresh process imports vLLM for 10 to 20 s.  vLLM itself notices only
-    what has used CUDA by way of torch.  Variables of the user stay.
+    A fork reuses the imports of this process; a fresh process takes 10 to 20 s to import vLLM.  vLLM itself notices
+    only the use of CUDA through torch.  The user's variables stay.
     """
     if in_worker() and count == 1:
-        # The engine core in this process: a table of two small models took 24 s on two cores, 63 s with a process more.
+        # The engine core in this process: a table of two small models took 24 s on two cores, 63 s with one more.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    elif METHOD not in os.environ and not compat.is_cpu_build():  # on CPUs vLLM itself insists on fresh processes
+    elif METHOD not in os.environ and not compat.is_cpu_build():  # on CPUs vLLM itself requires fresh processes
         blockers = fork_blockers()
         os.environ[METHOD] = "spawn" if blockers else "fork"
         if blockers:
             print(f"vLLM's processes are not forked: {'; '.join(blockers)}", file=sys.stderr, flush=True)
-    if compat.is_cpu_build() and count > 1:  # by itself vLLM wants a NUMA node per rank
+    if compat.is_cpu_build() and count > 1:  # by default vLLM expects one NUMA node per rank
         cores = sorted(os.sched_getaffinity(0))
         size = max(len(cores) // count, 1)
         parts = [cores[rank * size : (rank + 1) * size] or cores[-1:] for rank in range(count)]
@@ -329,7 +329,7 @@ def register_architectures(config: dict[str, Any], options: dict[str, Any]) -> N
     """
     overrides = options.get("hf_overrides")
     named = {**config, **(overrides if isinstance(overrides, dict) else {})}.get("architectures") or ()
-    with suppress(Exception):  # vLLM reports better what cannot be imported
+    with suppress(Exception):  # vLLM reports import errors more clearly
         from vllm import ModelRegistry
 
         for name in named:

@@ -2,8 +2,9 @@
 
 ``LLM(..., worker_extension_cls=...)`` mixes the class into every worker, which imports this file before it builds a
 model; the driver calls the methods by ``collective_rpc``.  Their names begin with ``compare_q``, because vLLM refuses
-names that the worker has.  A scoring run is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An
-error inside a step is kept for the next ``collect``: raised inside the step it would kill the engine.
+names that the worker already has.  A scoring run consists of ``begin``, requests with a tag, ``collect`` for finished
+requests, and ``end``.  An error inside a step is kept for the next ``collect``: raised inside the step, it would kill
+the engine.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ class ScoringExtension:
     def compare_q_install(self, decodes: bool = False) -> str:
         """Set the hooks; return the model runner's generation.  ``decodes``: note which graphs run.
 
-        RuntimeError for an unknown vLLM, a model whose states do not predict the next token, or that vLLM would not
-        compute as it generates, or an unreadable cache.
+        RuntimeError for an unknown vLLM, an unreadable cache, a model whose states do not predict the next token, or a
+        model that vLLM would compute differently when it generates.
         """
         generation = attach(self.model_runner, lambda: self._compare_q_kept or self._compare_q_scorer)
         from vllm.config import set_current_vllm_config
         from vllm.v1.sample import sampler
 
-        # The ranks of prompt_logprobs are not read; compiling what counts them took 1.8 of the 5.5 s of a probe.
+        # The ranks of prompt_logprobs are not read; compiling their computation took 1.8 of the 5.5 s of a probe.
         sampler.batched_count_greater_than = inspect.unwrap(sampler.batched_count_greater_than)
         model = self.model_runner.get_model()
         if decodes:
@@ -80,14 +81,14 @@ class ScoringExtension:
         """Start a scoring run by the fields of ``Plan``; with a seed, this rank's layers get noise until its end."""
         from vllm.distributed import get_pp_group, get_tp_group
 
-        self._compare_q_quiet()  # a run that was interrupted
+        self._compare_q_quiet()  # after an interrupted run
         if noise_seed is not None:
             layers = vllm_decoder_layers(self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers())
             self._compare_q_noise = noise = Noise(layers, noise_seed, pairs=True)
             noise.handles.append(before_forwards(self.model_runner, noise.begin))
         tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
         step = plan.get("step")
-        # States, and gathered logits, are the same on every tensor-parallel rank: the first keeps them.
+        # States and gathered logits are the same on every tensor-parallel rank; the first rank keeps them.
         self._compare_q_scorer = Scorer(
             self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
@@ -131,5 +132,5 @@ class ScoringExtension:
         return int(logits.shape[0])
 
 
-register()  # also without the entry point, which a checkout does not have and VLLM_PLUGINS can leave out
+register()  # also without the entry point: a checkout does not have it, and VLLM_PLUGINS can leave it out
 machine.choose_mkl_kernels()  # in each rank, before it computes the table of its rotary embedding

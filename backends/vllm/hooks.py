@@ -8,8 +8,8 @@ tokens, whether or not a request wants prompt log-probabilities (read in 0.26, 0
   ``add_request(req_id, req_idx, sampling_params)`` of the same object, again after a preemption
 
 ``attach`` replaces these methods on the instance after checking their signatures; the replacements call the originals.
-A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under ``TAG``: vLLM replaces the id under which
-it was queued.  ``Steps`` counts the steps of decode.
+A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under ``TAG``; its id cannot be used, because
+vLLM replaces the id of a queued request.  ``Steps`` counts the steps of decode.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ScoredRows(NamedTuple):
     """Neighbouring scored rows of one window."""
 
     rows: StoredRows  # their scored positions
-    row: int  # index of the first in the hidden states
+    row: int  # index of the first row in the hidden states
     n_rows: int
     prompt: Any
     token: int  # index of the first predicted token in ``prompt``
@@ -67,7 +67,7 @@ Tokens = Callable[[Sequence[ScoredRows]], "torch.Tensor"]
 
 
 Current = Callable[[], Any]
-"""Returns the object whose ``step(hidden_states, requests, tokens)`` receives the steps now, or None.
+"""Returns the object whose ``step(hidden_states, requests, tokens)`` currently receives the steps, or None.
 
 ``hidden_states`` [N, H] are of all rows of a step; ``requests``: ``RequestRows`` of tagged requests; ``Tokens``."""
 
@@ -123,7 +123,7 @@ def requests_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[Reque
         tag = tag_of(getattr(request, "sampling_params", None))
         if tag is not None and (prompt := request.prompt_token_ids) is not None:
             begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
-            rows = min(scheduled, len(prompt) - request.num_computed_tokens)  # what follows the prompt is not scored
+            rows = min(scheduled, len(prompt) - request.num_computed_tokens)  # tokens after the prompt are not scored
             found.append(RequestRows(tag, request.num_computed_tokens, begin, rows, len(prompt), prompt))
     return [request for request in found if request.n_rows > 0]
 
@@ -195,7 +195,7 @@ def ranges(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
 def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
     """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; return the hook's handle.
 
-    Tokens come from the runner: models that take images, and later stages of a pipeline, do not receive them.
+    Tokens come from the runner, because models that take images and later stages of a pipeline do not receive them.
     """
     buffers = runner.input_buffers if hasattr(runner, "input_buffers") else runner
 
@@ -269,16 +269,16 @@ class Graphs:
 
 @dataclass
 class Steps:
-    """Counts of the decode steps of a scoring run, each of which has the next ``step`` tokens, or the last ones."""
+    """Counts of the decode steps of a scoring run; each step has the next ``step`` tokens, or the last tokens."""
 
     step: int
     graph: Graphs
-    sizes: Counter[int] = field(default_factory=Counter)  # windows of all steps by their tokens
+    sizes: Counter[int] = field(default_factory=Counter)  # tokens of a window in a step -> count
     graphs: Counter[str] = field(default_factory=Counter)  # steps by graph
     widest: int = 0  # most windows in a step
 
     def count(self, requests: Sequence[RequestRows]) -> str:
-        """Count a step of these windows; return which window has the wrong tokens, empty if they are right."""
+        """Count a step of these windows; return an error if a window has the wrong tokens, else an empty string."""
         self.graphs[self.graph.last] += 1
         self.widest = max(self.widest, len(requests))
         wrong = ""

@@ -1,8 +1,8 @@
-"""Kernels and KV caches of a loaded model: which kernel vLLM chose for each layer, and the precision of activations.
+"""Kernels and KV caches of a loaded model: the kernel that vLLM chose for each layer, and the precision of activations.
 
-This runs in vLLM's workers, after the weights are processed.  What a kernel does with activations is read from its
-config, or known from its class (from the sources of 0.26 to 0.33), else "unknown", never guessed: on a GPU without FP4
-units Marlin runs an NVFP4 W4A4 checkpoint weight-only, and vLLM does not report that.
+This runs in vLLM's workers, after the weights are processed.  The precision of activations is read from a
+kernel's config or known from its class (from the sources of 0.26 to 0.33).  Otherwise it is "unknown", never guessed.
+For example, on a GPU without FP4 units, Marlin runs an NVFP4 W4A4 checkpoint weight-only, and vLLM does not report it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ OWN_SCALES = re.compile(r"per_token_head$|_ds_mla$|^turboquant|^ultraquant|^octa
 """vLLM's names for caches that keep their scales with keys and values."""
 KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel", "ocp_mx_linear")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
-"""Classes whose kernels take activations in the model's dtype, even if the checkpoint wants another precision."""
+"""Classes whose kernels take activations in the model's dtype, even if the checkpoint states another precision."""
 QUANTIZES = re.compile(
     r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$|NvFp4EmulationExperts$|^Nvfp4QuantizationEmulation|^TrtLlmNvFp4"
     r"|^(Cutlass|DeepGemm|Triton|TritonOrCutlass|TritonOrDeepGemm)Experts(Fp4|Fp8)?$"
 )
 """Classes without a config, such as experts before loading, whose kernels quantize activations as the checkpoint
-wants."""
+states."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
 READ_IN_PREFILL = {
@@ -78,20 +78,20 @@ def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str
 
 
 def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str) -> Layer:
-    """Return one layer; ``scheme``: what the checkpoint wants for it, None if unknown."""
+    """Return one layer; ``scheme``: the checkpoint's scheme for it, None if unknown."""
     if type(method).__name__.startswith("Unquantized"):
         return Layer(name, dtype, dtype, class_name(experts_of(method) or method))
     kernel = kernel_of(module, method)
     asked = scheme.activations if scheme else UNKNOWN
     ran = activations(module, method, kernel, asked, dtype)
-    if scheme is None:  # quantized while loading, or by an unknown method: nothing to deviate from
+    if scheme is None:  # quantized while loading, or by an unknown method: no scheme to deviate from
         key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
         return Layer(name, UNKNOWN if key is None else key_text(key, "channel"), ran, class_name(kernel))
     return Layer(name, scheme.weights, ran, class_name(kernel), deviation(asked or dtype, ran))
 
 
 def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: Declared) -> Scheme | None:
-    """Return what the checkpoint wants for a layer, by vLLM's own matching of layers to config groups if it has one."""
+    """Return the checkpoint's scheme for a layer; vLLM's own matching of layers to config groups has priority."""
     if hasattr(method, "weight_quant") and hasattr(method, "input_quant"):  # experts of compressed-tensors
         return Scheme(args_text(method.weight_quant), args_text(method.input_quant))
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
@@ -125,7 +125,7 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
         return "int8 token"
     if hasattr(kernel, "quant_config"):
         return activations_of_experts(kernel, dtype)
-    # Schemes that quantize activations elsewhere (W4A8 on Arm) leave the model's dtype in act_type.
+    # Schemes that quantize activations in another place (W4A8 on Arm) have the model's dtype in act_type.
     taken = getattr(kernel, "marlin_input_dtype", None) or getattr(config, "act_type", None)
     if (given := type_name(taken, dtype)) != dtype:
         return given
@@ -136,7 +136,7 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
     if config is not None and hasattr(config, "activation_quant_key"):
         key = config.activation_quant_key
         words = dtype if key is None else key_text(key, "token")
-        # FlashInfer's kernel hands steps of 32 tokens and more to its fallback, DeepGEMM.
+        # FlashInfer's kernel passes steps of 32 or more tokens to its fallback, DeepGEMM.
         parts = (kernel, getattr(kernel, "fallback", None))
         rounds = any(getattr(owner, "use_deep_gemm_e8m0", False) for owner in parts)
         return f"{words} {POWERS_OF_TWO}" if rounds else words
@@ -161,7 +161,7 @@ def activations_of_experts(kernel: Any, dtype: str) -> str:
 def kv_caches(model: Any, asked: str, dtype: str, sizes: Mapping[str, CacheSize] | None = None) -> Iterator[KVCache]:
     """Yield the cache of every attention layer of a vLLM model.
 
-    ``asked``: what the checkpoint wants (``schemes.kv_cache``).  ``sizes``: from ``kv_sizes``; unknown if other modules
+    ``asked``: the checkpoint's format (``schemes.kv_cache``).  ``sizes``: from ``kv_sizes``; unknown if other modules
     have a cache as well, such as the indexers of sparse attention.  "auto" is the model's ``dtype``.
     """
     found = {name: module for name, module in model.named_modules() if is_attention(module)}
@@ -188,7 +188,7 @@ def named(groups: Sequence[KVCache], told: str | None) -> tuple[KVCache, ...]:
 
 
 def is_attention(module: Any) -> bool:
-    """Return True if a module keeps keys and values; others may only pass ``kv_cache_dtype`` on."""
+    """Return True if a module keeps keys and values; other modules may only pass on ``kv_cache_dtype``."""
     return isinstance(getattr(module, "kv_cache_dtype", None), str) and hasattr(module, "impl")
 
 
@@ -233,11 +233,11 @@ def check_causal(model: Any) -> None:
 
 
 def check_caches(model: Any, told: str, dtype: str) -> None:
-    """Raise RuntimeError if layers misread their cache, or no layer keeps it in ``told``, vLLM's name of the format.
+    """Raise RuntimeError if layers misread their cache, or no layer keeps it in the format ``told`` (vLLM's name).
 
     vLLM does not check what its attention for CPUs and XPUs can read (0.32: a KLD of 0.73 with int8 on a CPU).  With
-    TurboQuant two layers at either end of a model keep caches in its dtype, which may be all.  A cache in the model's
-    ``dtype`` is "auto", although vLLM's attention for CPUs does not list bfloat16.
+    TurboQuant, the first two and the last two layers keep caches in the model's dtype; a model may have no others.
+    A cache in the model's ``dtype`` is "auto", although vLLM's attention for CPUs does not list bfloat16.
     """
     if told == dtype:
         return
@@ -252,7 +252,7 @@ def check_caches(model: Any, told: str, dtype: str) -> None:
 
 
 def cache_format(told: str) -> str:
-    """Return our name of a cache's number format for vLLM's: "fp8_e4m3", "fp8_ds_mla" and similar are fp8."""
+    """Return our name of a cache's number format from vLLM's name: "fp8_e4m3", "fp8_ds_mla" and similar are fp8."""
     for word in ("fp8_e5m2", "fp8", "nvfp4", "int8", "int4"):
         if told.startswith(word):
             return word
@@ -268,7 +268,7 @@ def kv_scales(module: Any, told: str) -> str:
 
 
 def type_name(taken: Any, dtype: str) -> str:
-    """Return our name of a type that vLLM has as a torch dtype, a word, or None (``dtype``)."""
+    """Return our name of a type that vLLM gives as a torch dtype, a word, or None (``dtype``)."""
     name = dtype if taken is None else dtype_name(taken)
     return SHORT_NAMES.get(name, name)
 

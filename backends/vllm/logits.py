@@ -1,8 +1,8 @@
-"""Logits in vLLM's worker: those that vLLM gathers, those of one rank, and the head that makes them.
+"""Logits in vLLM's worker: gathered logits, one rank's logits, and the head that computes them.
 
 Under tensor parallelism ``gathered`` collects [n, V] on every call, as vLLM does when it serves.  ``local`` is the same
-call without the gather: each rank keeps the logits of its own vocabulary entries, without padding.  Some models edit
-gathered logits after the LogitsProcessor, so that the probe compares both, and uses ``local`` only if they are equal.
+call without the gather: each rank keeps the logits of its vocabulary entries, without padding.  Some models edit
+gathered logits after the LogitsProcessor.  The probe compares both, and uses ``local`` only if they are equal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LogitsSource:
             processor.register_forward_pre_hook(self._capture, with_kwargs=True)
 
     def _capture(self, processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Keep the arguments of the LogitsProcessor; if ``beside`` is set, append those states to its states."""
+        """Keep the arguments of the LogitsProcessor; if other states are set, append them to its states."""
         given = dict(zip(("lm_head", "hidden_states", "embedding_bias"), args, strict=False)) | kwargs
         self.processor, self.lm_head = processor, given["lm_head"]
         self.states, self.bias = given["hidden_states"], given.get("embedding_bias")
@@ -63,7 +63,7 @@ class LogitsSource:
         return min(indices.org_vocab_start_index, last), last
 
     def gathered(self, hidden_states: Any) -> Any:
-        """Return logits [n, V]; None on ranks that vLLM does not give them to.  Every rank has to call it."""
+        """Return logits [n, V]; None on ranks that do not receive them from vLLM.  Every rank must call this method."""
         return self.model.compute_logits(hidden_states)
 
     def local(self, hidden_states: Any) -> Any:
@@ -84,7 +84,7 @@ class LogitsSource:
         return logits[: len(hidden_states)], logits[len(hidden_states) :]
 
     def probed(self, hidden_states: Any) -> tuple[Any, float, float | str]:
-        """Return (``local``, how far it is from the gathered logits, how far from the head's product or why unknown).
+        """Return (``local``, its difference from gathered logits, its difference from the head's product or a reason).
 
         The model's own edits are left out, because an edit by token id would miss its token, or fail, on a rank's share
         of the vocabulary.
@@ -137,14 +137,14 @@ class KeptLogits:
         """Keep the logits of a step; rows without states are left out, so that the count of rows shows them."""
         for request in requests:
             for states in torch.split(hidden_states[request.begin :][: request.n_rows], self.chunk_rows):
-                # Under tensor parallelism every rank has to take part, and all but the first may get None back.
+                # Under tensor parallelism every rank must take part, and all ranks except the first may receive None.
                 if (logits := self.source.gathered(states)) is not None:
                     self.kept.append(logits[states.any(1)].cpu())
 
 
 @contextmanager
 def ungathered(processors: list[Any]) -> Iterator[None]:
-    """Let LogitsProcessors neither gather nor cut logits in the block."""
+    """In the block, make LogitsProcessors return logits without gathering or cutting them."""
     sizes = [processor.org_vocab_size for processor in processors]
     for processor in processors:
         processor._gather_logits = lambda logits: logits  # shadows the method on this instance

@@ -32,26 +32,26 @@ BREAKS_STATES = {
     TRIMS: "vLLM then leaves out states of prompt tokens; compare_q sets it to false",
     "speculative_config": DRAFTS, "spec_method": DRAFTS, "spec_model": DRAFTS, "spec_tokens": DRAFTS,
 }  # fmt: skip
-"""Options with which vLLM does not compute right states for every prompt token -> why; false or null turns them off."""
+"""Options that make states of prompt tokens wrong or missing in vLLM -> reason; false or null turns them off."""
 OWN_OPTIONS = set(noise.OPTIONS)
 """Options of the ``engine`` object that belong to compare_q, not vLLM."""
 PICKLED = ("pt", "npcache")
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
-"""At least vLLM's own max_num_batched_tokens, from which the KV cache's size follows."""
+"""Upper bounds of vLLM's own max_num_batched_tokens, used to compute the size of the KV cache."""
 LOSES_CHUNKS = ("turboquant", "ultraquant")
 """Caches with a bug in vLLM (0.26 to 0.32, its issue 46460): if a step of prefill holds the rest of a window and a
-whole one of that length, it forgets the window's earlier tokens (mean KLD 0.24 instead of 0.0007)."""
+whole window of the same length, it forgets the first window's earlier tokens (mean KLD 0.24 instead of 0.0007)."""
 CHOOSES_CACHE = (
     "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
 )  # fmt: skip
-"""Options that decide the size of the KV cache, or let a step hold all windows; otherwise the windows decide it."""
+"""Options that decide the size of the KV cache, or let a step hold all windows; without these, the windows decide."""
 LEAST_FREE = 0.01
 SET_IN_DECODE = {
     "long_prefill_token_threshold": "step", "max_num_seqs": "batch", "enable_prefix_caching": "",
     "long_prefill_token_threshold_adaptive": "", "enable_chunked_prefill": "", "max_num_partial_prefills": "",
     "max_long_partial_prefills": "",
 }  # fmt: skip
-"""Options that compare_q sets in decode, as they decide a step's tokens -> the spec's key that replaces them."""
+"""Options that compare_q sets in decode because they decide a step's tokens -> the spec's key that replaces them."""
 BLOCK = 256
 """Tokens of a KV cache's largest block, which may extend beyond the end of a window."""
 
@@ -67,7 +67,7 @@ class CheckedOptions(BaseModel):
 
 
 def check_options(model: PlannedModel) -> None:
-    """Raise InputError for the first option that vLLM does not have, or that prevents right scores."""
+    """Raise InputError for the first option that vLLM does not have, or that would cause wrong scores."""
     options = model.options
     if ours := [name for name in SET_BY_COMPARE_Q if name in options]:
         raise InputError(f"engine.{ours[0]}: set by compare_q; use model_dir and revision of the spec")
@@ -102,7 +102,7 @@ def check_options(model: PlannedModel) -> None:
 
 
 def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:
-    """Raise InputError for options with which a step could not hold ``step`` tokens of each of ``batch`` windows."""
+    """Raise InputError if, with these options, a step could not hold ``step`` tokens of each of ``batch`` windows."""
     for name, key in SET_IN_DECODE.items():
         if options.get(name) is not None:
             instead = f'give "{key}" beside "phase" in its place' if key else "leave it out"
@@ -124,12 +124,12 @@ def check_checkpoint(model: PlannedModel, folder: Path) -> None:
     if "speculators_config" in config.raw:
         raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
     if stray and options.get("load_format") in ("auto", "mistral"):
-        raise InputError(f"engine.load_format: may load {stray[0]} in place of the model's other files; leave it out")
+        raise InputError(f"engine.load_format: may load {stray[0]} instead of the model's other files; leave it out")
     check_length(model, config)
 
 
 def check_length(model: PlannedModel, config: CheckpointConfig) -> None:
-    """Raise InputError if the model's results depend on ``max_model_len``, which must then be what is served with."""
+    """Raise InputError if results depend on ``max_model_len``; the spec must then state the value used in serving."""
     if model.options.get("max_model_len") is not None:
         return
     for raw in (config.raw, model.options.get("hf_overrides")):
@@ -145,8 +145,8 @@ def check_length(model: PlannedModel, config: CheckpointConfig) -> None:
 def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
     """Return the arguments of ``LLM(...)`` except the model: compare_q's defaults, then the spec's options.
 
-    In decode they decide which tokens a step holds, and leave a GPU's compiled graphs on, as they are when serving.  In
-    prefill with caches of ``LOSES_CHUNKS``, no window begins in a step that does not hold it all.
+    In decode, the arguments decide a step's tokens, and keep a GPU's compiled graphs on, as in serving.  In
+    prefill with caches of ``LOSES_CHUNKS``, a window only begins in a step that holds all of it.
     """
     defaults: dict[str, Any] = {
         "max_model_len": model.max_tokens + 1,
@@ -170,16 +170,16 @@ def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) 
 
 
 def loses_chunks(model: PlannedModel) -> bool:
-    """Return True if vLLM scores a window wrongly that two steps of prefill share."""
+    """Return True if vLLM wrongly scores windows that are split over two steps of prefill."""
     return model.decode is None and str(model.options.get("kv_cache_dtype")).startswith(LOSES_CHUNKS)
 
 
 def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
     """Return the size of the KV cache for the windows of two steps, or of a decode batch; empty if the spec decides it.
 
-    A window that is longer than a step takes several, and only the next window may begin in the last of them, so that
-    one window and two steps are enough.  The cache has at least 256 MiB, and 4 GiB if a token's size is unknown.
-    ``gpu_memory_utilization`` is then only the memory that must be free when vLLM starts.
+    A window that is longer than a step takes several steps, and only the next window may begin in the last step.
+    Therefore one window and two steps are enough.  The cache has at least 256 MiB, or 4 GiB if a token's size is
+    unknown.  ``gpu_memory_utilization`` is then only the memory that must be free when vLLM starts.
     """
     options, numbers, longest = model.options, CheckpointConfig(config).kv_numbers, model.max_tokens + 1
     if not cpu and (numbers is None or any(name in options for name in CHOOSES_CACHE)):

@@ -1,9 +1,9 @@
 """Scores in vLLM's worker: statistics of every scored position, computed next to the lm_head in bounded chunks.
 
-All scored rows of a step, of any windows, are scored together.  A window arrives in parts, in any
-step, and again after a preemption: its statistics are written by absolute position into a buffer on the host, so that a
-repetition overwrites itself and a gap shows.  Nothing here waits for the GPU: results are copied asynchronously, and an
-event shows when the results of a step have arrived.
+All scored rows of a step, of any windows, are scored together.  A window arrives in parts, in any step, and again after
+a preemption.  Its statistics are written by absolute position into a buffer on the host.  Repeated rows therefore
+overwrite the same entries, and gaps are detected.  This module never waits for the GPU: results are copied
+asynchronously, and an event shows when the results of a step have arrived.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, Steps, Tokens
 from compare_q.backends.vllm.logits import LogitsSource
 
 DEVICE_BYTES = 255 << 20
-"""Largest size of a chunk's logits, the reference's logits, states and results together."""
+"""Largest total size of a chunk's logits, the reference's logits, states and results."""
 PRODUCT_ROWS = (768, 128)
-"""Rows of a head's product are a multiple of one of these: 768 was fastest in five of six shapes on an H200."""
+"""Rows of a head's product are a multiple of one of these numbers; on an H200, 768 was fastest in 5 of 6 shapes."""
 CPU_ROWS = 256
 """Largest number of rows of a chunk on a CPU: on two cores 128 to 1,024 rows are equally fast, fewer are slower."""
 NO_STATES = -1.0
 """Written instead of the sum of exponentials, which is positive, where a row's states are all zero.
 
-No final norm leaves such a row: vLLM did not compute it, as it leaves out prompt tokens whose states are not read.
-Every model would score it alike, so that a quantized one would have a KL divergence of 0.
+A final norm never produces such a row.  The row was not computed: vLLM leaves out prompt tokens whose states are not
+read.  All models would give it the same score, so that a quantized model would have a KL divergence of 0.
 """
 WAITING = 4
-"""Windows that may wait to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
+"""Largest number of windows waiting to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
 
 
 class Chunk(NamedTuple):
@@ -56,12 +56,12 @@ class Chunk(NamedTuple):
 
     @property
     def first_pass(self) -> torch.Tensor:
-        """The results without those of ``divergences.partial``."""
+        """The results without the columns of ``divergences.partial``."""
         return self.out[:, : divergences.FIRST]
 
 
 def chunks_of(parts: Sequence[ScoredRows], rows: int) -> Iterator[list[ScoredRows]]:
-    """Yield the parts in lists of ``rows`` rows, the last of fewer; parts are cut to fit."""
+    """Yield the parts in lists of ``rows`` rows; the last list may be shorter; parts are cut to fit."""
     chunk, room = [], rows
     for part in parts:
         begin = 0
@@ -82,7 +82,7 @@ class Buffer:
 
     statistics: NDArray[np.float32]  # partial ones, [T, F]
     written: NDArray[np.bool_]  # [T]: which scored positions have statistics of computed states
-    kept: torch.Tensor | None = None  # states [T, H] or logits [T, V], if it is recorded
+    kept: torch.Tensor | None = None  # states [T, H] or logits [T, V] if the window is recorded
     landed: int = 0  # positions that arrived, including repetitions
 
 
@@ -145,7 +145,7 @@ class Buffers:
 
 
 def on_host(rows: int, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor [rows, F] on the host with dtype and width of ``like``, to which a GPU copies asynchronously."""
+    """Return a tensor [rows, F] on the host, with dtype and width of ``like``, for asynchronous copies from a GPU."""
     return torch.empty(rows, like.shape[1], dtype=like.dtype, pin_memory=like.device.type == "cuda")
 
 
@@ -159,8 +159,8 @@ class Scorer:
     vocab_size: int
     tp_size: int
     keeps: bool = True  # this rank keeps the record's states or logits
-    reports: bool = True  # it has statistics: it is in the last pipeline stage, and vLLM gives it logits
-    # This rank's rows [n, 10] -> those of all tensor-parallel ranks [R, n, 10]; every rank calls it.
+    reports: bool = True  # this rank has statistics: it is in the last pipeline stage, and vLLM gives it logits
+    # This rank's rows [n, 10] -> rows of all tensor-parallel ranks [R, n, 10]; every rank calls it.
     of_all_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None]
     steps: Steps | None = None  # counts decode steps; None in prefill
     local_difference: float = 0.0
@@ -225,7 +225,7 @@ class Scorer:
 
     @property
     def goes_on(self) -> bool:
-        """True if the next chunk is computed: there was no error, or the other ranks would hang without this one."""
+        """True if the next chunk is computed: no error occurred, or the other ranks would hang without this rank."""
         return not self.error or self.gathers or self.exchanges
 
     @property
@@ -297,7 +297,7 @@ class Scorer:
     def score(self, hidden: torch.Tensor, chunk: Chunk) -> bool:
         """Write the statistics of a chunk of states [n, H] into its ``out``, and keep an error.
 
-        Return False if memory was too small for this many rows: from now on chunks have half as many.
+        Return False if memory was too small for these rows; chunks then have half as many rows from now on.
         """
         self.exchanged = False
         try:
@@ -327,12 +327,12 @@ class Scorer:
         except Exception as error:
             self.fail(error)
         finally:
-            if self.exchanges and not self.exchanged:  # the other ranks wait for this one's rows, right or wrong
+            if self.exchanges and not self.exchanged:  # the other ranks wait for this rank's rows, right or wrong
                 self.exchange(chunk.first_pass)
         return True
 
     def exchange(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows [n, 10] of the first pass of all ranks with a share of the vocabulary, [R, n, 10]."""
+        """Exchange rows [n, 10] of the first pass; return the rows of all ranks of the vocabulary, [R, n, 10]."""
         self.exchanged = True
         return self.of_all_ranks(rows) if self.exchanges else rows[None]
 

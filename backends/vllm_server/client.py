@@ -1,9 +1,9 @@
 """HTTP requests to a vLLM server: deadlines, retries, bounded answers.
 
 A request that fails on the way (no connection, 429, 500, 502 to 504) is sent again, after a random wait that doubles.
-A request that the server refuses is not.  No server can hold or fill this process: a request, with all its repetitions,
-has one deadline, and no more bytes of an answer are read than the request can explain.  Answers are requested
-uncompressed, and redirections are not followed.
+A request that the server refuses is not sent again.  No server can block this process or fill its memory: a request and
+its repetitions share one deadline, and the size of an answer is limited by what the request can explain.  Answers are
+requested uncompressed, and redirections are not followed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 LONGEST_ASKED_S = 60.0
 """Longest accepted wait (Retry-After), in seconds."""
 SHORT_S = 120.0
-"""Seconds for requests that take a server milliseconds, but may queue after windows of others."""
+"""Seconds for requests that take a server milliseconds, but may queue after windows of other users."""
 RETRIED = (429, 500, 502, 503, 504)
 MESSAGE = 300
 """Characters of a server's own words that an error quotes."""
 SMALL = 1 << 22
-"""Bytes of an answer whose length does not depend on the request: a list of models, the tokens of a few words."""
+"""Largest answer in bytes if its length does not depend on the request: a list of models, the tokens of a few words."""
 PER_TOKEN = 1 << 10
-"""Bytes that one token may add to an answer; vLLM's entries take about 80."""
+"""Largest number of bytes that one token may add to an answer; vLLM's entries take about 80."""
 OURS = "give the URL of vLLM's own server, `vllm serve`"
 Shape = TypeVar("Shape", bound=BaseModel)
 
@@ -80,19 +80,19 @@ class Server:
     """A server's address, key and patience."""
 
     url: str
-    key: str | None  # goes into a header and nowhere else
+    key: str | None  # only used in a header
     timeout_s: float
     retries: int
     retried: int = 0  # requests that had to be sent again
     http: httpx2.AsyncClient = field(init=False)
 
     def client(self, connections: int = 1) -> httpx2.AsyncClient:
-        """The client of the following questions, in one event loop; to be closed."""
+        """Return the client for the following requests, in one event loop; the caller closes it."""
         import httpx2
 
         self.http = httpx2.AsyncClient(
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
-            timeout=httpx2.Timeout(None, connect=min(CONNECT_S, self.timeout_s)),  # ``ask`` bounds the rest
+            timeout=httpx2.Timeout(None, connect=min(CONNECT_S, self.timeout_s)),  # ``ask`` limits the rest
             limits=httpx2.Limits(max_connections=connections),
         )
         return self.http
@@ -100,8 +100,8 @@ class Server:
     async def ask(self, path: str, shape: type[Shape], body: Any, within: float, largest: int = SMALL) -> Shape:
         """The answer to a GET, or to a POST of ``body``, as a ``shape``; ServerError.
 
-        ``within``: seconds for all of it, at most ``timeout_s``; with ``CONNECT_S`` or less the server is tried once.
-        ``largest``: bytes that a correct answer can have.
+        ``within``: seconds for the whole exchange, at most ``timeout_s``; with ``CONNECT_S`` or less, there is only
+        one attempt.  ``largest``: largest size of a correct answer in bytes.
         """
         import httpx2
 
@@ -134,7 +134,7 @@ class Server:
         raise AssertionError("the loop above ends by an answer or an error")
 
     async def exchange(self, path: str, body: Any, largest: int) -> tuple[httpx2.Response, bytes]:
-        """(status and headers, body) of one answer; of a refusal only the beginning; ServerError if it is too long."""
+        """(status and headers, body) of one answer, or the start of a refusal's body; ServerError if it is too long."""
         content = bytearray()
         async with self.http.stream("GET" if body is None else "POST", self.url + path, json=body) as response:
             async for piece in response.aiter_raw():
@@ -166,7 +166,7 @@ class Server:
 
 
 def shaped(shape: type[Shape], content: bytes, path: str) -> Shape:
-    """An answer with the keys and types of vLLM's; ServerError with status 200 for any other."""
+    """Parse an answer with the keys and types of vLLM's answers; ServerError with status 200 for any other answer."""
     try:
         answer = parsed(content, path)
         if isinstance(answer, dict):

@@ -2,15 +2,15 @@
 
 ``model_dir`` is the server's base URL.  A window is sent as token ids with ``prompt_logprobs=0``.  vLLM answers with
 the log-probability of each real token, all digits of a float32, and computes the whole window, without its prefix
-cache.  Entropy, top-1 and KL divergence are unknown: an answer does not have all logits,
-and a rank also counts tokens of equal probability, so that it does not say which token is the top one.
+cache.  Entropy, top-1 and KL divergence are unknown: an answer does not have all logits.  The
+returned rank does not identify the top token either, because it also counts tokens of equal probability.
 
 Before anything is scored, a sample is taken: ``SAMPLE_IDS`` are scored with ``TOP`` entries per position, which shows
 whether the server returns log-probabilities or logits.  The sample, rounded to 0.01 nats, is part of the scores' key
 (``stamp``), because a server may be restarted with other weights under the same name.  It is taken again after loading
-and before scores are kept.  A model that was swapped and swapped back in between is not noticed.
+and before scores are kept.  If a model was replaced and restored in between, this is not noticed.
 
-The server must split ``WORDS`` into tokens that the tokenizer of the data has too.
+The server must split ``WORDS`` into tokens that the tokenizer of the data also has.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ MOST_LOGITS = 1 << 20
 CLAMPED = -9999.0
 """vLLM's server writes this for minus infinity, which JSON does not have."""
 ROUNDING = 1e-3
-"""How far a sum of probabilities may exceed 1, or a log-probability 0."""
+"""Largest excess of a sum of probabilities over 1, or of a log-probability over 0."""
 MOVED = 0.05
-"""How far a sample may move, in nats.  Other traffic moves it by 0.03 in bfloat16; other weights would have to agree in
-all 31 values to pass."""
+"""Largest change of a sample, in nats.  Other requests change it by 0.03 in bfloat16.  Other weights would only pass if
+all 31 values agreed."""
 MORE_LOGPROBS = f"start the server with --max-logprobs {TOP} or more"
 NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
 WORDS = (
@@ -81,7 +81,7 @@ WORDS = (
     "electroencephalography counterrevolutionaries zygote rhythm Azerbaijan tokenization perplexity hexadecimal "
     "misunderstanding quantization 31415926 incomprehensibilities jeopardize bookkeeper Shakespeare oxygen"
 ).replace(" ", "\n")
-"""One word per line: tokens of letters and digits look the same in every kind of vocabulary."""
+"""One word per line; tokens of letters and digits look the same in every kind of vocabulary."""
 T = TypeVar("T")
 Name = Annotated[str, Field(max_length=1000)]
 
@@ -127,7 +127,7 @@ class Entry(BaseModel):
 
 
 class Choice(BaseModel):
-    """A prompt: for each position, token id -> entry."""
+    """The scores of a prompt: for each position, token id -> entry."""
 
     prompt_logprobs: list[dict[str, Entry] | None] | None = None
 
@@ -158,7 +158,7 @@ class Sample(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A server's answers before any window; ``tokens``: id -> token of ``WORDS``, or why there are none."""
+    """A server's answers before any window; ``tokens``: id -> token of ``WORDS``, or why they are missing."""
 
     card: Card
     sample: Sample
@@ -166,7 +166,7 @@ class Seen(NamedTuple):
 
 
 class ServedModel(ModelFiles):
-    """One model of a server, which has no files here; ``names``: all names of the model, once ``card`` was asked.
+    """One model of a server, without files on this machine; ``names``: all names of the model, set by ``card``.
 
     Coroutines raise ServerError.  The other methods raise ModelError if the server is silent or answers something
     unexpected, and InputError if the spec is wrong.
@@ -188,7 +188,7 @@ class ServedModel(ModelFiles):
         return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 
     def connected(self, question: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a question, over a new connection; ModelError."""
+        """Return the answer to a question, over a new connection; ModelError."""
 
         async def asked() -> T:
             async with self.server.client():
@@ -210,7 +210,7 @@ class ServedModel(ModelFiles):
         return self.connected(question)
 
     async def card(self) -> Card:
-        """The card of the model that the spec names, or of the server's only one; InputError if there is none."""
+        """The card of the model that the spec names, or of the server's only model; InputError if it does not exist."""
         cards = {card.model: card for card in (await self.server.ask("/v1/models", Answer, None, CONNECT_S)).data}
         if not cards:
             raise ServerError(f"/v1/models names no model; {OURS}")
@@ -219,7 +219,7 @@ class ServedModel(ModelFiles):
             names, what = shortened(", ".join(cards)), f"no {wanted!r}" if wanted else "missing"
             raise InputError(f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}")
         chosen = cards[wanted or next(iter(cards))]
-        # vLLM answers with the first of several names of one model; they share its root.
+        # vLLM answers with the first of several names of a model; these names have the same root.
         own = (chosen.root or chosen.model, chosen.parent)
         self.names = {name for name, card in cards.items() if (card.root or name, card.parent) == own}
         found = await self.answer_or_refusal("/version")
@@ -227,7 +227,7 @@ class ServedModel(ModelFiles):
         return chosen.model_copy(update={"version": version})
 
     async def answer_or_refusal(self, path: str, body: Any = None) -> Answer | str:
-        """The answer, or why the server refuses to give one, since a proxy may pass /v1 only."""
+        """Return the answer, or the reason of a refusal: a proxy may forward only /v1."""
         try:
             return await self.server.ask(path, Answer, body, SHORT_S)
         except ServerError as error:
@@ -236,9 +236,9 @@ class ServedModel(ModelFiles):
             return str(error)
 
     async def completion(self, model: str, ids: Sequence[int], top: int, within: float = inf) -> Completion:
-        """The answer to a prompt of token ids.  One token is generated, since servers refuse to generate none.
+        """The answer to a prompt of token ids.  One token is generated, because servers refuse to generate 0 tokens.
 
-        ServerError if another model answers, as a router's fallback does.
+        ServerError if another model answers, for example a router's fallback.
         """
         body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
         largest = SMALL + PER_TOKEN * len(ids) * (top + 1)
@@ -283,7 +283,7 @@ class ServedModel(ModelFiles):
     def storage(self) -> Storage:
         weights = self.options.weights
         if weights is None:
-            return Storage(note="a server does not say what it stores; give engine.weights or override_*")
+            return Storage(note="a server does not report what it stores; give engine.weights or override_*")
         try:
             if weights.endswith(".gguf"):
                 return gguf.read_model(expanded(weights)).storage()
@@ -293,7 +293,7 @@ class ServedModel(ModelFiles):
 
 
 def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:
-    """Log-probabilities float32 [L - 1] of a prompt's tokens but the first, from ``prompt_logprobs``; ServerError.
+    """Log-probabilities float32 [L - 1] of a prompt's tokens except the first, from ``prompt_logprobs``; ServerError.
 
     Entry i scores token i: one of its keys must be the id of the real token.  The first entry is empty.
     """
@@ -314,7 +314,7 @@ def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]
 
 
 def check_normalized(answer: Completion) -> None:
-    """ServerError unless the entries of every position but the first can be log-probabilities.
+    """ServerError unless the entries of every position except the first can be log-probabilities.
 
     The probabilities of a position's ``TOP`` entries sum to at most 1.  If all other tokens were as probable as the
     last entry, the sum would reach 1.
@@ -376,7 +376,7 @@ class VllmServerEngine(Engine):
                 raise ModelError(f"{url}: the server's model changed before it was scored; run again")
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
+        """Yield scores as windows finish; a failure cancels all requests.  ModelError also if the model changed."""
         server, queue, most = self.served.server, iter(windows), self.options.concurrency
         server.retried = 0
         flying: set[asyncio.Task[TokenScores]] = set()
@@ -419,12 +419,12 @@ class VllmServerEngine(Engine):
             "url": self.served.server.url,
             "server": self.seen.card.model_dump(),
             "system_fingerprint": self.seen.sample.fingerprint,
-            "probe": self.seen.sample.rounded,  # what results.json has called the sample from the beginning
+            "probe": self.seen.sample.rounded,  # results.json has always called the sample "probe"
             "batch": f"up to {self.options.concurrency} windows in flight",
             "retries": self.served.server.retried,
             "tokenizer": f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared",
-            "hardware": "unknown: a server does not say",
-            "kernels": "unknown: a server does not say which kernels it runs",
+            "hardware": "unknown: a server does not report it",
+            "kernels": "unknown: a server does not report its kernels",
         }
 
 

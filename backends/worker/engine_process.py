@@ -1,11 +1,11 @@
 """An engine process: it imports an engine once, and forks a worker for each model.
 
-The driver has one for each Python and engine (``eval/common/processes.py``).  It touches no GPU.  Each worker leads a
-process group.  When the worker ends, the engine process kills the rest of the group and sends the driver the exit
-status.  When the driver ends, even by kill -9, the engine process kills all groups and ends.
+The driver starts one engine process per Python and engine (``eval/common/processes.py``).  An engine process uses no
+GPU.  Each worker leads a process group.  When the worker ends, the engine process kills the rest of the group and sends
+the driver the exit status.  When the driver ends, even by kill -9, the engine process kills all groups and ends.
 
-If it cannot be forked after importing its engine (``fork_blockers``), it restarts itself without the engine, and its
-workers import the engine themselves.  So do those of an engine process that has no engine.
+If the engine process cannot be forked after importing its engine (``fork_blockers``), it restarts itself without the
+engine, and its workers import the engine themselves.  The workers of an engine process without an engine do the same.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from typing import Any, NoReturn
 from compare_q.backends.common.process import WORKER, die_with_parent, fork_blockers
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a run to end.  The driver decides what to do if one reaches all processes of a run."""
+"""Signals that request the end of a run.  If one reaches all processes of a run, the driver decides what to do."""
 LEAVE = signal.SIGUSR1
-"""Sent by the driver, or by the system at the driver's end: ends an import; later the end of the socket does that."""
+"""Signal that ends an import, sent by the driver, or by the system when the driver ends.  Later, closing the socket
+ends this process."""
 Workers = dict[int, Connection]
 """Process id (also of the group) of each running worker -> its channel to the driver."""
 
@@ -38,11 +39,11 @@ Workers = dict[int, Connection]
 def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "") -> NoReturn:
     """Serve the driver, a process id, at the other end of a socket until the driver ends.
 
-    ``alone``: after a restart, why workers import their engine themselves; else empty.
+    ``alone``: after a restart, the reason that workers import their engine themselves; otherwise empty.
     """
     faulthandler.enable()  # a crash logs its traceback
     control = socket.socket(fileno=int(descriptor))
-    control.set_inheritable(False)  # a program that an import starts must not hold it
+    control.set_inheritable(False)  # a program that an import starts must not keep it open
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the driver may have inherited SIG_IGN
     before: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     refusal = missing_package()
@@ -65,7 +66,7 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
             for group in workers:
                 end_group(group)
     if forked is None:
-        os._exit(0)  # without the seconds that libraries take to clean up
+        os._exit(0)  # skip the cleanup of libraries, which takes seconds
     try:  # this is a fork
         channel, log, requested = forked
         become_worker(me, log, before, [control, *workers.values()])
@@ -82,7 +83,7 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
 
 
 def missing_package() -> str:
-    """Return what this Python lacks to run any worker, and how to install it; empty if nothing."""
+    """Return the package that this Python lacks to run any worker, and how to install it; empty if none is missing."""
     try:
         from compare_q.backends.common import machine
         from compare_q.backends.worker import worker  # noqa: F401 - imported before the first fork
@@ -106,10 +107,10 @@ def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
 
 
 def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple[Connection, int, float] | None:
-    """Fork workers as the driver requests, and reap them; None when the driver has ended.
+    """Fork workers when the driver requests them, and reap them; None when the driver has ended.
 
     In each fork, return its channel, its log, and when it was requested.  ``refusal``: why no worker can run in this
-    Python, else empty.
+    Python; otherwise empty.
     """
     woken, waking = os.pipe()
     os.set_blocking(waking, False)
@@ -149,7 +150,7 @@ def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple
 
 
 def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list[Any]) -> None:
-    """Make a worker of this fork: a process group and a log of its own, usual signals, and no descriptors of others.
+    """Make this fork a worker with its own process group and log, default signals, and no descriptors of other workers.
 
     ``before``: actions of the ``ENDING`` signals before the engine process ignored them.
     """
@@ -157,7 +158,7 @@ def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list
     die_with_parent(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(LEAVE, signal.SIG_DFL)
-    for number, action in before.items():  # Ctrl-C ends a worker like other programs
+    for number, action in before.items():  # Ctrl-C ends a worker like any other program
         signal.signal(number, signal.SIG_IGN if action == signal.SIG_IGN else signal.SIG_DFL)
     for output in (1, 2):
         os.dup2(log, output)
@@ -177,7 +178,7 @@ def reap(workers: Workers) -> None:
 
 
 def send_failed(channel: Connection, **fields: Any) -> None:
-    """Send ``Failed``, the last message of a channel, and close it; it is written here without pydantic."""
+    """Send ``Failed``, the last message of a channel, and close it; it is encoded here without pydantic."""
     with channel, suppress(OSError):
         channel.send_bytes(json.dumps({"type": "failed", **fields}).encode())
 

@@ -36,7 +36,7 @@ class LoadCommand:
 
     model: PlannedModel
     devices: tuple[str, ...] | None = None  # value of CUDA_VISIBLE_DEVICES; None: unchanged
-    share: tuple[int, int] | None = None  # (number, count) of a replica on the CPU, which gets that share of the cores
+    share: tuple[int, int] | None = None  # (number, count) of a replica on the CPU: its share of the cores
     type: Literal["load"] = "load"
 
 
@@ -55,7 +55,7 @@ class ScoreCommand:
 
 @dataclass(frozen=True)
 class CallCommand:
-    """Return ``function``, ``module:name``, called with a function that sends messages and keyword ``arguments``."""
+    """Call ``function`` (``module:name``) with a message sender and keyword ``arguments``; return its value."""
 
     function: str
     arguments: dict[str, Any]
@@ -83,7 +83,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Done:
-    """The command succeeded; what it scored is committed.  ``value``: its result, as JSON types."""
+    """The command succeeded, and its scores are committed.  ``value``: its result, as JSON types."""
 
     value: Any = None
     type: Literal["done"] = "done"
@@ -94,7 +94,7 @@ class Failed:
     """The command failed, or the worker ended."""
 
     reason: str = ""  # one line per problem, for the user
-    status: int | None = None  # exit status of the worker, or minus its signal's number; None: it continues
+    status: int | None = None  # exit status of the worker, or minus a signal's number; None: it is running
     type: Literal["failed"] = "failed"
 
 
@@ -105,7 +105,7 @@ MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminat
 
 
 def encoded(item: Command | Message) -> bytes:
-    """Return a command or message as JSON, which unlike pydantic's may hold file names that are not UTF-8."""
+    """Return a command or message as JSON; unlike pydantic's JSON, it may hold file names that are not UTF-8."""
     adapter: TypeAdapter[Any] = COMMAND if isinstance(item, Command) else MESSAGE
     return json.dumps(adapter.dump_python(item), default=os.fspath).encode()
 
@@ -116,7 +116,7 @@ def parse_command(data: bytes) -> Command:
 
 
 def parse_message(data: bytes) -> Message:
-    """Return a worker's message; ModelError if it is none."""
+    """Return a worker's message; ModelError if the data are not a message."""
     try:
         return MESSAGE.validate_python(json.loads(data))
     except (ValueError, RecursionError) as error:  # of pydantic too

@@ -78,7 +78,7 @@ class Committer:
         self.waiting.append((self.windows.pop(scores.window), scores))
 
     def commit(self) -> None:
-        """Write the collected scores; ModelError if the engine's model is another one by now."""
+        """Write the collected scores; ModelError if the engine's model has changed since it was loaded."""
         self.engine.check_unchanged()
         command, now = self.command, time.perf_counter()
         segments.commit(command.scores, command.tag, self.waiting, command.session, now - self.last)
@@ -88,18 +88,18 @@ class Committer:
 class Worker:
     """One worker and the model that it has loaded, if any; times are in seconds since 1970.
 
-    ``requested``: when the driver requested it; ``alone``: why it imports its engine itself, empty if it is the fork of
-    a process that has imported it.
+    ``requested``: when the driver requested the worker.  ``alone``: why the worker imports its engine itself; empty if
+    it is a fork of a process that has imported the engine.
     """
 
     def __init__(self, requested: float, alone: str = "") -> None:
         machine.keep_compiled_kernels_apart()
         self.requested, self.alone = requested, alone
-        self.notes = list[str]()  # on the weights of the loaded model
+        self.notes = list[str]()  # about the weights of the loaded model
         self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
         self.engine: Engine | None = None
-        self.moments: dict[str, float] = {}  # for a second text they begin when the first one was scored: no load
+        self.moments: dict[str, float] = {}  # for a second text they begin after the first was scored: no load
         self.load_seconds = 0.0
         self.last: tuple[ScoreCommand, dict[str, Any]] | None = None  # with its record
 
@@ -127,7 +127,7 @@ class Worker:
             send(messages.Done(value))
 
     def load(self, command: LoadCommand, send: Send) -> None:
-        """Load a model on its GPUs, after the last one is closed."""
+        """Close the last model, and load a model on its GPUs."""
         self.close()
         model = command.model
         if self.alone:
@@ -148,9 +148,9 @@ class Worker:
         self.load_seconds = self.moments["loaded"] - self.requested
 
     def score(self, command: ScoreCommand, send: Send) -> None:
-        """Score windows and commit their scores.  What was committed before an error is kept.
+        """Score windows and commit their scores.  Scores committed before an error are kept.
 
-        The session's record is written before the last windows are committed, so that complete scores never lack it.
+        The session's record is written before the last windows are committed, so that complete scores always have it.
         """
         assert self.engine is not None, "no model is loaded"
         moments, windows = dict(self.moments), messages.read_windows(command.windows)
@@ -180,7 +180,7 @@ class Worker:
         self.last = command, record
 
     def close(self) -> None:
-        """Close the engine, if one is loaded, and record when; errors of an engine that was interrupted are logged."""
+        """Close the engine, if one is loaded, and record the time; errors of an interrupted engine are logged."""
         engine, self.engine = self.engine, None
         try:
             if engine is not None:
@@ -220,7 +220,7 @@ def refusal(_: Any, *, model: dict[str, Any]) -> str:
 
 
 def inspect(model: PlannedModel) -> EngineInfo:
-    """Return what this Python has of the model's engine, and why the model cannot run with it, if so."""
+    """Return the model's engine as installed in this Python, and why the model cannot run with it, if so."""
     engine = backends.engine_class(model.engine)
     capabilities = engine.capabilities
     installed = capabilities.installed()
@@ -241,7 +241,7 @@ def inspect(model: PlannedModel) -> EngineInfo:
         else:
             files = engine.files(model)
             found = {"facts": files.facts(), "stamp": files.stamp()}
-        source = sys.modules[engine.__module__].__file__  # of an engine outside compare_q it is part of the key
+        source = sys.modules[engine.__module__].__file__  # part of the key for an engine outside compare_q
         own = {} if model.engine in backends.ENGINES or not source else {engine.__module__: content_of(Path(source))}
         found["versions"] = {**engine.versions(), **own, **named_files(model.options)}
     except InputError as error:
@@ -252,7 +252,7 @@ def inspect(model: PlannedModel) -> EngineInfo:
 
 
 def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str) -> str:
-    """Return a line on an error caused by too little memory, with sizes; empty for others (``shared``: see Worker)."""
+    """Return a line with sizes about an out-of-memory error; empty for other errors (``shared``: see Worker)."""
     if model is None or not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""
     numbers = []
