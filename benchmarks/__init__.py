@@ -1,1 +1,1 @@
-"""What scoring costs, how often intervals cover, and compare_q beside other tools."""
+"""Measure the cost of scoring and the coverage of intervals, and compare compare_q with other tools."""

@@ -1,13 +1,18 @@
-"""compare_q's method "llamacpp" beside your own llama-perplexity: the same files, the same text, every printed number.
+"""Compare method "llamacpp" with your own llama-perplexity: the same files, the same text, every printed number.
 
     python benchmarks/against_llama_perplexity.py --binary llama-perplexity --base f16.gguf --model q4.gguf \\
         --text wiki.test.raw --tokenizer FOLDER --chunks 32 --output table.json
 
-Four columns.  *tool*: what llama-perplexity prints.  *compare_q*: the same statistics, run as the command line would.
-*exact*: float64, from the logits of both models.  *16-bit*: with the tool's own shortcuts put in: its store holds the
-reference's log-probabilities in 65,536 steps over the 16 nats below the largest logit, so that a less probable token
-counts as if it were there; its divergence leaves out tokens below exp(-16); and it computes in float32.  Where that
-column is the tool's, these are the whole difference.  Both models are in memory at once.
+The result has four columns:
+
+- *tool*: the numbers that llama-perplexity prints;
+- *compare_q*: the same statistics, computed as on the command line;
+- *exact*: float64, from the logits of both models;
+- *16-bit*: like *exact*, with the tool's own shortcuts.  Its store holds the reference's log-probabilities in 65,536
+  steps over the 16 nats below the largest logit.  A less probable token counts as if it were 16 nats below.  The tool's
+  divergence leaves out tokens below exp(-16).  It computes in float32.
+
+If *16-bit* equals *tool*, these shortcuts are the whole difference.  Both models are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -40,10 +45,10 @@ from compare_q.eval.text import windows  # noqa: E402
 
 
 def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:
-    """Output of llama-perplexity on one file: one sequence, and one batch, a chunk.
+    """Return the output of llama-perplexity on one file, with one sequence and one batch per chunk.
 
-    It leaves with lines still in its logger's queue (issue 22142 of llama.cpp), so that on a busy machine the last of
-    them may be missing: again, twice.
+    The tool exits with lines still in its logger's queue (issue 22142 of llama.cpp), so that its last lines may be
+    missing on a busy machine.  It is then run again, at most twice.
     """
     length = str(args.eval_len)
     words = [
@@ -67,7 +72,7 @@ def read_store(file: Path) -> tuple[Array, Array]:
 
 
 def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData, Estimates]:
-    """compare_q's own run of both files: its windows, and the model's estimates."""
+    """Run compare_q on both files; return its windows and the model's estimates."""
     data = {"tokenizer_dir": str(args.tokenizer), "dataset": "text", "path": str(args.text), "method": "llamacpp",
             "eval_len": args.eval_len}  # fmt: skip
     models = [
@@ -85,7 +90,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
 
 
 def options(args: argparse.Namespace) -> dict[str, int]:
-    """The engine's options that are the tool's."""
+    """Return the engine options that equal the tool's settings."""
     return {"n_threads": args.threads, "n_batch": args.eval_len, "n_ubatch": args.eval_len}
 
 
@@ -109,14 +114,14 @@ def ours(of: Estimates) -> Numbers:
 
 
 def scale(name: str) -> float:
-    """100 for a line in percent."""
+    """Return 100 for a line in percent, 1 for others."""
     return 100.0 if name.endswith("p") or name == CORRELATION else 1.0
 
 
 def by_logits(
     args: argparse.Namespace, windows: Sequence[Window], rows: Array | None = None
 ) -> tuple[llama_formulas.Positions, llama_formulas.Positions, int]:
-    """Exact; through 16 bits; and how many of the uint16 in the tool's ``rows`` differ from ours."""
+    """Return (exact positions, positions through 16 bits, number of uint16 that differ between ``rows`` and ours)."""
     engines = [
         LlamacppEngine(
             PlannedModel(
@@ -153,7 +158,7 @@ def same_tokens(ours: Sequence[Window], theirs: Array) -> None:
 
 
 def table(tool: Mapping[str, tuple[str, ...]], columns: Sequence[Numbers]) -> list[list[str]]:
-    """Rows of the comparison: every number with as many decimals as the tool prints."""
+    """Return rows of the comparison; every number has as many decimals as the tool prints."""
     rows = []
     for name, values in tool.items():
         for i, value in enumerate(values):

@@ -1,16 +1,17 @@
-"""compare_q's method "lm_eval" beside your own lm-eval: word and byte perplexity and bits per byte of one text.
+"""Compare method "lm_eval" with your own lm-eval: word and byte perplexity and bits per byte of one text.
 
     python benchmarks/against_lm_eval.py --binary lm-eval --model FOLDER --text documents.jsonl --max-length 1024 \\
         --output table.json
 
-``--text``: JSON lines with a document in ``text`` each, or a plain text file, which is one document.  With
-``--wikitext`` each has a page of WikiText in ``page`` (for example of WikiText-2),
-and lm-eval scores and counts it by the functions of its task ``wikitext``; its rewritten pages, which it logs, have to
-be ours, character for character.  lm-eval may live in another environment than compare_q.
-Both run the model in float32 through Transformers, one window at a time.
-lm-eval runs twice, as it is and with ``softmax_dtype=float64``: on a CPU torch's float32 log_softmax of 49,152 logits
-is 8.5e-6 nats a token too high (SmolLM2-135M, against float64), and lm-eval's numbers are off by that; compare_q sums
-its softmax another way.
+``--text``: JSON lines with one document per line in ``text``, or a plain text file, which is one document.  With
+``--wikitext`` each line has a page of WikiText in ``page`` (for example of WikiText-2).  lm-eval then scores and counts
+the page by the functions of its task ``wikitext``.  It logs the rewritten pages, which must equal compare_q's character
+for character.  lm-eval may be installed in another environment than compare_q.
+
+Both tools run the model in float32 through Transformers, one window at a time.  lm-eval runs twice: with its defaults,
+and with ``softmax_dtype=float64``.  On a CPU, torch's float32 log_softmax of 49,152 logits is too high by 8.5e-6 nats
+per token (SmolLM2-135M, compared with float64), and lm-eval's numbers are off by this amount.  compare_q sums its
+softmax differently.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def lm_eval(args: argparse.Namespace, folder: Path, softmax: str) -> dict[str, A
     documents.write_text(lines if text.suffix == ".jsonl" else json.dumps({"text": lines}), encoding="utf-8")
     task = {**TASK, **(WIKITEXT if args.wikitext else {}), "dataset_kwargs": {"data_files": {"test": str(documents)}}}
     tagged = re.sub(r'"(!function [\w.]+)"', r"\1", json.dumps(task))
-    (folder / "task.yaml").write_text(tagged, encoding="utf-8")  # JSON is YAML, but for the tags
+    (folder / "task.yaml").write_text(tagged, encoding="utf-8")  # JSON is YAML, except for the tags
     model = f"pretrained={args.model.resolve()},dtype=float32,softmax_dtype={softmax},max_length={args.max_length}"
     words = [
         *(*shlex.split(args.binary), "run", "--model", "hf", "--model_args", model, "--tasks", str(TASK["task"])),
@@ -69,17 +70,17 @@ def lm_eval(args: argparse.Namespace, folder: Path, softmax: str) -> dict[str, A
 
 
 def same_pages(folder: Path) -> int:
-    """How many pages lm-eval logged; SystemExit if it rewrote one to another text than compare_q does."""
+    """Return the number of pages that lm-eval logged; SystemExit if it rewrote a page differently from compare_q."""
     (log,) = sorted(folder.rglob("samples_*.jsonl"))
     samples = [json.loads(line) for line in log.read_text(encoding="utf-8").split("\n") if line]
     for sample in samples:
         if sample["target"] != detokenized(sample["doc"]["page"]):
-            sys.exit(f"page {sample['doc_id']}: rewritten otherwise than by lm-eval")
+            sys.exit(f"page {sample['doc_id']}: lm-eval rewrites it differently")
     return len(samples)
 
 
 def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
-    """compare_q's rates, by the way of its command line."""
+    """Return compare_q's rates, computed as on the command line."""
     if args.text.suffix not in (".txt", *TABLES):
         sys.exit(f"--text: {args.text}: .jsonl or .txt")
     data = {"tokenizer_dir": str(args.model.resolve()), "dataset": "text", "path": str(args.text.resolve()),
@@ -97,7 +98,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
 
 
 def kept(results: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of lm-eval's results file, and the settings that they depend on; no paths, no machine."""
+    """Return the numbers of lm-eval's results file and their settings, without paths and machine."""
     scores = results["results"][TASK["task"]]
     names = ("lm_eval_version", "transformers_version")
     return {**{name: scores[f"{name},none"] for name in METRICS}, **{name: results.get(name) for name in names}}

@@ -1,19 +1,19 @@
-"""How often the 95 % intervals of ``eval/stats/uncertainty.py`` hold the true mean, on simulated texts.
+"""Measure how often 95 % intervals of ``eval/stats/uncertainty.py`` contain the true mean, on simulated texts.
 
     PYTHONPATH=. python benchmarks/coverage.py -o results/coverage.json
 
 A text is a row of articles (lognormal lengths, ``ARTICLES``: 4,870 tokens in the mean, as WikiText-2's 62, and longer
-and heavier tails), each with a level of its own, over which the level drifts with memories of 20, 200 and 1,000 tokens;
-the token's score is drawn around the level:
+and heavier tails).  Each article has its own level.  Within the article the level drifts, with autocorrelation times of
+20, 200 and 1,000 tokens.  The token's score is drawn around the level:
 
 - ``loss``: exponential, as WikiText-2's losses are (mean 2.95, standard deviation 2.98);
 - ``difference`` of two models' losses: Laplace, kurtosis 6 (a W4A16 checkpoint on Opticks: 7);
 - ``kld``: lognormal, whose 99.9th percentile is 20 medians (a W8A8 checkpoint on Opticks: 20).
 
-Tokens are scored in the windows of the methods, up to four times each, every time with noise of its own and with the
-loss that short contexts add (measured).  The errors compared: ``blocks``, ours, with Student's t; ``windows``,
-clustered by window, as if windows did not overlap, and ``independent``, llama.cpp's, both with 1.96.  A share near 95 %
-has a standard error of 0.5 % (2,000 texts) or 0.7 %.
+Tokens are scored in the windows of the methods, up to four times each.  Every score has its own noise, plus the loss
+that short contexts add (measured).  Three errors are compared: ``blocks`` is compare_q's error with Student's t;
+``windows`` is clustered by window, as if windows did not overlap; ``independent`` is llama.cpp's.  The last two use
+1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ RULE = ("FEWEST_BLOCKS", "MOST_BLOCKS", "LEAST_BLOCK", "FEWEST_WAVES", "MOST_WAV
 KINDS = ("blocks", "windows", "independent")
 CONTEXT = ((1, 7.38), (2, 3.98), (4, 3.13), (8, 2.24), (16, 1.43), (32, 0.89), (64, 0.58), (128, 0.34), (256, 0.2),
            (512, 0.08), (1024, 0.02), (2048, 0.0))  # fmt: skip
-"""Position in the window -> real mean loss there, less that at 1,536 to 2,047."""
+"""Position in the window -> real mean loss there, minus the mean loss at 1,536 to 2,047."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score's true ``mean`` with full context, standard deviation of its ``article`` level and of its ``drift``s
-    (memory in tokens -> one), of the ``noise`` of one entry, and what a short context adds to it (``context``, times
-    ``CONTEXT``); ``draw`` makes tokens [cells, CELL] from levels [cells] around 0."""
+    """A score's true ``mean`` with full context; the standard deviations of its ``article`` level, of its ``drift``s
+    (autocorrelation time in tokens -> deviation) and of the ``noise`` of one entry; the increase by a short context
+    (``context`` times ``CONTEXT``).  ``draw`` makes tokens [cells, CELL] from levels [cells] around 0."""
 
     mean: float
     article: float
@@ -109,7 +109,7 @@ def windows_of_method(tokens: int, method: str) -> Windows:
     position = np.tile(np.arange(first, length), len(begins))
     index = np.repeat(begins, length - first) + position
     excess = np.interp(np.log(np.arange(first, length)), *np.array([(math.log(p), e) for p, e in CONTEXT]).T)
-    block = np.unique(uncertainty.places_of(index).block, return_inverse=True)[1]  # without empty ones
+    block = np.unique(uncertainty.places_of(index).block, return_inverse=True)[1]  # without empty blocks
     starts = np.array([index[block == g].min() for g in range(block.max() + 1)])
     return Windows(
         times=np.bincount(index, minlength=tokens).astype(np.float32), starts=starts, entries=np.bincount(block),
@@ -146,7 +146,7 @@ def levels(
 def simulate(
     name: str, tokens: int, texts: int, seed: int = 0, articles: tuple[float, float] = WIKITEXT2
 ) -> Iterator[NDArray[np.float32]]:
-    """Texts' scores [tokens], each token's as it would be scored with the full context and without noise."""
+    """Yield each text's scores [tokens], with the full context for each token and without noise."""
     rng = np.random.default_rng([seed, tokens, list(SCORES).index(name), *(int(10 * each) for each in articles)])
     cells, at_once = -(-tokens // CELL), 250
     for done in range(0, texts, at_once):
@@ -164,14 +164,14 @@ def by_cluster(total: NDArray[Any], tokens: NDArray[Any]) -> float | None:
 def errors_of_text(
     scores: NDArray[np.float32], windows: Windows, score: Score, rng: np.random.Generator
 ) -> tuple[float, dict[str, float]]:
-    """(error of a text's mean, half widths of its 95 % intervals)."""
+    """Return (error of a text's mean, half widths of its 95 % intervals)."""
     counted = scores * windows.times
     total = np.add.reduceat(counted, windows.starts, dtype=np.float64) + score.context * windows.excess
     total += rng.standard_normal(len(total)) * score.noise * np.sqrt(windows.entries)
     n = int(windows.entries.sum())
     mean = float(total.sum()) / n
     truth = score.mean + score.context * float(windows.excess.sum()) / n
-    # The context's excess adds little to the variance of an entry beside the token's own, and is left out.
+    # The excess of short contexts is left out: compared with the token's own variance, it adds little to an entry's.
     variance = float(counted @ scores) / n - (float(counted.sum(dtype=np.float64)) / n) ** 2 + score.noise**2
     sums = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64)))
     length = windows.last - windows.first
@@ -212,7 +212,7 @@ def coverage(
 
 
 def coverage_rows(fraction: float) -> Iterator[dict[str, Any]]:
-    """Every row of the results: WikiText-2's articles by all methods, longer ones by the first."""
+    """Return every row of the results: WikiText-2's articles by all methods, longer articles by the first method."""
     for articles, name in itertools.product(ARTICLES, SCORES):
         methods = list(METHODS)[: None if articles == WIKITEXT2 else 1]
         for tokens, full in TEXTS.items():
@@ -227,7 +227,7 @@ def coverage_rows(fraction: float) -> Iterator[dict[str, Any]]:
 
 
 def results_page(found: dict[str, Any]) -> str:
-    """The results as a page."""
+    """Return the results as a Markdown page."""
     texts = [
         {"articles": "{:,}, {}".format(*row["articles"]), "score": row["score"], "tokens": f"{row['tokens']:,}",
          "windows": row["method"], **{kind: f"{row[kind]:.1f}" for kind in KINDS},
@@ -258,7 +258,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, help="JSON; a page with the same name and .md goes beside it")
+    parser.add_argument("-o", "--output", type=Path, help="JSON; a .md page of the same name is put next to it")
     parser.add_argument("--fraction", type=float, default=1.0, help="of the texts, for a quick look")
     options = parser.parse_args()
     began, rows = time.perf_counter(), []

@@ -1,21 +1,22 @@
-"""How often the 95 % intervals of parts of real texts hold the value of the whole text.
+"""Measure how often 95 % intervals of parts of real texts contain the value of the whole text.
 
     python -m benchmarks.coverage_of_texts -d texts.json -m models.json -o results/cpu/coverage_of_texts.json
 
-Each text is scored once, in windows that do not overlap, by all models (the reference first; from the cache where they
-are there).  Then each part of a text is treated as a run of its own, by the functions that the tables use:
+All models score each text once, in windows that do not overlap (the reference first; from the cache if the scores are
+cached).  Then each part of a text is treated as a separate run, by the functions that the tables use:
 
 - **first**: consecutive parts of ``PARTS`` tokens, as ``-r`` takes them.  A table's ± is about other texts of the same
-  kind, of which the whole text is the best example there is.  The whole holds the part itself: with f = part / whole
-  and parts that are independent, the variance of (part - whole) is 1 - f times the variance of the part.  So the
-  interval holds if abs(part - whole) / sqrt(1 - f) is at most its half width; f is at most 1 / ``LEAST_PARTS``.
-- **spread**: samples of so many ``WINDOWS`` in the product's order, moved along the text.  Their error
+  kind, and the whole text is the best available example of that kind.  The whole includes the part itself: with
+  f = part / whole and independent parts, the variance of (part - whole) is 1 - f times the variance of the part.  The
+  interval therefore holds if abs(part - whole) / sqrt(1 - f) is at most its half width; f is at most
+  1 / ``LEAST_PARTS``.
+- **spread**: samples of ``WINDOWS`` windows in the product's order, moved along the text.  Their error
   (``estimates.sampled``) is about the whole text and needs no correction; the interval is ``Z`` errors.
 
 ``error_by_spread``: root mean square of the standard errors over the standard deviation of the parts' values, 1 if the
 errors are right.  ``error_by_bootstrap``, ``held_bootstrap``: the same over the errors of a moving-block bootstrap, and
-how often its intervals hold.  ``certain``: parts in which one of two models is called better; ``wrong``: those of them
-in which the whole text says the opposite.
+how often its intervals hold.  ``certain``: parts in which one of two models is called better; ``wrong``: certain parts
+in which the whole text shows the opposite.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def counts(whole: float, fraction: float, parts: Sequence[Said]) -> dict[str, An
 def bootstrap_error(scores: NDArray[Any], blocks: int = uncertainty.MOST_BLOCKS) -> float:
     """Standard error of the mean of scores [N] by a moving-block bootstrap (Künsch, Annals of Statistics 17, 1989).
 
-    In closed form, as of infinitely many drawings; with blocks of N / ``blocks`` tokens.
+    It is the closed form for infinitely many samples, with blocks of N / ``blocks`` tokens.
     """
     length = max(len(scores) // blocks, 1)
     sums = np.cumsum(np.concatenate(([0.0], scores.astype(np.float64))))
@@ -72,7 +73,7 @@ def bootstrap_error(scores: NDArray[Any], blocks: int = uncertainty.MOST_BLOCKS)
 def statements(
     models: Mapping[str, Columns], index: NDArray[Any], position: NDArray[Any]
 ) -> Iterator[tuple[str, Said]]:
-    """Yield the name of every score of the models and of their pairs, and what a table says of it."""
+    """Yield the name of every score of the models and of their pairs, and the value and error that a table shows."""
     rows: list[ModelResult] = []
     for label, columns in models.items():
         found = estimates.summarize(columns, index, position)

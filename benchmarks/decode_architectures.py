@@ -1,11 +1,11 @@
-"""Decode of tiny random models of every causal architecture of Transformers, beside their own prefill.
+"""Compare decode with prefill in tiny random models of every causal architecture of Transformers.
 
     python -m benchmarks.decode_architectures OUT.json [--engine vllm] [--only MODEL_TYPE ...]
 
-Each model has two layers and runs in float32.  In Transformers every log-probability in decode, by steps of one and of
-three tokens, must be within ``LIMIT`` of prefill's; in vLLM their mean, as its check of decode measures it.  A row is
-right, or refused with a reason.  Models whose config does not
-take these sizes are listed with the error.  Exit status 1 if a model is wrong.
+Each model has two layers and runs in float32.  In Transformers, every log-probability in decode, in steps of one and
+of three tokens, must differ from prefill by at most ``LIMIT``.  In vLLM, the mean difference of the engine's own check
+of decode must be within ``LIMIT``.  A row must be right, or refused with a reason.  Models whose config does not accept
+these sizes are listed with the error.  Exit status 1 if a model is wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIZES: dict[str, Any] = {
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
     "mamba_n_heads": 8, "mamba_d_head": 32, "default_language": "en_XX", "is_decoder": True,
 }  # fmt: skip
-"""Keys of configs; a config takes those that it has."""
+"""Keys for configs; a config uses the keys that it has."""
 
 
 def make(model_type: str, class_name: str, folder: Path) -> None:
@@ -54,13 +54,13 @@ def make(model_type: str, class_name: str, folder: Path) -> None:
     defaults = transformers.CONFIG_MAPPING[model_type]()
     if hasattr(defaults, "text_config"):
         raise ValueError("its text model is an architecture of its own")
-    # A property follows from other keys.
+    # A property is computed from other keys.
     keys = {name: value for name, value in SIZES.items() if hasattr(defaults, name)
             and not isinstance(getattr(type(defaults), name, None), property)}  # fmt: skip
     for name in ("layer_types", "mlp_layer_types", "block_types"):  # lists as long as the layers
         fixed = isinstance(getattr(type(defaults), name, None), property)
         if not fixed and isinstance(kinds := getattr(defaults, name, None), list) and kinds:
-            keys[name] = [kinds[0], next((kind for kind in kinds if kind != kinds[0]), kinds[-1])]  # of both kinds
+            keys[name] = [kinds[0], next((kind for kind in kinds if kind != kinds[0]), kinds[-1])]  # both kinds
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING[model_type](**keys)
     with torch.device("meta"):
@@ -70,7 +70,7 @@ def make(model_type: str, class_name: str, folder: Path) -> None:
 
 
 def transformers_row(folder: Path) -> dict[str, Any]:
-    """Decode by steps of one and of three tokens beside prefill: the largest |difference|, nats."""
+    """Return the largest |difference| in nats between prefill and decode in steps of one and of three tokens."""
     from compare_q.backends.hf.engine import TransformersEngine
 
     prefill, _ = scored(TransformersEngine, folder, None)
@@ -79,7 +79,7 @@ def transformers_row(folder: Path) -> dict[str, Any]:
 
 
 def vllm_row(folder: Path) -> dict[str, Any]:
-    """The mean |difference| of decode from prefill that the engine's own check measured, nats."""
+    """Return the mean |difference| between decode and prefill in nats, measured by the engine's own check."""
     from compare_q.backends.vllm.engine import VllmEngine
 
     _, said = scored(VllmEngine, folder, Decode(1, 2))

@@ -3,8 +3,8 @@
     python -m benchmarks.frames CHECKOUT -d data.json -m models.json
 
 Runs the command line with the code of CHECKOUT and an empty cache.  ``sys.setprofile`` in the driver, the engine
-process and the worker notes the call stack at the points of ``POINTS``.  Counted are the functions and the files of
-``eval/``, ``backends/`` and ``compare_q/`` that are in any of these stacks, each once; comprehensions are not counted.
+process and the worker records the call stack at the points of ``POINTS``.  Functions and files of ``eval/``,
+``backends/`` and ``compare_q/`` in any of these stacks count once; comprehensions do not count.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ POINTS = {
     "scores become means": ("call", "eval/stats/estimates.py", "summarize"),
     "a cell is formatted": ("return", "eval/table/", ""),
 }
-"""What happens -> the event of ``sys.setprofile``, the file (or folder) and the function in which it happens.
+"""Description -> the event of ``sys.setprofile``, the file (or folder) and the function of the event.
 
-The last such event of a process counts.  A function without a name is any that returns text like a KLD, 0.01234.
+The last matching event of a process counts.  A function without a name is any that returns text like a KLD, 0.01234.
 """
 KLD = re.compile(r"0\.\d{5}\b")
 FOLDER = "COMPARE_Q_FRAMES"
@@ -84,7 +84,7 @@ def main(words: list[str]) -> int:
 
 
 def show(notes: Path, say: Callable[[str], object] = print) -> int:
-    """Print what was noted; exit status 1 if a point was never reached."""
+    """Print the recorded stacks; exit status 1 if a point was never reached."""
     all_frames: set[tuple[str, str]] = set()
     missing = 0
     for number, point in enumerate(POINTS):

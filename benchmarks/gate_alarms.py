@@ -1,9 +1,10 @@
-"""False alarms of the gate: a model in vLLM against itself with other batch shapes and threads, on other texts.
+"""Count false alarms of the gate: a model in vLLM against itself with other batch shapes, threads and texts.
 
     python -m benchmarks.gate_alarms OUT.json MODEL [--gates 20]
 
-Each gate has the next part of the text, other roundings in its noise floor, and three variants: other numbers of tokens
-and windows per step, drawn by a seed, and one thread instead of all.  All of them are right.
+Each gate uses the next part of the text and other roundings in its noise floor.  It has three variants: other numbers
+of tokens per step, other numbers of windows per step (both drawn by a seed), and one thread instead of all.  All three
+variants are right.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def gate(number: int, model: str, text: str, folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the verdicts of all gates, and how many variants are not as before."""
+    """Write the verdicts of all gates, and the number of variants that are not as before."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gate_alarms", description="Count the gate's false alarms."
     )

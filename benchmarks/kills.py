@@ -1,14 +1,15 @@
-"""Effects of kills at random moments: runs are killed again and again until they finish, and the rest is compared.
+"""Kill runs at random moments until they finish, and compare their results with undisturbed runs.
 
     python -m benchmarks.kills OUT.json --kills 200
     python -m benchmarks.kills OUT.json --kills 100 --pairs 50 --engines "two runs"
 
 A table of two toy models (a reference and a model compared with it) is measured once undisturbed, and then in new
 caches, where the driver, an engine process, a worker or vLLM's engine core is killed at a random moment and the run is
-started again.  Final results must be equal except times; for vLLM, whose batches differ, the largest difference is
-reported.  No process and no extra file may be left.  "two runs" are two at a time on one cache, of closed-form models
-on two texts in other orders, whose references are each other's models.  ``--pairs``: pairs of signals within a second,
-after which the driver must show what it has.  ``--seconds``: afterwards nothing is disturbed.
+started again.  Final results must be equal except for times; for vLLM, whose batches differ, the largest difference is
+reported.  No process and no extra file may be left.  "two runs": two runs use one cache at the same time, with
+closed-form models on two texts in different orders; each run's reference is a model of the other run.  ``--pairs``:
+pairs of signals within a second, after which the driver must show its finished rows.  ``--seconds``: after this time,
+nothing is disturbed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ WINDOWS, LENGTH = 400, 200
 PATIENCE_S = 5.0
 """Seconds after a kill in which every process must be gone."""
 HANG_S = 300.0
-"""Seconds after which a run that nothing disturbs hangs."""
+"""Seconds after which an undisturbed run counts as hanging."""
 ROWS = {"two runs": 60, "Transformers": 100, "vLLM": 100}
 """Windows of a campaign: on two cores with AVX2 alone, 400 of the toy's took Transformers two minutes in bf16."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -63,17 +64,17 @@ RUNS: dict[str, list[tuple[str, list[dict[str, Any]]]]] = {
         ("yx", [{**CLOSED_FORM, "label": "c", "reference": True}, {**BOOSTED, "label": "d"}]),
     ],
 }  # fmt: skip
-"""The runs of a campaign, which are on one cache at the same time: the letters of their texts, and their models."""
+"""The runs of a campaign, which use one cache at the same time: the alphabet of each text, and the models."""
 TIMES = {"created", "command", "load_seconds", "score_seconds", "tokens_per_second", "from_cache", "seconds",
          "timing"}  # fmt: skip
 SHOWN = re.compile(r"^ label ", re.MULTILINE)
 NOTHING_YET = re.compile(r"^interrupted; what was finished is in the cache$|^error: .*interrupted ", re.MULTILINE)
-"""What a run says that had not begun to score, or had no row yet, or was showing its table already."""
+"""Message of a run that had not begun to score, had no row yet, or was already showing its table."""
 
 
 @dataclass
 class Seen:
-    """What a campaign has seen."""
+    """Counts and observations of a campaign."""
 
     kills: Counter[str] = field(default_factory=Counter)
     pairs: Counter[str] = field(default_factory=Counter)
@@ -106,7 +107,7 @@ class Run:
     disturbed: bool = False
 
     def start(self) -> None:
-        """Start it; its results go beside the log."""
+        """Start it; its results are written next to the log."""
         self.results.unlink(missing_ok=True)
         self.disturbed = False
         texts, models = RUNS[self.engine][self.number]
@@ -126,12 +127,12 @@ class Run:
 
     @property
     def results(self) -> Path:
-        """Where the results go."""
+        """Path of the results."""
         return self.log.with_suffix(".json")
 
     @property
     def said(self) -> str:
-        """What it has printed since its last start."""
+        """Output that the run has printed since its last start."""
         return self.log.read_bytes()[self.begin :].decode(errors="replace")
 
     def processes(self) -> dict[int, str]:
@@ -152,7 +153,7 @@ class Run:
         return found
 
     def ended(self, seen: Seen) -> None:
-        """Wait for it to end, and count what is left of it."""
+        """Wait for the run to end, and count the processes and files that it leaves."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(HANG_S)
         seen.hangs += self.process.poll() is None
@@ -176,12 +177,12 @@ class Run:
         with suppress(ProcessLookupError):
             os.kill(target, number)
             seen.kills[kind] += 1
-        self.disturbed = True  # without a worker it goes on with its next model
+        self.disturbed = True  # after losing a worker the run continues with its next model
         if driver:
             self.ended(seen)
 
     def signal_twice(self, seen: Seen) -> None:
-        """Send the driver two different signals within a second; what it had finished by then must be shown."""
+        """Send the driver two different signals within a second; it must show the rows that it had finished."""
         pair = random.sample(ENDING, 2)
         before = self.said
         self.process.send_signal(pair[0])
@@ -193,7 +194,7 @@ class Run:
         begun = "\nscoring " in before
         seen.endings[f"{'a row' if begun else 'no row' if before else 'starting'}, exit status {status}"] += 1
         good = {0, int(self.disturbed), *(128 + number for number in pair)}
-        if "\nresults: " in said:  # a signal may come while Python ends, when all is shown: then it ends as any program
+        if "\nresults: " in said:  # while Python ends, after everything is shown, a signal ends it like any program
             good |= {-number for number in pair}
         ends_well = status in good and "Traceback" not in said
         nothing_yet = NOTHING_YET.search(said)
@@ -241,7 +242,7 @@ def difference(a: Any, b: Any) -> float:
 
 
 def files_of(cache: Path) -> set[str]:
-    """Files of a cache, with what is made of checksums and of sessions left out of their names."""
+    """Files of a cache; checksums and sessions are left out of their names."""
     names = set()
     for file in cache.rglob("*"):
         if file.is_file() and "logs" not in file.parts:
@@ -252,7 +253,7 @@ def files_of(cache: Path) -> set[str]:
 
 
 def shared_memory() -> set[str]:
-    """Files of ``/dev/shm``; only on a machine where nothing else runs are new ones left by the campaign."""
+    """Files of ``/dev/shm``; new files come from the campaign only if nothing else runs on the machine."""
     return {str(file) for file in Path("/dev/shm").glob("*")}
 
 
@@ -265,7 +266,7 @@ def runs_on(folder: Path, engine: str, name: str) -> list[Run]:
 def until_finished(
     runs: list[Run], seen: Seen, duration: float, todo: list[Callable[[Run, Seen], None]], over: float
 ) -> None:
-    """Run all of them to their end, and do at random moments what is still ``todo`` to one of them until ``over``."""
+    """Run all runs to their end; at random moments until ``over``, do an action of ``todo`` to one of them."""
     for run in runs:
         run.start()
     while not all(run.process.poll() == 0 for run in runs):
@@ -294,7 +295,7 @@ def until_finished(
 
 
 def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> dict[str, Any]:
-    """Kill runs of one engine so many times, and send them so many pairs of signals, until the time is over."""
+    """Kill runs of one engine ``kills`` times and send them ``pairs`` pairs of signals, until the time is over."""
     seen, began, shared = Seen(), time.monotonic(), shared_memory()
     whole = runs_on(folder, engine, "whole")
     until_finished(whole, seen, 0.0, [], over)
@@ -305,10 +306,10 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
     while todo:
         seen.runs += 1
         runs = runs_on(folder, engine, str(seen.runs))
-        shutil.copytree(whole[0].cache / "tokens", runs[0].cache / "tokens")  # what is killed is a model's run
+        shutil.copytree(whole[0].cache / "tokens", runs[0].cache / "tokens")  # no tokenizing, only models
         began = time.monotonic()
         until_finished(runs, seen, duration, todo if duration else [], over)
-        duration = duration or time.monotonic() - began  # of the first runs, which nothing disturbs
+        duration = duration or time.monotonic() - began  # of the first runs, which are not disturbed
         for run, other in zip(runs, gold, strict=True):
             found = comparable(run.results)
             seen.differing += engine != "vLLM" and found != other
@@ -342,7 +343,7 @@ def main() -> None:
     args = p.parse_args()
     random.seed(args.seed)
     over = time.monotonic() + args.seconds
-    for number in ENDING:  # runs inherit what is ignored here, and then rightly ignore it
+    for number in ENDING:  # runs inherit ignored signals, and would rightly ignore them
         signal.signal(number, signal.SIG_DFL)
     shares = dict.fromkeys(args.engines, args.kills)
     if {"Transformers", "vLLM"} <= set(shares):

@@ -1,9 +1,9 @@
-"""llama-perplexity's statistics in numpy, for benchmarks and tests: its formulas, its 16-bit store, its output's text.
+"""llama-perplexity's statistics in numpy, for benchmarks and tests: formulas, 16-bit store, text of the output.
 
-``exact_positions`` and ``through_16_bits`` give values per position; ``tool_statistics`` makes llama-perplexity's
-statistics of either.  ``through_16_bits`` computes like tools/perplexity/perplexity.cpp, and in float32
-where the tool does: the store that ``store16`` makes of a reference's logits is byte for byte the tool's
---kl-divergence-base file.
+``exact_positions`` and ``through_16_bits`` return values per position; ``tool_statistics`` computes llama-perplexity's
+statistics from either.  ``through_16_bits`` computes like tools/perplexity/perplexity.cpp, in float32 where the tool
+does.  The store that ``store16`` makes from a reference's logits equals the tool's --kl-divergence-base file byte for
+byte.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ def name_of(percent: str, unit: str) -> str:
 
 
 def percentile(values: Array, percent: str) -> float:
-    """llama.cpp's percentile of sorted values: linear, with fraction and place in their dtype, in the tool float32.
+    """llama.cpp's percentile of sorted values: linear; fraction and place have the values' dtype, float32 in the tool.
 
-    A float32 place of 99.9 % among 2,040 values is 6e-5 of the gap between two of them too high: 1.1e-5 nats of 0.18.
+    In float32, the place of 99.9 % among 2,040 values is too high by 6e-5 of the gap between two values (1.1e-5 nats
+    for a gap of 0.18).
     """
     n, dtype = len(values), values.dtype.type
     if percent == "50":
@@ -128,7 +129,7 @@ def log_sum_exp(logits: Array, largest: Array) -> Array:
 
 
 def store16(logits: Array) -> Array:
-    """The tool's rows of a reference, uint16 [T, 4 + V, V even]: float32 scale and least, then a step a token."""
+    """The tool's rows of a reference, uint16 [T, 4 + V, V even]: float32 scale and minimum, then one step per token."""
     largest = logits.max(1, keepdims=True)
     least = np.maximum(logits.min(1, keepdims=True), largest - np.float32(16))
     scale = (largest - least) / np.float32(65535)
@@ -138,7 +139,7 @@ def store16(logits: Array) -> Array:
 
 
 def through_16_bits(model: Array, store: Array, targets: Array) -> Positions:
-    """What the tool makes of a model's logits float32 [T, V] and the rows of the reference's store."""
+    """Return the tool's results for a model's logits float32 [T, V] and the rows of the reference's store."""
     rows = np.arange(len(targets))
     head = np.ascontiguousarray(store[:, :4]).view(np.float32)
     p = head[:, :1] * store[:, 4 : 4 + model.shape[1]].astype(np.float32) + head[:, 1:]

@@ -1,10 +1,10 @@
-"""Leave every tensor of quantized toys out, one at a time, and run what is left in vLLM and in Transformers.
+"""Remove each tensor of quantized toy models, one at a time, and run the rest in vLLM and in Transformers.
 
     python -m benchmarks.missing_tensors OUT.json
 
-A row must be refused, or its scores must equal those of the intact model at every token: what is missing changes
-nothing then.  Exit status 1 if a row was scored with other numbers.  A format that an engine does not run on this
-machine has the reason under "intact".
+A row must be refused, or its scores must equal the intact model's scores at every token; then the missing tensor is
+not needed.  Exit status 1 if a row was scored with other numbers.  If an engine does not run a format on this machine,
+"intact" has the reason.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def packed_integers(source: Path, out: Path, method: str) -> None:
 
 
 def tried(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dict[str, Any]:
-    """What became of each variant of one checkpoint in one engine."""
+    """Return the outcome of each variant of one checkpoint in one engine."""
     from safetensors.torch import load_file, save_file
 
     import compare_q
@@ -98,7 +98,7 @@ def tried(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dic
 
 
 def main() -> int:
-    """Write what became of every format in every engine; return the exit status."""
+    """Write the outcome of every format in every engine; return the exit status."""
     from compare_q.backends.common import machine
     from demo.quantize import quantize
 

@@ -1,9 +1,9 @@
-"""The same tables without Ray and on two Ray nodes of one GPU each, and one model that spans both nodes.
+"""Compare tables without Ray and on two Ray nodes of one GPU each, and run one model that spans both nodes.
 
     python -m benchmarks.ray_nodes OUT.json [--models DIR] [--layers 8] [--windows 64]
 
-Both nodes run on this machine, each with one of its two GPUs and a cache of its own.  Compared are every row's
-perplexity and KL divergence, and the seconds that each row takes to load; what is finished is written at once.
+Both nodes run on this machine, each with one of its two GPUs and its own cache.  The benchmark compares
+every row's perplexity and KL divergence, and the seconds that each row takes to load.  Each result is written at once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ SEVERAL = [
     run.Row("bf16", "bf16", {}),
     *(run.Row(f"{name} {seed}", name, {"seed": seed}) for seed in (0, 1) for name in ("fp8", "w4a16", "nvfp4a16")),
 ]
-"""The same checkpoint with another seed is another model, and loads once more."""
+"""The same checkpoint with another seed counts as another model, and loads again."""
 ONE = [run.Row("bf16", "bf16", {})]
 TWO_RANKS = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
-"""vLLM turns its own all-reduce off between machines, and takes two nodes on one machine for one."""
+"""vLLM turns its own all-reduce off between machines, but treats two nodes on one machine as one machine."""
 BY_RAY = {"distributed_executor_backend": "ray"}
 
 
 @contextmanager
 def nodes(folder: Path) -> Iterator[str]:
-    """Two nodes of one GPU each, with addresses of their own, which vLLM wants; yields the address of the cluster."""
+    """Start two nodes of one GPU each and yield the cluster's address; each has its own address, as vLLM requires."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

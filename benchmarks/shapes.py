@@ -2,11 +2,12 @@
 
     python -m benchmarks.shapes OUT --shape llama-8b --formats bf16 fp8 w4a16
 
-Random weights cost an engine what trained ones do, and no download.  Matrices are normal with the standard deviation of
-Llama's initialization (0.02 at a hidden size of 4,096), those that write to the residual stream are divided by the root
-of their number, and the head is scaled so that logits have a standard deviation of 2.5: what quantization changes then
-stays small and can be seen in KLD.  Decoder layers are made one at a time, on a GPU if there is one, quantized with
-``demo/quantize.py``'s arithmetic, and written side by side while the next ones are made.
+For an engine, random weights take the same time as trained ones, and need no download.  Matrices are normal with
+the standard deviation of Llama's initialization (0.02 at a hidden size of 4,096).  Matrices that write to the residual
+stream are divided by the root of their number.  The head is scaled so that logits have a standard deviation of 2.5:
+changes by quantization then stay small and are visible in KLD.  Decoder layers are made one at a time, on a GPU if the
+machine has one, and quantized with ``demo/quantize.py``'s arithmetic.  They are written in parallel while the next ones
+are made.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Shards:
             self.total += tensor.nbytes
 
     def flush(self) -> None:
-        """Have what is waiting written."""
+        """Start writing the waiting tensors."""
         from safetensors.torch import save_file
 
         file = self.folder / f"part-{len(self.written)}.safetensors"
@@ -96,7 +97,7 @@ class Shards:
         self.written.append((file, list(tensors), self.pool.submit(save_file, tensors, file, {"format": "pt"})))
 
     def close(self) -> None:
-        """Wait for the files, and give them the names that Transformers gives them."""
+        """Wait for the files, and rename them as Transformers names them."""
         self.flush()
         where: dict[str, str] = {}
         count = len(self.written)
@@ -197,7 +198,7 @@ def write_config(folder: Path, shape: Shape, scheme: Any) -> None:
 
 
 def write_tokenizer(folder: Path, **config: str) -> None:
-    """A byte-level tokenizer: one token a byte, ids 0 to 255, and one special token, 256."""
+    """A byte-level tokenizer: one token per byte, ids 0 to 255, and one special token, 256."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -211,7 +212,7 @@ def write_tokenizer(folder: Path, **config: str) -> None:
 
 
 def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int = 0) -> dict[str, Path]:
-    """Write one checkpoint a format, all of the same random weights, as ``out/FORMAT``; FileExistsError if it is there.
+    """Write one checkpoint per format, all of the same random weights, as ``out/FORMAT``; FileExistsError if it exists.
 
     Format -> folder.
     """
@@ -268,7 +269,7 @@ def main(words: Sequence[str]) -> int:
     try:
         make(arguments.out, shape, arguments.formats)
     except FileExistsError as error:
-        parser.error(f"{error.filename}: is there already; remove it or name another folder")
+        parser.error(f"{error.filename}: already exists; remove it or name another folder")
     print(f"made in {time.perf_counter() - began:.1f} s", flush=True)
     return 0
 

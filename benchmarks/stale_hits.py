@@ -1,11 +1,11 @@
-"""Whether the cache ever serves a score that a fresh run would not give: every input is changed, and run again.
+"""Check that the cache serves only scores that a fresh run would give, by changing every input and running again.
 
     python -m benchmarks.stale_hits OUT.json --engines Transformers vLLM llama.cpp
 
 A reference and a model that is compared with it are scored once; the inputs are a toy Llama's files, the specs, the
 text, templates, splits, packages and variables.  Then one input after the other is changed, and the same command line
-runs again on the same cache.  A row that it serves is scored once more in an empty cache: it must be the same to the
-bit, token by token.  Exit status 1 if one was not.  The cases of each engine are in ``benchmarks/stale_inputs.py``.
+runs again on the same cache.  A row that the cache serves is scored again in an empty cache: it must be bit-identical,
+token by token.  Exit status 1 if a row differs.  The cases of each engine are in ``benchmarks/stale_inputs.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did: its exit status, and label -> whether the row was served, and its token scores as bytes."""
+    """Result of a run: its exit status, and label -> True if the row came from the cache, and token scores as bytes."""
 
     status: int
     served: dict[str, bool]
@@ -39,7 +39,7 @@ class Outcome:
 
 
 def scored(place: Place, cache: Path) -> Outcome:
-    """Run the command line on a cache: in this process, or where a variable or package counts in one of its own."""
+    """Run the command line on a cache: in this process, or in a new one if a variable or package is changed."""
     out, log = place.folder / "results.json", place.folder / "log.txt"
     shutil.rmtree(place.folder / "tokens", ignore_errors=True)
     out.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def bits(file: Path) -> bytes:
 
 
 def changed(case: Case, scratch: Path, before: dict[str, tuple[Path, Outcome]]) -> tuple[str, Counter[str], str]:
-    """(kind, what became of the rows, what was wrong) of one changed input; ``before``: the bases' first runs."""
+    """Return (kind, outcome of the rows, errors) for one changed input; ``before``: the bases' first runs."""
     folder, cache = scratch / "place", scratch / "cache"
     for each in (folder, cache):
         shutil.rmtree(each, ignore_errors=True)

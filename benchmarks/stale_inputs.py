@@ -1,4 +1,4 @@
-"""The inputs that ``benchmarks/stale_hits.py`` changes: places in which a run finds everything, and one change each."""
+"""The inputs that ``benchmarks/stale_hits.py`` changes: folders with all inputs of a run, and one change each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Toy(LlamaForCausalLM):
 
 @dataclass
 class Place:
-    """What a run reads: the files below ``folder``, its specs and environment; ``prefix``: words before the command."""
+    """Inputs of a run: the files below ``folder``, its specs and environment; ``prefix``: words before the command."""
 
     folder: Path
     data: dict[str, Any]
@@ -50,7 +50,7 @@ Base = Callable[[Path], Place]
 
 @dataclass(frozen=True)
 class Case:
-    """One input and how it is changed; ``apart``: in a process of its own."""
+    """One input and how it is changed; ``apart``: True to run in a new process."""
 
     kind: str
     name: str
@@ -83,7 +83,7 @@ def made() -> Path:
 
 
 def plain(folder: Path, load_fn: str = "transformers", **engine: Any) -> Place:
-    """A text, and a reference and a model in folders of their own; every file is as old as in another such place."""
+    """Return a text, a reference and a model in separate folders; file dates are the same as in any other ``Place``."""
     for name in ("model", "reference"):
         shutil.copytree(made() / "model", folder / name)
     letters = random.Random(0).choices("abcdefgh \n", k=LETTERS)
@@ -130,7 +130,7 @@ def prefixed(folder: Path) -> Place:
 
 
 def rows(folder: Path) -> Place:
-    """The same with a local data set of three files, of which the test split is the middle one."""
+    """Return the same with a local data set of three files; the middle file is the test split."""
     place = plain(folder)
     for name, letter in (("a", "a"), ("test", "bc"), ("train", "cdd")):
         lines = [json.dumps({"text": 100 * letter, "other": 100 * (letter + "e")})] * 2
@@ -199,7 +199,7 @@ def write(file: Path, text: str) -> None:
 
 
 def age(file: Path) -> None:
-    """Let a file be of 2001, so that two places are alike."""
+    """Set a file's date to 2001, so that two places have equal dates."""
     os.utime(file, (1e9, 1e9))
 
 
@@ -235,7 +235,7 @@ def put(name: str, text: str) -> Change:
 
 
 def copied(source: str, name: str, *, keeps_time: bool = False) -> Change:
-    """A file of another model; ``keeps_time``: of the file in whose place it comes."""
+    """A file of another model; ``keeps_time``: it gets the date of the file that it replaces."""
 
     def change(place: Place) -> None:
         file = place.folder / name
@@ -302,7 +302,7 @@ def variable(name: str, value: str) -> Change:
 
 
 def package(name: str, group: str = "") -> Change:
-    """A distribution that was installed, with an entry point of this group, whose code changes torch's SiLU."""
+    """Install a distribution with an entry point of this group; its code changes torch's SiLU."""
 
     def change(place: Place) -> None:
         info = place.folder / "site" / f"{name}-99.dist-info"
@@ -392,7 +392,7 @@ def of_texts() -> Iterator[Case]:
 
 
 def swap_letters(place: Place) -> None:
-    """Let two letters have each other's token, in both models."""
+    """Exchange the tokens of two characters, in both models."""
     for file in place.folder.glob("*/tokenizer.json"):
         found = json.loads(file.read_text(encoding="utf-8"))
         words = found["model"]["vocab"]
@@ -401,7 +401,7 @@ def swap_letters(place: Place) -> None:
 
 
 def transformers() -> Iterator[Case]:
-    """Everything, in Transformers."""
+    """Yield all cases in Transformers."""
     yield from of_folders(plain, sharded)
     yield Case("file", "code", put("model/toy.py", CODE.replace("* SCALE", "* 0.5")), with_code, apart=True)
     yield Case("file", "code that code imports", put("model/scaling.py", "SCALE = 0.5\n"), with_code, apart=True)
@@ -421,7 +421,7 @@ def transformers() -> Iterator[Case]:
 
 
 def vllm() -> Iterator[Case]:
-    """What differs from Transformers: its files, options, packages and variables."""
+    """Yield the cases that differ from Transformers: vLLM's files, options, packages and variables."""
     yield from (replace(case, apart=True) for case in of_folders(in_vllm, shards_in_vllm))
     options: dict[str, Change] = {
         "dtype": option(dtype="bfloat16"),
@@ -437,7 +437,7 @@ def vllm() -> Iterator[Case]:
 
 
 def llama_cpp() -> Iterator[Case]:
-    """What differs from Transformers: its file, options, packages and variables."""
+    """Yield the cases that differ from Transformers: llama.cpp's file, options, packages and variables."""
     yield from weights(in_llama_cpp, "GGUF", "model.gguf")
 
     def another_field(place: Place) -> None:

@@ -1,9 +1,10 @@
-"""How often a difference of KLD is significant by number of tokens, and how often the best model has its star.
+"""Measure how often a difference of KLD is significant, by number of tokens, and how often the best has its star.
 
 Rules: ``eval/ranking.py``.  Two quantized models are scored on one simulated text.  A token's KLD is
-lognormal (sigma 1) around a level that drifts over the text (``DRIFTS``: memory in tokens -> standard deviation of the
-shared part; half as much is each model's own), with a correlation of 0.6 between the models.  The second KLD is
-``TIMES`` the first.  Of ``MODELS`` models all have the same mean; counted is how often the first one has the star.
+lognormal (sigma 1) around a level that drifts over the text (``DRIFTS``: autocorrelation time in tokens -> standard
+deviation of the shared part; each model's own part has half of it), with a correlation of 0.6 between the models.  The
+second KLD is ``TIMES`` the first.  For the stars, all ``MODELS`` models have the same mean, and the share of texts is
+counted in which the first one has the star.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def kld_sums(rng: np.random.Generator, texts: int, places: uncertainty.Places, m
 
 
 def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
-    """For each of ``TIMES`` the share (%) of texts in which the larger KLD is seen to be larger."""
+    """Return for each of ``TIMES`` the share (%) of texts in which the larger KLD is significantly larger."""
     rng, places, at_once = np.random.default_rng([seed, tokens]), uncertainty.places_of(np.arange(tokens)), 100
     entries = np.bincount(places.block)
     freedom = uncertainty.n_waves(len(entries), tokens)
@@ -70,14 +71,14 @@ def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
 
 
 def row_of(label: str, entries: tuple[int, ...], kld: NDArray[np.float64], length: int) -> ModelResult:
-    """A row that has nothing but the sums of its KLD by block [G], of so many ``entries`` each."""
+    """Return a row that has only the sums of its KLD by block [G]; ``entries`` are the counts of each block."""
     blocks = BlockSums(entries, (), tuple(kld), whole=("kld",), length=length)
     found = Estimates(uncertainty.Perplexity(None, 0.0, 0, 0), None, None, None, None, blocks, Curve((), ()))
     return ModelResult.model_construct(label=label, estimates=found, bpw_layer=4.0)
 
 
 def share_starred(models: int, tokens: int, texts: int, seed: int = 0) -> float:
-    """The share (%) of texts in which the first of so many models, which is as good as all others, has the star."""
+    """Return the share (%) of texts in which the first of ``models`` equally good models has the star."""
     rng, places, at_once = np.random.default_rng([seed, models, tokens]), uncertainty.places_of(np.arange(tokens)), 100
     entries = tuple(np.bincount(places.block).tolist())
     starred = 0

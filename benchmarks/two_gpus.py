@@ -1,11 +1,11 @@
-"""What a second GPU brings: one model on replicas, and a table of four models, on one GPU and on two.
+"""Measure the gain of a second GPU: one model on replicas, and a table of four models, on one GPU and on two.
 
     python -m benchmarks.two_gpus OUT.json [--models DIR] [--windows 720] [--only NAME ...]
 
 The 8B shape of ``benchmarks/shapes.py`` in bf16, perplexity over windows of 2,048 tokens.  The four rows are one
-checkpoint with four seeds, which changes no score but makes each row a model of its own.  Every table is a whole
-process with an empty cache; what is finished is written at once.  The replicas' gain is that of the time from the first
-window to the last; the table's that of its wall time.
+checkpoint with four seeds; the seed changes no score, but makes each row a separate model.  Every table is a whole
+process with an empty cache; each result is written at once.  The replicas' gain is measured from the first window to
+the last; the table's gain is measured in wall time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ TABLES: dict[str, tuple[int, dict[str, Any], str]] = {
     "four models, two GPUs": (4, {}, "0,1"),
     "four models, one GPU": (4, {}, "0"),
 }
-"""Name -> models, keys of their specs, GPUs.  What waits for a cold start of vLLM comes first: its wall time is not
-compared with any other."""
+"""Name -> models, keys of their specs, GPUs.  The first table includes a cold start of vLLM, so its wall time is not
+compared with the others."""
 
 
 def scoring_seconds(table: dict[str, Any]) -> float:
-    """Of a table's first row, from its first window to its last."""
+    """Return the seconds of a table's first row, from its first window to its last."""
     begin, end = table["rows"][0]["windows_at"]
     return float(end - begin)
 
 
 def gains(tables: dict[str, Any]) -> dict[str, float]:
-    """How many times as fast two GPUs are."""
+    """Return the speed of two GPUs relative to one."""
     replicas, two, one = (tables[name] for name in TABLES)
     return {
         "replicas": scoring_seconds(one) / scoring_seconds(replicas),

@@ -1,8 +1,8 @@
-"""Gates of the engines' versions: the oldest that compare_q supports, the locked one, the newest that can be installed.
+"""Run gates of engine versions: the oldest that compare_q supports, the locked one, the newest installable one.
 
     python -m benchmarks.versions OUT MODEL [vllm|transformers ...]
 
-Each version gets a virtual environment, which adds its packages to this one's.  OUT: a Markdown file.
+Each version gets a virtual environment, which adds its packages to the current environment's.  OUT: a Markdown file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ VERSIONS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "newest": ([], ["transformers"]),
     },
 }
-"""Engine -> name of a version -> (packages with what they need, packages alone), for CPUs."""
+"""Engine -> name of a version -> (packages with dependencies, packages without), for CPUs."""
 
 
 def environment(name: str, whole: Sequence[str], alone: Sequence[str]) -> Path:
-    """Return the Python of a version, whose environment is made if there is none."""
+    """Return the Python of a version; its environment is made if it does not exist."""
     folder = ROOT / ".venv-versions" / name
     ready = folder / ".ready"
     if not ready.exists():

@@ -1,11 +1,11 @@
-"""What scoring in vLLM's workers costs, as ratios to prefill alone in the same engine; and whether it is right there.
+"""Measure the cost and check the correctness of scoring in vLLM's workers; costs are ratios to prefill alone.
 
     python benchmarks/vllm_scoring.py --output scoring.json
 
 The shape is Llama 3.1 8B's with dummy weights, 64 windows of 2,048 random tokens.  Each round runs every path once, so
 that a drift of the clock moves all of them; ratios are medians over rounds.  Correctness is checked on two small models
 with the same vocabulary of 128,256: in-worker scores against ``prompt_logprobs=0``, and KL divergence against float64
-from whole logits that the same engine hands out.
+from whole logits that the same engine returns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def windows_of(count: int, length: int) -> list[Window]:
 
 
 def opened(folder: Path, **options: Any) -> VllmEngine:
-    """A loaded engine; its log goes beside the model."""
+    """A loaded engine; its log is written next to the model."""
     model = PlannedModel(
         label=folder.name,
         engine="vllm_score",

@@ -2,8 +2,8 @@
 
 ``python -m demo --all``: GGUF in llama.cpp as well.  ``python -m demo PRESET ...``: only make these checkpoints.
 
-Where the CPU has no arithmetic for bf16, the models compute in float32, and their labels say so: with AVX2 alone four
-windows of the bf16 model took 80.8 s in bf16 and 17.9 s in float32, for a KLD of 0.0010 between the two.
+If the CPU has no arithmetic for bf16, the models compute in float32, and their labels show it.  With AVX2 alone, four
+windows of the bf16 model took 80.8 s in bf16 and 17.9 s in float32; the KLD between the two is 0.0010.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["BASE", "MODELS", "ROOT", "make_models"]
 RESULTS = HERE / "results"
 SPECS = "eval/spec"
 FLOAT32_WINDOWS = 8
-"""Of the text's 16, where float32 is a fifth as fast as bf16 is elsewhere: the table still takes minutes."""
+"""Windows of the text's 16 to score in float32, at a fifth of the speed of real bf16; the table takes minutes."""
 
 
 def command(*, everything: bool, float32: bool = False) -> list[str]:
@@ -45,12 +45,12 @@ def command(*, everything: bool, float32: bool = False) -> list[str]:
 
 
 def emulates_bf16() -> bool:
-    """Whether the models would run on a CPU without arithmetic for bf16."""
+    """Return True if the models would run on a CPU without arithmetic for bf16."""
     return machine.emulates_bf16() and (machine.cpu_build_of_torch() or not machine.installed_gpus())
 
 
 def in_float32(specs: Sequence[str], folder: Path) -> list[str]:
-    """Copies of these files of specs in a folder, whose models compute in float32, as their labels say."""
+    """Return copies of spec files in a folder; the models compute in float32, and their labels show it."""
     copies = []
     for name in specs:
         models = json.loads((ROOT / name).read_text())
@@ -65,13 +65,13 @@ def in_float32(specs: Sequence[str], folder: Path) -> list[str]:
 
 
 def main() -> int:
-    """Make what is missing and run the command; its exit status."""
+    """Make missing models and run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo", description="Make the demo's models and compare them.")
     parser.add_argument("presets", nargs="*", help="schemes of compressed-tensors: make only these checkpoints")
     parser.add_argument("--all", action="store_true", help="GGUF in llama.cpp as well")
     arguments = parser.parse_args()
     machine.keep_compiled_kernels_apart()
-    os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: seconds of work need no bars of three libraries
+    os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: no progress bars of three libraries
     make_models()
     for preset in arguments.presets:
         make_once(MODELS / f"smollm2-135m-{preset.lower()}", partial(make_checkpoint, preset=preset))

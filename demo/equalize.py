@@ -1,13 +1,14 @@
-"""The same Llama in other weights: norms folded into the matrices behind them, and channels equalized across layers.
+"""Write the same Llama with other weights: norms folded into the next matrices, channels equalized across layers.
 
-The demo's weights come from a Q4_1 file and lie on its grid, which flatters every format of a similar grid.  These
-rewritings leave the function as it is, in exact arithmetic, and no weight where it was:
+The demo's weights come from a Q4_1 file and are on its grid, which flatters every format of a similar grid.  These
+changes move every weight, but keep the model's function the same in exact arithmetic:
 
-- RMSNorm multiplies by its weights; the matrices that read its output take them, and the norm's weights become 1.  The
-  last norm keeps its own, since the tied head is the embedding, too.
-- What one matrix writes into a channel and another one reads from it may be divided here and multiplied there: from up
-  to down, and from v to o (attention averages v, head by head).  The factor sqrt(r1 / r2) makes the largest weights r1
-  of the channel's row and r2 of its column equal (Nagel et al. 2019, arXiv 1906.04721, equation 11).
+- RMSNorm multiplies by its weights.  The matrices that read its output absorb these weights, and the norm's weights
+  become 1.  The last norm keeps its weights, since the tied head is also the embedding.
+- If one matrix writes a channel and another matrix reads it, the writer may be divided by a factor and the reader
+  multiplied by it: from up to down, and from v to o (attention averages v, head by head).  The factor sqrt(r1 / r2)
+  makes the largest weights r1 of the channel's row and r2 of its column equal (Nagel et al. 2019, arXiv 1906.04721,
+  equation 11).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def equalized(weights: Weights, config: Any) -> Weights:
-    """The weights of a Llama without biases, rewritten in float32 as the module's docstring says; the input stays."""
+    """The weights of a Llama without biases, rewritten in float32 as described at the top; the input is not changed."""
     found = {name: weight.float().clone() for name, weight in weights.items()}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
@@ -45,8 +46,8 @@ def fold(norm: torch.Tensor, *readers: torch.Tensor) -> None:
 def equalize(writer: torch.Tensor, reader: torch.Tensor, *, groups: int, width: int) -> None:
     """Divide the rows of ``writer`` [C, *] and multiply the columns of ``reader`` [*, C * groups] that read them.
 
-    Channels come in runs of ``width``, of which ``groups`` copies one after the other are read, as query heads read
-    their key/value head.  In place; a channel of zeros stays as it is.
+    Channels come in runs of ``width``.  The reader reads ``groups`` consecutive copies of each run, as query heads read
+    their key/value head.  Works in place; a channel of zeros is not changed.
     """
     read = reader.abs().amax(0).view(-1, groups, width).amax(1).flatten()
     factors = torch.sqrt(writer.abs().amax(1) / read)

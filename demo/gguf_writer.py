@@ -3,7 +3,7 @@
     python -m demo.gguf_writer demo/models/smollm2-135m OUT.gguf --type Q8_0
 
 Tensors are named and ordered as llama.cpp's own converter does, q and k rows in llama.cpp's order, norms in float32;
-a tied head has no tensor.  Every matrix gets the one type asked for: F32, F16, BF16, or a block format that the package
+a tied head has no tensor.  Every matrix gets the requested type: F32, F16, BF16, or a block format that the package
 can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; K-quants are ``demo/llama_quantize.py``).  The tokenizer's
 fields are copied from another GGUF of the same vocabulary.
 """

@@ -25,7 +25,7 @@ errors: list[str] = []
 
 
 def keep_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
-    """llama.cpp's log, of which only its errors (level 4) are kept; it is two lines a tensor otherwise."""
+    """Keep only the errors (level 4) of llama.cpp's log; the whole log has two lines per tensor."""
     if level == 4:
         errors.append(text.decode(errors="replace").strip())
 

@@ -1,15 +1,15 @@
 """Pad a Llama folder with zeros to a larger hidden size: the same function, in a shape that every kernel takes.
 
-Machete, Marlin and EXL3 want features in multiples of 128, llama.cpp's K-quants rows in multiples of 256;
-SmolLM2-135M has a hidden size of 576.  Transformers insists on hidden = heads x head size, so heads are added: query
-heads of zeros, and as many key/value heads as keep each query head with its own key/value head.
+Machete, Marlin and EXL3 need features in multiples of 128, and llama.cpp's K-quants need rows in multiples of 256.
+SmolLM2-135M has a hidden size of 576.  Transformers requires hidden = heads x head size, so heads are added: query
+heads of zeros, and enough key/value heads that each query head stays with its own key/value head.
 
     python -m demo.pad demo/models/smollm2-135m OUT --hidden 768
 
 Why it is the same function: the added features of the residual stream are zero and stay zero, and a mean over the
 stream is old/new of the original's.  RMSNorm with eps * old/new therefore returns sqrt(new/old) times the original,
-which the norm weights, times sqrt(old/new), take back.  In bf16 those weights are rounded, and the result is a model of
-its own; the demo pads in float32, and rounds once (``demo/smollm2.py``).
+and norm weights times sqrt(old/new) undo this.  In bf16 these weights are rounded, and the result is a different model.
+The demo pads in float32, and rounds once (``demo/smollm2.py``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def padded_tensor(name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.T
 
 
 def padded(original: LlamaForCausalLM, hidden: int) -> LlamaForCausalLM:
-    """The model, padded to ``hidden``, in the same dtype; ValueError if that cannot be."""
+    """Return the model, padded to ``hidden``, in the same dtype; ValueError if it cannot be padded."""
     config = padded_config(original.config, hidden)
     model = LlamaForCausalLM(config).to(original.dtype)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}

@@ -2,7 +2,7 @@
 
 No error compensation: the plainest quantization there is, so that the demo's numbers are easy to reproduce and
 plausibly worse than bf16.  Real quantizers (llm-compressor, AutoRound, ...) do better.  Only NVFP4 with quantized
-activations is calibrated: its checkpoint holds the largest activation that each layer has to expect.
+activations is calibrated: its checkpoint holds the largest activation of each layer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from demo.pad import copy_tokenizer
 FP8_MAX, FP4_MAX = 448.0, 6.0
 TEXT = Path(__file__).resolve().parents[1] / "eval" / "spec" / "opticks.txt"
 CALIBRATION = (4, 1024)
-"""Windows, and tokens of each.  SmolLM2's perplexity with rounded inputs moves at random with more: 25.8, 25.9 and 25.3
-with 1, 4 and 16 windows, 26.1 with the peaks of the measured text itself."""
+"""Number of windows, and tokens of each.  With more windows, SmolLM2's perplexity with rounded inputs only changes at
+random: 25.8, 25.9 and 25.3 with 1, 4 and 16 windows, 26.1 with the peaks of the measured text itself."""
 
 
 def fused_with(name: str) -> list[str]:
@@ -47,7 +47,7 @@ def share_global_scale(layers: dict[str, Any], name: str) -> torch.Tensor:
     """Set the layer's ``weight_global_scale`` to the one that all layers fused with it can use, and return it.
 
     Engines keep one global scale for a fused matrix: vLLM takes the largest and warns, and a checkpoint with unequal
-    ones scored PPL 16,584 in place of 20.6.
+    ones scored PPL 16,584 instead of 20.6.
     """
     peak = max(layers[member].weight.abs().max().float() for member in fused_with(name))
     scale: torch.Tensor = layers[name].weight_global_scale.data
@@ -73,7 +73,7 @@ def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Ten
 
 
 def set_scales(layers: dict[str, Any], peaks: Mapping[str, float] | None = None) -> None:
-    """Set the scales of these layers by name, in which every layer stands beside those that it is fused with.
+    """Set the scales of these layers by name; ``layers`` includes every layer that one of them is fused with.
 
     ``peaks``: the largest input of each layer, where the checkpoint holds one global scale of inputs.
     """
@@ -85,7 +85,7 @@ def set_scales(layers: dict[str, Any], peaks: Mapping[str, float] | None = None)
 
 
 def calibration_windows(source: Path, context: int, windows: int = CALIBRATION[0]) -> torch.Tensor:
-    """Token ids, int64 [windows, tokens], of the end of the demo's text, of whose beginning the demo measures.
+    """Token ids, int64 [windows, tokens], from the end of the demo's text; the demo measures its beginning.
 
     Windows are cut to the model's ``context``.
     """
@@ -97,7 +97,7 @@ def calibration_windows(source: Path, context: int, windows: int = CALIBRATION[0
 def input_peaks(model: Any, windows: torch.Tensor) -> dict[str, float]:
     """Largest absolute input of every linear layer over the windows [N, L], by layer name.
 
-    Layers that are fused have one input, and so one peak.
+    Fused layers have one input, and therefore one peak.
     """
     peaks: dict[str, float] = {}
 
@@ -127,7 +127,7 @@ def watch_inputs(model: Any, windows: torch.Tensor, keep: Callable[[str, torch.T
 
 
 def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = None) -> None:
-    """Quantize every linear layer of ``source`` but the head, and write the checkpoint to ``out``; on a GPU if there.
+    """Quantize every linear layer of ``source`` except the head, on a GPU if available, and write ``out``.
 
     ``preset`` is a scheme name of compressed-tensors (``W4A16``, ``W8A16``, ``W8A8``, ``FP8_DYNAMIC``, ``FP8_BLOCK``,
     ``NVFP4A16``, ``NVFP4``, ``MXFP4A16``); ``group_size`` replaces the preset's where it has one.  ValueError for a
@@ -143,7 +143,7 @@ def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = N
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).to(device)
     peaks = {}
-    if dynamic is not True:  # "local": scales of groups as they come, under a global one
+    if dynamic is not True:  # "local": dynamic scales of groups, under a global scale
         peaks = input_peaks(model, calibration_windows(source, model.config.max_position_embeddings))
     config = QuantizationConfig(
         config_groups={"group_0": scheme},

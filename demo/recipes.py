@@ -1,4 +1,4 @@
-"""The demo's models: their names and folders, and how each is made, once.
+"""The demo's models: names, folders, and functions that make each of them once.
 
 The modules that make models are imported where they are needed: a run on existing models does not wait for them.
 """
@@ -18,7 +18,7 @@ BASE = MODELS / "smollm2-135m"
 GGUF_Q4_1 = MODELS / "smollm2-135m-q4_1.gguf"
 GGUF_Q8_0 = MODELS / "smollm2-135m-q8_0.gguf"
 COMMANDS = {"__main__.py", "measuring.py"}
-"""Files that only run the models that the other files make."""
+"""Files that only run models; the other files make them."""
 
 
 def code_hash() -> str:
@@ -28,7 +28,7 @@ def code_hash() -> str:
 
 
 def make_once(out: Path, maker: Callable[[Path], None]) -> None:
-    """Make a model, a folder or a file, unless it is there, complete, and made by the present code."""
+    """Make a model (a folder or a file), unless a complete one exists that the present code has made."""
     stamp, made_by = out.with_name(f".{out.name}.made-by"), code_hash()
     if out.exists() and stamp.is_file() and stamp.read_text() == made_by:
         return

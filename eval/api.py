@@ -63,7 +63,7 @@ class Comparison:
 
         ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all fields of a row
         that are one value (``eval.results.ModelResult`` has their units), and its footnotes as ``notes``.  A text that
-        failed is one row with its ``error``.  Unknown values are NaN, None or NA.
+        failed has one row with its ``error``.  Unknown values are NaN, None or NA.
         """
         rows: list[dict[str, Any]] = []
         for text in self.results.texts:
@@ -82,15 +82,17 @@ class Comparison:
         return frame
 
     def means(self) -> pd.DataFrame:
-        """A row for each model: ``label``, ``mean_kld`` (nats), ``mean_ppl``, and ``..._stderr``: the macro means over
-        the texts, NaN unless every text has a value."""
+        """Return one row per model: ``label``, ``mean_kld`` (nats), ``mean_ppl``, and ``..._stderr``.
+
+        These are the macro means over the texts, NaN unless every text has a value.
+        """
         import pandas as pd
 
         means = self.results.means
         return pd.DataFrame(means).astype({name: "float64" for name in means[0] if name != "label"})
 
     def pairs(self) -> pd.DataFrame:
-        """A row for each two models of each text: the ``first`` minus the ``second``, paired token by token.
+        """Return one row per pair of models and text: the ``first`` minus the ``second``, paired token by token.
 
         ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each with ``..._stderr``
         and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN where they are not known.
@@ -107,14 +109,14 @@ class Comparison:
         return self.of_texts(rows)
 
     def of_texts(self, rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """A frame of these rows, without the column ``text`` if there is one text."""
+        """Return a frame of these rows, without the column ``text`` if the run has only one text."""
         import pandas as pd
 
         frame = pd.DataFrame(rows, columns=columns, dtype=None if columns is None else object)
         return frame if len(self.results.texts) > 1 else frame.drop(columns="text", errors="ignore")
 
     def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
-        """The plot of ``-p``, which is written to ``file`` if that is given; InputError if there is nothing to draw.
+        """Return the plot of ``-p``, and write it to ``file`` if given; InputError if there is nothing to draw.
 
         ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` ("bpw", "vram", "size"), ``title``,
         ``dark``, ``card``.
@@ -132,9 +134,10 @@ class Comparison:
         return drawn
 
     def tokens(self, label: str, text: str | None = None) -> pd.DataFrame:
-        """The scores of every token of a model, as ``--tokens-out`` writes them; with several texts, of the named one.
+        """Return the scores of every token of a model on the named text, as ``--tokens-out`` writes them.
 
-        InputError for a run that was read back, whose windows are not known, and for a model without scores.
+        ``text`` may be omitted if there is only one.  InputError for a run that was read back (its windows are not
+        known), and for a model without scores.
         """
         import pandas as pd
 
@@ -188,12 +191,12 @@ def compare(
     logits_file: str | Path | None = None, cache_dir: str | Path | None = None, clear_cache: bool = False,
     divergences: bool = False, verbose: bool = False, quiet: bool = False,
 ) -> Comparison:  # fmt: skip
-    """Score models on a text, or on several; scores that are in the cache are not made again.
+    """Score models on one or several texts; cached scores are not computed again.
 
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
     ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``quiet``: no progress on standard error;
-    the others: as on the command line.  InputError (``compare_q.backends.common.errors``) for bad input, one line for
-    each problem, before any engine starts.  A model that fails later is a row with its ``error``.
+    the other arguments are as on the command line.  Bad input raises InputError (``compare_q.backends.common.errors``)
+    with one line per problem, before any engine starts.  A model that fails later becomes a row with its ``error``.
     """
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
         raise InputError(f"rows: {rows!r}: expected a number of windows; 0 means all")
@@ -216,7 +219,7 @@ def compare(
 
 
 def load(*files: str | Path) -> Comparison:
-    """A finished run (results.json or report.html), or the rows of several in one; InputError as of ``show``."""
+    """Return a finished run (results.json or report.html), or several merged into one; InputError as in ``show``."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
     return Comparison(run_results.load([Path(file) for file in files]))
@@ -234,7 +237,7 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
 
 
 def specs_of(kind: type[S], given: Spec | Sequence[Spec], name: str) -> list[S]:
-    """Specs from files, which may hold several each (wildcards allowed), and from dicts, in this order."""
+    """Return specs from files (each may hold several; wildcards allowed) and from dicts, in the given order."""
     listed = [given] if isinstance(given, str | Path | Mapping) else list(given)
     found: list[S] = []
     for number, each in enumerate(listed):

@@ -1,11 +1,13 @@
 """``--ray``: models run on the nodes of a Ray cluster, and what compare_q runs there.
 
-Ray places every worker, by the GPUs, processors and resources that its model takes; its object store carries windows,
-scores, and a reference that no common disk has.  Scores belong to a kind of hardware: all that is part of their key is
-asked on the nodes, and a model runs on nodes of one kind, the most frequent of those that its ``resources`` leave.
+Ray places every worker by the GPUs, processors and resources that its model takes.  Ray's object store carries windows,
+scores, and a reference that is not on a common disk.  Scores depend on the hardware.  The nodes therefore report every
+part of the key of the scores, and a model runs on nodes of one hardware class: the most frequent class among the nodes
+that its ``resources`` leave.
 
-Each node has an agent, an actor that keeps engine processes and forks its workers from them; another actor holds what a
-model takes of the node.  When the agent ends, in whatever way, its engine processes end the workers.
+Each node has an agent, an actor that keeps engine processes and forks its workers from them.  A second actor reserves
+the GPUs, processors and resources that a model takes.  When the agent ends for any reason, its engine processes end the
+workers.
 """
 
 from __future__ import annotations
@@ -39,22 +41,22 @@ from compare_q.eval.run.gpus import GpuPool
 from compare_q.eval.run.workers import Hardware, Worker, Workers
 
 INSTALL = "pip install 'ray>=2.49'"
-"""The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""
+"""First version whose actors can be bound to several nodes by labels; compare_q was run with 2.60."""
 ROOT = Path(__file__).resolve().parents[1]
 REMEDY = f"install it in the Python that runs ray on this node, or put this checkout at {ROOT} there"
 Job = LoadCommand | ScoreCommand
 AT_ONCE = 64
 """Calls that the agent of a node performs at the same time: a few for each of its workers."""
 READY_S, CLOSE_S, POLL_S = 120.0, 60.0, 1.0
-"""Seconds that a node may take to start a process of ours, and to close a worker, which itself gives an engine 30."""
+"""Seconds that a node may take to start a compare_q process, and to close a worker, which gives an engine 30."""
 ENVIRON = Path("/proc/self/environ")
 HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
 RESERVED_RESOURCES = {"CPU", "GPU", "memory", "object_store_memory"}
-"""What Ray takes in other ways than by name."""
+"""Resources that Ray takes through separate options, not by name."""
 
 
 Resources = Mapping[str, Mapping[str, float]]
-"""Node -> what Ray says that it has."""
+"""Node -> the resources that Ray reports for it."""
 Names = tuple[str, ...] | None
 """GPUs in CUDA_VISIBLE_DEVICES; None: none."""
 Sent = tuple[Any, list[tuple[Path, bytes]], bytes]
@@ -70,13 +72,13 @@ class HardwareClass(Hardware):
 
     @classmethod
     def of(cls, nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Resources) -> HardwareClass:
-        """Return the hardware class of nodes, from what these say of themselves."""
+        """Return the hardware class of nodes, from the facts that these report."""
         largest, facts = max(nodes, key=lambda each: len(each[1]["gpus"]))
         cpus, ids = there[largest].get("CPU", 0), tuple(node for node, _ in nodes)
         return cls(tuple(facts["gpus"]), facts["processor"], facts["settings"], cpus, ids)
 
     def having(self, wanted: Mapping[str, float], there: Resources) -> HardwareClass:
-        """Return those of the nodes that are there and have what is wanted."""
+        """Return the class with only the available nodes that have the wanted resources."""
         has = {node: all(found.get(name, 0) >= n for name, n in wanted.items()) for node, found in there.items()}
         return replace(self, nodes=tuple(node for node in self.nodes if has.get(node)))
 
@@ -95,12 +97,12 @@ class HardwareClass(Hardware):
 
 
 def code() -> tuple[Any, ...]:
-    """Which compare_q this is."""
+    """Return the version, commit and code digest of this compare_q."""
     return __version__, machine.commit(), machine.code()[1][:12]
 
 
 def undo_changes_of_ray() -> None:
-    """Set what Ray changes in the environment to what this process was started with: one thread, and no GPUs."""
+    """Restore the variables that Ray changes (one thread, no GPUs) to this process's original environment."""
     lines = ENVIRON.read_bytes().split(b"\0") if ENVIRON.exists() else []
     before = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
@@ -110,7 +112,7 @@ def undo_changes_of_ray() -> None:
 
 
 class Reservation:
-    """An actor that holds what a model takes of a node; the model itself runs in a worker of the node's agent."""
+    """An actor that reserves a model's resources on a node; the model runs in a worker of the node's agent."""
 
     def place(self) -> tuple[str, Names]:
         """Return (the id of the node, the names of the GPUs that Ray gives; None if it gives none)."""
@@ -121,9 +123,10 @@ class Reservation:
 
 
 class NodeWorker:
-    """A worker on a node, whose files lie in a folder of their own below ``folder`` until it ends.
+    """A worker on a node; until it ends, its files are in a separate folder below ``folder``.
 
-    ``gpus``: the names of the node's; ``devices``: of the model's, whose ``log_file`` is the driver's.
+    ``gpus``: names of the node's GPUs; ``devices``: names of the model's GPUs.  The model's
+    ``log_file`` is a path on the driver's machine.
     """
 
     def __init__(self, folder: Path, model: PlannedModel, gpus: Names, devices: Names) -> None:
@@ -154,7 +157,7 @@ class NodeWorker:
             (folder / "windows").write_bytes(windows)
             request = job.request.model_copy(update={"record": record})
             job = replace(job, request=request, windows=folder / "windows", scores=scores)
-        else:  # the model's copy here has dates of its own
+        else:  # the files of the model's copy on this node have different dates
             stamp = backends.files_of(job.model).stamp()
             job = LoadCommand(job.model.updated(stamp=stamp, log_file=self.worker.log_file), self.devices)
         try:
@@ -203,7 +206,7 @@ class Node:
                 "settings": machine.settings()}  # fmt: skip
 
     def inspect(self, model: PlannedModel) -> tuple[EngineInfo, str]:
-        """Return (what this node has of an engine, the content of the model as it lies here, empty if it does not).
+        """Return (information on the engine on this node, digest of the model's content here, empty if it is not here).
 
         InputError if the node's Python cannot run workers.
         """
@@ -217,7 +220,7 @@ class Node:
         return os.access(file, os.R_OK) and file.read_bytes() == content
 
     def lacks(self, key: str, sizes: Mapping[str, int]) -> tuple[Path, list[str]]:
-        """Return (the folder of a reference store in this node's cache, those of its files that are not there)."""
+        """Return (the folder of a reference store in this node's cache, names of its missing files)."""
         self.cache.check_writable()
         folder = self.cache.path("references", key, "")
         folder.mkdir(exist_ok=True)
@@ -268,7 +271,7 @@ class Cluster:
     copying: defaultdict[Any, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
     def resources(self) -> Resources:
-        """What the nodes have that are there now."""
+        """Return the resources of the nodes that are alive."""
         return {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
 
     def actor(self, of: type, nodes: Sequence[str], *arguments: Any, **options: Any) -> Any:
@@ -277,7 +280,7 @@ class Cluster:
         return self.ray.remote(of).options(**{"num_cpus": 0, **where, **options}).remote(*arguments)
 
     def result(self, asked: Any, seconds: float | None = None) -> Any:
-        """What a call has returned; the error of ours that it raised, LostWorkerError if its node does not answer."""
+        """Return the result of a call, or raise its compare_q error; LostWorkerError if the node does not answer."""
         try:
             return self.ray.get(asked, timeout=seconds)
         except self.ray.exceptions.GetTimeoutError:
@@ -288,12 +291,12 @@ class Cluster:
                 raise cause from None
             if "failed to import" in str(error):
                 raise InputError(f"it has no compare_q that runs ({last_line}): {REMEDY}") from None
-            if cause is not None:  # a bug of ours
+            if cause is not None:  # a bug in compare_q
                 raise ModelError(f"its node raised {last_line}") from None
             raise LostWorkerError(one_line(error, 160)) from None
 
     def look(self) -> None:
-        """Find out what the nodes are; InputError if none can run a worker."""
+        """Find out the hardware of the nodes; InputError if no node can run a worker."""
         there = self.resources()
         self.agents = {node: self.actor(Node, [node], os.getcwd(), max_concurrency=AT_ONCE) for node in there}
         asked = {node: agent.facts.remote() for node, agent in self.agents.items()}
@@ -321,7 +324,7 @@ class Cluster:
     def place(self, model: PlannedModel) -> tuple[EngineInfo, HardwareClass]:
         """Return what the nodes have of a model's engine, and the nodes that it can run on.
 
-        InputError if no node fits, or none has the model's files with this content, if these are here.
+        InputError if no node fits.  If this machine has the model's files: also if no node has the same content.
         """
         label, resources, files = model.label, model.resources, backends.files_of(model)
         content = None if files.is_remote else files.content()
@@ -352,18 +355,18 @@ class Cluster:
 
 
 def check_node(facts: Mapping[str, Any], resources: Mapping[str, float]) -> None:
-    """InputError with the reason if a node takes no model."""
+    """Raise InputError with the reason if a node cannot take models."""
     if facts["code"] != code():
         theirs, ours = (" ".join(map(str, each)) for each in (facts["code"], code()))
         raise InputError(f"its compare_q is {theirs}, this one {ours}")
     if len(names := {gpu.name for gpu in facts["gpus"]}) > 1:
-        raise InputError(f"it has GPUs of several kinds ({', '.join(sorted(names))}), of which Ray gives any")
+        raise InputError(f"it has GPUs of several kinds ({', '.join(sorted(names))}), and Ray may assign any of them")
     if not (resources.get("CPU") or facts["gpus"]):
         raise InputError(HEAD_ONLY)
 
 
 class RayWorker:
-    """A worker (``eval/run/workers.py``) on one of ``nodes``, where it asks for room once its model is to be loaded.
+    """A worker (``eval/run/workers.py``) on one of ``nodes``; it requests room when its model is about to be loaded.
 
     ``node``: the name of its node, empty before that.
     """
@@ -411,7 +414,7 @@ class RayWorker:
             self.kill()
 
     def fetched(self, job: Job, silence_s: float) -> Iterator[Message]:
-        """The messages of a job, while what its worker writes is brought here."""
+        """Yield the messages of a job, and copy the files that its worker writes to this machine."""
         windows, sends = b"", False
         if isinstance(job, ScoreCommand):
             windows, record = job.windows.read_bytes(), job.request.record
@@ -428,7 +431,7 @@ class RayWorker:
                 yield message
 
     def keep(self, files: Sequence[tuple[Path, bytes]], added_to_log: bytes) -> None:
-        """Write what has come from the node; InputError if that cannot be."""
+        """Write the files and the log text from the node; InputError if they cannot be written."""
         try:
             for file, content in files:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -441,13 +444,13 @@ class RayWorker:
             raise InputError(f"{where}: what came from a node cannot be kept: {error.strerror}") from None
 
     def is_seen(self, folder: Path) -> bool:
-        """Whether the node sees a folder of the driver's: it is asked for a file that was made just now."""
+        """Return True if the node sees a folder of the driver's, by checking for a file that the driver just made."""
         with storage.beside(folder / "seen") as token:
             token.write_text(token.name, encoding="utf-8")
             return bool(self.cluster.result(self.agent.sees.remote(token, token.name.encode())))
 
     def brought(self, store: Path) -> Generator[Log, None, Path]:
-        """Where the node finds a reference store: where it is, or in a copy in its cache."""
+        """Return the path of a reference store on the node: its own path, or a copy in the node's cache."""
         result, agent = self.cluster.result, self.agent
         try:
             whole = (store / MANIFEST).read_bytes()
@@ -467,7 +470,7 @@ class RayWorker:
         return Path(copy)
 
     def kill(self) -> None:
-        """End the worker, and give back what it holds of its node."""
+        """End the worker, and release its resources on the node."""
         self.killed.set()
         with suppress(Exception):  # the node may be gone
             if self.name:
@@ -508,16 +511,16 @@ class RayWorkers(Workers):
 
 def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> RunConfig:
     """Return the configuration with workers on the cluster at an address, ``auto``: this machine's; InputError."""
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what Ray says of its nodes would stand in the table
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray's messages about its nodes would be in the table
     try:
         import ray
     except ImportError:
         raise InputError(f"--ray: ray is not installed: {INSTALL}") from None
     host, _, port = address.rpartition(":")
     try:
-        if host and port.isdecimal() and "/" not in address:  # Ray waits two minutes for one where nobody listens
+        if host and port.isdecimal() and "/" not in address:  # Ray waits two minutes for a closed port
             socket.create_connection((host, int(port)), timeout=5).close()
-        with chdir(ROOT):  # what is first on the path of Ray's processes: another ``eval`` must not be
+        with chdir(ROOT):  # first on the path of Ray's processes, so that they do not import another ``eval``
             ray.init(address=address, namespace="compare_q", log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # OSError, ValueError, RuntimeError, by what is wrong
         raise InputError(f"--ray: {address}: no cluster answers: {one_line(error, 160)}") from None

@@ -1,7 +1,7 @@
 """Compare quantized models: ``python eval/compare_q.py -d data.json -m a.json b.json -p``, or ``compare-q -d ...``.
 
-Only starts ``eval/cli/main.py``: engines that spawn worker processes import this file again in each of them.  It is
-read by whatever Python the user has, and so must be understood by old ones.
+Only starts ``eval/cli/main.py``: engines that spawn worker processes import this file again in each process.  The
+user's Python may be old, so this file must use only syntax that an old Python can read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def command_line() -> Callable[[], int]:
 
 
 def remedy() -> str:
-    """How to get to a Python that can run this: an environment that ``make`` has left here, or a new one."""
+    """Return how to get a Python that can run this: the environment made by ``make``, or a new one."""
     for name in (".venv-cuda", ".venv-cpu"):
         python = ROOT / name / "bin" / "python"
         if python.exists() and Path(sys.prefix) != ROOT / name:

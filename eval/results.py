@@ -3,9 +3,9 @@
 ``RunResult.write`` and ``read`` are the only writer and reader; ``eval/spec/schema/results.schema.json`` is their
 schema.  Log-probabilities, losses and KLDs are in nats per token, shares from 0 to 1.
 
-A macro mean weighs all texts alike, of any length: of KLD the mean of the texts' means; of perplexity the
-exponential of the mean of the texts' ln PPL.  The texts' errors are independent: stderr = sqrt(sum of stderr ** 2) /
-number of texts.
+A macro mean gives all texts the same weight, long or short.  For KLD it is the mean of the texts' means; for
+perplexity it is the exponential of the mean of the texts' ln PPL.  The texts' errors are independent:
+stderr = sqrt(sum of stderr ** 2) / number of texts.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTILES, AgainstRefe
 from compare_q.eval.stats.uncertainty import Count, Error, Value
 
 FORMAT = 8
-"""Version of the layout of results.json: no other one is read."""
+"""Version of the layout of results.json; other versions are not read."""
 MARK = "\N{DAGGER}"
 """After the label of a model whose layers ran differently from what its checkpoint asks."""
 BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-"""Number formats as a narrow column has them."""
+"""Number formats for a narrow column."""
 EMBEDDED = re.compile(rb'<script type="application/json" id="results">(.*?)</script>', re.DOTALL)
 """The results.json in a report.html."""
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
 
 
 def json_value(value: Any) -> Any:
-    """The value as JSON has it: tuples become lists, and a byte of a name that is not UTF-8 an escape sequence.
+    """Return the value as JSON: tuples become lists; bytes of a name that are not UTF-8 become escape sequences.
 
     ValueError for a number that is not finite.
     """
@@ -69,7 +69,7 @@ Number = float | None
 
 
 class Stored(BaseModel):
-    """A part of results.json.  Every number is finite, also when a row is made, since JSON has no other."""
+    """A part of results.json.  All numbers are finite, since JSON has no other numbers; rows are checked when made."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="ignore", allow_inf_nan=False, revalidate_instances="always",
@@ -91,7 +91,7 @@ PARTS = ("load", "first_step", "scoring", "close")
 
 @dataclass(frozen=True)
 class Timing:
-    """When a row's worker did what, in seconds since 1970 by its machine's clock.
+    """Times of the steps of a row's worker, in seconds since 1970 by its machine's clock.
 
     ``started``: the driver requested the worker; ``loaded``: it could score; ``closed``: its engine was closed, None if
     that is not known.
@@ -121,7 +121,7 @@ class Timing:
 
 
 def copied(path: str, description: str, alias: str | None = None) -> Any:
-    """A flat field that is a copy of the value at ``path`` in ``estimates``; None if they have no such value."""
+    """A flat field that copies the value at ``path`` in ``estimates``; None if this value does not exist."""
     return Field(default=None, alias=alias, description=description, json_schema_extra={"copied_from": path})
 
 
@@ -243,7 +243,7 @@ class ModelResult(Stored):
     def of(
         cls, label: str, engine: str, storage: Storage | None = None, estimates: Estimates | None = None, **fields: Any
     ) -> Self:
-        """A row whose flat fields are filled; ``fields``: those that follow from nothing else, by their names.
+        """Return a row with its flat fields filled; ``fields``: the fields that cannot be computed, by their names.
 
         ValidationError for values that results.json cannot have.
         """
@@ -303,7 +303,7 @@ class ModelResult(Stored):
 
     @property
     def loads(self) -> tuple[Any, ...]:
-        """Load function, folder and phase: rows that share them differ in their options alone."""
+        """Load function, folder and phase: rows that share them differ only in their options."""
         given = self.spec.get("model_dir")
         return self.spec.get("load_fn"), given[:1] if isinstance(given, list) else [given], self.phase
 
@@ -318,7 +318,7 @@ class ModelResult(Stored):
 
     @property
     def flat(self) -> dict[str, Any]:
-        """The fields that are one value each, by their names in results.json: what CSV and pandas have."""
+        """The fields with a single value, by their names in results.json: the columns of CSV and pandas."""
         return self.model_dump(exclude=NESTED)
 
 
@@ -335,7 +335,7 @@ def option_texts(options: Mapping[str, Any]) -> list[str]:
 
 
 def deviations_of(provenance: Mapping[str, Any]) -> list[str]:
-    """A clause for each way in which a model ran differently from what checkpoint or spec ask."""
+    """Return one clause per way in which a model ran differently from its checkpoint or spec."""
     layers = groups.groups_from_json(provenance.get("layers", ()))
     kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
     own = provenance.get("deviations")
@@ -357,7 +357,7 @@ def value_at(found: Any, path: str) -> Any:
 
 
 def noise_floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
-    """The row that its spec calls the noise floor; of several such rows, the one with the largest KLD."""
+    """The noise floor, as marked in its spec; of several such rows, the one with the largest KLD."""
     return max((m for m in models if m.noise_floor and m.kld is not None), key=lambda m: m.kld or 0.0, default=None)
 
 
@@ -373,7 +373,7 @@ class TextResult(Stored):
 
     @property
     def reference_ppl(self) -> float | None:
-        """The reference's perplexity: of its row, or else from the model with most scored tokens."""
+        """The reference's perplexity, from its own row, or else from the model with most scored tokens."""
         rows = [m.estimates.ppl for m in self.models if m.reference and m.estimates]
         compared = [found.against.ref_ppl for m in self.models if (found := m.estimates) and found.against]
         known = [ppl for ppl in rows or compared if ppl.value is not None]
@@ -405,7 +405,7 @@ class RunResult(Stored):
     @computed_field(description="macro means of each model over the texts")  # type: ignore[prop-decorator]
     @property
     def means(self) -> list[dict[str, Any]]:
-        """The means as results.json and pandas have them; they are not read back."""
+        """The means for results.json and pandas; they are not read back."""
         means = [(label, self.mean_kld(label), self.mean_ppl(label)) for label in self.labels]
         return [
             {"label": label, "mean_kld": kld.value, "mean_kld_stderr": kld.stderr, "mean_ppl": ppl.value,
@@ -449,7 +449,7 @@ class RunResult(Stored):
         )
 
     def masked(self, keeps: Sequence[str]) -> RunResult:
-        """The run with the models of these labels alone; the reference's row stays."""
+        """The run with only the models of these labels; the reference's row stays."""
         return self.updated(texts=tuple(
             text.updated(models=tuple(m for m in text.models if m.label in keeps or m.reference)) for text in self.texts
         ))  # fmt: skip
@@ -487,7 +487,7 @@ class RunResult(Stored):
 
 
 def macro_mean(values: Sequence[float | None], errors: Sequence[float | None]) -> Value:
-    """Mean of independent values and its error; unknown if any value is, without error if any error is not known."""
+    """Mean of independent values and its error; unknown if a value is, and without error if an error is unknown."""
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return Value(None)
@@ -540,7 +540,7 @@ def check(run: RunResult) -> None:
 
 
 def contradiction(model: ModelResult) -> str:
-    """The part of a row whose values do not fit each other; empty if all do."""
+    """Return the part of a row whose values contradict each other; empty if none do."""
     try:
         groups.groups_from_json(model.provenance.get("layers", ()))
         groups.kv_caches_from_json(model.provenance.get("kv_cache_layers", ()))
@@ -626,7 +626,7 @@ def combine(runs: Mapping[str, RunResult]) -> RunResult:
 
 
 def identity(text: TextResult) -> dict[str, tuple[str | None, str]]:
-    """What rows must share to be in one table -> (digest, words for users before it).
+    """Property that rows must share to be in one table -> (digest, words before the digest in messages).
 
     The digest of the windows includes the method and the scored positions.
     """
@@ -644,8 +644,8 @@ def identity(text: TextResult) -> dict[str, tuple[str | None, str]]:
 def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
     """The rows without duplicates, by the key of their scores.
 
-    A row with ``--divergences`` takes the place of the same row without, and a measured row that of a failed one of the
-    same label.  Other rows of one label get a number: "label (2)".
+    A row with ``--divergences`` replaces the same row without them.  A measured row replaces a failed row of the same
+    label.  Other rows with the same label get a number: "label (2)".
     """
     rows: list[ModelResult] = []
 

@@ -1,1 +1,1 @@
-"""What a whole table costs: ``python -m benchmarks.table``."""
+"""Measure the cost of a whole table: ``python -m benchmarks.table``."""

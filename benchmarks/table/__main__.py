@@ -1,11 +1,11 @@
-"""The wall time of a table over the prefill times of its models, by part.
+"""Measure the wall time of a table, by part, and divide it by the prefill times of its models.
 
     python -m benchmarks.table OUT.json --models DIR [--windows 586] [-- WORDS FOR COMPARE_Q...]
 
-DIR holds what ``python -m benchmarks.shapes`` makes; without ``--models`` it is made first: the 8B shape where there is
-a GPU, else a toy.  compare_q runs as a whole process with an empty cache; afterwards vLLM alone runs the same windows
-in another process.  What is finished is written to OUT.json at once; ``--only`` and ``--prefill-from`` take the two
-apart, for a machine that is lent for minutes.
+DIR has the models of ``python -m benchmarks.shapes``; without ``--models`` they are made first: the 8B shape on a
+machine with a GPU, or else a toy.  compare_q runs as a whole process with an empty cache; afterwards vLLM alone runs
+the same windows in another process.  Each result is written to OUT.json at once.  ``--only`` and ``--prefill-from``
+run the two separately, for a machine that is available for minutes only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = ("table", "prefill")
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The flags; what comes after ``--`` goes to compare_q."""
+    """Return the flags; arguments after ``--`` are passed to compare_q."""
     gpu = bool(machine.gpus())
     count, length, stride = (586, 2048, 512) if gpu else (32, 512, 256)
     labels = [row.label for row in run.table_rows(gpu)]
@@ -59,7 +59,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def made_plan(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Plan:
-    """What the flags ask for, with models and text in place."""
+    """Return the plan that the flags select, after making the models and the text."""
     models = arguments.models.resolve() if arguments.models else folder / "models"
     rows = [row for row in run.table_rows(gpu) if row.label in arguments.rows]
     if not arguments.models:
@@ -69,7 +69,7 @@ def made_plan(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Pla
 
 
 def measure_prefill(plan: run.Plan, count: int, gpu: bool) -> dict[str, Any]:
-    """Prefill of every model of the table, measured on so many of its windows and scaled to all of them."""
+    """Measure prefill of every model of the table on ``count`` of its windows, and scale the times to all windows."""
     part = replace(plan, windows=(count, *plan.windows[1:]))
     found = jobs.measured(run.prefill_jobs(part, gpu), plan.folder)
     for each in found.values():
@@ -79,7 +79,7 @@ def measure_prefill(plan: run.Plan, count: int, gpu: bool) -> dict[str, Any]:
 
 
 def measure_peers(plan: run.Plan, count: int, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """Yield each peer's name and measurement, or why it cannot run: ``count`` windows of the first row's model."""
+    """Yield each peer's name and measurement on ``count`` windows of the first row's model, or why it cannot run."""
     job = next(iter(run.prefill_jobs(plan, gpu).values()))
     for name, peer in peers.jobs_of(job, count):
         yield name, peer if isinstance(peer, str) else jobs.measured({name: peer}, plan.folder)[name]
@@ -98,7 +98,7 @@ def measure_growth(arguments: argparse.Namespace, series: str, folder: Path) -> 
 
 
 def measure(arguments: argparse.Namespace, found: dict[str, Any], folder: Path, keep: Callable[[], None]) -> None:
-    """Everything that the flags ask for, into ``found``, which is kept after each part."""
+    """Run every measurement that the flags select and put it into ``found``; call ``keep`` after each part."""
     gpu = bool(machine.gpus())
     if arguments.only or arguments.peers:
         plan = made_plan(arguments, folder, gpu)
@@ -129,7 +129,7 @@ def measure(arguments: argparse.Namespace, found: dict[str, Any], folder: Path, 
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure, and leave what is finished in the output file at once; the exit status."""
+    """Measure, write each result to the output file at once, and return the exit status."""
     arguments = parsed(words)
     found: dict[str, Any] = {
         "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),

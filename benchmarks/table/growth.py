@@ -41,7 +41,7 @@ def points(series: str, small: bool) -> Iterator[tuple[int, Point]]:
 def measured(
     series: str, small: bool, folder: Path, plan_of: Callable[[Point, Path], run.Plan]
 ) -> Iterator[dict[str, Any]]:
-    """A table a size: wall time, its parts, peaks of memory."""
+    """Yield wall time, its parts and peaks of memory of one table per size."""
     for size, point in points(series, small):
         models = folder / "models"
         shapes.make(models, point.shape)

@@ -1,9 +1,10 @@
-"""Measurements that run in a process of their own, with nothing of compare_q in it.
+"""Measurements in a separate process that imports nothing of compare_q.
 
     python -m benchmarks.table.jobs JOBS.json OUT.jsonl
 
-A job is JSON: its ``kind`` says what runs, ``model`` where the model lies, ``windows`` names a .npy file of int32
-[N, L], of which the first ``count`` are taken (default: all).  Its line in OUT says the seconds, without loading.
+A job is JSON: ``kind`` selects the measurement, ``model`` is the path of the model, ``windows`` names a .npy file of
+int32 [N, L].  The first ``count`` windows are used (default: all).  The job's line in OUT has the seconds, without
+loading.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from compare_q.eval.common.processes import command, environment
 
 
 def measured(jobs: dict[str, Job], folder: Path) -> dict[str, dict[str, Any]]:
-    """Name -> what its job measured, or {"error": ...}; in one process, and a new one after a job that it died of."""
+    """Return name -> result of the job, or {"error": ...}; jobs share a process, and a crash starts a new one."""
     found: dict[str, dict[str, Any]] = {}
     out, todo, log = folder / "jobs.jsonl", folder / "jobs.json", folder / "jobs.log"
     out.write_bytes(b"")
@@ -37,7 +38,7 @@ def measured(jobs: dict[str, Job], folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Do the jobs of a file in turn; an error ends the process, since a GPU may still hold the failed model."""
+    """Run the jobs of a file in order; an error ends the process, since a GPU may still hold the failed model."""
     for name, job in json.loads(Path(words[0]).read_text(encoding="utf-8")).items():
         seconds, windows = KINDS[job["kind"]](job), windows_of(job)
         line = {"job": name, "windows": len(windows), **seconds}

@@ -1,4 +1,4 @@
-"""The most memory that a process and all that it starts hold at a time."""
+"""Measure the peak memory of a process and its descendants."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Peaks:
     """Watches from a thread: ``device_mib`` of each GPU as nvidia-smi lists them, all processes together;
     ``host_mib`` of a process and its descendants.
 
-    Host memory is what they cannot be made to give back: private and shared pages, but not those of files, which are
-    the page cache's.  Shared pages count in every process that has them.
+    Host memory is memory that the system cannot take back: private and shared pages, but not pages of files, which
+    belong to the page cache.  Shared pages count in every process that has them.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Peaks:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and its descendants."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

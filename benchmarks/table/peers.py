@@ -1,4 +1,4 @@
-"""Alternatives to compare_q on the same machine and windows; each is one kind of job."""
+"""Alternatives to compare_q, run on the same machine and windows; each is one kind of job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def windows_of(job: Job) -> Any:
 
 
 def prefill_seconds(engine: Any, windows: Any, asked: dict[str, Any]) -> float:
-    """Seconds for all windows, int32 [N, L], each generating the one token that vLLM insists on."""
+    """Seconds for all windows, int32 [N, L], each generating the one token that vLLM requires."""
     from vllm import SamplingParams
 
     began = time.perf_counter()
@@ -35,7 +35,7 @@ def prefill_seconds(engine: Any, windows: Any, asked: dict[str, Any]) -> float:
 
 
 def vllm_alone(job: Job) -> dict[str, Any]:
-    """vLLM with nothing of compare_q, which is closed again: prefill, after a few windows that warm it up.
+    """Run vLLM without compare_q and close it again: prefill, after a few windows to warm up.
 
     The engine core is in this process, as it is in compare_q's workers.  ``arguments``: of ``LLM(...)``; ``asked``:
     sampling parameters of every request, none for prefill alone.

@@ -1,4 +1,4 @@
-"""One table as compare_q runs it, and the jobs of vLLM alone that belong to its rows."""
+"""Run one table with compare_q, and make the jobs of vLLM alone for its rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOISE = "noise"
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a label, the folder of its model, and what its spec adds to the common ``engine`` object."""
+    """One row: a label, the folder of its model, and the options that its spec adds to the common ``engine`` object."""
 
     label: str
     model: str
@@ -32,7 +32,7 @@ class Row:
 
 
 def table_rows(gpu: bool) -> list[Row]:
-    """The table's five rows, and two that are measured if they are named.  vLLM has no FP8 KV cache on a CPU."""
+    """The table's five rows, and two more rows that are measured only if named.  vLLM has no FP8 KV cache on a CPU."""
     other = {"kv_cache_dtype": "fp8"} if gpu else {"max_num_seqs": 2}
     return [
         Row("bf16", "bf16", {}),
@@ -76,7 +76,7 @@ class Plan:
 
 
 def write_text(plan: Plan) -> None:
-    """Random letters, one token each for the byte tokenizer of the shapes."""
+    """Write random characters, one token each for the byte tokenizer of the shapes."""
     count, length, stride = plan.windows
     letters = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz \n"), count * stride + length)
     (plan.folder / "text.txt").write_text("".join(letters), encoding="utf-8")
@@ -96,15 +96,15 @@ def cut_windows(plan: Plan) -> Path:
 
 
 def drop_pages(folder: Path) -> None:
-    """Have the page cache forget the files below a folder, so that a model is read from the disk."""
-    os.sync()  # pages that are not written yet cannot be forgotten
+    """Drop the files below a folder from the page cache, so that a model is read from the disk."""
+    os.sync()  # pages that are not written yet cannot be dropped
     for file in folder.rglob("*.safetensors"):
         with file.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def run_table(plan: Plan) -> dict[str, Any]:
-    """compare_q as a whole process with an empty cache: wall time, peaks of memory, and what its results say."""
+    """compare_q as a whole process with an empty cache: wall time, peaks of memory, and its results."""
     write_text(plan)
     count, length, stride = plan.windows
     data = {"tokenizer_dir": str(plan.models / plan.rows[0].model), "dataset": "text",
@@ -135,7 +135,7 @@ def run_table(plan: Plan) -> dict[str, Any]:
 
 
 def quiet_environment() -> dict[str, str]:
-    """This environment, in which Python keeps what it has compiled: without, every start took 18 s in place of 9."""
+    """Return this environment, with Python's bytecode cache on: without it, every start took 18 s instead of 9 s."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "COLUMNS": "160"}
 
@@ -161,7 +161,7 @@ def prefill_jobs(plan: Plan, gpu: bool) -> dict[str, Job]:
 
 
 def add_prefill(found: dict[str, Any], plan: Plan) -> None:
-    """Put each row's prefill time beside its parts, and their sum over the wall time if no row failed."""
+    """Add each row's prefill time to its parts, and the ratio of their sum to the wall time if no row failed."""
     table = found["table"]
     each = [found["prefill"].get(prefill_key(row), {}).get("seconds") for row in plan.rows]
     for row, seconds in zip(table.get("rows", []), each, strict=False):

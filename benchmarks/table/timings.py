@@ -1,4 +1,4 @@
-"""Where the seconds of a table went, as its results.json says."""
+"""Compute the parts of a table's wall time from its results.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 Timing = dict[str, float | None]
-"""Seconds of one row's parts, and the unix times of its first and last scored window; None: the results do not say."""
+"""Seconds of one row's parts, and the unix times of its first and last scored window; None: not in the results."""
 PARTS = ("load", "first_step", "scoring", "close")
 
 
@@ -24,7 +24,7 @@ def timing_of(model: Mapping[str, Any]) -> Timing:
 def gaps(timings: Sequence[Timing]) -> list[float | None]:
     """Seconds between one row's last scored window and the next row's first, in the order in which they were scored.
 
-    None where the results hold no times; below 0 where two models were scored at the same time.
+    None if the results have no times; below 0 if two models were scored at the same time.
     """
     known = [timing for timing in timings if timing["first_window"] is not None]
     if len(known) < len(timings):

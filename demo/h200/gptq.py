@@ -1,6 +1,6 @@
 """A 4-bit checkpoint by llm-compressor's GPTQ, so that not every 4-bit row of the table is rounded to nearest.
 
-    pip install llmcompressor        # an environment of its own: it wants its own Transformers
+    pip install llmcompressor        # in a separate environment: it requires another Transformers
     python -m demo.h200.gptq OUT/models/bf16 OUT/models/gptq-w4a16-g128
 
 Groups of 128, symmetric, 32 windows of 512 tokens from the end of the demo's text.

@@ -1,6 +1,6 @@
-"""What llama.cpp calls an importance matrix: the mean square of every input of every matrix, over calibration windows.
+"""Importance matrix as in llama.cpp: the mean square of every input of every matrix, over calibration windows.
 
-``llama-imatrix`` collects the same while llama.cpp runs; here the inputs are those of the model in Transformers.
+``llama-imatrix`` collects the same while llama.cpp runs; here the inputs come from the model in Transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from demo.gguf_writer import gguf_name
 from demo.quantize import calibration_windows, watch_inputs
 
 WINDOWS = 64
-"""Of 1,024 tokens each, from the end of the demo's text."""
+"""Number of windows of 1,024 tokens each, from the end of the demo's text."""
 
 
 @cache
@@ -32,5 +32,5 @@ def importance(source: Path, windows: int = WINDOWS) -> dict[str, NDArray[np.flo
         sums[name] = sums.get(name, 0) + given[0].double().square().sum(0)
 
     watch_inputs(model, tokens, keep)
-    sums.pop("lm_head", None)  # it sees one token a window here, and llama.cpp's own matrix leaves it out, too
+    sums.pop("lm_head", None)  # one token per window enters it here; llama.cpp's own matrix omits it too
     return {gguf_name(f"{name}.weight"): (each / tokens.numel()).float().cpu().numpy() for name, each in sums.items()}

@@ -1,6 +1,6 @@
-"""Makes the GPU table's models, of one base, side by side: a model that fails is one line, and no row.
+"""Make the GPU table's models from one base in parallel; a model that fails prints one line and has no row.
 
-EXL3 folders are made by exllamav3's own converter, whose output goes into a log.
+EXL3 folders are made by exllamav3's own converter; its output goes into a log.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from demo.h200.rows import CHECKPOINTS, EXL3_BITS, GGUF_QUANTIZED, GGUF_WITH_IMA
 from demo.recipes import ROOT, make_checkpoint, make_gguf_file, make_once
 
 PARTS = (*CHECKPOINTS, "gguf", "exl3")
-"""What may be asked for."""
+"""Names of the parts that can be selected."""
 AT_ONCE = 4
 CALIBRATION_ROWS = 64
 
 
 def make_all(models: Path, only: Collection[str], source: Path | None = None) -> None:
-    """The base, then checkpoints, GGUF and EXL3 side by side; ``only``: some of PARTS, or empty for all."""
+    """Make the base, then checkpoints, GGUF and EXL3 in parallel; ``only``: some of PARTS, or empty for all."""
     os.environ["TQDM_DISABLE"] = "1"
-    import demo.h200.imatrix  # here, as two threads that import torch at once may each see half of it
+    import demo.h200.imatrix  # imported here: two threads that import torch at once may each see half of it
     import demo.quantize  # noqa: F401
 
     make_once(models / "bf16", partial(padded_base, source=source))
@@ -96,12 +96,12 @@ def convert_to_exl3(out: Path, bits: float, source: Path) -> None:
 
 
 def make_or_report(out: Path, maker: Callable[[Path], None]) -> None:
-    """Make one model; a failure is one line, and no file that looks like a model."""
+    """Make one model; a failure prints one line and leaves no file that looks like a model."""
     begin = time.perf_counter()
     try:
         make_once(out, maker)
         print(f"{out.name}: {time.perf_counter() - begin:.1f} s", flush=True)
-    except Exception as error:  # whatever a quantizer raises must not stop the others
+    except Exception as error:  # an error in one quantizer must not stop the others
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"{out.name}: failed: {reason}", flush=True)
         if out.exists():

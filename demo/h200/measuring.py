@@ -1,4 +1,4 @@
-"""Measures the GPU table's rows with compare_q, in one run."""
+"""Measure the GPU table's rows with compare_q, in one run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def usable_rows(out: Path, rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def has_one_embedding(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same embedding: GPTQ leaves the base's as it is."""
+    """Return True if two folders hold the same embedding: GPTQ does not change the base's."""
     import torch
     from safetensors import safe_open
 
@@ -56,9 +56,9 @@ def has_one_embedding(one: Path, other: Path) -> bool:
 
 
 def measure_table(out: Path, rows: list[Row], text: Path, limit: str, seconds: float | None = None) -> int:
-    """Every row that can run here -> table, JSON, CSV, plots and report; exit status of compare_q.
+    """Measure every row that can run here: table, JSON, CSV, plots and report; return the exit status of compare_q.
 
-    After ``seconds`` compare_q is ended, as by Ctrl-C: it writes what is finished, and the next run goes on from there.
+    After ``seconds`` compare_q is stopped, as by Ctrl-C: it writes finished results, and the next run continues there.
     """
     data = {"tokenizer_dir": str(out / "models" / "bf16"), "dataset": "text", "path": str(text.resolve())}
     windows = {"eval_len": WINDOW, "eval_stride": STRIDE, "max_rows": 0}

@@ -43,7 +43,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """What the plot gives a colour: the kind of number, or else the first word of the label."""
+        """Name of the rows that share a colour in the plot: the kind of number, or else the first word of the label."""
         first = self.label.split()[0]
         return KINDS.get(first, first)
 

@@ -1,8 +1,11 @@
-"""Two sets of questions, made from nothing but public-domain text and common facts: ``python -m demo.questions``.
+"""Make two sets of questions from public-domain text and common facts only: ``python -m demo.questions``.
 
-demo/questions/endings.jsonl: sentences of *Opticks* whose last words are missing, the true ones among three ends of
-other sentences.  demo/questions/facts.jsonl: capitals, symbols of chemical elements and sums, and
-demo/questions/examples.jsonl: more of them, to stand before a question.  Every question has four answers.
+- demo/questions/endings.jsonl: sentences of *Opticks* without their last words; the answers are the true ending and
+  three endings of other sentences.
+- demo/questions/facts.jsonl: capitals, symbols of chemical elements and sums.
+- demo/questions/examples.jsonl: more such facts, as examples before a question.
+
+Every question has four answers.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ N_ENDINGS, N_SUMS, N_EXAMPLES = 240, 90, 4
 LENGTHS = range(14, 31)
 """Words of a sentence that becomes a question."""
 LAST = 5
-"""Words that are missing at its end."""
+"""Number of words that are missing at its end."""
 CAPITALS = """
 Afghanistan Kabul, Albania Tirana, Algeria Algiers, Angola Luanda, Argentina Buenos Aires, Armenia Yerevan,
 Australia Canberra, Austria Vienna, Azerbaijan Baku, Bangladesh Dhaka, Belarus Minsk, Belgium Brussels,
@@ -60,7 +63,7 @@ def question(text: str, right: str, wrong: Sequence[str], draw: random.Random) -
 
 
 def first_word(text: str) -> str:
-    """The first word, in small letters."""
+    """Return the first word, in lower case."""
     return text.split()[0].lower()
 
 
@@ -95,7 +98,7 @@ def facts() -> list[dict[str, Any]]:
 
 
 def write(rows: Iterable[dict[str, Any]], name: str) -> None:
-    """Rows as JSON lines into a file beside this one."""
+    """Write rows as JSON lines into a file next to this one."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     (HERE / name).write_text("".join(lines), encoding="utf-8")
 

@@ -1,9 +1,9 @@
 """``--until kld:2%``: score as many spread windows as the answer needs, in two stages (Stein 1945).
 
-The first stage scores ``PILOT`` windows of each text, which show how much windows differ, and so how many windows the
-second stage adds to them.  The answer is known when the standard error of every row's KLD, as the KLD of all windows of
-the text, is within the given percentage (``eval.stats.uncertainty.sampling_error``).  Rows whose KLD is as small as
-rounding would use up any text: ``ranking.worst_kld`` says which rows count, and how.
+The first stage scores ``PILOT`` windows of each text.  The variance between these windows shows how many windows the
+second stage must add.  The answer is known when the standard error of every row's KLD, as an estimate of the KLD of all
+windows of the text, is within the given percentage (``eval.stats.uncertainty.sampling_error``).  Rows whose KLD is as
+small as rounding would use up any text: ``ranking.worst_kld`` decides which rows count, and how.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 PILOT = 16
 """Windows of the first stage."""
 SPARE = 1.1
-"""Factor on the number of windows that the pilot asks for: its estimate of the variance is off by up to a third."""
+"""Factor on the pilot's number of windows, because its estimate of the variance is off by up to a third."""
 DEFAULT = 0.02
-"""Relative standard error for models and texts that are named without specs."""
+"""Default relative standard error, for models and texts without spec files."""
 ROWS = 64
-"""Windows of such a run without a reference."""
+"""Number of windows of such a run if it has no reference."""
 
 
 def settled(
@@ -37,8 +37,8 @@ def settled(
 ) -> tuple[float | None, dict[str, DataSpec]]:
     """Return (the relative error to reach, the texts by name); texts whose windows ``run`` chooses have no max_rows.
 
-    If none was ``asked``, the default applies to spread texts without a max_rows.  InputError if there is no reference,
-    or if a text's windows are not a sample of the text.
+    If ``asked`` is None, the default applies to spread texts without a max_rows.  InputError if no model is the
+    reference, or if a text's windows are not a sample of the text.
     """
     spread = {name for name, spec in texts.items() if spec.sample == "spread" and (asked or spec.max_rows is None)}
     rows = dict.fromkeys(spread, None if reference else ROWS)

@@ -95,7 +95,7 @@ def prune(cache: Cache, limit: int) -> tuple[list[Entry], int]:
         lock = cache.path(entry.section, entry.key, ".lock")
         with suppress(Timeout, OSError):
             with cache.lock_at(lock).acquire(timeout=0):
-                if entry.key not in cache.used_by_runs():  # a run may have started meanwhile
+                if entry.key not in cache.used_by_runs():  # a run may have started in the meantime
                     cache.remove(entry.section, entry.path)
             remove_lock(lock)
         if not own_files(entry.section, entry.path):

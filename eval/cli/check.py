@@ -37,8 +37,8 @@ def run(
 ) -> int:
     """Print what a run would do, and its problems; return the exit status, 1 if a number would be wrong.
 
-    A text is tokenized to count its windows if its data is on this machine or its tokens are in the cache, unless there
-    is a problem already.  The hub is only asked for the names of files.
+    A text is tokenized to count its windows if its data is on this machine or its tokens are in the cache, unless a
+    problem has already been found.  Only names of files are requested from the hub.
     """
     lines, problems, models = list[str](), list[str](), list[PlannedModel]()
     try:

@@ -1,4 +1,4 @@
-"""``doctor``: what checkpoints are, and what is wrong with them.
+"""``doctor``: describe checkpoints, and report what is wrong with them.
 
 No engine is used, and no weight is loaded.  Exit status: 0; 1 if a number or an answer would be wrong; 2 for bad input.
 """
@@ -25,7 +25,7 @@ from compare_q.eval.specs import reading
 
 
 def run(names: Sequence[str]) -> int:
-    """Examine every model that is named, and print what was found; return the exit status."""
+    """Examine every named model and print the findings; return the exit status."""
     progress = Progress()
     for name in (packs := [name for name in names if pack.is_pack(expanded(name))]):
         pack.verified(expanded(name))
@@ -44,7 +44,7 @@ def run(names: Sequence[str]) -> int:
 
 
 def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:
-    """(name, path) of the models of one argument: a folder, a GGUF file, a hub id, or a spec file with several."""
+    """Yield (name, path) of each model in an argument: a folder, GGUF file, hub id, or a spec file with several."""
     if not name.lower().endswith(".json"):
         yield name, fetched(name, progress)
         return
@@ -53,7 +53,7 @@ def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:
 
 
 def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
-    """The path of a model, downloaded from the hub if it is not on this machine; InputError."""
+    """Return the path of a model, downloaded from the hub if it is not on this machine; InputError."""
     path = expanded(name)
     if exists(path):
         return path

@@ -1,7 +1,7 @@
 """``gate``: several ways to run one model, one answer, one exit status.
 
-0: every variant is as before; 1: one is anything else, or a condition of ``--fail-if`` holds; 2: bad input; 3: a
-variant failed.  No score is read from the cache, since the code may have changed under the same version.
+0: every variant is as before; 1: a variant is not, or a condition of ``--fail-if`` holds; 2: bad input; 3: a variant
+failed.  No score is read from the cache, since the code may have changed under the same version.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from compare_q.eval.table import conditions
 from compare_q.eval.text.windows import EvalData
 
 WINDOWS, LENGTH = 32, 512
-"""Windows of a text, and their length without a data spec: decode takes a step for each token of a window."""
+"""Windows of a text, and their length without a data spec; short, since decode takes one step per token."""
 WORST = 3
-"""Tokens that are shown of a variant that differs."""
+"""Number of tokens shown for a variant that differs."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ class Gate:
         self.made, self.stores = dict[str, str](), set[str]()  # scores' key -> label; keys of references
 
     def result(self) -> GateResult:
-        """Score everything and judge it; a first variant with which nothing can be compared ends the gate."""
+        """Score and judge all variants; the gate ends early if the first variant cannot be compared with the others."""
         copies = [self.ways[0].noisy(number) for number in range(1, COPIES + 1)]
         begin = [self.before, self.ways[0].copied(AGAIN), *copies]
         self.score(begin[1:], (FULL, ONE))
@@ -188,9 +188,9 @@ class Gate:
         return f"{self.args.arbiter} in float32: {said} (KLD: {klds})"
 
     def tidy(self, keep: bool = False) -> None:
-        """Delete the scores and stores that this gate has made, which no other run uses.
+        """Delete the scores and stores of this gate; no other run uses them.
 
-        ``keep``: those of the first variant stay in the cache, for --baseline.
+        ``keep``: True to keep the first variant's scores and stores in the cache, for --baseline.
         """
         for key, label in self.made.items():
             if not (keep and label.startswith(self.ways[0].spec.name + variants.SEPARATOR)):

@@ -3,9 +3,9 @@
 Exit status 0: all models were scored, or a finished run was shown.  1: some models failed, or the reference could not
 be kept, and the others are in the table; or doctor or check found that a number would be wrong.  2: bad input, no model
 was scored, or an output could not be written; a closed standard output (| head) does not count.  4: a condition of
---fail-if holds.  128 + its number: a signal.  gate has statuses of its own.
+--fail-if holds.  128 + its number: a signal.  gate has its own statuses.
 
-What only a run needs is imported when it starts, so that --help and show answer sooner.
+Modules that only a run needs are imported when it starts, so that --help and show answer sooner.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def show_command(args: argparse.Namespace) -> int:
 
 
 def failing(args: argparse.Namespace, results: RunResult) -> int:
-    """Print the rows for which a condition of ``--fail-if`` holds; return the exit status for them, 4, or 0."""
+    """Print the rows that meet a condition of ``--fail-if``; return exit status 4 if there are any, or else 0."""
     found = list(conditions.faults(results, args.fail_if))
     print_note(*(f"failed: {line}" for line in found))
     return 4 if found else 0

@@ -1,4 +1,4 @@
-"""Outputs of a run: checked before it starts; afterwards the table, files and plots, each of which may fail alone."""
+"""Outputs of a run: check them before the start; write table, files and plots, each even if another fails."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> di
 
 
 def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> int:
-    """Write the files, draw the plots and print the verdict; return the exit status, after a line for each failure.
+    """Write the files, draw the plots, print the verdict and one line per failure; return the exit status.
 
     CSV, Markdown and report have the order of the table.
     """

@@ -105,7 +105,7 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
 
 
 def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
-    """Return the folder of a reference pack of the hub, which is downloaded; raise the error if it is none."""
+    """Return the folder of a reference pack of the hub, which is downloaded; raise the error if it is not a pack."""
     if hub.is_hub_id(name):
         with suppress(InputError), progress.phase(f"fetching the pack {name}", unit="bytes") as phase:
             return str(pack.resolve(name, watch=phase))
@@ -123,7 +123,7 @@ def short_name(name: str) -> str:
 
 
 def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
-    """Return a model's config.json, which is fetched from the hub with the tokenizer; None if it has none."""
+    """Return a model's config.json, fetched from the hub with the tokenizer; None if the model does not have one."""
     folder = expanded(name)
     if hub.is_hub_id(name):
         if backends.reader_of(name):  # owner/model/file
@@ -150,8 +150,8 @@ def texts(
 ) -> tuple[list[DataSpec], list[str]]:
     """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without a word).
 
-    A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text; without
-    one, WikiText-2 if the hub or its cache has it, else the shipped text.  ``tokenizer``: a folder or hub id, for
+    A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text.  Without
+    a word: WikiText-2 if the hub or its cache has it, or else the shipped text.  ``tokenizer``: a folder or hub id, for
     models without a tokenizer.  ``length``, ``stride``: tokens of a window, and between the starts of two windows.
     """
     said: list[str] = []
@@ -200,7 +200,7 @@ def common(
     if tokenizer is None:
         raise InputError(f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
                          "--tokenizer the folder or hub id of the unquantized model")  # fmt: skip
-    is_task = word.startswith(TASK)  # lm-eval's windows hold one token more, which is only predicted
+    is_task = word.startswith(TASK)  # lm-eval's windows have one more token, which is predicted, not fed
     length = length or min([LENGTH, *(each.context - is_task for each in named if each.context)])
     strides = {} if word == "chat" or is_task else {"eval_stride": stride or length}
     return {"tokenizer_dir": tokenizer, "eval_len": length, **strides}

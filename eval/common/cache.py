@@ -65,9 +65,10 @@ class Cache:
 
     @cached_property
     def unwritable(self) -> str:
-        """Why the cache cannot be written, empty if it can.  The first access makes folders, and deletes what is left.
+        """Reason why the cache cannot be written; empty if it can.
 
-        That is what killed runs have half-written, and locks that no process holds.
+        The first access makes folders.  It also deletes files that killed runs left half-written, and locks that no
+        process holds.
         """
         folders = [self.root / section for section in (*NAMES, "runs")]
         for folder in folders:
@@ -180,7 +181,7 @@ class Cache:
         storage.sweep(self.root / "runs")
         keys: set[str] = set()
         for file in {*storage.files_in(self.root / "runs")} - ({self.marks} if others else set()):
-            with suppress(InputError):  # deleted meanwhile
+            with suppress(InputError):  # deleted in the meantime
                 keys.update(json_files.read_bytes(file).decode(errors="replace").split())
         return keys
 
@@ -203,7 +204,7 @@ class Cache:
 
 
 def own_files(section: str, path: Path) -> list[Path]:
-    """Return the files that compare_q wrote at a path of a section, but no links; none for a name of another's."""
+    """Return compare_q's files at a path of a section, but no links; none if compare_q does not use this name."""
     if not NAMES[section].fullmatch(path.name):
         return []
     of_folder = {"scores": segments.own_files, "references": reference_store.own_files}.get(section)

@@ -28,8 +28,9 @@ CURE = "free space or name another place, and run again: what was measured is ke
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path; its file replaces the target if the block succeeds, with the mode of the old file.
 
-    A link is followed.  A device or pipe is written into, or root would replace /dev/null; so is a file that may be
-    written but not replaced, such as a mount point of ``docker -v``.  OSError if the target cannot be written.
+    A link is followed.  A device or pipe is written into, or root would replace /dev/null.  A file that may be written
+    but not replaced, such as a mount point of ``docker -v``, is also written into.  OSError if the target cannot be
+    written.
     """
     if is_device(target):
         with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
@@ -41,7 +42,7 @@ def replacing(target: Path) -> Iterator[Path]:
     storage.sweep(real.parent)  # left by a killed run
     with storage.beside(real) as temporary:
         yield temporary
-        with suppress(OSError):  # there is no old file
+        with suppress(OSError):  # the old file may not exist
             shutil.copymode(real, temporary)
         try:
             os.replace(temporary, real)
@@ -58,7 +59,7 @@ def write_text(target: Path, text: str) -> None:
 
 
 def is_device(target: Path) -> bool:
-    """True for what exists and is no regular file."""
+    """True if the target exists and is not a regular file."""
     return json_files.exists(target) and not json_files.is_file(target)
 
 
@@ -83,10 +84,10 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 @dataclass
 class Outputs:
-    """The outputs of one run, each of which may fail without the others."""
+    """The outputs of one run; a failed output does not affect the others."""
 
-    verbose: bool = False  # print the traceback of an error that is not the user's
-    failures: list[str] = field(default_factory=list)  # a line for each output that failed
+    verbose: bool = False  # print the traceback of an error that the user did not cause
+    failures: list[str] = field(default_factory=list)  # one line per failed output
 
     @contextmanager
     def writing(self, target: Path | str) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """Engine processes, their workers, and functions that run in a subprocess.
 
-The driver imports no engine and no torch: what needs them runs in a fork of an engine process
-(``backends/worker/engine_process.py``).  So the driver starts at once, nothing that a library prints reaches the
-terminal, a crash is one line, and no process outlives the driver.
+The driver imports no engine and no torch: code that needs them runs in a fork of an engine process
+(``backends/worker/engine_process.py``).  The driver therefore starts at once, output of libraries does not reach the
+terminal, a crash is reported in one line, and no process outlives the driver.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def command(module: str, *words: object, python: str = sys.executable) -> list[s
 def environment(python: str = sys.executable) -> dict[str, str]:
     """Return the environment in which ``python`` finds this compare_q.
 
-    Another Python must not see the packages next to an installed one, and so gets a folder with a link to that.
+    Another Python must not see the packages next to an installed compare_q.  It gets a folder with a link to compare_q.
     """
     root = Path(compare_q.__file__).resolve().parent.parent
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
@@ -96,7 +96,7 @@ class EngineProcess:
             self.process = subprocess.Popen(
                 command("compare_q.backends.worker.engine_process", *words, python=python), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=output, pass_fds=(theirs.fileno(),), env=environment(python) | seen,
-                process_group=0,  # a kill -9 of the driver's group leaves it alive, to end what engines have started
+                process_group=0,  # survives kill -9 of the driver's group, to end processes of engines
             )  # fmt: skip
         except OSError as error:
             self.socket.close()
@@ -126,7 +126,7 @@ class EngineProcesses:
     def get(self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool) -> EngineProcess:
         """Return the engine process for these arguments; one is started if there is none, or if it has died.
 
-        All that an engine reads while it is imported is part of the key: the environment and the visible GPUs.
+        The key includes everything that an engine reads while it is imported: the environment and the visible GPUs.
         """
         key = (python, engine, visible, verbose, tuple(sorted(os.environ.items())))
         with self.lock:
@@ -139,7 +139,7 @@ class EngineProcesses:
             return found
 
     def close(self) -> None:
-        """End all of them, and delete their logs."""
+        """End all engine processes, and delete their logs."""
         with self.lock:
             while self.running:
                 process = self.running.popitem()[1]
@@ -207,7 +207,7 @@ class WorkerProcess:
                 message = None
 
     def begin(self, value: Mapping[str, Any]) -> None:
-        """Take note of the worker's process group; InputError unless it runs the code with which the run began."""
+        """Note the worker's process group; InputError unless the worker runs the code that the run started with."""
         self.group = value["pid"]
         if self.killed.is_set():
             self.kill()

@@ -76,7 +76,7 @@ class Phase:
 
 
 class Progress:
-    """Shows phases: one line for each that runs; models that run at the same time have phases in their threads.
+    """Shows one line per running phase; models that run at the same time have phases in their own threads.
 
     A process makes one Progress, before anything captures the output.  ``send``: sends the progress to another
     process, which shows it; None: it is shown here.  A console has one live display, with a line for every phase.
@@ -133,7 +133,7 @@ class Progress:
                 if not (self.bars.tasks or self.bars.disable):  # rich 13 would print an empty line
                     self.bars.stop()
         amount = counted(unit, phase.done)
-        if phase.done or unit != "bytes":  # something was fetched
+        if phase.done or unit != "bytes":  # at least one unit was fetched
             self.say(f"{title}: {amount}{' in ' if amount else ''}{time.perf_counter() - began:.1f} s")
 
 

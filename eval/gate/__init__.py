@@ -1,1 +1,1 @@
-"""The gate: several ways to run one model, and whether each still computes what the first one does."""
+"""The gate: check that several ways to run one model compute the same."""

@@ -1,12 +1,12 @@
 """The noise floor of a gate: how far the first variant is from itself with other roundings.
 
-The model: the KLD of roundings grows with their number.  N copies of the first variant have one more bf16 rounding per
-decoder layer each; of their mean KLDs the logarithm is normal.  Then the mean KLD of one more copy is with the
-probability p below the prediction limit
+Assumption: the KLD of roundings grows with their number.  N copies of the first variant each have one more bf16
+rounding per decoder layer.  The logarithm of their mean KLDs is normally distributed.  Then, with probability p, the
+mean KLD of one more copy is below the prediction limit
 
     exp(m + t(p, N - 1) * s * sqrt(1 + 1 / N))
 
-of a normal distribution, whose mean m and standard deviation s come from N draws (Hahn and Meeker, Statistical
+of a normal distribution; its mean m and standard deviation s are estimated from N draws (Hahn and Meeker, Statistical
 Intervals, 1991, section 4.8).  All means are over the same tokens, so that the choice of text does not matter.
 ``LEVEL`` holds for all comparisons of a gate together (Bonferroni).  A right kernel may round at other places than a
 copy does: the floor is ``OTHER_PLACES`` times the limit.
@@ -25,13 +25,13 @@ from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.stats.uncertainty import student_t
 
 LEVEL = 0.99
-"""The probability that a gate whose variants are all right says so."""
+"""Probability that a gate passes if all its variants are right."""
 COPIES = 6
 """Copies of the first variant: with fewer, Student's t makes the limit wide."""
 OTHER_PLACES = 1.25
 """Right kernels had up to 1.06 times the copies' KLD on an H100 (results/h100/gate.md), and an FP8 KV cache 1.33."""
 OWN_SHARE = 0.5
-"""Share of the copies' KLD from which on the engine's own randomness, not the added roundings, makes the floor."""
+"""From this share of the copies' KLD on, the engine's randomness, not the added roundings, sets the floor."""
 
 
 class Tokens(NamedTuple):
@@ -75,5 +75,5 @@ class Floor:
         return math.exp(float(np.mean(logs)) + reach * math.sqrt(1 + 1 / count))
 
     def is_own(self, again: float) -> bool:
-        """True if a second run of the first variant is so far from the first that its randomness makes the floor."""
+        """True if two runs of the first variant differ so much that the engine's randomness sets the floor."""
         return again > OWN_SHARE * float(np.mean(self.klds))

@@ -54,7 +54,7 @@ class GateResult(Stored):
         try:
             return cls.model_validate_json(json_files.read_bytes(file))
         except ValidationError as error:
-            raise InputError(f"{printable(file)}: is no gate.json: {describe(error, cls.model_fields)}") from None
+            raise InputError(f"{printable(file)}: is not a gate.json: {describe(error, cls.model_fields)}") from None
 
 
 def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:

@@ -27,7 +27,7 @@ class Variant:
 
     spec: ModelSpec
     run: str  # a name that no earlier gate had, so that no score is read from the cache
-    must_change: bool = False  # it sets an option that decides roundings to another value than the first variant
+    must_change: bool = False  # it sets an option that changes roundings to a different value than the first variant
 
     @property
     def capabilities(self) -> Capabilities:
@@ -37,7 +37,7 @@ class Variant:
     def copied(self, name: str, options: Mapping[str, Any] = {}, **keys: Any) -> ModelSpec:
         """Return the spec of a pass, ``LABEL | name``, with more options and keys.
 
-        Nothing is compiled, unless the variant says so: loading would take a minute each time.
+        Compilation takes a minute per load, so it is off unless the variant enables it.
         """
         if isinstance(self.spec.model_dir, list) and isinstance(self.spec.model_dir[1], dict):
             keys["model_dir"] = self.spec.model_dir[0]
@@ -49,7 +49,7 @@ class Variant:
         return self.spec.model_copy(update={"engine": engine, **keys})
 
     def texts(self, of: str) -> tuple[str, ...]:
-        """Return the texts that a pass scores: where an engine decodes one window at a time, that takes long enough."""
+        """Return the texts that a pass scores; only the short one if the engine decodes one window at a time."""
         most = self.capabilities.decodes if of == DECODE else 2
         return (FULL, ONE) if most > 1 else (ONE,) if most else ()
 

@@ -1,4 +1,4 @@
-"""The verdict on a variant, from its rows in all passes and texts: of all that hold, the one that counts first."""
+"""The verdict on a variant, from its rows in all passes and texts; if several hold, the most important one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Outcome = Literal["as before", "differs", "not deterministic", "not applied", "f
 BATCH = 2.0
 """Log-probabilities of a full batch and of batch 1 may differ by this many times the floor's ``change_limit``."""
 STEP, STILL = 3.0, 1.5
-"""A fault begins at a position if the KLD after it is STEP times the copies' or more, and before it at most STILL."""
+"""A fault begins at a position if the KLD is at least STEP times the copies' after it, and at most STILL before it."""
 LEAST = 0.1
 """Smaller ratios to the copies' KLD count as this one: a KLD of 0 has no logarithm."""
 GROWTH = 2.0
-"""The KLD grows with position if its ratio to the copies' is, in the last quarter, GROWTH times that of the first."""
+"""The KLD grows with position if its ratio to the copies' in the last quarter is GROWTH times the first quarter's."""
 
 
 class Verdict(Stored):
@@ -42,11 +42,11 @@ class Row(NamedTuple):
     of: str  # the pass: ``variants.PREFILL``, ...
     text: str
     model: ModelResult
-    tokens: Tokens | None  # None if it failed, or its engine gives no KLD
+    tokens: Tokens | None  # None if the variant failed, or its engine does not compute KLD
 
     @property
     def shape(self) -> str:
-        """What distinguishes it from the variant's other rows: kernels differ between phases and batches."""
+        """Pass and text, which distinguish the variant's rows: kernels differ between phases and batches."""
         return f"{self.of} at {self.text}"
 
 
@@ -66,9 +66,9 @@ def verdict_of(
 
 
 def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) -> Verdict | None:
-    """Return the verdict of a first variant with which nothing can be compared; None if that can be done.
+    """Return the verdict of a first variant that cannot be compared with others; None if it can be compared.
 
-    ``rows``: it, it again, and its copies with other roundings; ``floors``: empty if one of them has not all KLDs.
+    ``rows``: the variant, its second run, and its copies with other roundings.  ``floors``: empty if a row lacks KLDs.
     """
     kept = tuple(slim(row) for row in rows if row.of in (PREFILL, AGAIN))
     for row in rows:
@@ -82,7 +82,7 @@ def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) 
 
 
 def slim(row: Row) -> ModelResult:
-    """Return a row without what a gate does not need of it."""
+    """Return a row without the parts that a gate does not need."""
     label = f"{row.model.label} at {row.text}"
     return row.model.updated(label=label, estimates=None, timing=None, seconds=None)
 
@@ -111,7 +111,7 @@ def judged(
 
 
 def apart(one: Tokens | None, other: Tokens | None, floor: Floor) -> tuple[float, float]:
-    """Return the mean |difference| of two rows' log-probabilities, nats, and how many times the floor's limit it is.
+    """Return (mean |difference| of two rows' log-probabilities in nats, its ratio to the floor's limit).
 
     The shorter row's tokens are the first ones of the longer; 0 if they are not, or if a row is missing.
     """
@@ -123,7 +123,7 @@ def apart(one: Tokens | None, other: Tokens | None, floor: Floor) -> tuple[float
 
 
 def differences(rows: Sequence[Row], floors: Mapping[str, Floor], differing: Sequence[Row]) -> Iterator[str]:
-    """Yield by how much a variant differs, from which position on, and in which shapes."""
+    """Yield the size of a variant's difference, the position where it starts, and the shapes that have it."""
     worst = max(differing, key=lambda row: (row.model.kld or 0.0) / (floors[row.text].limit or 1.0))
     kld, floor = worst.model.kld or 0.0, floors[worst.text]
     yield f"KLD {kld:.4g} ± {error_text(worst.model.kld_stderr) or 'n/a'}"
@@ -137,7 +137,7 @@ def differences(rows: Sequence[Row], floors: Mapping[str, Floor], differing: Seq
 
 
 def where(own: NDArray[np.float64], floor: NDArray[np.float64]) -> str:
-    """Return where in the windows a variant differs; empty if it does so everywhere alike.
+    """Return where in the windows a variant differs; empty if it differs equally everywhere.
 
     ``own`` and ``floor``: mean KLD at each position, of the variant and of the copies.  A fault begins where the
     logarithm of their ratio, which counts as ``LEAST`` where it is less, is best described by two constants.

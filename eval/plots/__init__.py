@@ -1,1 +1,1 @@
-"""Numbers -> pictures."""
+"""Draw the numbers of a run as pictures."""

@@ -1,4 +1,4 @@
-"""Places for the labels of a scatter plot: each stands next to its point and covers nothing.
+"""Place the labels of a scatter plot: each is next to its point and covers nothing.
 
 Every label has places around its point.  The labels take turns: each moves to its cheapest place while the others stay.
 All shapes are boxes [x0, y0, x1, y1] in pixels, one per row of an array: labels, markers, and lines as rows of dots.
@@ -21,20 +21,20 @@ Boxes = NDArray[np.float64]
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)
 """In points.  The largest size at which all labels fit is taken."""
 FEW = 15
-"""With more labels the largest size is not tried."""
+"""If there are more labels, the largest size is not tried."""
 PADDING = 8, 4
 """Pixels kept free around a label, in width and height."""
 RINGS = np.array([1, 5, 10, 16, 24, 34, 46, 60, 78, 100, 130, 170, 220, 280, 350])
 """Pixels between a marker and the places of its label."""
 LEADER_FROM = 14.0
-"""Pixels between marker and label from which a line joins them."""
+"""A line joins marker and label if they are more than this many pixels apart."""
 DOT = 8.0
 """Pixels between the dots that stand for a line."""
 NEAREST = 120
 """Number of places of a label that are compared."""
 OVERLAP, LEADER, BESIDE, HEIGHT, LINE = 1e4, 50.0, 25.0, 1.0, 0.1
-"""Costs: a label on a label or marker; a leader through one; another marker as near as the label's own; a pixel above
-or below the point's height; dots of lines under the label, squared.  A pixel between marker and label costs 1."""
+"""Costs, where a pixel between marker and label costs 1: a label on a label or marker; a leader through a label or
+marker; another marker as near as the label's own; a pixel above or below the point; dots under the label, squared."""
 PRESSURE = (*OVERLAP * 0.5 ** np.arange(10)[::-1], *[OVERLAP] * 3)
 """Cost of an overlap in each round of moves.  It grows: first labels move freely, then they push each other away."""
 
@@ -42,8 +42,8 @@ PRESSURE = (*OVERLAP * 0.5 ** np.arange(10)[::-1], *[OVERLAP] * 3)
 def place_labels(axes: Axes, texts: Sequence[Text], marks: Sequence[Line2D], names: Sequence[Text] = ()) -> None:
     """Move each label next to its marker, with a leader if it is far away; labels that fit nowhere are removed.
 
-    ``marks``: those of the labels, then others that are not to be covered.  ``names``: of horizontal lines, which first
-    take free places along these.
+    ``marks``: the labels' markers, then other markers that must stay visible.  ``names``: names of horizontal lines,
+    which are placed first, at free places along their lines.
     """
     spots = np.array([mark.get_window_extent().extents for mark in marks])
     dots = np.vstack([_dots(axes.transData.transform(line.get_xydata())) for line in axes.lines])
@@ -91,7 +91,7 @@ def _place_name(axes: Axes, name: Text, spots: Boxes) -> Boxes:
 
 
 def _places(own: int, size: Boxes, area: Bbox, obstacles: Boxes, dots: Boxes) -> tuple[Boxes, Boxes]:
-    """Return (places [P, 4] of a label of this size [2], what each costs by itself [P]), the cheapest first.
+    """Return (places [P, 4] of a label of this size [2], the cost of each place alone [P]), the cheapest first.
 
     ``own``: the row of its marker in ``obstacles``.
     """

@@ -89,7 +89,7 @@ SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf
 def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
     """Return the measure that ``-kld``, ``-ppl``, ``-acc`` (``kind``) and ``--kld-value`` (``value``) select.
 
-    Default: accuracy if all texts are answers; else KLD if a model has one that is not 0; else perplexity.
+    Default: accuracy if all texts are answers.  Otherwise KLD if a model has a KLD that is not 0, or else perplexity.
     """
     if kind is None and results.scored and all(text.is_answers for text in results.scored):
         kind = "acc"
@@ -103,8 +103,8 @@ def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
 def mean_over_texts(texts: Sequence[TextResult], number: int, measure: Measure) -> tuple[Value, bool]:
     """Return (mean over the texts of model ``number``, True if its error is of the difference from the reference).
 
-    Each text counts equally.  Perplexity: the geometric mean of the texts that are not answers; accuracy: the mean of
-    those that are.  Unknown unless every such text has a value.
+    Each text counts equally.  Perplexity: the geometric mean of the texts that are not answers.  Accuracy: the mean
+    of the texts that are answers.  The mean is None unless every such text has a value.
     """
     if len(texts) > 1:
         texts = [text for text in texts if text.error or measure.kld or text.is_answers == measure.more]
@@ -120,11 +120,11 @@ def mean_over_texts(texts: Sequence[TextResult], number: int, measure: Measure) 
 
 
 def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
-    """Return (standard error, True if it is the error of the difference from the reference); percentiles have none.
+    """Return (standard error, True if it is the error of the difference from the reference); None for percentiles.
 
-    Perplexity: PPL * standard error of ln(PPL / PPL of the reference), which tells how far the point would move if the
-    reference stayed in place.  A model that was not compared with the reference (a server) is paired with it by blocks
-    of the text.  An unpaired error is mostly about the choice of text or questions, which all models share.
+    Perplexity: PPL * standard error of ln(PPL / PPL of the reference).  This is the distance that the point would move
+    if the reference stayed in place.  A model that was not compared with the reference (a server) is paired with it by
+    blocks of the text.  An unpaired error is mostly about the choice of text or questions, which all models share.
     """
     if measure.kld:
         return None if measure.is_percentile else model.kld_stderr, True

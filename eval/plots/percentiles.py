@@ -1,4 +1,4 @@
-"""Percentiles of the KLD of single tokens: one row per model, on a logarithmic axis, since KLD spans seven decades."""
+"""Plot percentiles of the tokens' KLD: one row per model, on a logarithmic axis, since KLD spans seven decades."""
 
 from __future__ import annotations
 

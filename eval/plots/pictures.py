@@ -22,7 +22,7 @@ SCATTER = {
 }  # fmt: skip
 """Name -> axes of the scatter plots of every text."""
 OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIES["acc"])}
-"""Further ones of answers to questions."""
+"""Additional scatter plots of texts that are answers to questions."""
 
 
 def draw(
@@ -35,7 +35,7 @@ def draw(
 
 
 def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
-    """Write all pictures of a run's text, or those of several texts' means and a folder for each scored text."""
+    """Write all pictures of a run's text; with several texts, pictures of their means, and one folder per text."""
     folders = [folder]
     if len(results.texts) > 1:
         measure = measures.chosen(results, None, None)
@@ -55,7 +55,7 @@ def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool 
 
 
 def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) -> None:
-    """Write a picture to files, and print a line for each; or one line that says why it cannot be drawn."""
+    """Write a picture to files and print one line per file, or print one line with the reason if drawing fails."""
     try:
         figure = picture()
     except ValueError as error:
@@ -71,7 +71,7 @@ def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) 
 def pictures_of(text: TextResult, *, dark: bool = False, title: str | None = None) -> dict[str, Picture]:
     """Return the name of each picture of a text with the function that draws it, or raises ValueError.
 
-    ``title`` None: each picture has a title of its own.
+    ``title`` None: each picture has its own title.
     """
     same: dict[str, Any] = {"title": title, "dark": dark}
     return {

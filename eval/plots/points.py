@@ -30,7 +30,7 @@ class Point:
     x: float  # its size, in bits per weight or GiB
     y: float  # its perplexity, KLD or accuracy
     shown: str = ""  # y as text; empty: with three decimals
-    error: float | None = None  # half the length of the error bar; None: no bar
+    error: float | None = None  # half the length of the error bar; None for no bar
     look: Look = NO_LOOK
     unquantized: bool = False
     more: bool = False  # larger y are better
@@ -49,7 +49,7 @@ class Level(NamedTuple):
 def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tuple[list[Point], list[str]]:
     """Return (points of a measure over a size, one line for each model that cannot be drawn).
 
-    Of several texts, a point is the mean over the texts.
+    With several texts, a point is the mean over the texts.
     """
     drawn, left_out = [], []
     models = models_of(texts)
@@ -67,7 +67,7 @@ def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tupl
 
 
 def models_of(texts: Sequence[TextResult]) -> list[ModelResult]:
-    """Return the first result of each model, if there is one from a text on which it did not fail."""
+    """Return each model's first result without an error, or its first result if it failed on every text."""
     rows = zip(*(text.models for text in texts if not text.error), strict=True)
     return [min(models, key=lambda model: bool(model.error)) for models in rows]
 
@@ -126,8 +126,8 @@ def subtitle_of(texts: Sequence[TextResult], labels: Collection[str]) -> str:
 def series(points: Sequence[Point]) -> list[list[Point]]:
     """Return the lists of quantized points that a line joins: one scheme, in order of size, of at least two sizes.
 
-    A scheme is a family and the form of its labels, in which numbers count as equal, and so do llama.cpp's sizes of one
-    mixture: "2.0 bpw" and "4.0 bpw", "Q3_K_M" and "Q6_K", but not "Q4_0".
+    A scheme is a family and the form of its labels.  Numbers in labels count as equal, and so do llama.cpp's sizes of
+    one mixture: "2.0 bpw" and "4.0 bpw" are one scheme, "Q3_K_M" and "Q6_K" too, but "Q4_0" is another one.
     """
     members: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in sorted(points, key=lambda p: p.x):
@@ -154,7 +154,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
     """Return (the points, with unquantized ones moved near the quantized ones; their new x, None if nothing moved).
 
-    They move if they are more than 1.2 times as large; half of the plot would be the empty space from 8 to 16 bits.
+    They move if they are more than 1.2 times as large.  Otherwise the space from 8 to 16 bits would fill half the plot.
     """
     sizes = [p.x for p in points if not p.unquantized]
     others = [p.x for p in points if p.unquantized]

@@ -18,7 +18,7 @@ from compare_q.eval.results import ModelResult, TextResult
 HEIGHT, LARGEST, PITCH, NAME_WIDTH = 7.8, 10.5, 0.62, 3.5
 """Height (inches), and of the names: largest font (points), its share of a name's height, largest width (inches)."""
 MOST = 12
-"""Most coloured lines."""
+"""Maximum number of coloured lines."""
 X_LABEL = "Position in the window (tokens before it)"
 GREY = "\nin colour: the reference, the noise floor, and rows that no other row beats; grey: the {} others"
 
@@ -78,7 +78,7 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
 def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Line]:
     """Return the line of each model that has values; of too many, only those that matter have a colour.
 
-    Lines of one family differ by their dashes.  Bins in which no model has a score are left out; these are no gaps.
+    Lines of one family differ by their dashes.  Bins without a score of any model are left out and are not gaps.
     """
     curves = {number: m.estimates.curve for number, m in enumerate(text.models) if m.estimates}
     best, found = points.front_labels(text), style.looks_of(text.models)
@@ -115,7 +115,7 @@ def _draw(axes: Axes, line: Line, name: str, theme: Theme) -> Text:
 
 
 def _place_names(figure: Figure, axes: Axes, lines: Sequence[Line], texts: Sequence[Text]) -> None:
-    """Move each name to the height of its line's end, or as near as the others leave room, and join the two."""
+    """Move each name to the height of its line's end, or as near as other names allow, and join name and line."""
     ends = [(line.x[i], line.y[i]) for line in lines for i in np.flatnonzero(np.isfinite(line.y))[-1:]]
     size = min(LARGEST, PITCH * 72 * axes.get_position().height * figure.get_figheight() / len(texts))
     wide = max(text.get_window_extent().width / float(text.get_fontsize()) for text in texts) / style.DPI

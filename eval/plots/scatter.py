@@ -25,14 +25,14 @@ from compare_q.eval.results import TextResult
 EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"
 HEIGHT, MORE = 8.4, 0.06
-"""Height (inches), and what each point beyond the first ``labels.FEW`` adds to it."""
+"""Height (inches), and its increase for each point beyond the first ``labels.FEW``."""
 MARKER_SIZE, RING, COVERED = 9.0, 5.0, 10.0
-"""Points; how much larger a marker is than one that covers it (points; less for each further one), which is a later
-one that is nearer than this (pixels)."""
+"""Size of a marker (points); by how much a covered marker is larger (points; less for each further marker); a later
+marker that is nearer than this distance (pixels) covers it."""
 FLOOR, ZERO = 0.045, 0.1
-"""Share of a linear axis below y = 0, and of a logarithmic one between 0 and the smallest value."""
+"""Share of a linear axis below y = 0, and of a logarithmic axis between 0 and the smallest value."""
 TICKS, CARD_TICKS = 16, 7
-"""Most ticks of the y axis, in a plot and on a card."""
+"""Maximum number of ticks of the y axis, in a plot and on a card."""
 
 
 def scatter_figure(
@@ -159,7 +159,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], theme: Theme) -> list[Line
 
 
 def _draw_legend(axes: Axes, points: Sequence[Point], theme: Theme) -> None:
-    """Draw the legend beside the axes: a colour for each family, and a marker for each of several engines."""
+    """Draw the legend next to the axes: a colour for each family, and a marker for each of several engines."""
     families = {p.look.family: theme.families[p.look.colour] for p in points}
     engines = {p.look.engine: p.look.marker for p in points}
     marker = next(iter(engines.values())) if len(engines) == 1 else "s"

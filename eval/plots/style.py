@@ -45,7 +45,7 @@ DASHES: tuple[tuple[float, ...], ...] = (
 )  # fmt: skip
 """Dashes and gaps of the lines of one family, in widths of the line."""
 NAME_CHARACTERS, TAIL = 40, 17
-"""Longest name of a model, and how many characters of its end are kept."""
+"""Maximum characters of a model's name, and how many characters at its end are kept."""
 
 
 class Theme(NamedTuple):
@@ -107,7 +107,7 @@ def looks_of(models: Sequence[ModelResult]) -> list[Look]:
 
 
 def names_of(labels: Sequence[str]) -> list[str]:
-    """Return the labels without brackets at their end, cut in the middle; longer where two would become equal."""
+    """Return the labels without brackets at their end, cut in the middle; longer if two would become equal."""
     forms = []
     for label in labels:
         whole = " ".join(label.split()) or "?"
@@ -151,7 +151,7 @@ def canvas(
 
 
 def freeze_layout(figure: Figure) -> None:
-    """Lay the figure out for good, so that artists that are then placed to the pixel stay where they are."""
+    """Fix the figure's layout, so that artists placed to the pixel afterwards do not move."""
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
 

@@ -36,7 +36,7 @@ TITLE = "Quantized models compared"
 WORDS = {"kld": "KLD", "ppl": "PPL", "bpw": "over bits per weight", "size": "over file size"}
 """Parts of the names of pictures, and how the page spells them."""
 SPACES = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
-"""White space that is shown as a sign, so that a token takes one line."""
+"""White space and the sign that the page shows for it, so that a token takes one line."""
 TAG = re.compile(r"<[^>]*>")
 ID = re.compile(r' id="(?![mp][0-9a-f]{10}")[^"]*"')
 """Ids of an SVG that nothing refers to."""
@@ -46,8 +46,8 @@ LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunResult | None = None) -> str:
     """Return the page.  ValueError if every text failed.
 
-    ``names``: of the table's columns, None for all that tell something; ``stored``: the run that ``show`` reads back
-    from the page, if its rows have another order.
+    ``names``: names of the table's columns, None for all informative ones; ``stored``: the run that ``show`` reads
+    back from the page, if its rows have another order.
     """
     if not results.scored:
         raise ValueError("every text failed")
@@ -84,9 +84,9 @@ def shell_command(words: Sequence[str]) -> str:
 
 
 def parts_of(results: RunResult, names: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return what the page shows of each text, with several texts after a part about all of them.
+    """Return the page's part for each text; with several texts, a part about all texts comes first.
 
-    ``models``: those that may have worst tokens.
+    ``models``: the rows that may have worst tokens.
     """
     parts: list[dict[str, Any]] = []
     if len(results.texts) > 1:

@@ -130,7 +130,7 @@ def split(text_of: Callable[[list[int]], str], pieces: Sequence[Piece]) -> list[
     found = []
     for ids, begin, end in pieces:
         whole = text_of(ids)
-        # U+FFFD stands for an incomplete character
+        # U+FFFD marks an incomplete character
         first, second = (len(text_of(ids[:cut]).rstrip("\N{REPLACEMENT CHARACTER}")) for cut in (begin, end))
         second = len(whole) if end == len(ids) else max(first, second)
         found.append({"before": whole[:first], "token": whole[first:second], "after": whole[second:]})

@@ -1,1 +1,1 @@
-"""Windows -> scores of every model -> rows of the table."""
+"""Score the windows with every model, and make the rows of the table."""

@@ -35,7 +35,7 @@ class RunConfig:
     divergences: bool = False  # also compute reverse KLD, Jensen-Shannon, total variation and top-5 agreement
     load_timeout_s: float = 3600.0  # maximum seconds of silence of a worker while it loads
     window_timeout_s: float = 1800.0  # maximum seconds of silence of a worker between two windows
-    on_row: Callable[[str, ModelResult], None] = lambda _text, _row: None  # for each finished row, from any thread
+    on_row: Callable[[str, ModelResult], None] = lambda _text, _row: None  # gets each finished row, from any thread
     digests: dict[tuple[str, int, int], str] = field(default_factory=dict)  # of weight files, by path, size and time
 
 
@@ -56,7 +56,7 @@ def local_config(
     if strange := sorted(all_pythons.keys() - known):
         there = ", ".join(sorted(known))
         raise InputError(
-            f"python: {printable(strange[0])} is no engine{nearest(strange[0], known)}; there are: {there}"
+            f"python: {printable(strange[0])} is not an engine{nearest(strange[0], known)}; there are: {there}"
         )
     workers = Workers(all_pythons, pool, min(600.0, keys.get("load_timeout_s", 600.0)))
     return RunConfig(cache or Cache(default_root()), progress, workers, pool, **keys)

@@ -14,10 +14,10 @@ POLL_S = 0.5
 
 
 class GpuPool:
-    """GPUs of one type, given to the models that wait for them, first come, first served.
+    """GPUs of one type, assigned to waiting models in the order of their requests.
 
     ``slots``: number of models on one GPU each that can run at the same time.  A machine without GPUs has one slot.  A
-    Ray cluster has as many as GPUs, and ``gpus`` is empty: they are only counted here.  ``names``: of all GPUs in
+    Ray cluster has one slot per GPU, and ``gpus`` is empty: its GPUs are only counted here.  ``names``: of all GPUs in
     CUDA_VISIBLE_DEVICES; None without any.
     """
 
@@ -34,7 +34,7 @@ class GpuPool:
         """Wait for ``count`` GPUs, at most all, and hold them; yield their names in CUDA_VISIBLE_DEVICES.
 
         None on a machine without GPUs, and where Ray hands them out.  ``check`` is called every ``POLL_S`` seconds, and
-        raises StoppedError if the run was stopped.  Who waits is not overtaken by others that want fewer GPUs.
+        raises StoppedError if the run was stopped.  A waiting model is not overtaken by one that needs fewer.
         """
         count, ticket = max(1, min(count, self.slots)), object()
         with self.changed:
@@ -57,9 +57,10 @@ class GpuPool:
 
 
 def select_gpus(found: Sequence[Gpu], wanted: Sequence[str] | None, say: Callable[[str], None]) -> list[Gpu]:
-    """Return the GPUs that a run uses: those of the first one's type, on which scores depend; ``say`` names the others.
+    """Return the GPUs that a run uses: all GPUs of the first one's type, since scores depend on the type.
 
-    ``wanted``: the names in ``--gpus``; None: all that were ``found``.  InputError for a name that is no GPU.
+    ``wanted``: the names in ``--gpus``, or None for all ``found`` GPUs.  ``say`` prints the names of GPUs that are not
+    used.  InputError if a name is not the name of a GPU.
     """
     if wanted is not None:
         known = {gpu.device: gpu for gpu in found}

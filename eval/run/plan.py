@@ -1,4 +1,4 @@
-"""Model specs -> ``PlannedModel``: every check that needs no engine, and the key of a model's token scores."""
+"""Turn model specs into ``PlannedModel``s: all checks that need no engine, and the key of a model's token scores."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ WEIGHTS_SHARE = 0.7
 """Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
 HASHED_BYTES = 1 << 24
 DECODE_BATCH = 32
-"""Number of windows that are decoded together, if the spec has no ``batch`` and the engine can."""
+"""Number of windows that are decoded together, if the spec has no ``batch`` and the engine supports it."""
 SCORES_VERSION = 8
-"""Version of the scoring; raise it when numbers move or other things are kept, so that stored scores are not mixed."""
+"""Version of the scoring; raise it when numbers or the stored data change, so that stored scores are not mixed."""
 
 
 def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) -> list[PlannedModel]:
@@ -51,7 +51,7 @@ def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) 
     raise_all(problems)
     for model in models:
         if model.info.silence:
-            config.progress.say(f"{model.label}: {model.info.silence}; asked again at its turn")
+            config.progress.say(f"{model.label}: {model.info.silence}; it is asked again before it runs")
     return models
 
 
@@ -62,7 +62,7 @@ def raise_all(problems: Sequence[str]) -> None:
 
 
 def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedModel:
-    """Return a model as its spec says, not checked yet."""
+    """Return the model that a spec describes, not checked yet."""
     engine, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
     python = None if spec.python is None else spec.locate(spec.python)
     model = PlannedModel(
@@ -87,7 +87,7 @@ def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
         raise InputError(f"phase: {spec.load_fn!r} cannot be scored in decode steps; leave it out")
     if spec.batch is not None and spec.batch > capabilities.decodes:
         most = "one window" if capabilities.decodes == 1 else f"{capabilities.decodes} windows"
-        raise InputError(f"batch: {spec.load_fn!r} decodes {most} at a time; give no more")
+        raise InputError(f"batch: {spec.load_fn!r} decodes {most} at a time; choose a smaller batch")
     if spec.unscored == "prefill" and not capabilities.decodes_behind_prompts:
         raise InputError(f"unscored: {spec.load_fn!r} computes all tokens of a window in steps; leave it out")
     batch = spec.batch or min(DECODE_BATCH, capabilities.decodes)
@@ -100,7 +100,7 @@ def facts_of(model: PlannedModel) -> ModelFacts:
 
 
 def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
-    """Return the model with what its Python has of its engine, its hardware, GPUs and replicas.
+    """Return the model with its engine's versions in its Python, its hardware, GPUs and replicas.
 
     InputError if the engine is not installed, its options are wrong, or a local model's files do not fit.
     """
@@ -147,7 +147,7 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
 def gpus_of(model: PlannedModel, gpus: Sequence[machine.Gpu]) -> int:
     """Return how many of a machine's ``gpus`` a replica of the model gets; InputError if there are too few.
 
-    An engine that spreads a model over what it sees gets as many as the weights fill to ``WEIGHTS_SHARE``.
+    An engine that spreads a model over all visible GPUs gets as many as the weights fill up to ``WEIGHTS_SHARE``.
     """
     asked = model.spec.get("gpus")
     wanted = backends.engine_class(model.engine).gpus(model) if asked is None else asked
@@ -200,14 +200,14 @@ def fitted(
         if edge is not None and min(lengths) <= edge < max(lengths):
             problems.append(
                 f"{model.label}: eval_len: the model has other rotary factors in contexts above {edge:,} tokens, and "
-                "the longest text decides for all; score texts of longer windows in a run of their own"
+                "the longest text decides for all; score texts of longer windows in a separate run"
             )
     raise_all(problems)
     return found
 
 
 def vocabulary_problems(model: PlannedModel, texts: Mapping[str, EvalData]) -> list[str]:
-    """Return a line for each text that has token ids without a logit in the model, or with another meaning there."""
+    """Return one line per text with token ids that have no logit, or another meaning, in the model."""
     if backends.files_of(model).is_remote:
         return []
     facts, problems = facts_of(model), []
@@ -227,7 +227,7 @@ def vocabulary_problems(model: PlannedModel, texts: Mapping[str, EvalData]) -> l
 
 
 def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | None:
-    """Return a line on the models whose dtype this CPU emulates, and on what another one would gain."""
+    """Return a line on the models whose dtype this CPU emulates, and on the gain from another dtype."""
     if not (config.workers.is_local and machine.emulates_bf16()):
         return None
     labels = []
@@ -242,7 +242,7 @@ def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | 
 
 
 def is_settled(model: PlannedModel) -> bool:
-    """Return True if all is known of a model before its turn: it need not be downloaded, or asked what it is."""
+    """Return True if the model is known before it runs: no download, and no request to a server, is needed."""
     return backends.engine_class(model.engine).capabilities.here and not backends.files_of(model).is_remote
 
 

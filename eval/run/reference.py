@@ -1,8 +1,8 @@
-"""The reference of a text: its key, where its store is, and whether the store there is the right one and whole.
+"""The reference of a text: its key, the path of its store, and checks that the store is right and complete.
 
 A store belongs to one text, tokenizer, set of windows, model, engine and version of the recording.  In the cache, and
-in a folder that ``out_logits`` names, it has a key of all these as its name; at a path that the user gives, its
-identity is checked.
+in a folder that ``out_logits`` names, the store's name is a key made from all of these.  At a path that the user gives,
+the store's identity is checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference of a text, with which the models are compared."""
+    """The reference of a text; the other models are compared with it."""
 
     key: str  # hash of ``identity``; part of the keys of scores
     path: Path  # folder of the store, which may not exist yet
@@ -74,7 +74,7 @@ class Reference:
 
 
 def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Reference:
-    """Return the reference that a model on this machine is for a text.
+    """Return the reference of a text that a model on this machine makes.
 
     InputError if a path that the user gave holds another reference, or cannot be written.  A store under the
     reference's own key may be damaged: ``verify`` refuses it if scores depend on it, and ``config.clear`` deletes it.
@@ -102,7 +102,7 @@ def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Referenc
 
 
 def of_pack(config: RunConfig, model: PlannedModel, text: EvalData) -> Reference:
-    """Return the reference that a pack is for a text; InputError if it is one of another text, or has fewer windows."""
+    """Return the reference of a text in a pack; InputError if the pack is of another text, or has fewer windows."""
     if config.logits_file is not None:
         raise InputError("--logits_file: a reference pack is a store already; leave --logits_file out")
     path = model.out_logits or located(config, model, ()).out_logits
@@ -113,7 +113,7 @@ def of_pack(config: RunConfig, model: PlannedModel, text: EvalData) -> Reference
 
 
 def located(config: RunConfig, model: PlannedModel, others: Sequence[PlannedModel]) -> PlannedModel:
-    """Return a model that is a finished store with the place of the store, which may need a head of the others."""
+    """Return a model that is a finished store, with the store's path; it may need the head of another model."""
     key = Cache.key("reference", {"pack": backends.files_of(model).stamp()})
     config.cache.use("references", key)
     files = [files for each in others if each is not model and not (files := backends.files_of(each)).is_remote]
@@ -123,7 +123,7 @@ def located(config: RunConfig, model: PlannedModel, others: Sequence[PlannedMode
 
 
 def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
-    """Return the reference of a store without a model; InputError if it is not one of this text."""
+    """Return the reference of a store without a model; InputError if it is the store of another text."""
     opened = open_reference(path)
     check(opened, {"series": text.series, "vocabulary": text.vocabulary, "reference": RECORDING_VERSION})
     if (count := opened.n_windows) < len(text.windows):
@@ -154,7 +154,7 @@ def verify(config: RunConfig, reference: Reference) -> None:
 
 
 def seal(config: RunConfig, reference: Reference, n_windows: int) -> None:
-    """Make a store of what a run has recorded, and print how large it is."""
+    """Make a store from the data that a run has recorded, and print its size."""
     label, say = reference.label, config.progress.say
     store.seal(reference.path, {**reference.identity, "label": label}, n_windows)
     made = open_reference(reference.path)
@@ -165,7 +165,7 @@ def seal(config: RunConfig, reference: Reference, n_windows: int) -> None:
 
 
 def unkept(reference: Reference, n_windows: int, error: InputError | ModelError) -> str:
-    """Delete what a run has recorded of a reference that cannot be kept; return why, with sizes."""
+    """Delete the recorded data of a reference that cannot be kept; return the reason, with sizes."""
     needs, free = store.abandon(reference.path) * n_windows, 0
     with suppress(OSError):
         free = shutil.disk_usage(reference.path).free

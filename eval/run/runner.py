@@ -1,7 +1,7 @@
-"""One run: model specs and texts -> rows.  The reference first, on its own, then the other models.
+"""One run: score models on texts and make rows.  The reference is scored first and alone, then the other models.
 
-Every check that needs no engine runs before the first model loads.  After that a model that fails is a row with the
-reason, and the others continue.  Each model loads once and scores one text after the other.
+Every check that needs no engine runs before the first model loads.  After that, a model that fails becomes a row with
+the reason, and the others continue.  Each model loads once and scores one text after the other.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def run(
 ) -> RunOutcome:
     """Score every model on ``n_windows`` windows of each text; 0: all, None: the data spec's ``max_rows``.
 
-    ``data_specs``: by the texts' names.  Of several texts one may fail, whose result has the reason.  InputError with
-    one line per problem, before anything loads.  InterruptedRun before the first model is running; after that a signal
-    ends the run early.  As many models score at a time as there are GPUs for, each in a thread.  The main thread makes
-    rows and waits, so that a signal reaches it.
+    ``data_specs``: by the texts' names.  If one of several texts fails, its result has the reason.  InputError with one
+    line per problem, before anything loads.  A signal raises InterruptedRun before the first model is running; after
+    that, a signal ends the run early.  As many models as the GPUs allow score at the same time, each in a thread.  The
+    main thread makes rows and waits, so that it receives signals.
     """
     models, texts, failed = prepared(config, data_specs, specs, n_windows)
     rows, stopped = Rows(config, models, texts), 0
@@ -55,7 +55,7 @@ def run(
                 scoring = [pool.submit(score_model, config, model, downloads, rows) for model in wave]
                 for future in as_completed(scoring):
                     future.result()
-                    for work in rows.scored:  # the next model loads meanwhile
+                    for work in rows.scored:  # the next model loads at the same time
                         rows.add(work, cached=False)
         except BaseException as stop:
             config.workers.stop()

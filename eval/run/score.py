@@ -69,7 +69,7 @@ class Rows:
             if stored is None and cached:
                 return False
             if stored is None:
-                raise ModelError(f"{cache.path('scores', work.key, '')}: vanished while the run went on")
+                raise ModelError(f"{cache.path('scores', work.key, '')}: vanished during the run")
             row = of_scores(work, stored, has_reference=bool(self.marked), from_cache=cached)
         except Exception as error:
             self.fail(work.model, [work.name], error)
@@ -83,7 +83,7 @@ class Rows:
     def fail(self, model: PlannedModel, names: Iterable[str], error: Exception) -> None:
         """Add a row with the error for each of these texts, so that one failure does not affect the other rows.
 
-        InputError, which ends the run, if the reference is a pack: whoever has no other reference wants no other row.
+        InputError, which ends the run, if the reference is a pack: no other row can be compared without the reference.
         """
         reason = str(error) if isinstance(error, CompareQError) else with_class(error)
         if model.is_reference and backends.files_of(model).is_store and not isinstance(error, StoppedError):
@@ -105,7 +105,7 @@ class Rows:
             self.fail(model, [name], error)
 
     def forget(self, work: Work) -> None:
-        """Delete what the cache has of a work, whose locks are held; once, as two works may share a key.
+        """Delete the cached data of a work, whose locks are held; only once, since two works may share a key.
 
         A store that another run reads is kept.
         """
@@ -149,10 +149,10 @@ class Downloads:
 
 
 def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, rows: Rows) -> None:
-    """Add the rows of one model, except the last one, whose work is left in ``rows.scored``.
+    """Add the rows of one model; its last text is left in ``rows.scored``, and the main thread makes that row.
 
-    Everything is acquired in one order: this thread, the locks of all texts, GPUs.  Whoever has GPUs waits for nothing
-    but its engine, so that no run waits for another for ever.  InputError, which ends the run before any model loads,
+    Everything is acquired in one order: this thread, the locks of all texts, GPUs.  A model that has GPUs waits only
+    for its engine, so that two runs never wait for each other.  InputError, which ends the run before any model loads,
     if the store of a reference is another reference's, or damaged.
     """
     cache, progress, check = config.cache, config.progress, config.workers.check
@@ -188,7 +188,7 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
                 reference.verify(config, work.store)
             if work.lacks_windows:
                 cache.check_writable()
-        todo = [work for work in todo if not rows.add(work, locked=True)]  # another run may have made them
+        todo = [work for work in todo if not rows.add(work, locked=True)]  # another run may have made these scores
         if not todo:
             return None
         count, last = max(model.n_gpus, 1) * model.replicas, list[Work]()
@@ -210,7 +210,7 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
 
 
 def tag_of(model: PlannedModel, against: Reference | None) -> str:
-    """Return the tag of a model's scores: the reference's key, or ``ALONE`` for those that are compared with none."""
+    """Return the tag of a model's scores: the reference's key, or ``ALONE`` for scores without a reference."""
     if against is None or model.is_reference or not backends.engine_class(model.engine).capabilities.compares:
         return segments.ALONE
     return against.key[:TAG_DIGITS] + (segments.DIVERGENCES_SUFFIX if against.divergences else "")

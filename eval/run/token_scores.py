@@ -1,4 +1,4 @@
-"""Token scores of one model: from the segments in the cache, into a row of the results, and into parquet.
+"""Token scores of one model: read from segments in the cache, made into a row of the results, written as parquet.
 
 Columns of the parquet file, which has a row for each scored token: ``window``, ``position`` (of the scored token in its
 window), ``token_id``, ``logprob``, and every other field of ``TokenScores``, under its name, that the engine and the
@@ -70,19 +70,19 @@ class StoredScores:
     """A model's scores over all N scored tokens, and the record of the run that made them."""
 
     columns: dict[str, NDArray[Any]]  # name -> float32 (nats) or bool: ``logprob``, and every other stored score
-    window: NDArray[np.int32]  # of a scored token, as the next two
+    window: NDArray[np.int32]  # of each scored token, as in the next two fields
     position: NDArray[np.int32]  # in the window
     token_id: NDArray[np.int32]
     run_record: dict[str, Any]  # provenance, load_seconds, score_seconds, reference or None; shared_gpu: by whom
     sessions: int = 1  # how many runs of the model the windows came from
     replicas: int = 1  # how many workers shared the windows of the last of these runs
-    timing: Timing | None = None  # when what happened in it
+    timing: Timing | None = None  # times of the steps of this run
 
 
 def load(
     cache: Cache, key: str, tag: str, windows: Sequence[Window], progress: Progress | None = None
 ) -> StoredScores | None:
-    """Return the scores of these windows; None if one is missing, as a window is whose file is damaged.
+    """Return the scores of these windows; None if one is missing, for example because its file is damaged.
 
     With ``progress``, which needs the lock of the scores, damaged files are deleted and reported.  ModelError if some
     windows have a score that others do not have.
@@ -95,7 +95,7 @@ def load(
             progress.say(f"{file}: damaged; what it held is made again")
         storage.delete(loaded.damaged)
         if count := segments.foreign(folder):
-            progress.say(f"{folder}: {amount(count, 'file')} of other scores, or of an older compare_q, not used")
+            progress.say(f"{folder}: {amount(count, 'file')} of other scores, or of an older compare_q: not used")
     if not records or len(loaded.scores) < len(windows):
         return None
     for session, taken in loaded.sessions.items():  # the replicas of a run have a session each: the run's, "-", number
@@ -104,7 +104,7 @@ def load(
     known = [session for session in reversed(loaded.sessions) if session in records] or sorted(records)
     record, run = records[known[0]], known[0].partition("-")[0]
     last = [records[session] for session in known if session.partition("-")[0] == run]
-    # What a reader must know of some windows, who scored the others does not say.
+    # A warning about some windows must be shown, although the run that scored the others did not report it.
     notes = dict.fromkeys(note for each in known for note in records[each]["provenance"].get("notes", ()))
     run_record = {
         "provenance": {**record["known"], **record["provenance"], **({"notes": [*notes]} if notes else {})},
@@ -165,7 +165,7 @@ def write_parquet(stored: StoredScores, target: Path) -> None:
 
 
 def row_of(model: PlannedModel, **fields: Any) -> ModelResult:
-    """Return the row of a model with what its spec says, and these fields."""
+    """Return the row of a model with the facts of its spec, and these fields."""
     return ModelResult.of(
         model.label, model.engine, spec=model.spec, spec_sha256=model.spec_sha256, reference=model.is_reference,
         **fields,

@@ -1,4 +1,4 @@
-"""Workers, which load and score one model each: how they are started, inspected and stopped.
+"""Start, inspect and stop workers, which load and score one model each.
 
 ``WorkerProcess`` (``eval/common/processes.py``) is a process of this machine; ``eval/cluster.py`` has workers on nodes.
 """
@@ -40,8 +40,8 @@ AGAIN_S = 1.0
 class Worker(Protocol):
     """One worker of one model: it performs the commands of ``backends/worker/messages.py`` one after the other.
 
-    Paths in commands are paths of the driver's machine: a worker elsewhere copies the windows and the reference store
-    from there, and its segments and its recorded reference back.
+    Paths in commands are paths on the driver's machine.  A worker on another machine copies the windows and the
+    reference store from there, and copies its segments and its recorded reference back.
     """
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
@@ -52,10 +52,10 @@ class Worker(Protocol):
         """
 
     def kill(self) -> None:
-        """End it at once, with all processes of its engine; may be called from any thread, and twice."""
+        """End the worker and all processes of its engine at once; may be called from any thread, and twice."""
 
     def close(self) -> None:
-        """Let it end, and wait until nothing of it is left; always called last, also after ``kill``."""
+        """Let the worker end, and wait until no process of it is left; always called last, also after ``kill``."""
 
 
 class InProcessWorker:
@@ -76,7 +76,7 @@ class InProcessWorker:
         return outcome(iter(messages), show)
 
     def kill(self) -> None:
-        """Nothing can be ended here."""
+        """Do nothing: the driver's own process cannot be ended."""
 
     def close(self) -> None:
         with captured(self.log_file):
@@ -116,8 +116,8 @@ class Hardware:
 class Workers:
     """The workers of a run on this machine.
 
-    ``pythons``: engine or load_fn -> the Python that runs it; ``inspect_s``: seconds in which it must answer what it
-    has of an engine, and a server what its model is; ``in_process``: engines run in this process.  A subclass for
+    ``pythons``: engine or load_fn -> the Python that runs it; ``inspect_s``: seconds in which it must report its
+    engine's versions, and a server its model; ``in_process``: engines run in this process.  A subclass for
     another place overrides ``create``, ``inspect`` and ``import_ahead``, and is not ``is_local``.
     """
 
@@ -140,10 +140,10 @@ class Workers:
         return WorkerProcess(model.python, model.engine, self.gpus.names, log_file=file, verbose=file is None)
 
     def inspect(self, model: PlannedModel) -> tuple[EngineInfo, Hardware]:
-        """Return what the model's Python has of its engine, and the hardware that the model would run on.
+        """Return the engine's versions in the model's Python, and the hardware that the model would run on.
 
-        InputError if that Python cannot run workers.  A server is asked by a worker alone, since it may never answer;
-        why it did not is ``EngineInfo.silence``.
+        InputError if that Python cannot run workers.  A separate worker sends requests to a server, since it
+        may never answer; ``EngineInfo.silence`` is the reason if it did not.
         """
         hardware = Hardware(self.gpus.gpus, machine.processor(), machine.settings())
         here = backends.engine_class(model.engine).capabilities.here
@@ -158,12 +158,12 @@ class Workers:
             return EngineInfo(installed=("", ""), facts=ModelFacts(), silence=str(error)), hardware
 
     def ask(self, model: PlannedModel) -> EngineInfo:
-        """Return what a worker in the model's Python finds out of its engine; ModelError if it cannot."""
+        """Return the facts about the engine that a worker in the model's Python finds; ModelError if it fails."""
         with self.started(lambda: WorkerProcess(model.python)) as worker:  # it imports no engine
             return EngineInfo.model_validate(worker.perform(InspectEngine(model), self.inspect_s, lambda message: None))
 
     def refusal(self, model: PlannedModel) -> str:
-        """Return why the model's engine would refuse it, by its own checks of the config; "" if it would not."""
+        """Return why the engine's own checks of the config would refuse the model; "" if they accept it."""
         if not (self.is_local and backends.engine_class(model.engine).capabilities.refuses):
             return ""
         function = f"{worker_side.__name__}:{worker_side.refusal.__name__}"
@@ -172,7 +172,7 @@ class Workers:
             return str(worker.perform(command, self.inspect_s, lambda message: None))
 
     def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
-        """Start to import a model's engine, so that its worker need not wait for that.
+        """Start to import a model's engine, so that its worker need not wait for the import.
 
         The calling thread must live until the import has ended: the system ends a process that a thread has started
         when that thread ends (``backends/common/process.py``).
@@ -233,7 +233,7 @@ class Workers:
         path = expanded(chosen)
         path = path / "bin" / "python" if path.is_dir() else path
         if not (path.is_file() and os.access(path, os.X_OK)):
-            raise InputError(f"python: {chosen}: is no program; give a Python, or the folder of a virtual environment")
+            raise InputError(f"python: {chosen}: not a program; give a Python, or the folder of a virtual environment")
         return os.path.abspath(path)
 
 

@@ -1,1 +1,1 @@
-"""Scores of single tokens -> perplexity, KL divergence and their errors."""
+"""Compute perplexity, KL divergence and their errors from the scores of tokens."""

@@ -1,13 +1,14 @@
-"""Scores of the answers to questions -> accuracy with its error, and what became of the reference's answers.
+"""Compute accuracy and its error from the scores of answers, and compare the answers with the reference's.
 
-As lm-eval 0.4.13 (``process_results``, ``mean``, ``mean_stderr``): the chosen answer is the one whose tokens have the
-largest sum of log-probabilities (``acc``), or the largest sum over the number of its characters (``acc_norm``); of
-equal ones the first.  Accuracy is the mean over the questions, and its error that of a mean of independent values.
+As in lm-eval 0.4.13 (``process_results``, ``mean``, ``mean_stderr``), the chosen answer has the largest sum of its
+tokens' log-probabilities (``acc``), or the largest sum divided by its number of characters (``acc_norm``).  If several
+answers are equal, the first one is chosen.  Accuracy is the mean over the questions; its error is the error of a mean
+of independent values.
 
-Against a reference: ``flips`` is the share of questions that one of the two has right and the other wrong (Dutta et
-al., arXiv 2407.09141), ``changed`` the share with different chosen answers, right or wrong.
-McNemar's exact test (for language models: Kübler et al., arXiv 2602.10144), two-sided: were neither model better, each
-flip would go either way like a coin, and p is the probability of counts at least as far apart.
+Compared with a reference, ``flips`` is the share of questions that only one of the two has right (Dutta et al., arXiv
+2407.09141), and ``changed`` is the share with different chosen answers, right or wrong.  McNemar's exact test (for
+language models: Kübler et al., arXiv 2602.10144) is two-sided.  If neither model were better, each flip would go either
+way like a coin; p is the probability of counts at least as far apart.
 """
 
 from __future__ import annotations
@@ -121,13 +122,13 @@ def share(hits: NDArray[np.bool_]) -> Value:
 
 
 def discordant(first: str, second: str) -> tuple[int, int]:
-    """How many questions only the first has right, and only the second; of digits as in ``Accuracy``."""
+    """Return (number of questions that only the first has right, only the second); digits as in ``Accuracy``."""
     pairs = list(zip(first, second, strict=True))
     return pairs.count(("1", "0")), pairs.count(("0", "1"))
 
 
 def difference_error(first: str, second: str) -> float | None:
-    """The standard error of the difference of two accuracies on the same questions; None of a single one.
+    """The standard error of the difference of two accuracies on the same questions; None for a single question.
 
     Both are digits as in ``Accuracy``: the difference is a mean of -1, 0 and 1 over independent questions.
     """

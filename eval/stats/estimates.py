@@ -1,8 +1,8 @@
-"""Per-token scores -> estimates with their errors (``eval/stats/uncertainty.py``), of a model and against a reference.
+"""Estimates and their errors (``eval/stats/uncertainty.py``) from token scores, of a model and against a reference.
 
 **Against a reference**, llama.cpp's statistics (tools/perplexity): with a = -ln q(token), b = -ln p_ref(token),
-ln(PPL(Q)/PPL(ref)) = mean(a - b), and its error is the error of that mean, so a paired one; the error of
-PPL(Q) - PPL(ref) is the error of the mean of PPL(Q) a - PPL(ref) b; the change of probability is
+ln(PPL(Q)/PPL(ref)) = mean(a - b), and its error is the error of that mean, which is a paired error.  The error of
+PPL(Q) - PPL(ref) is the error of the mean of PPL(Q) a - PPL(ref) b.  The change of probability is
 q(token) - p_ref(token).
 """
 
@@ -44,7 +44,7 @@ PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
 CURVE_BINS = 32
 LEAST_BLOCKS = FEWEST_WAVES + 1
-"""Blocks of the text that a bin needs for an error, which is then known to 35 % or better."""
+"""Minimum number of blocks of the text in a bin that has an error; the error is then known to 35 % or better."""
 DIVERGENCES = ("reverse_kld", "js", "tv", "top5")
 """Columns that exist only if requested, and their estimates in ``AgainstReference``."""
 
@@ -68,9 +68,9 @@ class Curve:
 class BlockSums:
     """Sums over the entries of each of G blocks: ``tokens`` (entries), ``nll``, ``kld`` (nats), ``same_top``.
 
-    The difference of any two models' means, and its error, follow from the sums.  ``whole`` names the sums of which
-    every entry is finite: only these can be compared; the other sums leave out what is not finite.  ``length``: tokens
-    of the text that the blocks cover, each counted once.
+    The difference of any two models' means, and its error, follow from the sums.  ``whole`` names the sums with only
+    finite entries, which can be compared; the other sums leave out entries that are not finite.  ``length``: tokens of
+    the text that the blocks cover, each counted once.
     """
 
     tokens: Annotated[tuple[Count, ...], Field(max_length=MOST_BLOCKS)]
@@ -164,8 +164,10 @@ class Estimates:
 
 
 def short_text_cautions(models: Sequence[Estimates], text: int | None) -> list[str]:
-    """Cautions about the errors of these models, each once, where they come from few tokens; ``text``: tokens of the
-    whole text, if known."""
+    """Return cautions, without repeats, about errors of these models that come from few tokens.
+
+    ``text``: number of tokens of the whole text, if known.
+    """
     advice = "score more windows (-r, max_rows)" if text and text >= SHORT else "take a longer text"
     cautions = []
     for length in sorted({model.blocks.length for model in models if model.blocks.length < SHORT}):
@@ -238,7 +240,7 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
 def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | None:
     """Rates over bytes and words of a mean log-probability (nats per token); None if nothing was scored.
 
-    Their errors take the numbers of bytes and words per token as known.
+    Their errors treat the numbers of bytes and words per token as exact.
     """
     if logprob.value is None or not n_bytes or not n_words:
         return None
@@ -252,7 +254,7 @@ def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | Non
 
 
 def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums:
-    """Sums, by block, of the scores that can be compared between models."""
+    """Return the sums by block of the scores that can be compared between models."""
     values = {"nll": -columns["logprob"].astype(np.float64)}
     values |= {name: columns[name] for name in ("kld", "same_top") if name in columns}
     sums: dict[str, tuple[float, ...]] = {}

@@ -1,4 +1,4 @@
-"""Means of per-token scores, and their errors.  numpy only; sums and counts travel, one division at the end.
+"""Means of per-token scores, and their errors.  Uses only numpy; sums and counts are divided once, at the end.
 
 A text's tokens are not independent: windows overlap, so that a token is scored several times, and an easy
 article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30 disjoint blocks of the
@@ -9,18 +9,19 @@ over N entries has
     p_j = 2 * (sum over g of u_g * cos(pi * j * (g + 1/2) / G)) ** 2
 
 and m ± t(0.975, B) stderr is a 95 % interval (``clustered_error``; blocks that hold no entry are left out).  This is
-the estimator from the B slowest waves of Lazarus, Lewis, Stock and Watson (J. Business & Economic Statistics 36, 2018),
-times a factor.  Changes of the mean over a text are in its slow waves, the noise of single tokens in all.  (All waves,
-B = G - 1, without the factor are the clustered estimator of Liang and Zeger, Biometrika 73, 1986.)  If a score
-remembers tau tokens, its wave of frequency f is 1 + (2 pi f tau) ** 2 times smaller than its wave of frequency 0, the
-error of the mean: hence the factor, for a memory that grows as the root of the text does.  In it a text of less than
-20,000 tokens counts as one of 20,000.  B = root(tokens of text / 30,000), rounded down, at least 4, at most 16: the
-error itself is known to 35 % (4 waves) or better.
+the estimator of Lazarus, Lewis, Stock and Watson (J. Business & Economic Statistics 36, 2018) from the B cosines of
+lowest frequency, times a factor.  Changes of the mean over a text are in its low frequencies; the noise of single
+tokens is in all frequencies.  (With all cosines, B = G - 1, and without the factor, this would be the clustered
+estimator of Liang and Zeger, Biometrika 73, 1986.)  If a score has an autocorrelation time of tau tokens, its component
+of frequency f is 1 + (2 pi f tau) ** 2 times smaller than its component of frequency 0, which is the error of the mean.
+The factor corrects this, for an autocorrelation time that grows as the root of the text's length.  In the factor, a
+text of less than 20,000 tokens counts as one of 20,000.  B = root(tokens of text / 30,000), rounded down, at least 4,
+at most 16: the error itself is known to 35 % (4 cosines) or better.
 
-The lengths of documents do not follow from the scores of a text: one that is all one document shows no change.  So the
-rule is fixed, and ``longest_documents`` says for which documents it holds.  docs/statistics.md and results/coverage.md
-list how often intervals cover on simulated texts (``benchmarks/coverage.py``) and on real ones
-(``benchmarks/coverage_of_texts.py``).
+The lengths of documents cannot be found from the scores of a text: a text that is a single document shows no change.
+The rule is therefore fixed, and ``longest_documents`` returns the longest documents that it holds for.
+docs/statistics.md and results/coverage.md list how often intervals cover on simulated texts
+(``benchmarks/coverage.py``) and on real texts (``benchmarks/coverage_of_texts.py``).
 
 Functions of means (perplexity, ratios) have the error of their linear approximation.  ``stderr_independent`` is
 llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent: it is several times too small.
@@ -47,18 +48,18 @@ LARGEST_EXPONENT = math.log(1.7e308)
 FEWEST_BLOCKS, MOST_BLOCKS, LEAST_BLOCK = 3, 30, 100
 """A text is cut into blocks of at least ``LEAST_BLOCK`` tokens, within these two limits of their number."""
 FEWEST_WAVES, MOST_WAVES, UNIT = 4, 16, 30_000
-"""The errors come from root(tokens of text / UNIT) waves, within the two limits, and fewer than there are blocks."""
+"""Errors come from root(tokens of text / UNIT) cosines, within the two limits, and fewer than the blocks."""
 MEMORY = 12_000
 """Tokens; with this value the intervals of simulated texts cover (``benchmarks/coverage.py``)."""
 SHORT = 20_000
 """Tokens: a shorter text is treated as one of this length, and a caution is shown."""
 TAIL = 0.025
-"""Beyond each end of a 95 % interval."""
+"""Probability beyond each end of a 95 % interval."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where entries stand in a text: the block of each (``block`` [N]), and the tokens of all blocks (``length``)."""
+    """Position of entries in a text: the block of each (``block`` [N]), and the tokens of all blocks (``length``)."""
 
     block: NDArray[Any]
     length: int
@@ -102,9 +103,9 @@ class Value:
 
 
 def places_of(index: NDArray[Any], begin: NDArray[Any] | None = None) -> Places:
-    """Places of entries, from the index [N] of the token of each in the text, in any order and with any gaps.
+    """Return the blocks of entries from their tokens' indices [N] in the text, in any order and with any gaps.
 
-    The length is that from the first scored token to the last, those in gaps between windows included.
+    The length is counted from the first to the last scored token, including gaps between windows.
     ``begin`` [N]: where the conversation of each entry begins in the text; a whole conversation is then in the
     block of its first token.
     """
@@ -116,9 +117,9 @@ def places_of(index: NDArray[Any], begin: NDArray[Any] | None = None) -> Places:
 
 
 def longest_documents(length: int) -> int:
-    """The longest documents for which intervals of a text of ``length`` tokens cover 94 %; two digits.
+    """Return the longest documents (two digits) that still leave intervals of ``length`` tokens a coverage of 94 %.
 
-    The length is that of the document of a token, as a mean over the tokens of the text.
+    This is the length of a token's document, averaged over the tokens of the text.
     """
     longest = max(length // 10, 10_000)
     unit = int(10 ** (len(str(longest)) - 2))
@@ -126,14 +127,14 @@ def longest_documents(length: int) -> int:
 
 
 def n_waves(groups: int, length: int) -> int:
-    """Number of waves that errors over ``groups`` blocks come from, which is their number of degrees of freedom."""
+    """Number of cosines in errors over ``groups`` blocks, which is their number of degrees of freedom."""
     return min(max(math.isqrt(length // UNIT), FEWEST_WAVES), MOST_WAVES, groups - 1)
 
 
 def clustered_error(total: NDArray[Any], tokens: NDArray[Any], length: int) -> float | None:
     """Standard error of sum(total) / sum(tokens), from sums and counts [G] of a text's blocks.
 
-    It is the formula at the top of this file, from the slowest waves; not the clustered estimator of Liang and Zeger.
+    The formula is at the top of this file.  It is not the clustered estimator of Liang and Zeger.
     ``length``: tokens of the text.  None for fewer than two blocks, and if the error overflows.
     """
     total, tokens = total[tokens > 0].astype(np.float64), tokens[tokens > 0]
@@ -153,8 +154,8 @@ def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) ->
     counts [n] of windows that are spread over it, in the text's order; None for fewer than two.
 
     From the differences of neighbours, with the finite population correction (Wolter, Introduction to Variance
-    Estimation, 2007, estimator 2 for systematic samples).  If fewer windows are left out than taken, the neighbours
-    that are compared are as far apart as those left out.
+    Estimation, 2007, estimator 2 for systematic samples).  If fewer windows are left out than taken, the
+    compared neighbours are as far apart as the windows that are left out.
     """
     n, count = len(tokens), float(tokens.sum())
     if n < 2:
@@ -238,6 +239,6 @@ def root_of_mean(squares: Mean) -> Value:
 
 
 def with_errors(value: float, mean: Mean | Value, change: Callable[[float], float]) -> Value:
-    """A function's ``value`` at a mean, and what ``change`` makes of the mean's errors; None for one that overflows."""
+    """Return a function's ``value`` at a mean, with the mean's errors after ``change``; None for an overflow."""
     known = (None if error is None else change(error) for error in (mean.stderr, mean.stderr_independent))
     return Value(value, *(error if error is None or math.isfinite(error) else None for error in known))

@@ -1,1 +1,1 @@
-"""Results -> the table, its footnotes, comparisons of two rows."""
+"""The table of the results, its footnotes, and comparisons of two rows."""

@@ -23,9 +23,14 @@ DIVERGENCES, QUESTIONS = "--divergences", "a task of questions (-d lm_eval:TASK)
 class Column:
     """A column of the table.
 
-    ``shown``: when the table of a text has it by default; with ``of_reference`` it also needs a reference.  "known": a
-    row has a value; "different": rows have different ones; "nonzero": one is not 0; "questions": the text is a task of
-    questions; "compared": it is none, or a value is known; "no files": no row has the size of its files.
+    ``shown``: when the table of a text has the column by default; with ``of_reference`` it also needs a reference.
+
+    - "known": a row has a value;
+    - "different": rows have different values;
+    - "nonzero": a value is not 0;
+    - "questions": the text is a task of questions;
+    - "compared": the text is not a task of questions, or a value is known;
+    - "no files": no row has the size of its files.
     """
 
     name: str  # chooses it in --columns and --sort
@@ -42,7 +47,7 @@ class Column:
     more_is_better: bool = False  # sorting begins with the largest value
     per_model: bool = False  # about the model and not the text; a table of several texts has it once
     wraps: bool = False  # words that a narrow terminal may wrap
-    needs: str = ""  # what a run needs for it in addition to a reference
+    needs: str = ""  # what a run needs for this column in addition to a reference
     shown: Literal["", "always", "known", "different", "nonzero", "questions", "compared", "no files"] = ""
     spare: int = 0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
 
@@ -148,7 +153,7 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
     """
     for name in names:
         if name not in BY_NAME:
-            raise InputError(f"{name!r} is no column{nearest(name, BY_NAME)}; there are: {', '.join(BY_NAME)}")
+            raise InputError(f"{name!r} is not a column{nearest(name, BY_NAME)}; there are: {', '.join(BY_NAME)}")
     if not names:
         raise InputError(f"names no column; there are: {', '.join(BY_NAME)}")
     return tuple(dict.fromkeys(names if "label" in names else ("label", *names)))
@@ -185,7 +190,7 @@ def ordered(run: RunResult, key: str | None) -> RunResult:
 def sort_values(run: RunResult, key: str) -> dict[str, Any]:
     """Return each label's value of ``key`` (``ordered``); without a text its mean over the texts, None if one lacks it.
 
-    Words, and what a column says about a model and not about a text: the first that is known.
+    For words, and for a column about the model and not the text: the first known value.
     """
     name, _, of_text = key.partition(":")
     column, found = BY_NAME[name], {}

@@ -1,7 +1,7 @@
 """``--fail-if 'kld > 0.05'``: a row fails if a column of the table has such a value.
 
-The number has the unit of the column: ``same_top < 99`` is in percent.  A row without a value fails too, since nothing
-shows that it is right.  The reference has no value in columns that compare with the reference, and cannot fail there.
+The number has the unit of the column: ``same_top < 99`` is in percent.  A row without a value fails too, since it
+may be wrong.  The reference has no value in columns that compare with the reference, and cannot fail there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATTERN = re.compile(rf"\s*([\w.]+)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
 
 
 class Condition(NamedTuple):
-    """A column, a sign of ``SIGNS`` and a limit in the column's unit; a row for which it holds fails."""
+    """A column, a sign of ``SIGNS`` and a limit in the column's unit; a row that meets the condition fails."""
 
     column: Column
     sign: str

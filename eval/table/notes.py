@@ -1,4 +1,4 @@
-"""The footnotes of a table: what is special to it, and the legend of its columns and marks."""
+"""The footnotes of a table: its special conditions, and the legend of its columns and marks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTEWORTHY = 0.1
 PLACEMENT = re.compile(
     "parallel|memory|device|executor|gpu|offload|streaming|load|concurrency|timeout|retries|threads|batch|api_key|trust"
 )
-"""Parts of names of options that say where and how fast a model runs, and change no score by intent."""
+"""Parts of names of options about place and speed, which are not meant to change scores."""
 MEANS = (
     "mean: over the texts, each with the same weight, of KLD the arithmetic mean, of PPL the geometric mean, without "
     "answers; n/a where a text has no value; its ± takes the texts' errors as independent"
@@ -119,7 +119,7 @@ def same_notes(rows: Sequence[ModelResult]) -> list[str]:
 
 
 def applied(model: ModelResult, name: str) -> bool:
-    """Return True if what ran is known to be what the spec's option says; also without the option."""
+    """Return True if the provenance has the value of the spec's option, or if the spec does not set it."""
     ran = model.provenance.get(name)
     return bool(model.engine_options.get(name, ran) == ran)
 
@@ -160,7 +160,7 @@ def answer_notes(text: TextResult) -> list[str]:
 
 
 def reference_notes(text: TextResult) -> list[str]:
-    """Return the reference's rates over bytes and words, or its PPL if it has no row; whether it is quantized."""
+    """Return notes: the reference's rates over bytes and words, or its PPL if it has no row; if it is quantized."""
     if text.reference is None:
         return []
     rows = [model for model in text.models if model.reference]
@@ -207,7 +207,7 @@ def model_notes(model: ModelResult, text: TextResult) -> list[str]:
     notes = {
         f"failed: {model.error}": failed,
         f"size n/a: {model.storage_note}": bool(model.storage_note) and not failed,
-        "kernel n/a: this engine does not say what it runs": not (failed or model.layers),
+        "kernel n/a: this engine does not report its kernels": not (failed or model.layers),
         "PPL n/a: it is too large for a number": model.estimates is not None and model.ppl is None,
         f"{model.non_finite} positions had no finite log-probability; PPL leaves them out": model.non_finite,
         f"{model.kld_non_finite} positions had no finite KL divergence; KLD leaves them out": model.kld_non_finite,

@@ -20,7 +20,7 @@ def number_text(value: float | None, digits: int) -> str:
 
 
 def kld_in_words(kld: float) -> str:
-    """Return what a sentence says of a mean KLD below 0, which only roundings make; empty for any other."""
+    """Return the words for a mean KLD below 0, which only rounding causes; empty for any other KLD."""
     return "0 within rounding" if kld < 0 else ""
 
 

@@ -23,7 +23,7 @@ SAID = {
     "equal": "no difference to be seen",
     "same": "the same score at every token",
 }  # fmt: skip
-"""The words for an outcome of ``ranking.compare`` that calls no row better."""
+"""The words for an outcome of ``ranking.compare`` without a better row."""
 Pair = tuple[ModelResult, ModelResult]
 
 

@@ -29,7 +29,7 @@ MEANS = -1
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, its standard error and the marks after it, as they are written; or words.  Each may be empty."""
+    """The text of a number, of its standard error and of the marks after it; or words.  Each may be empty."""
 
     value: str
     error: str = ""
@@ -53,7 +53,7 @@ class Filled:
 
     column: Column
     cells: tuple[Cell, ...]
-    block: int = 0  # a block stays together.  0: about the models; 1, 2, ...: about a text; -1: means over the texts
+    block: int = 0  # columns of a block stay together; 0: models; 1, 2, ...: texts; -1: means over the texts
     note: str = ""  # a footnote on the column
 
 
@@ -63,8 +63,8 @@ class Table:
 
     title: str
     columns: list[Filled]
-    notes: list[str]  # what is special to it
-    legend: list[str]  # meanings of its marks
+    notes: list[str]  # notes on this table
+    legend: list[str]  # meanings of the marks in this table
     spare: tuple[str, ...]  # columns and errors (..._stderr) that a narrow terminal leaves out, the last one first
 
     def legend_of(self, columns: Sequence[Filled]) -> list[str]:

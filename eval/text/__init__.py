@@ -1,1 +1,1 @@
-"""Text -> tokens -> windows."""
+"""Turn texts into tokens, and tokens into windows."""

@@ -1,8 +1,9 @@
 """Turn conversations into tokens, by the model's chat template, and decide which tokens are scored.
 
-docs/chat.md says what is read and what is scored.  A conversation is rendered and tokenized once, as a whole, without
-adding special tokens.  The turns to score are found by the template's generation mask, or by rendered prefixes.  A
-token is scored if one of its characters is in a scored part, as in Transformers' ``return_assistant_tokens_mask``.
+docs/chat.md describes which files are read and which tokens are scored.  A conversation is rendered and tokenized once,
+as a whole, without adding special tokens.  The turns to score are found by the template's generation mask, or by
+rendered prefixes.  A token is scored if one of its characters is in a scored part, as in Transformers'
+``return_assistant_tokens_mask``.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Conversation:
 
 
 def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
-    """The conversations of a data spec; InputError that names row and key of the first that is malformed."""
+    """Return the conversations of a data spec; InputError names row and key of the first malformed conversation."""
     is_table = spec.path is None or corpus.text_file(spec).suffix.lower() == ".parquet"
     talks: list[Conversation] = []
     for where, row in corpus.records(spec, progress):
@@ -68,7 +69,7 @@ def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
 
 
 def objects(value: Any, where: str, is_table: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(how errors call it, object) of a list, which may also be JSON in a string; InputError for anything else.
+    """Yield (name in errors, object) for each item of a list or of JSON in a string; InputError for anything else.
 
     ``is_table``: keys whose value is null, which other rows have, are left out at every depth.
     """
@@ -80,7 +81,7 @@ def objects(value: Any, where: str, is_table: bool = False) -> Iterator[tuple[st
 
 
 def checked(value: Any, kind: type, where: str, what: str) -> Any:
-    """The value, if it is of its type; InputError that says ``what`` it must be."""
+    """Return the value if it has the right type; InputError names the type, ``what``."""
     if not isinstance(value, kind):
         raise InputError(f"{where}: must be {what}, is {shortened(repr(value), 40)}")
     return value
@@ -170,10 +171,10 @@ class Template:
     render_s: float = RENDER_S
 
     def source(self, tools: Sequence[dict[str, Any]]) -> str:
-        """The template itself, which may be another one where there are tools."""
+        """Return the template's source; with tools it may be another template."""
         try:
             return str(self.tokenizer.get_chat_template(tools=list(tools) or None))
-        except Exception as error:  # none, or several and no default
+        except Exception as error:  # the tokenizer has no template, or several and no default
             raise InputError(f"tokenizer_dir: no chat template: {one_line(error)}") from None
 
     @cached_property
@@ -182,7 +183,7 @@ class Template:
         return hashlib.sha256("\0".join((self.source([]), self.source([{}]))).encode()).hexdigest()
 
     def rendered(self, messages: Sequence[dict[str, Any]], talk: Conversation, **flags: bool) -> tuple[str, Parts]:
-        """Some messages of a conversation as text, and the parts that the template marks as generated if asked for.
+        """Return some messages of a conversation as text, and the parts that are marked as generated (if requested).
 
         ``flags``: of Transformers' ``apply_chat_template``.  InputError with the template's reason if it refuses.
         """
@@ -194,14 +195,14 @@ class Template:
         try:
             with time_limit("it", self.render_s):
                 (text,), parts = render_jinja_template([list(messages)], tools, chat_template=source, **flags, **names)
-        except Exception as error:  # jinja2's, the template's raise_exception, and whatever its expressions raise
+        except Exception as error:  # errors of jinja2, of the template's raise_exception and of its expressions
             why = f"the chat template refuses these messages: {shortened(one_line(error), 200)}"
             raise InputError(f"{talk.where}: {why}; leave them out, or change them") from None
         return text, [(begin, end) for each in parts for begin, end in each]
 
     @cached_property
     def turn_end(self) -> re.Pattern[str]:
-        """The end of a turn: its last special token, and the white space behind it."""
+        """The end of a turn: its last special token, and the white space after it."""
         special = (token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
         return re.compile(f"(?:{'|'.join(map(re.escape, sorted(special, key=len, reverse=True))) or '(?!)'})(\\s*)\\Z")
 
@@ -255,7 +256,7 @@ def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> 
 
 
 def texts_in(message: Mapping[str, Any]) -> list[str]:
-    """The texts of a message's content that are not blank, without white space around them."""
+    """Return the non-blank texts of a message's content, without white space around them."""
     content = message.get("content") or ""
     texts = [content] if isinstance(content, str) else [part["text"] for part in content]
     return [text.strip() for text in texts if text.strip()]

@@ -2,7 +2,7 @@
 
 The non-blank rows of a data set are joined by a blank line.  GPTQ's windows keep the blank rows; for lm-eval's windows
 each row is a document.  A local text file is read whole, and every line end becomes a newline, except for llama.cpp's
-windows.  The same corpus has different tokens as rows and as a file, so results must name the source.
+windows.  The same corpus has different tokens as rows and as a file, so results must report the source.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
 
 
 def method_notes(spec: DataSpec) -> list[str]:
-    """Return a note on whether the text is a raw file or joined rows, for methods of which the other one is usual."""
+    """Return a note on whether the text is a raw file or joined rows, if the other kind is usual for the method."""
     raw = spec.path is not None and Path(spec.path).suffix.lower() not in TABLES
     if spec.method == "gptq" and not spec.is_chat:
         rows = "the rows of data sets joined with blank lines"
@@ -70,7 +70,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """Return the files and folders on this machine from which the text is read."""
+    """Return the files and folders on this machine that the text is read from."""
     if spec.path is not None:
         return [Path(spec.locate(spec.path))]
     source = source_of(spec)
@@ -158,7 +158,7 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
 
 
 def records(spec: DataSpec, progress: Progress) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (how errors call the row, its columns of ``columns``) for the rows of a data set or a local file."""
+    """Yield (the row's name in errors, its columns of ``columns``) for the rows of a data set or a local file."""
     limit = row_limit(spec)
     with progress.phase(f"reading {display_name(spec)}", unit="rows", total=limit or None) as phase:
         if spec.path is None:
@@ -189,7 +189,7 @@ def columns(spec: DataSpec, names: Iterable[str], where: str) -> list[str]:
 
 
 def parquet_records(spec: DataSpec, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (how errors call the row, its columns of ``columns``) for the rows of a parquet file."""
+    """Yield (the row's name in errors, its columns of ``columns``) for the rows of a parquet file."""
     import pyarrow.parquet as parquet
 
     name = f"path: {printable(file)}"
@@ -205,7 +205,7 @@ def parquet_records(spec: DataSpec, file: Path) -> Iterator[tuple[str, dict[str,
 
 
 def jsonl_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (how errors call the line, its object) for the lines of a JSON lines file that are not blank."""
+    """Yield (the line's name in errors, its object) for the non-blank lines of a JSON lines file."""
     with open_regular(file) as lines:
         for number, line in enumerate(lines, 1):
             where = f"path: {printable(file)}: line {number}"

@@ -5,8 +5,8 @@
   warm-up) is scored.  If windows overlap, a token is scored each time.
 - ``llamacpp`` (llama-perplexity): ``n_tokens // eval_len`` adjacent chunks.  If the tokenizer adds BOS, BOS
   replaces the first token of each chunk.  Positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored,
-  255 of 512.  One newline at the end of the text is dropped, as its ``-f`` drops it, and special tokens that are
-  written in the text are read as plain text.
+  255 of 512.  As with llama-perplexity's ``-f``, one newline at the end of the text is dropped.  Special tokens in the
+  text are read as plain text.
 - ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each row of a data set is a
   document, tokenized separately, after a prefix token (BOS, or EOS without one) that is not scored.  Every token of a
   document is scored once, including a BOS added by the tokenizer, ``eval_len`` tokens per window.  The last window has
@@ -15,9 +15,10 @@
   ``n_tokens // eval_len`` adjacent windows.  Every position except the first is scored, ``eval_len - 1`` per window, so
   that the mean of the windows' means is the mean over all tokens.  Rows of a data set are joined including blank rows
   (``eval/text/corpus.py``).  If the tokenizer adds BOS, it is in the first window only.
-- ``once``: windows start every ``eval_stride`` tokens (half of ``eval_len``); each scores what earlier windows have
-  not, so every token but the text's first counts once, with at least ``eval_len - eval_stride`` tokens before it
-  after the first window.  The last window is full and ends at the last token.
+- ``once``: windows start every ``eval_stride`` tokens (half of ``eval_len``), and each scores the tokens that earlier
+  windows have not scored.  Every token except the text's first is therefore scored once.  After the first window, a
+  scored token has at least ``eval_len - eval_stride`` tokens before it.  The last window is full and ends at the last
+  token.
 
 Conversations (``chat``) and answers are not cut from one text: each is a window, if it is not too long.
 
@@ -104,15 +105,15 @@ def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
 def chat(
     ids: Ids, scored: NDArray[np.bool_], ends: NDArray[np.int64], eval_len: int, long: Long
 ) -> tuple[list[Cut], int, int]:
-    """(windows, conversations of more than ``eval_len`` tokens, conversations without a scored token in a window).
+    """Return (windows, number of long conversations, number of conversations without a scored token in a window).
 
-    Conversations end before the text indices ``ends`` int64 [D]; ``scored`` bool [n]: which tokens are scored.  What
-    ``long`` does with a conversation of more than ``eval_len`` tokens:
+    Conversations end before the text indices ``ends`` int64 [D]; ``scored`` bool [n]: True for scored tokens.  A long
+    conversation has more than ``eval_len`` tokens.  Values of ``long``:
 
-    - ``truncate``: it loses its end;
-    - ``skip``: it is left out;
-    - ``split``: its windows begin every ``eval_len`` - 1 tokens, each with the last token of the window before it.
-      Every scored token counts once, and has no more context than its window.
+    - ``truncate``: a long conversation loses its end;
+    - ``skip``: a long conversation is left out;
+    - ``split``: the windows of a long conversation begin every ``eval_len`` - 1 tokens, each with the last token of the
+      window before it.  Every scored token counts once, and its context is limited to its window.
 
     A window without a scored token is left out.  The first token of a window cannot be scored: it has no context.
     """
@@ -144,16 +145,16 @@ def answers(ids: Ids, ends: NDArray[np.int64], scored: Ids, eval_len: int) -> li
 
 
 def ranges(scored: NDArray[np.bool_]) -> Spans:
-    """The ranges of a window's scored positions, without its first."""
+    """Return the ranges of a window's scored positions, without the first position."""
     padded = np.concatenate(([False], scored[1:], [False])).astype(np.int8)
     edges = np.flatnonzero(np.diff(padded)) + 1
     return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def spread(cuts: list[Cut]) -> list[Cut]:
-    """The same windows in an order whose beginnings are spread over the text: the first 16 of 160 are every tenth.
+    """Return the windows in an order in which the first ones are spread over the text: 16 of 160 are every tenth.
 
-    Window number N * v(k) comes k-th, v(k) = van der Corput's sequence in base 2 (0, 1/2, 1/4, 3/4, 1/8, ...), so that
+    Window number N * v(k) is the k-th one; v is van der Corput's sequence in base 2 (0, 1/2, 1/4, 3/4, 1/8, ...).  Thus
     the first 2^m windows are a systematic sample of the text, and a longer run adds to a shorter one's windows.
     """
     bits = (len(cuts) - 1).bit_length()
@@ -188,5 +189,5 @@ def by_method(text: Tokens, spec: DataSpec) -> list[Cut]:
 
 
 def least_tokens(method: Method, eval_len: int) -> int:
-    """Tokens of the shortest text that has a window."""
+    """Return the number of tokens of the shortest text that has a window."""
     return {"exllamav3": eval_len + 1, "llamacpp": eval_len, "lm_eval": 1, "gptq": eval_len, "once": 2}[method]

@@ -1,4 +1,4 @@
-"""Read rows of data sets of the hub, and know the repositories of common data sets by name.
+"""Read rows of data sets of the hub; common data sets are known by name.
 
 For a known name only the files of its split are downloaded, into the hub's cache (``backends/hub.py``).
 ``datasets.load_dataset`` would download every split of a configuration, 327 GB for c4.  If only the first rows are
@@ -35,7 +35,7 @@ PICKLED = re.compile(r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|
 """Ends of the names of files that may hold pickles, perhaps compressed."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ASK_S = 10.0
-"""Seconds in which a server must say which version of a text it has."""
+"""Seconds in which a server must return the version of its text."""
 CONVERTED = "refs/convert/parquet"
 """The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
 
@@ -62,7 +62,7 @@ class Source:
 
     @property
     def patterns(self) -> list[str]:
-        """The files of the split; empty where the library has to find them."""
+        """The files of the split; empty if the library has to find them."""
         return [self.pattern.format(split=self.base_split)] if self.pattern else []
 
     @property
@@ -129,7 +129,7 @@ SOURCES = {
 
 
 def source_of(spec: DataSpec) -> Source:
-    """The known source, changed by every key that the spec sets; other files than its own have no pattern.
+    """Return the known source, changed by every key that the spec sets; without its file pattern for other files.
 
     InputError for pickles, before anything of them is read.
     """
@@ -162,7 +162,7 @@ def is_remote(spec: DataSpec) -> bool:
 
 
 def version(spec: DataSpec) -> str:
-    """What changes when a remote text does: entity tags of its URLs, or the commit of its data set; "" if unknown."""
+    """Return the version of a remote text: entity tags of its URLs, or the commit of its data set; "" if unknown."""
     from huggingface_hub import HfApi
 
     source = source_of(spec)
@@ -181,7 +181,7 @@ def version(spec: DataSpec) -> str:
 
 
 def map_names(names: Any, change: Callable[[str], str]) -> Any:
-    """``change`` applied to each file name in a string, list or mapping, as load_dataset takes them."""
+    """Apply ``change`` to each file name in a string, list or mapping, as load_dataset takes them."""
     if isinstance(names, str):
         return change(names)
     if isinstance(names, list):
@@ -196,7 +196,7 @@ def row_limit(spec: DataSpec) -> int:
 
 @contextmanager
 def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
-    """Turn errors of a data set into an InputError: its name in the spec, its path, the reason, a similar name."""
+    """Turn errors of a data set into an InputError with its name in the spec, its path, the reason, a similar name."""
     try:
         yield
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
@@ -222,7 +222,7 @@ def fetch(spec: DataSpec, progress: Progress) -> None:
 
 
 def hub_records(spec: DataSpec) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (how errors call the row, its values) for each row; InputError if the data set cannot be read."""
+    """Yield (the row's name in errors, its values) for each row; InputError if the data set cannot be read."""
     source = source_of(spec)
     first = FIRST_ROWS.fullmatch(source.split)
     with in_one_line(spec, source):
@@ -306,7 +306,7 @@ def check_split(spec: Mapping[str, Any]) -> None:
 def quiet_library() -> Any:
     """Import ``datasets`` without progress bars, warnings and requests to the data set viewer.
 
-    It requests a data set's features from the viewer, for up to 100 s; the files contain them as well.
+    ``datasets`` requests a data set's features from the viewer, for up to 100 s; the files contain them as well.
     """
     import datasets
     from huggingface_hub import utils

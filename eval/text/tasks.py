@@ -2,7 +2,7 @@
 
 lm-eval reads the task, writes the prompts and splits each request (one answer to one question) into tokens of the
 context and of the answer.  Only ``tok_encode`` is our own; it does the same as lm-eval 0.4.13's HFLM.  A task can run
-Python code: those of lm-eval's package may, those in a YAML file of this machine only with ``trust_remote_code``.
+Python code.  Tasks of lm-eval's package may do so; tasks in a YAML file on this machine need ``trust_remote_code``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """Return the files of a task: its YAML files, YAML and Python files beside them, data files, data folders."""
+    """Return the files of a task: its YAML files, YAML and Python files next to them, data files, data folders."""
     file = task_file(spec)
     if file is None:
         return []
@@ -105,7 +105,7 @@ def task_file(spec: DataSpec) -> Path | None:
 
 
 def file_in_folder(spec: DataSpec, name: str) -> Path | None:
-    """Return the file of a task in ``include_path``; None if it has none."""
+    """Return the file of a task in ``include_path``; None if the folder does not have the task."""
     if spec.include_path is None:
         return None
     folder = Path(spec.locate(spec.include_path))
@@ -157,7 +157,7 @@ def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
 def read(spec: DataSpec, folder: Path) -> Tokens:
     """Return the requests of a task as tokens; InputError if lm-eval or compare_q cannot score the task."""
     if (file := task_file(spec)) is not None:
-        config, _ = merged(file)  # before anything of it runs
+        config, _ = merged(file)  # before any code of the task runs
         if "group" in config or not isinstance(config.get("task"), str):
             raise InputError(f"task: {printable(file)}: is a group, or has no task; name a file with one task")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)

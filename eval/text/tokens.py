@@ -30,7 +30,7 @@ from compare_q.eval.text import corpus, vocabulary
 TOKENS_VERSION = 7
 """Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""
 RENDER_S = 60.0
-"""Most seconds in which a chat template renders a conversation; it takes milliseconds, unless it never ends."""
+"""Maximum seconds for a chat template to render a conversation; normal templates take milliseconds."""
 COLUMNS = ("question", "scored", "right", "chars")
 """The arrays of ``Requests``."""
 Ids = NDArray[np.int32]
@@ -56,7 +56,7 @@ class Requests:
     question: Ids  # [D], from 0
     scored: Ids  # [D], number of tokens at the end that are the answer
     right: NDArray[np.bool_]  # [D], True for the right answer
-    chars: Ids  # [D], the number of characters by which ``acc_norm`` divides
+    chars: Ids  # [D], number of characters; ``acc_norm`` divides by it
     task: str
     num_fewshot: int  # number of examples before a question
 
@@ -80,8 +80,8 @@ class Tokens:
     vocabulary: str  # digest of plain tokens, in conversations of special ones too (``eval/text/vocabulary.py``)
     lead: int | None = None  # the token that the method puts before a document, or instead of a window's first one
     ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [D], index after each document
-    sizes: Ids | None = None  # [n], UTF-8 bytes of each token (0 for BOS); None if the tokenizer gives no offsets
-    n_bytes: int = 0  # of all documents, before they are detokenized; so are words
+    sizes: Ids | None = None  # [n], UTF-8 bytes of each token (0 for BOS); None without offsets from the tokenizer
+    n_bytes: int = 0  # of all documents, before detokenizing; also n_words
     n_words: int = 0
     chat: Chat | None = None  # of conversations
     requests: Requests | None = None
@@ -105,7 +105,7 @@ def tokens_of(
 def tokenize(
     texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progress, render_s: float = RENDER_S
 ) -> Tokens:  # fmt: skip
-    """Tokenize each text at once, and the chat prefix if the spec wants one.  ``render_s``: for the chat template."""
+    """Tokenize each text as a whole, and the chat prefix if the spec has one.  ``render_s``: for the chat template."""
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     notes = follow_file(tokenizer, folder, texts)
     lead = lead_of(tokenizer, spec.method)
@@ -206,9 +206,9 @@ def chat_prefix(tokenizer: Any, render_s: float) -> list[int]:
 def detokenized(page: str) -> str:
     """Return a page of WikiText as lm-eval's task ``wikitext`` scores it; the order of the steps matters.
 
-    WikiText has spaces around punctuation (``8 @,@ 600 , he said``), most of which the task removes; it counts words
-    and bytes of the unchanged page.  This repeats lm-eval 0.4.13's detokenizer, including its mistakes: both return the
-    same string for all 62 pages of WikiText-2's test split (``benchmarks/against_lm_eval.py``).
+    WikiText has spaces around punctuation (``8 @,@ 600 , he said``).  The task removes most of these spaces, but counts
+    words and bytes of the unchanged page.  This function repeats lm-eval 0.4.13's detokenizer, including its mistakes:
+    both return the same string for all 62 pages of WikiText-2's test split (``benchmarks/against_lm_eval.py``).
     """
     text = page.replace("s '", "s'")
     text = re.sub("/' [0-9]/", "/'[0-9]/", text)  # lm-eval's mistake: meant for years ('99), it only rewrites "/' 9/"
@@ -258,7 +258,7 @@ def write_pack(folder: Path, tokens: Tokens) -> None:
 
 
 def of_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
-    """Return the tokens of which ``arrays_of`` returned the arrays; None if they are stored under another key."""
+    """Return the tokens from the arrays of ``arrays_of``; None if they are stored under another key."""
     stored_key, notes, *origin = json.loads(str(arrays["facts"])) if "facts" in arrays else ("", ())
     if stored_key != key:
         return None
@@ -275,13 +275,13 @@ def of_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
 
 
 def save(file: Path, tokens: Tokens, key: str) -> None:
-    """Write tokens into a file that ``load`` reads under this key; InputError if there is no room."""
+    """Write tokens into a file that ``load`` reads under this key; InputError if it cannot be written."""
     with storage.keeping("the tokens", file.parent):
         storage.write_arrays(file, **arrays_of(tokens, key))
 
 
 def arrays_of(tokens: Tokens, key: str) -> dict[str, Any]:
-    """Return arrays and strings from which ``of_arrays`` makes the tokens again."""
+    """Return arrays and strings that ``of_arrays`` turns into the tokens again."""
     more: dict[str, Any] = {"facts": json.dumps([key, tokens.notes, tokens.source, tokens.read])}
     if (chat := tokens.chat) is not None:
         more |= {"scored": chat.scored, "chat": json.dumps([chat.found_by, chat.across, chat.template])}

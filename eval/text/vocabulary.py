@@ -87,7 +87,7 @@ def disagreement(
     model: Path | Mapping[int, str], data_folder: Path, *, trusted: bool, data_trusted: bool,
     seen: frozenset[int] = NONE,
 ) -> str:  # fmt: skip
-    """Describe an id that stands for different tokens in a model's vocabulary and in the data's tokenizer.
+    """Describe an id that has different tokens in a model's vocabulary and in the data's tokenizer.
 
     Returns an empty string if they agree.  ``model``: its folder, or its vocabulary.  ``trusted``, ``data_trusted``:
     True if the spec trusts code.  ``seen``: ids of special tokens that are compared too if ``model`` is a
@@ -113,5 +113,5 @@ def disagreement(
 
 
 def differing(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
-    """Return the lowest id that stands for different tokens in two vocabularies; None if they agree."""
+    """Return the lowest id that has different tokens in two vocabularies; None if they agree."""
     return min((number for number in one.keys() & other.keys() if one[number] != other[number]), default=None)

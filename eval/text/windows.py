@@ -37,7 +37,7 @@ from compare_q.eval.text import conversations, corpus, cutting, hub_datasets, ta
 from compare_q.eval.text.tokens import RENDER_S, TOKENS_VERSION, Chat, Requests, Tokens
 
 CHAT_VERSION = 2
-"""Version of the tokens of conversations.  Raise it when something else is rendered or scored."""
+"""Version of the tokens of conversations.  Raise it when rendering or the choice of scored tokens changes."""
 TOKENIZING = (
     "transformers", "tokenizers", "datasets", "pyarrow", "jinja2", "sentencepiece", "tiktoken", "mistral-common",
 )  # fmt: skip
@@ -76,7 +76,7 @@ class EvalData:
     text_note: str = ""  # why they are unknown
     documents: Documents | None = None
     requests: Requests | None = None  # one per window, if these are answers
-    notes: tuple[str, ...] = ()  # footnotes: what tokenizer, file or rows the tokens are of
+    notes: tuple[str, ...] = ()  # footnotes: the tokenizer, file or rows of the tokens
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Return the index in the whole tokenized text of each token, int64 [N], from its window and position [N]."""
@@ -236,7 +236,7 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[tuple[int, 
     """Return ((UTF-8 bytes, words) of the scored tokens or None, the reason if None).
 
     If windows overlap, a token counts each time.  Words, separated by white space as in lm-eval, are counted by the
-    bytes' share of the text; for a whole text they are lm-eval's.  Both are those of the text before it is detokenized.
+    bytes' share of the text; for a whole text they are lm-eval's.  Both count the text before it is detokenized.
     """
     if text.requests is not None:
         return None, "bytes and words are not counted in answers"
@@ -256,7 +256,7 @@ def build(
 ) -> EvalData:  # fmt: skip
     """Return the windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
 
-    ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.  ``deadline_s``: most
+    ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.  ``deadline_s``: maximum
     seconds for the chat template, at most ``RENDER_S``, and for the templates of a task.
     """
     n_windows = spec.max_rows if n_windows is None else n_windows
@@ -282,7 +282,7 @@ def build(
             processes.run_in_subprocess(make, what, progress, **keys)
             if changed := states(spec, folder) ^ before:
                 name = printable(min(changed)[0])
-                raise InputError(f"{name}: changed while it was read; run again when nothing writes it any more")
+                raise InputError(f"{name}: changed while it was read; run again when no program writes it")
         text = tokens.load(cache, key)
     if text is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
@@ -290,7 +290,7 @@ def build(
 
 
 def tokens_of(spec: DataSpec, cache: Cache) -> Tokens:
-    """Return the tokens of a data spec that ``build`` has cut; InputError if they are not in the cache any more."""
+    """Return the tokens of a data spec that ``build`` has cut; InputError if they have vanished from the cache."""
     if spec.pack is not None:
         return tokens.of_pack(Path(spec.pack))
     folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
@@ -301,7 +301,7 @@ def tokens_of(spec: DataSpec, cache: Cache) -> Tokens:
 
 
 def kept(spec: DataSpec, cache: Cache, key: str, progress: Progress) -> Tokens | None:
-    """Return the tokens in the cache, with a note if a remote text may have changed; None if there are none, or it has.
+    """Return the tokens in the cache, with a note if a remote text may have changed; None without tokens, or if it has.
 
     A text that has changed is deleted from the cache.
     """
@@ -321,7 +321,7 @@ def kept(spec: DataSpec, cache: Cache, key: str, progress: Progress) -> Tokens |
 
 
 def states(spec: DataSpec, folder: Path) -> set[tuple[str, ...]]:
-    """Return (path, inode, size, times) of each file from which a text and its tokenizer are read.
+    """Return (path, inode, size, times) of each file of a text and its tokenizer.
 
     Changed content always changes an entry, since the system sets the time of the last change of state (ctime).
     """
@@ -379,8 +379,10 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
 
 
 def reader_of(spec: DataSpec) -> ModuleType:
-    """Return the module that reads the text or the questions; its ``identity``, ``paths_of`` and ``is_here`` say from
-    where, and raise InputError that names a missing file."""
+    """Return the module that reads the text or the questions.
+
+    Its ``identity``, ``paths_of`` and ``is_here`` describe the source, and raise InputError that names a missing file.
+    """
     return tasks if spec.is_answers else corpus
 
 
