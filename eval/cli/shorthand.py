@@ -75,7 +75,7 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
 def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
     """Return one model, from ``[label=]MODEL[@engine[:option=value,option=value]]``."""
     label, name, asked, options = "", word, "", dict[str, Any]()
-    if not exists(expanded(name)) and (found := re.fullmatch(r"([^=/\\]+)=(.+)", name)):
+    if not exists(expanded(name)) and (found := re.fullmatch(r"((?!.+@[\w.-]+:)[^=/\\]+|[^=/\\@]+)=(.+)", name)):
         label, name = found[1], found[2]
     if not exists(expanded(name)) and (found := re.fullmatch(r"(.+)@([\w.-]+)(?::(\w+=.+))?", name)):
         name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])

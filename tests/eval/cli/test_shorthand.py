@@ -71,12 +71,18 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
         assert (named.spec.name, named.spec.load_fn) == (label, load_fn), word
 
 
-def test_options_of_one_model_in_a_word(toy_model: Path, compare_q: Run, tmp_path: Path) -> None:
+def test_options_of_one_model_in_a_word(
+    toy_model: Path, compare_q: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are JSON or words; the port of an address is none of them.  Windows by the keys of a data spec."""
     word = f"{toy_model}@vllm:kv_cache_dtype=fp8,max_model_len=128,enforce_eager=true"
     spec = shorthand.model(word, set(), Progress(), reference=False).spec
     assert spec.engine == {"kv_cache_dtype": "fp8", "max_model_len": 128, "enforce_eager": True}
     assert spec.name == f"{toy_model.name} kv_cache_dtype=fp8 max_model_len=128 enforce_eager=True"
+    monkeypatch.chdir(toy_model.parent)
+    for before, label in (("", f"{toy_model.name} noise_seed=2"), ("mine=", "mine")):
+        found = shorthand.model(f"{before}{toy_model.name}@hf:noise_seed=2", set(), Progress(), reference=False).spec
+        assert (found.name, found.model_dir, found.engine) == (label, toy_model.name, {"noise_seed": 2})
     plain = shorthand.model(f"a={toy_model}@hf", set(), Progress(), reference=False).spec
     assert "engine" not in plain.model_fields_set
     (tmp_path / "t.txt").write_text("abc de " * 60)
