@@ -4,9 +4,9 @@
 
     result = compare_q.compare("data.json", ["bf16.json", "nvfp4.json"])
 
-``compare``, ``load`` and ``show`` are in ``eval/api.py``, which is imported when one of them is first used.  An
-installation has ``eval`` and ``backends`` in this folder.  In a checkout, both are next to this folder, and imported
-under the same names.
+``compare``, ``load`` and ``show`` are in ``eval/api.py``, which is imported when a name is first used.  They raise
+``InputError`` for bad input.  An installation has ``eval`` and ``backends`` in this folder.  In a checkout, both are
+next to this folder, and imported under the same names.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from compare_q.backends.common.errors import InputError
     from compare_q.eval.api import Comparison, compare, load, show
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -22,7 +23,7 @@ if (CHECKOUT / "pyproject.toml").is_file():
     __path__.append(str(CHECKOUT))
 
 __version__ = "0.2.0"
-__all__ = ["Comparison", "compare", "load", "show"]
+__all__ = ["Comparison", "InputError", "compare", "load", "show"]
 
 
 def __getattr__(name: str) -> Any:

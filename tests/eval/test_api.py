@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import compare_q
+from compare_q.backends.common.errors import InputError
 from compare_q.eval import api
 from compare_q.eval.api import compare, load
 from tests.support.made import FAILED, QUANT, REF, replace, results_of, run_of, storage_of
@@ -141,3 +143,9 @@ def test_several_texts_are_rows_with_a_text(texts: list[dict[str, Any]], tmp_pat
     found.save(tmp_path / "r.json")
     again = load(tmp_path / "r.json")
     assert again.frame()[["text", "kld"]].equals(found.frame()[["text", "kld"]])
+
+
+def test_bad_input_is_an_error_that_the_package_exports() -> None:
+    assert compare_q.InputError is InputError
+    with pytest.raises(compare_q.InputError):
+        compare_q.compare({}, [])
