@@ -75,8 +75,8 @@ class PackFiles(ModelFiles):
     def storage(self) -> Storage:
         return Storage(**pack.read(self.folder).storage)
 
-    def finished_store(self, place: Path, tensors: Sequence[Placed]) -> Path:
-        return pack.completed(self.folder, place, tensors)
+    def finished_store(self, place: Path | None = None, tensors: Sequence[Placed] = ()) -> Path:
+        return self.folder / pack.STATES if place is None else pack.completed(self.folder, place, tensors)
 
 
 class PackEngine(LogitsEngine):
@@ -91,6 +91,8 @@ class PackEngine(LogitsEngine):
     @classmethod
     def check(cls, model: PlannedModel) -> None:
         super().check(model)
+        if model.spec.get("out_logits") is not None:
+            raise InputError("out_logits: a reference pack is a store already; leave it out")
         files = cls.files(model)
         if not files.is_remote:
             pack.verified(pack.resolve(model.model_dir))
@@ -98,7 +100,7 @@ class PackEngine(LogitsEngine):
     def load(self) -> None:
         import torch
 
-        self.manifest = pack.verified(folder := Path(self.planned.model_dir))
+        self.manifest = pack.read(folder := Path(self.planned.model_dir))  # ``check`` has verified every byte
         self.opened = store.Reader(self.planned.out_logits or folder / pack.STATES)
         self.known = pack.scores_of(folder)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -83,7 +83,7 @@ class Manifest(BaseModel):
     text_license: str | None = None
     created: str
     command: list[str]
-    heads: dict[str, str] = Field({}, description="files of the head that were left out, and their headers")
+    heads: dict[store.FileName, str] = Field({}, description="files of the head that were left out, and their headers")
     files: dict[FileName, File]
 
     @property
@@ -214,7 +214,8 @@ def copy_head(target: Path, name: str, header: bytes, tensor: Placed) -> bool:
         stream.seek(tensor.start + first * row)
         sizes = (min(PIECE_BYTES, count * row - at) for at in range(0, count * row, PIECE_BYTES))
         pieces = map(stream.read, sizes)
-        file = storage.keep(target, storage.what_of(name), (len(header).to_bytes(8, "little"), header, *pieces))
+        content = itertools.chain((len(header).to_bytes(8, "little"), header), pieces)
+        file = storage.keep(target, storage.what_of(name), content)
     if file.name != name:
         file.unlink()
     return file.name == name

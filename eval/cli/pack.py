@@ -7,6 +7,7 @@ more windows are added to it later.  The pack is made beside its place, and appe
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -228,7 +229,7 @@ def split_head(file: Path, target: Path, most: int) -> list[Path]:
                 stream.read(min(16 << 20, number * row_bytes - at)) for at in range(0, number * row_bytes, 16 << 20)
             )
             content = [len(header).to_bytes(8, "little"), header]
-            written.append(storage.keep(target, f"head.{first + begin:06d}", (*content, *pieces)))
+            written.append(storage.keep(target, f"head.{first + begin:06d}", itertools.chain(content, pieces)))
     return written
 
 

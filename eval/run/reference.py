@@ -105,8 +105,7 @@ def of_pack(config: RunConfig, model: PlannedModel, text: EvalData) -> Reference
     """Return the reference of a text in a pack; InputError if the pack is of another text, or has fewer windows."""
     if config.logits_file is not None:
         raise InputError("--logits_file: a reference pack is a store already; leave --logits_file out")
-    path = model.out_logits or located(config, model, ()).out_logits
-    assert path is not None
+    path = model.out_logits or backends.files_of(model).finished_store()
     found = of_store(config, path, text)
     key = Cache.key("reference", {**found.identity, "files": sorted(open_reference(path).manifest.files)})
     return replace(found, key=key, label=model.label, is_pack=True)

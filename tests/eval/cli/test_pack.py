@@ -149,6 +149,10 @@ def escape(folder: Path) -> None:
     rewritten(folder, files=files | {"../secret": {"bytes": 1, "sha256": "0" * 64}})
 
 
+def escape_by_a_head(folder: Path) -> None:
+    rewritten(folder, heads={f"../../head.000000.{'0' * 40}.safetensors": '{"weight": {"shape": [1, 1]}}'})
+
+
 def huge(folder: Path) -> None:
     header = json.dumps({"ids": {"dtype": "I32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}).encode()
     (folder / pack.TOKENS).write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
@@ -186,6 +190,7 @@ def short_scores(folder: Path) -> None:
     [
         (lambda folder: rewritten(folder, format=2), "format 2, this compare_q reads 1; update compare_q"),
         (escape, "pack.json"),
+        (escape_by_a_head, "pack.json"),
         (huge, "tokens.safetensors: damaged"),
         (huge_head, "states: its files are not of one form, or have other shapes"),
         (other_states, "states: was made of another text or tokenizer"),
@@ -223,6 +228,9 @@ def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
     words = with_pack(made, write_specs, small)
     ran = compare_q(*words, "-r", 9)
     assert (ran.status, "window 4 of 9 is missing; use -r 4" in ran.err) == (2, True)
+    data, models = write_specs([{"load_fn": "pack", "model_dir": str(made), "out_logits": "store"}])
+    assert_refused(compare_q("-d", data, "-m", models), "out_logits: a reference pack is a store already")
+    words = with_pack(made, write_specs, small)
     assert_refused(compare_q(*words, "-lf", tmp_path / "store"), "--logits_file: a reference pack is a store already")
 
 
@@ -245,6 +253,7 @@ def test_a_pack_without_its_head_takes_that_of_a_compared_model(
     }
     save_torch(weights, tmp_path / "changed" / "model.safetensors", {"format": "pt"})
     assert_refused(compare_q(*with_pack(small, write_specs, changed)), "was made without its head")
+    assert compare_q("check", *with_pack(small, write_specs, changed, w4)).status == 0
     assert compare_q(*with_pack(small, write_specs, changed, w4), "-o", tmp_path / "pack.json").status == 0
     data, models = write_specs([{**model, "reference": True}, changed, w4])
     assert compare_q("-d", data, "-m", models, "-r", 2, "-o", tmp_path / "model.json").status == 0
