@@ -253,7 +253,7 @@ def write_pack(folder: Path, tokens: Tokens) -> None:
 
     found = arrays_of(tokens, pack.TOKENS)
     texts = {name: value for name, value in found.items() if isinstance(value, str)}
-    arrays = {name: np.ascontiguousarray(value) for name, value in found.items() if name not in texts}
+    arrays = {name: np.asarray(value, order="C") for name, value in found.items() if name not in texts}
     save_file(arrays, folder / pack.TOKENS, texts)
 
 
@@ -268,7 +268,7 @@ def of_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
     if "task" in arrays:
         requests = Requests(*(arrays[name] for name in COLUMNS), *json.loads(str(arrays["task"])))
     return Tokens(
-        arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]), None if lead < 0 else lead,
+        arrays["ids"], arrays["prefix"], arrays["top_id"].item(), str(arrays["vocabulary"]), None if lead < 0 else lead,
         arrays["ends"], sizes if sizes.size else None, n_bytes, words, chat, requests,
         tuple(notes), *origin,
     )  # fmt: skip
