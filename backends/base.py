@@ -148,6 +148,18 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class ServingFacts:
+    """Sizes from a model's config that decide how much memory serving takes in addition to the weights."""
+
+    vocab_size: int | None = None  # logits of a token; None if not stated
+    kv: tuple[tuple[int, int | None], ...] = ()  # (numbers of a token, number of last tokens that are kept or None for
+    # all) for each group of attention layers; empty if not stated
+    kv_is_upper: bool = False  # layers with a sliding window count as if they kept all tokens
+    step_numbers: int | None = None  # numbers of a token that a decoder layer holds at once; None if not stated
+    float_bytes: int | None = None  # bytes of such a number; None: those of the dtype that ran
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """Properties of an engine that are known before it is imported."""
 
@@ -328,6 +340,10 @@ class ModelFiles:
     def storage(self) -> Storage:
         """Return the stored size of the model by the convention of ``backends/checkpoint/folder.py``."""
         return Storage(note="this model has no files")
+
+    def serving(self) -> ServingFacts:
+        """Return the sizes that decide how much memory serving takes in addition to the weights."""
+        return ServingFacts()
 
 
 class Engine(ABC):

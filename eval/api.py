@@ -69,7 +69,7 @@ class Comparison:
         for text in self.results.texts:
             for model in text.models:
                 said = "; ".join(notes.model_notes(model, text)) or None
-                rows.append({"text": text.name, **model.flat, "notes": said})
+                rows.append({"text": text.name, **table_columns.values_of(model, columns), "notes": said})
             if text.error:
                 rows.append({"text": text.name, "error": text.error})
         fields = {name: field for name, field in ModelResult.model_fields.items() if name not in NESTED}
@@ -118,14 +118,14 @@ class Comparison:
     def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
         """Return the plot of ``-p``, and write it to ``file`` if given; InputError if there is nothing to draw.
 
-        ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` ("bpw", "vram", "size"), ``title``,
+        ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` (as ``--x-axis``), ``title``,
         ``dark``, ``card``.
         """
         from compare_q.eval.plots import measures, scatter, style
 
         try:
             measure = measures.chosen(self.results, options.pop("measure", None), None)
-            size = measures.SIZES[options.pop("x_axis", None) or "bpw"]
+            size = measures.size_of(options.pop("x_axis", None) or "bpw")
             drawn = scatter.scatter_figure(*self.results.texts, size=size, measure=measure, **options)
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None

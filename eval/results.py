@@ -42,6 +42,8 @@ MARK = "\N{DAGGER}"
 """After the label of a model whose layers ran differently from what its checkpoint asks."""
 BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Number formats for a narrow column."""
+PREFILL_STEP = 2048
+"""Tokens of a prefill step, as in ExLlamaV3 and, on small GPUs, in vLLM; llama.cpp computes 512."""
 EMBEDDED = re.compile(rb'<script type="application/json" id="results">(.*?)</script>', re.DOTALL)
 """The results.json in a report.html."""
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
@@ -138,6 +140,36 @@ class WorstToken(Stored):
     after: Text = ""
 
 
+class CachePart(Stored):
+    """The KV cache of a group of attention layers."""
+
+    token_bytes: Error = Field(description="bytes of a token in all layers of the group, with scales, on all GPUs")
+    window: Count | None = Field(default=None, description="number of last tokens that are kept; None for all")
+
+
+class Memory(Stored):
+    """The parts of the memory that serving one sequence takes, from which ``gigabytes`` is computed for a context.
+
+    A prefill step computes at most ``PREFILL_STEP`` tokens.  What an engine and its GPU libraries reserve is not
+    contained: the GPU's context, CUDA graphs, workspaces, room for more sequences.
+    """
+
+    weights: Count | None = Field(default=None, description="weight files that it loads, bytes; from their sizes")
+    kv: tuple[CachePart, ...] = Field(default=(), description="KV cache; empty if not known")
+    kv_source: str = Field(default="", description='"engine", or "config" in the dtype that ran')
+    kv_is_upper: bool = Field(default=False, description="true if layers with a sliding window count in full")
+    logits: Count | None = Field(default=None, description="logits of a token in float32, bytes; from the vocabulary")
+    step_token: Count | None = Field(default=None, description="activations of a token, bytes; from the config")
+    missing: Text | None = Field(default=None, description="the parts that are not known, and why; None if all are")
+
+    def gigabytes(self, context: int) -> float | None:
+        """Return the memory for ``context`` tokens in GB of 10^9 bytes; None if a part is not known."""
+        if self.missing or self.weights is None or self.logits is None or self.step_token is None:
+            return None
+        cache = sum(part.token_bytes * min(context, part.window or context) for part in self.kv)
+        return (self.weights + cache + self.logits + self.step_token * min(context, PREFILL_STEP)) / 1e9
+
+
 class ModelResult(Stored):
     """A row of the table: one model on one text.  ``error`` is set, and ``estimates`` None, if the model failed.
 
@@ -162,6 +194,8 @@ class ModelResult(Stored):
     vram_bits: Error | None = Field(default=None, description="layers and head, bits")
     file_bytes: Count | None = Field(default=None, description="weight files on disk, bytes")
     storage_note: Text | None = Field(default=None, description="why a size is not known")
+    memory: Memory | None = Field(default=None, description="memory of serving, in parts; None in older results")
+    fits: bool | None = Field(default=None, exclude=True, description="false above --fit; None if not known")
 
     ppl: Number = copied("ppl/value", "perplexity; None also if it is too large for a number")
     ppl_stderr: Number = copied("ppl/stderr", "its error: mostly the choice of text, common to all rows")
@@ -343,7 +377,7 @@ def deviations_of(provenance: Mapping[str, Any]) -> list[str]:
     return groups.deviations(layers) + groups.kv_deviations(kv_caches) + said
 
 
-NESTED = {"seconds", "timing", "notes", "spec", "provenance", "estimates", "worst_tokens"}
+NESTED = {"memory", "seconds", "timing", "notes", "spec", "provenance", "estimates", "worst_tokens"}
 """Fields of a row that hold several values."""
 
 

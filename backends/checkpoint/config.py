@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from compare_q.backends.base import ServingFacts
 from compare_q.backends.checkpoint.files import INDEX, SINGLE
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
@@ -28,6 +29,8 @@ OTHER_CACHES = (
     "kv_lora_rank", "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "attn_layer_period",
 )  # fmt: skip
 """Keys of configs whose layers cache something else: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
+UNEQUAL_CACHES = ("global_head_dim", "num_global_key_value_heads")
+"""Keys of configs whose attention layers have caches of different sizes (Gemma 4's)."""
 ELSEWHERE = {"transformers_weights": (SINGLE, INDEX), "text_model_id": (), "audio_model_id": ()}
 """Keys that name weights in another file, or (Ultravox) outside the folder -> harmless values."""
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
@@ -179,6 +182,41 @@ class CheckpointConfig:
             return None
         size = self._integer("head_dim") or hidden // heads
         return 2 * self.hidden_layers * (self._integer("num_key_value_heads") or heads) * size
+
+    @property
+    def serving(self) -> ServingFacts:
+        """Sizes that decide how much memory serving takes; ``layer_types`` has the layers with a sliding window."""
+        types, layers = self.text.get("layer_types"), self.hidden_layers or 1
+        numbers = 0 if any(map(self.text.get, UNEQUAL_CACHES)) else (self.kv_numbers or 0) // layers
+        windows = {
+            "full_attention": None, "sliding_attention": self._integer("sliding_window"),
+            "chunked_attention": self._integer("attention_chunk_size"),
+        }  # fmt: skip
+        counts = Counter[int | None]({None: layers})
+        if isinstance(types, list):
+            counts = Counter(windows[kind] for kind in map(str, types[:layers]) if kind in windows)
+        slides = self._integer("sliding_window") and self.text.get("use_sliding_window") is not False
+        return ServingFacts(
+            self.vocab_size,
+            tuple((numbers * count, window) for window, count in counts.items() if numbers),
+            kv_is_upper=bool(slides) and not isinstance(types, list),
+            step_numbers=self._step_numbers,
+        )
+
+    @property
+    def _step_numbers(self) -> int | None:
+        """Numbers of a token that a decoder layer holds while its MLP computes; None if a key is missing.
+
+        The residual and its normalized copy, of the hidden size each, and gate, up and their product, of the
+        intermediate size each, as ``LlamaMLP`` of Transformers and ``LlamaMLP`` of vLLM compute them.  In a mixture
+        the intermediate size is that of all experts of a token.
+        """
+        hidden, dense = self.hidden_size, self._integer("intermediate_size") or 0
+        expert = self._integer("moe_intermediate_size") or dense
+        shared = self._integer("shared_expert_intermediate_size") or expert * (self._integer("n_shared_experts") or 0)
+        chosen = self._integer("num_experts_per_tok")
+        wide = max(dense, chosen * expert + shared if chosen else 0)
+        return 2 * hidden + 3 * wide if hidden and wide else None
 
     @property
     def quant_method(self) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends import hub
-from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, Storage
+from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
 from compare_q.backends.checkpoint import files, formats
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
@@ -222,3 +222,6 @@ class HuggingFaceFolder(ModelFiles):
 
     def storage(self) -> Storage:
         return storage_of(self.folder, self.planned.override_tensors)
+
+    def serving(self) -> ServingFacts:
+        return ServingFacts() if self.other_config else self.config.serving

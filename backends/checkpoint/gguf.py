@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from compare_q.backends import hub
-from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, Storage
+from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
 from compare_q.backends.checkpoint.config import scaling_json
 from compare_q.backends.checkpoint.files import sampled
 from compare_q.backends.checkpoint.formats import UNEXPLAINED
@@ -260,6 +260,16 @@ class GgufModel:
         head = bits[self.head]
         return Storage(bits["layer"] / numel["layer"], head / numel[self.head], bits["layer"] + head)
 
+    def serving(self) -> ServingFacts:
+        """Sizes by ``CheckpointConfig.serving``; ggml computes in float32, and llama.cpp logs the size of its cache."""
+        hidden, chosen = self.field("{}.embedding_length", int), self.field("{}.expert_used_count", int)
+        dense = self.field("{}.feed_forward_length", int) or max(self.field("{}.feed_forward_length", tuple) or (0,))
+        expert = self.field("{}.expert_feed_forward_length", int) or dense
+        shared = self.field("{}.expert_shared_feed_forward_length", int) or 0
+        wide = max(dense, chosen * expert + shared if chosen else 0)
+        numbers = 2 * hidden + 3 * wide if hidden and wide else None
+        return ServingFacts(self.facts.vocab_size, step_numbers=numbers, float_bytes=4)
+
     def placed(self) -> list[Placed]:
         """The tensors, and where their bytes are."""
         return [
@@ -371,3 +381,6 @@ class GgufFiles(ModelFiles):
 
     def storage(self) -> Storage:
         return self.model.storage()
+
+    def serving(self) -> ServingFacts:
+        return self.model.serving()

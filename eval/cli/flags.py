@@ -18,8 +18,9 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.common.cache import default_root
-from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES
+from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES, size_of
 from compare_q.eval.table import columns, conditions, pairs
+from compare_q.eval.table.memory import Fit
 
 COMMANDS = {
     "run": "measure models (the word may be left out)",
@@ -118,6 +119,12 @@ BYTES = value(  # a number without a unit is refused: 20 for 20 GB would empty t
 )  # fmt: skip
 
 
+FIT = value(
+    r"\s*(\d{0,6}\.?\d{1,6}\s*[mgt]i?b)\s*@\s*(\d+k?)\s*", "MEMORY@CONTEXT, such as 24GB@32k",
+    lambda found: Fit(BYTES(found[1]), columns.named(f"memory:{found[2].lower()}"), found[0].strip()),
+)  # fmt: skip
+
+
 def seconds(given: str) -> float:
     """``--deadline``: a number above 0."""
     with suppress(ValueError):
@@ -141,9 +148,15 @@ def names(given: str) -> list[str]:
     return [name for each in given.split(",") if (name := each.strip())]
 
 
-def sort_key(given: str) -> str:
+def sort_by(given: str) -> str:
     """``--sort``: the name of a column, or COLUMN:TEXT."""
-    columns.checked(names(given.partition(":")[0]))
+    columns.sort_key(given)
+    return given
+
+
+def x_axis(given: str) -> str:
+    """``--x-axis``: a word of ``measures.size_of``."""
+    size_of(given)
     return given
 
 
@@ -229,7 +242,8 @@ OPTIONS: dict[str, list[Option]] = {
     "table": [
         option("--columns", SHOWN, "A,B,C", "columns of table, Markdown, CSV and report",
                lambda given: columns.checked(names(given))),
-        option("--sort", SHOWN, "COLUMN", "order rows by a column, or by COLUMN:TEXT", sort_key),
+        option("--sort", SHOWN, "COLUMN", "order rows by a column, or by COLUMN:TEXT", sort_by),
+        option("--fit", SHOWN, "24GB@32k", "mark rows that need more memory for this context", FIT),
         on("--notes", SHOWN, "explain the columns and marks of the table"),
         on("--pairs", SHOWN, "print the difference of each row from the next"),
         option("--pair", SHOWN, ("A", "B"), "print the difference of two models, by label", nargs=2, action="append",
@@ -254,7 +268,7 @@ OPTIONS: dict[str, list[Option]] = {
         option("-acc --acc", SHOWN, None, "plot accuracy, the default of a task", const="acc", **y_axis),
         option("-acc_norm --acc_norm", SHOWN, None, "plot length-normalized accuracy", const="acc_norm", **y_axis),
         option("--kld-value", SHOWN, "VALUE", f"plot this KLD: {', '.join(KLD_VALUES)}", one_of(KLD_VALUES)),
-        option("--x-axis", SHOWN, "SIZE", f"plot over one of {', '.join(SIZES)}", one_of(SIZES)),
+        option("--x-axis", SHOWN, "SIZE", f"plot over one of {', '.join(SIZES)}, memory:32k", x_axis),
         option("-v --vram", SHOWN, None, "plot over VRAM", nargs=0, const="vram", dest="x_axis"),
         option("-mx --max_x", SHOWN, "X", "leave out points beyond this x", **no_limit),
         option("-my --max_y", SHOWN, "Y", "leave out points beyond this y", **no_limit),
@@ -372,14 +386,14 @@ def check_content(
 
     ``texts``: their names; ``labels``: the models'; ``reference``: if there is one; ``answers``: if a text is a task.
     """
-    _, colon, text = (args.sort or "").partition(":")
+    column, text = columns.sort_key(args.sort) if args.sort else (None, "")
     several = len(texts) > 1
     refuse(
         (args.measure == "kld" and not reference,
          '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'),
         (args.measure in ACCURACIES and not answers,
          f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")'),
-        (colon and not (several and text in texts),
+        (column and args.sort != column.name and not (several and text in texts),
          f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}"),
         (args.logits_file is not None and several,
          "--logits_file: a reference store is of one text; leave it out, or run once for each text"),

@@ -105,9 +105,15 @@ def nothing_scored(results: RunResult) -> list[str]:
     return [f"{name}: {error}" for name, error in dict.fromkeys(failed)]
 
 
+def table_of(args: argparse.Namespace, results: RunResult) -> RunResult:
+    """Return the run with its rows in the order of ``--sort`` and with the marks of ``--fit``."""
+    ordered = columns.ordered(results, args.sort)
+    return args.fit.marked(ordered) if args.fit else ordered
+
+
 def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
     """Print the table, and paired differences on request."""
-    table, console = columns.ordered(results, args.sort), Console()
+    table, console = table_of(args, results), Console()
     if args.sort and (reason := columns.no_order(results, args.sort)):
         print_note(f"--sort: {reason}")
     with outputs.writing("standard output"):
@@ -166,7 +172,7 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
     CSV, Markdown and report have the order of the table.
     """
     results = results.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
-    table = columns.ordered(results, args.sort)
+    table = table_of(args, results)
 
     def report_text() -> str:
         from compare_q.eval.report import page  # a missing package fails this output alone
@@ -188,7 +194,8 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
         with outputs.writing(file):
             from compare_q.eval.plots import pictures
 
-            measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES[args.x_axis or "bpw"]
+            measure = measures.chosen(results, args.measure, args.kld_value)
+            size = measures.size_of(args.x_axis or "bpw")
             pictures.draw(
                 results, file, outputs, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark,
                 log_y=args.log_y, card=file == args.card,

@@ -8,24 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import nearest
 from compare_q.eval.results import ModelResult, RunResult, TextResult, geometric_mean, macro_mean
 from compare_q.eval.stats.answers import difference_error
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import Mean, Value
+from compare_q.eval.table import columns
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 
 
 class Size(NamedTuple):
-    """An x axis: name in messages, title of the axis (a card leaves out its parentheses), field of a row, its unit."""
+    """An x axis: name in messages, title of the axis (a card leaves out its parentheses), column, its field's unit."""
 
     name: str
     axis: str
-    field: str
+    column: str
     unit: float = 1.0
 
     def of(self, model: ModelResult) -> float | None:
         """Return the model's size; None if unknown."""
-        value: float | None = getattr(model, self.field)
+        value: float | None = columns.named(self.column).value(model)
         return None if value is None else value / self.unit
 
 
@@ -62,7 +65,7 @@ class Measure(NamedTuple):
 SIZES = {
     "bpw": Size("bits per weight", "Bits per weight (without embedding and output head)", "bpw_layer"),
     "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)", "vram_gib"),
-    "size": Size("file size", "Weight files on disk / GB", "file_bytes", 1e9),
+    "size": Size("file size", "Weight files on disk / GB", "size", 1e9),
     "kv": Size("KV cache", "KV cache / MB (of 1,000 tokens)", "kv_mb"),
 }
 """Values of ``--x-axis``."""
@@ -84,6 +87,17 @@ BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
 KLD = KLD_VALUES["mean"]
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """File formats, each with the metadata that would otherwise hold the time of day."""
+
+
+def size_of(word: str) -> Size:
+    """Return the x axis of a value of ``--x-axis``, one of ``SIZES`` or ``memory:N``; InputError for another word."""
+    if word.partition(":")[0] == "memory":
+        tokens = columns.named(word).context
+        parts = "weights, KV cache, activations of one sequence"
+        return Size(f"memory for {tokens:,} tokens", f"Memory for {tokens:,} tokens / GB ({parts})", word)
+    if word not in SIZES:
+        raise InputError(f"{word!r} is none of {', '.join(SIZES)}, memory:N (as memory:32k){nearest(word, SIZES)}")
+    return SIZES[word]
 
 
 def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:

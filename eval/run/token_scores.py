@@ -28,6 +28,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import replacing
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.results import ModelResult, Timing
+from compare_q.eval.run.memory import memory_of
 from compare_q.eval.run.reference import Reference
 from compare_q.eval.stats import answers, estimates
 from compare_q.eval.text.windows import EvalData
@@ -188,8 +189,9 @@ def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cac
     size_on_disk = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **given)
     notes = (*notes_of(work, stored, has_reference=has_reference), *record["provenance"].get("notes", ()))
     speed: dict[str, Any] = {"tokens_per_second": None} if record.get("shared_gpu") else {}
+    memory = memory_of(model, size_on_disk, record["provenance"])
     return row_of(
-        model, storage=size_on_disk, estimates=found, windows=len(text.windows), timing=stored.timing,
+        model, storage=size_on_disk, memory=memory, estimates=found, windows=len(text.windows), timing=stored.timing,
         load_seconds=record["load_seconds"], score_seconds=record["score_seconds"], provenance=record["provenance"],
         notes=notes, scores_key=f"{work.key}/{work.tag}", from_cache=from_cache, **speed,
         scores_digest=hashlib.sha256(stored.columns["logprob"].tobytes()).hexdigest(),

@@ -6,7 +6,8 @@ Terminal, Markdown, CSV, report, ``--columns``, ``--sort``, Python and docs/outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -50,6 +51,7 @@ class Column:
     needs: str = ""  # what a run needs for this column in addition to a reference
     shown: Literal["", "always", "known", "different", "nonzero", "questions", "compared", "no files"] = ""
     spare: int = 0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
+    context: int = 0  # number of tokens for which ``memory:N`` gives the memory; 0: any other column
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -64,6 +66,8 @@ class Column:
 
     def value(self, model: ModelResult) -> Any:
         """A row's value of the field; None if it is not known."""
+        if self.context:
+            return model.memory and model.memory.gigabytes(self.context)
         return getattr(model, self.fields[0].replace(".", "_"))
 
     def is_usual(self, text: TextResult) -> bool:
@@ -144,6 +148,28 @@ COLUMNS = (
 )  # fmt: skip
 """In the order of the table, unless ``--columns`` gives another order."""
 BY_NAME = {column.name: column for column in COLUMNS}
+MEMORY = re.compile(r"memory:0*([1-9]\d{0,8})(k?)")
+MEMORY_NOTE = "serving one sequence of N tokens (32k: 32,768): weights, KV cache and activations, 10^9 bytes"
+
+
+def named(name: str) -> Column:
+    """Return the column of a name, in which ``memory:32k`` has a number of tokens; InputError for an unknown name."""
+    if found := MEMORY.fullmatch(name):
+        tokens = int(found[1]) * (1024 if found[2] else 1)
+        return about(name, f"memory\n{found[1]}{found[2]} GB", MEMORY_NOTE, digits=2, context=tokens)
+    if name.partition(":")[0] == "memory":
+        raise InputError(f"{name!r}: write the number of tokens after memory, as memory:8192 or memory:32k")
+    if name not in BY_NAME:
+        known = f"{', '.join(BY_NAME)}, memory:N (N tokens, as memory:32k)"
+        raise InputError(f"{name!r} is not a column{nearest(name, BY_NAME)}; there are: {known}")
+    return BY_NAME[name]
+
+
+def sort_key(key: str) -> tuple[Column, str]:
+    """Return the column of COLUMN or COLUMN:TEXT, and the name of the text or ""; InputError for an unknown column."""
+    found = re.match(r"memory:[^:]*", key)
+    name = found[0] if found else key.partition(":")[0]
+    return named(name), key[len(name) + 1 :]
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:
@@ -152,8 +178,7 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
     Raises InputError for an unknown name, or for no name.
     """
     for name in names:
-        if name not in BY_NAME:
-            raise InputError(f"{name!r} is not a column{nearest(name, BY_NAME)}; there are: {', '.join(BY_NAME)}")
+        named(name)
     if not names:
         raise InputError(f"names no column; there are: {', '.join(BY_NAME)}")
     return tuple(dict.fromkeys(names if "label" in names else ("label", *names)))
@@ -161,7 +186,12 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
 
 def fields_of(names: Sequence[str] | None) -> list[str] | None:
     """Return the fields of results.json of chosen columns; None if no columns were chosen."""
-    return None if names is None else [field for name in names for field in BY_NAME[name].fields]
+    return None if names is None else [field for name in names for field in named(name).fields]
+
+
+def values_of(model: ModelResult, fields: Sequence[str] | None) -> Mapping[str, Any]:
+    """Return a row's fields with a single value, and its memory for each ``memory:N`` among the chosen ``fields``."""
+    return model.flat | {name: named(name).value(model) for name in fields or () if MEMORY.fullmatch(name)}
 
 
 def ordered(run: RunResult, key: str | None) -> RunResult:
@@ -172,7 +202,7 @@ def ordered(run: RunResult, key: str | None) -> RunResult:
     """
     if key is None:
         return run
-    column, values = BY_NAME[key.partition(":")[0]], sort_values(run, key)
+    (column, _), values = sort_key(key), sort_values(run, key)
 
     def place(label: str) -> tuple[bool, bool, float | str]:
         value, failed = values[label], all(model is None or model.error for model in run.of_label(label))
@@ -192,8 +222,7 @@ def sort_values(run: RunResult, key: str) -> dict[str, Any]:
 
     For words, and for a column about the model and not the text: the first known value.
     """
-    name, _, of_text = key.partition(":")
-    column, found = BY_NAME[name], {}
+    (column, of_text), found = sort_key(key), {}
     for label in run.labels:
         values: list[Any] = []
         for text, model in zip(run.texts, run.of_label(label), strict=True):
@@ -205,7 +234,7 @@ def sort_values(run: RunResult, key: str) -> dict[str, Any]:
         known = [value for value in values if value is not None]
         if column.per_model or column.digits is None:
             found[label] = next(iter(known), None)
-        elif name == "ppl" and len(values) > 1:
+        elif column.name == "ppl" and len(values) > 1:
             found[label] = run.mean_ppl(label).value
         else:
             found[label] = sum(known) / len(values) if known and len(known) == len(values) else None
@@ -214,12 +243,12 @@ def sort_values(run: RunResult, key: str) -> dict[str, Any]:
 
 def no_order(run: RunResult, key: str) -> str | None:
     """Return why sorting by ``key`` has no effect, and what to do; None if a row except the reference has a value."""
-    column, texts = BY_NAME[key.partition(":")[0]], [text.name for text in run.texts]
+    (column, of_text), texts = sort_key(key), [text.name for text in run.texts]
     compared = column.of_reference is not None
     rows = set(run.labels) - {
         model.label for text in run.texts for model in text.models if model.reference and compared
     }
-    keys = [key, *(f"{column.name}:{name}" for name in texts if ":" not in key)]
+    keys = [key, *(f"{column.name}:{name}" for name in texts if not of_text)]
     known = [each for each in keys if any(sort_values(run, each)[label] is not None for label in rows)]
     if not rows or key in known:
         return None

@@ -16,13 +16,14 @@ from typing import NamedTuple
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
 from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.table.columns import BY_NAME, Column, checked
+from compare_q.eval.table.columns import Column, named
+from compare_q.eval.table.memory import OLDER
 from compare_q.eval.table.numbers import number_text
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
-PATTERN = re.compile(rf"\s*([\w.]+)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
+PATTERN = re.compile(rf"\s*([\w.:]+)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
 
 
 class Condition(NamedTuple):
@@ -43,7 +44,7 @@ class Condition(NamedTuple):
             return f"n/a: {model.error}"
         value = self.column.value(model)
         if value is None:
-            return "n/a"
+            return f"n/a: {(model.memory or OLDER).missing}" if self.column.context else "n/a"
         shown = self.column.times * value + self.column.plus
         return number_text(shown, self.column.digits or 0) if SIGNS[self.sign](shown, self.limit) else ""
 
@@ -56,8 +57,7 @@ def parse(given: str) -> Condition:
         limit = float(found[3]) if found else math.nan
     if found is None or not math.isfinite(limit):
         raise InputError(f"{printable(given)!r}: expected COLUMN SIGN NUMBER, such as 'kld > 0.05'")
-    checked([found[1]])
-    column = BY_NAME[found[1]]
+    column = named(found[1])
     if column.digits is None:
         raise InputError(f"{found[1]}: is a column of words; a condition needs a column of numbers")
     return Condition(column, found[2], limit)

@@ -14,10 +14,13 @@ from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossle
 from compare_q.eval.results import MARK, ModelResult, TextResult, deviations_of
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
+from compare_q.eval.table import memory
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, kld_in_words, number_text
 
 BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""
+TOO_LARGE = "\N{BALLOT X}"
+"""After the label of a row that ``--fit`` excludes."""
 FLOOR = "\N{ALMOST EQUAL TO}"
 """After the label of a noise floor."""
 COMMON_ERROR = (
@@ -38,7 +41,8 @@ MEANS = (
 
 def label_of(model: ModelResult) -> str:
     """Return the label with its marks."""
-    return f"{model.marked_label} {FLOOR}" if model.noise_floor else model.marked_label
+    marks = {FLOOR: model.noise_floor, TOO_LARGE: model.fits is False}
+    return " ".join([model.marked_label, *(mark for mark, holds in marks.items() if holds)])
 
 
 def machine_letters(text: TextResult) -> dict[str, str]:
@@ -98,7 +102,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     if cached := sum(model.from_cache for model in rows):
         notes.append(f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)")
     notes += [f"{model.label}: {note}" for model in rows for note in model_notes(model, text)]
-    return notes + (kv_size_notes(text) if "kv_mb" in columns else [])
+    return notes + memory_notes(text, columns)
 
 
 def same_notes(rows: Sequence[ModelResult]) -> list[str]:
@@ -176,6 +180,16 @@ def reference_notes(text: TextResult) -> list[str]:
         f"{number_text(model.byte_perplexity, 4)}, word perplexity {number_text(model.word_perplexity, 4)}"
         for model in rows if model.bits_per_byte is not None
     ]  # fmt: skip
+
+
+def memory_notes(text: TextResult, columns: Collection[str]) -> list[str]:
+    """Return notes on the sizes of KV caches, and on the memory of serving, if the table has such columns."""
+    notes = kv_size_notes(text) if "kv_mb" in columns else []
+    if not any(name.startswith("memory:") for name in columns):
+        return notes
+    engine = "without what the engine reserves (GPU context, graphs, workspaces, room for more sequences)"
+    said = ((model.label, words) for model in text.models if not model.error for words in memory.facts(model))
+    return [*notes, f"memory: {engine}", *by_note(said)]
 
 
 def kv_size_notes(text: TextResult) -> list[str]:

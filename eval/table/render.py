@@ -17,7 +17,7 @@ from rich.text import Text
 
 from compare_q.backends.common.messages import printable
 from compare_q.eval.results import RunResult
-from compare_q.eval.table.columns import BY_NAME
+from compare_q.eval.table.columns import named, values_of
 from compare_q.eval.table.tables import Filled, Table, table_of
 from compare_q.eval.table.verdict import verdict
 
@@ -45,7 +45,7 @@ def show(run: RunResult, console: Console, names: Sequence[str] | None = None, *
         filled += [each.filled for each in columns]
     for line in table.notes:
         say(console, line)
-    means = [BY_NAME[each.column.name] for each in filled]  # without the names of several texts in their headers
+    means = [named(each.column.name) for each in filled]  # without the names of several texts in their headers
     meanings = [*(f"{column.title}: {column.note}" for column in means), *table.legend_of(filled)]
     if notes:
         console.print()
@@ -183,7 +183,8 @@ def csv_text(run: RunResult, fields: Sequence[str] | None = None) -> str:
     """
     rows: list[dict[str, Any]] = []
     for text in run.texts:
-        rows += [{"text": text.name, **model.flat, "notes": "; ".join(model.notes)} for model in text.models]
+        own = [(values_of(model, fields), "; ".join(model.notes)) for model in text.models]
+        rows += [{"text": text.name, **values, "notes": notes} for values, notes in own]
         rows += [{"text": text.name, "error": text.error}] if text.error else []
     names = list(next(row for row in rows if "label" in row))[1:] if fields is None else fields
     stream = io.StringIO()

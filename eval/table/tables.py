@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult, RunResult, TextResult, option_texts
 from compare_q.eval.table import notes
-from compare_q.eval.table.columns import BY_NAME, COLUMNS, Column
+from compare_q.eval.table.columns import COLUMNS, Column, named
 from compare_q.eval.table.notes import BEST
 from compare_q.eval.table.numbers import error_text, number_text
 
@@ -96,13 +96,13 @@ def usual_columns(text: TextResult) -> list[str]:
 
 def columns_of(text: TextResult, names: Sequence[str]) -> list[Filled]:
     """Return columns with a cell for each model; a failed model has "failed" in its first number."""
-    numbers = [name for name in names if BY_NAME[name].digits is not None]
+    numbers = [name for name in names if named(name).digits is not None]
     first = "ppl" if "ppl" in numbers else next(iter(numbers), "")
     letters, said, found = notes.machine_letters(text), notes.column_notes(text), []
     options = [model.engine_options for model in text.models]
     known = set[str]().union(*options)
     different = {name for name in known if any(each.get(name, ...) != options[0].get(name, ...) for each in options)}
-    for column in map(BY_NAME.__getitem__, names):
+    for column in map(named, names):
         best, cells = best_labels(text.models, column.best) if column.best else frozenset(), []
         for model in text.models:
             if column.name == "label":
@@ -144,10 +144,10 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
     measured = [next((model for model in each if not model.error), each[0]) for each in rows]  # or else a failed row
     models = run.scored[0].updated(models=tuple(measured))
     compared = any(text.reference for text in run.scored)
-    usual = [name for name in usual_columns(models) if BY_NAME[name].per_model and not BY_NAME[name].spare]
+    usual = [name for name in usual_columns(models) if named(name).per_model and not named(name).spare]
     chosen = [*usual, *OF_TEXT[: 1 + compared]] if names is None else names
-    of_models = [name for name in chosen if BY_NAME[name].per_model and name != "label"]
-    of_text = [name for name in chosen if not BY_NAME[name].per_model]
+    of_models = [name for name in chosen if named(name).per_model and name != "label"]
+    of_text = [name for name in chosen if not named(name).per_model]
     columns = [replace(each, note="") for each in columns_of(models, ["label", *of_models])]
     texts = [text.name for text in run.texts]
     short = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in texts]
@@ -158,7 +158,7 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
         for each in columns_of(text.updated(models=filled), own if names is None else of_text):
             cells = tuple(Cell("n/a") if m.error else cell for m, cell in zip(filled, each.cells, strict=True))
             columns.append(Filled(replace(each.column, header=f"{header}\n{each.column.title}"), cells, block))
-    for column in (BY_NAME[name] for name in of_text if name in OF_TEXT):
+    for column in (named(name) for name in of_text if name in OF_TEXT):
         own_cells = []
         for label in run.labels:
             mean = run.mean_kld(label) if column.name == "kld" else run.mean_ppl(label)
@@ -168,7 +168,7 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
         columns.append(Filled(replace(column, header=f"mean\n{column.title}"), tuple(own_cells), MEANS))
     said = [f"{text.name}: failed: {text.error}" for text in run.texts if text.error]
     said += notes.once({text.name: [text.subtitle, *notes.footnotes(text)] for text in run.scored})
-    said += notes.kv_size_notes(run.scored[0]) if "kv_mb" in of_models else []
+    said += notes.memory_notes(run.scored[0], of_models)
     legend = [notes.MEANS, *notes.once({text.name: notes.legend(text) for text in run.scored})]
     title = f"{len(run.texts)} texts: {', '.join(texts)}"
     return Table(title, columns, said, legend, spare=("kld_stderr", "ppl_stderr"))

@@ -1,0 +1,63 @@
+"""The memory that serving a model takes, in parts, each from its source (``eval.results.Memory``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compare_q import backends
+from compare_q.backends.base import PlannedModel, Storage
+from compare_q.backends.layers import groups
+from compare_q.eval.results import CachePart, Memory
+
+BITS = dict.fromkeys(groups.PLAIN, 16.0) | {"float32": 32.0, "f32": 32.0}
+"""Number formats of unquantized weights -> bits."""
+
+
+def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, Any]) -> Memory:
+    """Return the memory of a model that ran; ``provenance``: what ran.
+
+    The KV cache is the engine's own.  If an engine scored without one, or does not report it and kept it unquantized,
+    the config gives its size in the dtype that ran.
+    """
+    facts, ran = backends.files_of(model).serving(), str(provenance.get("dtype"))
+    caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
+    known = [(each.token_bytes, each.count, each.window) for each in caches if each.token_bytes is not None]
+    kept = str(provenance.get("kv_cache") or ran)
+    if caches:
+        parts = [(size * count, window) for size, count, window in known] if len(known) == len(caches) else []
+    else:
+        parts = [(numbers * BITS[kept] / 8, window) for numbers, window in facts.kv if kept in BITS]
+    number_bytes = facts.float_bytes or BITS.get(ran, 16.0) / 8
+    missing = {
+        weights_missing(model, storage, provenance): True,
+        "KV cache: neither the engine nor the config states its size": not parts,
+        "activations: the config states no sizes of layers": None in (facts.vocab_size, facts.step_numbers),
+    }
+    return Memory(
+        weights=storage.file_bytes,
+        kv=tuple(CachePart(token_bytes=size, window=window) for size, window in parts),
+        kv_source="" if not parts else "engine" if caches else "config",
+        kv_is_upper=not caches and facts.kv_is_upper,
+        logits=None if facts.vocab_size is None else 4 * facts.vocab_size,
+        step_token=None if facts.step_numbers is None else int(number_bytes * facts.step_numbers),
+        missing="; ".join(words for words, holds in missing.items() if words and holds) or None,
+    )
+
+
+def weights_missing(model: PlannedModel, storage: Storage, provenance: Mapping[str, Any]) -> str:
+    """Return why the size of the weight files is not the size of the loaded weights; empty if it is."""
+    layers = groups.groups_from_json(provenance.get("layers", ()))
+    bits, stored = [BITS.get(layer.weights) for layer in layers], storage.bpw_layer
+    plain = [each for each in bits if each is not None]
+    if storage.file_bytes is None:
+        return "weights: no weight files on this machine"
+    if storage.note:
+        return f"weights: {storage.note}"
+    if model.override_tensors:
+        return "weights: override tensors replace a part of the weight files"
+    if any("dequantized" in layer.kernel for layer in layers):
+        return "weights: the engine decompresses them while loading"
+    if stored and plain and len(plain) == len(bits) and not 0.99 * min(plain) <= stored <= 1.01 * max(plain):
+        return f"weights: stored with {stored:.3g} bits per weight, and loaded with {max(plain):.3g}"
+    return ""
