@@ -154,6 +154,7 @@ class ServingFacts:
     vocab_size: int | None = None  # logits of a token; None if not stated
     kv: tuple[tuple[int, int | None], ...] = ()  # (numbers of a token, number of last tokens that are kept or None for
     # all) for each group of attention layers; empty if not stated
+    kv_layers: int = 0  # number of these layers
     kv_is_upper: bool = False  # layers with a sliding window count as if they kept all tokens
     step_numbers: int | None = None  # numbers of a token that a decoder layer holds at once; None if not stated
     float_bytes: int | None = None  # bytes of such a number; None: those of the dtype that ran

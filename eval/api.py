@@ -75,6 +75,7 @@ class Comparison:
         fields = {name: field for name, field in ModelResult.model_fields.items() if name not in NESTED}
         types = {field.alias or name: dtype_of(field.annotation) for name, field in fields.items()}
         chosen = [*types, "notes"] if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
+        types |= {name: "float64" for name in chosen if name not in (*types, "notes")}  # memory:N
         frame = self.of_texts(rows, ["text", *chosen])
         for name, dtype in types.items():
             if name in frame:

@@ -267,8 +267,9 @@ class GgufModel:
         expert = self.field("{}.expert_feed_forward_length", int) or dense
         shared = self.field("{}.expert_shared_feed_forward_length", int) or 0
         wide = max(dense, chosen * expert + shared if chosen else 0)
-        numbers = 2 * hidden + 3 * wide if hidden and wide else None
-        return ServingFacts(self.facts.vocab_size, step_numbers=numbers, float_bytes=4)
+        numbers = 4 * hidden + 3 * wide if hidden and wide else None
+        slides = bool(self.field("{}.attention.sliding_window", int))
+        return ServingFacts(self.facts.vocab_size, kv_is_upper=slides, step_numbers=numbers, float_bytes=4)
 
     def placed(self) -> list[Placed]:
         """The tensors, and where their bytes are."""

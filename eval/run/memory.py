@@ -22,23 +22,23 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
     """
     facts, ran = backends.files_of(model).serving(), str(provenance.get("dtype"))
     caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
-    known = [(each.token_bytes, each.count, each.window) for each in caches if each.token_bytes is not None]
     kept = str(provenance.get("kv_cache") or ran)
+    parts = [(numbers * BITS[kept] / 8, window) for numbers, window in facts.kv if kept in BITS]
     if caches:
-        parts = [(size * count, window) for size, count, window in known] if len(known) == len(caches) else []
-    else:
-        parts = [(numbers * BITS[kept] / 8, window) for numbers, window in facts.kv if kept in BITS]
+        is_known = None not in {each.token_bytes for each in caches}
+        is_known &= sum(each.count for each in caches) >= facts.kv_layers  # an engine may not report all layers
+        parts = [((each.token_bytes or 0) * each.count, each.window) for each in caches if is_known]
     number_bytes = facts.float_bytes or BITS.get(ran, 16.0) / 8
     missing = {
         weights_missing(model, storage, provenance): True,
-        "KV cache: neither the engine nor the config states its size": not parts,
+        "KV cache: engine and config do not state the size for all layers": not parts,
         "activations: the config states no sizes of layers": None in (facts.vocab_size, facts.step_numbers),
     }
     return Memory(
         weights=storage.file_bytes,
         kv=tuple(CachePart(token_bytes=size, window=window) for size, window in parts),
         kv_source="" if not parts else "engine" if caches else "config",
-        kv_is_upper=not caches and facts.kv_is_upper,
+        kv_is_upper=facts.kv_is_upper and not any(window for _, window in parts),
         logits=None if facts.vocab_size is None else 4 * facts.vocab_size,
         step_token=None if facts.step_numbers is None else int(number_bytes * facts.step_numbers),
         missing="; ".join(words for words, holds in missing.items() if words and holds) or None,

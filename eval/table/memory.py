@@ -34,7 +34,7 @@ class Fit(NamedTuple):
         if needed is None:
             note = f"--fit {self.words} n/a: {(model.memory or OLDER).missing}"
         elif 1e9 * needed > self.limit:
-            note = f"does not fit into {self.words}: {self.column.name} is {number_text(needed, 2)} GB"
+            note = f"does not fit into {self.words}: {self.column.name} is {number_text(needed, 3)} GB"
         else:
             return model.updated(fits=True)
         return model.updated(fits=None if needed is None else False, notes=(*model.notes, note))

@@ -15,7 +15,7 @@ from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 GIVEN = (
     "reference", "windows", "load_seconds", "score_seconds", "timing", "from_cache", "error", "spec", "spec_sha256",
-    "scores_key", "scores_digest", "notes", "provenance", "worst_tokens", "estimates",
+    "scores_key", "scores_digest", "notes", "provenance", "worst_tokens", "estimates", "memory",
 )  # fmt: skip
 """Fields of a row that do not follow from others."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compare_q.backends.base import ServingFacts
 from compare_q.backends.checkpoint import contents
 from compare_q.backends.checkpoint.config import CheckpointConfig, rope
 from tests.support.checkpoints import ENDS, Entries, write_checkpoint
@@ -128,6 +129,30 @@ def test_quantization_in_a_legacy_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_kv_numbers(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).kv_numbers == gold
+
+
+SMALL = {"vocab_size": 10, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("more", "gold"),
+    [
+        # keys and values of two heads of two numbers in three layers; 4 x 4 numbers around the MLP, and 3 x 8 in it
+        ({}, ServingFacts(10, ((24, None),), 3, step_numbers=40)),
+        ({"sliding_window": 7}, ServingFacts(10, ((24, None),), 3, kv_is_upper=True, step_numbers=40)),
+        ({"sliding_window": 7, "use_sliding_window": False}, ServingFacts(10, ((24, None),), 3, step_numbers=40)),
+        ({"sliding_window": 7, "layer_types": SLIDING}, ServingFacts(10, ((16, 7), (8, None)), 3, step_numbers=40)),
+        ({"layer_types": ["conv", "conv", "full_attention"]}, ServingFacts(10, ((8, None),), 1, step_numbers=40)),
+        # five experts of six numbers, and a shared one of six
+        ({"num_experts_per_tok": 5, "moe_intermediate_size": 6, "n_shared_experts": 1},
+         ServingFacts(10, ((24, None),), 3, step_numbers=4 * 4 + 3 * 36)),
+        ({"kv_lora_rank": 4, "intermediate_size": None}, ServingFacts(10)),
+        ({"global_head_dim": 4}, ServingFacts(10, step_numbers=40)),
+    ],
+)  # fmt: skip
+def test_sizes_that_serving_needs(more: dict[str, Any], gold: ServingFacts) -> None:
+    assert CheckpointConfig(SMALL | more).serving == gold
 
 
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
+from compare_q.backends.base import ServingFacts
 from compare_q.backends.checkpoint.doctor import gguf_facts
 from compare_q.backends.checkpoint.gguf import TYPES, read_model
 from tests.support.checkpoints import finish_gguf
@@ -131,3 +132,16 @@ def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:
     seen.append(read_model(first).stamp())
     second.touch()
     assert len({*seen, read_model(first).stamp()}) == 3
+
+
+def test_sizes_that_serving_needs(tmp_path: Path) -> None:
+    """As of a config; ggml computes in float32.  A mixture of two experts of 300 is wider than an MLP of 512."""
+    sizes = {"embedding_length": 256, "feed_forward_length": 512}
+    experts = {"expert_used_count": 2, "expert_feed_forward_length": 300, "attention__sliding_window": 7}
+    for more, gold in (
+        ({}, ServingFacts(6, step_numbers=4 * 256 + 3 * 512, float_bytes=4)),
+        (experts, ServingFacts(6, kv_is_upper=True, step_numbers=4 * 256 + 3 * 600, float_bytes=4)),
+        ({"feed_forward_length": [64, 128]}, ServingFacts(6, step_numbers=4 * 256 + 3 * 128, float_bytes=4)),
+        ({"embedding_length": 0}, ServingFacts(6, float_bytes=4)),
+    ):
+        assert read_model(write(tmp_path / "m.gguf", MATRICES, **(sizes | more))).serving() == gold

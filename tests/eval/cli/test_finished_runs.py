@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from compare_q.eval.results import CachePart, Memory
 from compare_q.eval.table.columns import BY_NAME
-from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of
+from tests.support.made import BASE, FAILED, QUANT, REF, replace, results_of, run_of
 from tests.support.toy import Run, assert_refused
 
 
@@ -63,3 +64,24 @@ def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path
     head = (tmp_path / "o.html").read_text().partition("<table")[2].partition("</thead>")[0]
     assert re.findall(r"<th[^>]*>([^<]+)</th>", head) == ["label", "99.9 % KLD", "KLD", "kernel"]
     assert_refused(compare_q("show", finished, "--columns", ","), "--columns: ", *BY_NAME)
+
+
+def test_memory_for_a_context(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    """One word is a column, the order, a condition and the x axis of a plot: 5.0 + 131,072 B x 32,768 + 0.5 GB."""
+    memory = Memory(
+        weights=5 * 10**9, kv=(CachePart(token_bytes=131_072.0),), kv_source="engine", logits=0, step_token=244_140
+    )
+    large = replace(REF, memory=memory.updated(weights=16 * 10**9))
+    results_of(run_of(large, replace(QUANT, memory=memory), BASE)).with_origin([]).write(finished)
+    files = ("--csv", tmp_path / "o.csv", "--html", tmp_path / "o.html", "-pf", tmp_path / "p.svg")
+    words = ("--columns", "memory:32k", "--sort", "memory:32k", "-ppl", "--x-axis", "memory:32k", "--fit", "12GB@32k")
+    ran = compare_q("show", finished, *words, *files, "--fail-if", "memory:32k > 10")
+    assert ran.status == 4
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith((" W4A16 ", " bf16 ", " base "))]
+    assert rows == [["W4A16", "9.79"], ["bf16", "✗", "20.79"], ["base", "n/a"]]
+    assert "bf16: does not fit into 12GB@32k" in ran.out
+    assert "base: not in the plot: memory for 32,768 tokens unknown" in ran.out
+    assert "failed: bf16: memory:32k > 10 (20.79)" in ran.err
+    assert (tmp_path / "o.csv").read_text().splitlines()[1].startswith("W4A16,9.79496")
+    assert "Memory for 32,768 tokens / GB" in (tmp_path / "p.svg").read_text()
+    assert "memory 32k GB" in (tmp_path / "o.html").read_text()

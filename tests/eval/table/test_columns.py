@@ -14,7 +14,7 @@ from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table import numbers
-from compare_q.eval.table.columns import BY_NAME, COLUMNS, checked, no_order, ordered
+from compare_q.eval.table.columns import BY_NAME, COLUMNS, checked, named, no_order, ordered
 from compare_q.eval.table.tables import Cell, table_of
 from tests.support import ROOT
 from tests.support.made import (
@@ -51,8 +51,8 @@ def test_every_column_shows_a_field_of_a_row_and_is_described_in_the_docs() -> N
     assert {field for column in COLUMNS for field in column.fields} <= QUANT.flat.keys()
     assert all(column.header.count("\n") < 2 for column in COLUMNS)
     page = (ROOT / "docs/outputs.md").read_text()
-    assert re.findall(r"^\| `([\w.]+)` \| (.*) \|$", page.split("### Columns")[1].split("\n## ")[0], re.MULTILINE) == [
-        (column.name, column.note.replace("|", "\\|")) for column in COLUMNS
+    assert re.findall(r"^\| `([\w.:]+)` \| (.*) \|$", page.split("### Columns")[1].split("\n## ")[0], re.MULTILINE) == [
+        (column.name, column.note.replace("|", "\\|")) for column in (*COLUMNS, named("memory:32k"))
     ]
 
 

@@ -1,0 +1,83 @@
+"""The parts of the memory of serving, by hand: weight files, the cache of engine or config, logits and activations."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare_q.backends.base import Layer, Storage
+from compare_q.backends.layers.groups import KVCache, groups_to_json
+from compare_q.eval.results import CachePart, Memory
+from compare_q.eval.run.memory import memory_of
+from tests.support.checkpoints import ENDS, write_checkpoint
+from tests.support.toy import planned
+
+CONFIG = {"vocab_size": 10, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+          "num_key_value_heads": 1}  # fmt: skip
+STORED = Storage(16.0, 16.0, 800, file_bytes=1000)
+RAN = {"dtype": "bfloat16"}
+
+
+def cached(*caches: KVCache) -> dict[str, Any]:
+    """The provenance of an engine with these caches."""
+    return {**RAN, "kv_cache": "fp8", "kv_cache_layers": [asdict(cache) for cache in caches]}
+
+
+def layers(weights: str, kernel: str = "Linear") -> dict[str, Any]:
+    """The provenance of an engine that ran layers of one kind."""
+    return {**RAN, "layers": groups_to_json([Layer("a", weights, "bfloat16", kernel)])}
+
+
+def of(folder: Path, provenance: dict[str, Any], storage: Storage = STORED, **config: Any) -> Memory:
+    """The memory of a model with this config."""
+    model = planned("m", "transformers", str(write_checkpoint(folder / "m", ENDS, CONFIG | config)), 100)
+    return memory_of(model, storage, provenance)
+
+
+def test_parts_by_the_config(tmp_path: Path) -> None:
+    """Keys and values of one head of two numbers in two layers; 4 x 4 and 3 x 8 numbers of a token in a step."""
+    found = of(tmp_path, RAN)
+    assert found == Memory(
+        weights=1000, kv=(CachePart(token_bytes=2 * 2 * 2 * 2),), kv_source="config", logits=40, step_token=80
+    )
+    assert found.gigabytes(100) == pytest.approx((1000 + 16 * 100 + 40 + 80 * 100) / 1e9)
+    assert found.gigabytes(8192) == pytest.approx((1000 + 16 * 8192 + 40 + 80 * 2048) / 1e9)
+    single = of(tmp_path, {"dtype": "float32"})
+    assert (single.kv[0].token_bytes, single.logits, single.step_token) == (32, 40, 160)
+    assert of(tmp_path, RAN, sliding_window=7).kv_is_upper
+
+
+def test_the_cache_of_the_engine(tmp_path: Path) -> None:
+    """It comes first, in its own format, and a layer with a window holds no more than the window."""
+    one, two = KVCache("a", 1, "fp8", token_bytes=4.0), KVCache("b", 1, "fp8", token_bytes=4.0, window=10)
+    found = of(tmp_path, cached(one, two), sliding_window=10)
+    assert (found.kv_source, found.kv_is_upper, found.missing) == ("engine", False, None)
+    assert found.gigabytes(100) == pytest.approx((1000 + 4 * 100 + 4 * 10 + 40 + 80 * 100) / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "storage", "config", "part"),
+    [
+        (RAN, Storage(16.0), {}, "weights: no weight files"),
+        (RAN, Storage(note="quantized while loading", file_bytes=9), {}, "weights: quantized while loading"),
+        (layers("int8 channel", "torch linear (dequantized)"), STORED, {}, "weights: the engine decompresses"),
+        (layers("float32"), STORED, {}, "weights: stored with 16 bits per weight, and loaded with 32"),
+        (cached(KVCache("a", 2, "fp8")), STORED, {}, "KV cache: "),
+        (cached(KVCache("a", 1, "fp8", token_bytes=4.0)), STORED, {}, "KV cache: "),  # of two layers
+        ({**RAN, "kv_cache": "fp8"}, STORED, {}, "KV cache: "),
+        (RAN, STORED, {"kv_lora_rank": 3}, "KV cache: "),
+        (RAN, STORED, {"intermediate_size": None}, "activations: "),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_not_known(
+    tmp_path: Path, provenance: dict[str, Any], storage: Storage, config: dict[str, Any], part: str
+) -> None:
+    """It is named, and there is no sum; layers as stored have one."""
+    found = of(tmp_path, provenance, storage, **config)
+    assert (found.missing or "").startswith(part)
+    assert ";" not in (found.missing or "")
+    assert found.gigabytes(100) is None
+    assert of(tmp_path, layers("bfloat16")).missing is None
