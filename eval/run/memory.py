@@ -41,7 +41,7 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
         kv_is_upper=facts.kv_is_upper and not any(window for _, window in parts),
         logits=None if facts.vocab_size is None else 4 * facts.vocab_size,
         step_token=None if facts.step_numbers is None else int(number_bytes * facts.step_numbers),
-        missing="; ".join(words for words, holds in missing.items() if words and holds) or None,
+        missing=next((words for words, holds in missing.items() if words and holds), None),
     )
 
 
