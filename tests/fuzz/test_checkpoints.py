@@ -54,7 +54,8 @@ def framed(header: bytes, random: Random) -> bytes:
 def look(folder: Path) -> None:
     """Everything that a run asks of a checkpoint's files."""
     config = CheckpointConfig.read(folder)
-    assert [config.vocab_size, config.context, config.kv_numbers, config.rope_scaling, config.quantization, config.serving]
+    assert [config.vocab_size, config.context, config.kv_numbers, config.rope_scaling, config.quantization]
+    assert config.serving
     assert declared(config.quantization).of("model.layers.0.mlp.up_proj") is None or config.quantization
     assert isinstance(kv_cache(config.quantization), str)
     storage_of(folder)
