@@ -1,6 +1,7 @@
 """Place the labels of a scatter plot: each is next to its point and covers nothing.
 
 Every label has places around its point.  The labels take turns: each moves to its cheapest place while the others stay.
+Random costs, which shrink from round to round, let them leave places that are only locally best (simulated annealing).
 All shapes are boxes [x0, y0, x1, y1] in pixels, one per row of an array: labels, markers, and lines as rows of dots.
 """
 
@@ -17,6 +18,8 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 Boxes = NDArray[np.float64]
+Pairs = dict[int, tuple[NDArray[np.bool_], Boxes]]
+"""Of one label: another label -> (which of both's places overlap, what their leaders cost) [P, P of the other]."""
 
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)
 """In points.  The largest size at which all labels fit is taken."""
@@ -28,15 +31,22 @@ RINGS = np.array([1, 5, 10, 16, 24, 34, 46, 60, 78, 100, 130, 170, 220, 280, 350
 """Pixels between a marker and the places of its label."""
 LEADER_FROM = 14.0
 """A line joins marker and label if they are more than this many pixels apart."""
+FAR = 50.0
+"""Pixels between marker and label at which a further pixel costs three times as much as next to the marker."""
 DOT = 8.0
 """Pixels between the dots that stand for a line."""
 NEAREST = 120
 """Number of places of a label that are compared."""
-OVERLAP, LEADER, BESIDE, HEIGHT, LINE = 1e4, 50.0, 25.0, 1.0, 0.1
-"""Costs, where a pixel between marker and label costs 1: a label on a label or marker; a leader through a label or
-marker; another marker as near as the label's own; a pixel above or below the point; dots under the label, squared."""
-PRESSURE = (*OVERLAP * 0.5 ** np.arange(10)[::-1], *[OVERLAP] * 3)
-"""Cost of an overlap in each round of moves.  It grows: first labels move freely, then they push each other away."""
+OVERLAP, MARKER, LEADER, BESIDE, HEIGHT, LINE = 1e4, 200.0, 300.0, 25.0, 1.0, 0.1
+"""Costs, where a pixel between marker and label costs 1: a label on a label or marker; a leader through a marker; a
+leader through a label or leader; another marker as near as the label's own; a pixel above or below the point; dots
+under the label, squared."""
+HEAT = 100.0
+"""Scale of the random costs in the first round of moves, which let labels leave places that are only locally best."""
+ROUNDS = tuple((OVERLAP * 0.002 ** max(1 - k / 32, 0), HEAT * max(1 - k / 36, 0)) for k in range(40))
+"""Cost of an overlap, which grows, and scale of the random costs, which falls to 0, in each round of moves."""
+TRIALS = 5
+"""Number of arrangements, each with another order of turns.  The cheapest is taken."""
 
 
 def place_labels(axes: Axes, texts: Sequence[Text], marks: Sequence[Line2D], names: Sequence[Text] = ()) -> None:
@@ -64,7 +74,7 @@ def place_labels(axes: Axes, texts: Sequence[Text], marks: Sequence[Line2D], nam
         if not is_clear:
             text.remove()
         elif _gaps(box[None], spot[None])[0, 0] > LEADER_FROM:
-            ends = to_data.transform(_leaders(box[None], spot)[0, [0, -1], :2])
+            ends = to_data.transform(_leaders(box[None], spot).reshape(2, 2))
             gid = str(text.get_gid()).replace("label", "leader")
             axes.plot(*ends.T, color=mark.get_color(), lw=0.8, alpha=0.7, zorder=3, gid=gid)
     if not fits.all():
@@ -104,31 +114,53 @@ def _places(own: int, size: Boxes, area: Bbox, obstacles: Boxes, dots: Boxes) ->
     boxes = np.hstack([centres - half, centres + half])
     distance, around = _gaps(boxes, spot[None])[:, 0], _gaps(boxes, others)
     off = np.abs(centres[:, 1] - centre[1])
-    cost = distance + HEIGHT * np.maximum(off - half[1], 0) + off / 10 + (centres[:, 0] < centre[0])
+    cost = distance * (1 + distance / FAR) + HEIGHT * np.maximum(off - half[1], 0) + off / 10
+    cost += centres[:, 0] < centre[0]
     cost += OVERLAP * (around == 0).sum(axis=1) + LINE * (_gaps(boxes, dots) == 0).sum(axis=1) ** 2
     cost += BESIDE * (around < np.minimum(distance, 30)[:, None] + 3).sum(axis=1)
-    leaders = _leaders(boxes, spot)
-    crossed = (_gaps(leaders.reshape(-1, 4), others) == 0).reshape(*leaders.shape[:2], -1).any(axis=1).sum(axis=1)
-    cost += LEADER * crossed * (distance > LEADER_FROM)
+    cost += MARKER * _crossed(_leaders(boxes, spot), others).sum(axis=1) * (distance > LEADER_FROM)
     best = np.argsort(cost, kind="stable")[:NEAREST]
     return boxes[best], cost[best]
 
 
 def _arrange(places: Sequence[tuple[Boxes, Boxes]], spots: Boxes) -> tuple[Boxes, NDArray[np.bool_]]:
     """Return (a place for each label [N, 4], which of them cover no other label and no marker [N])."""
-    leaders = [_leaders(boxes, spot) for (boxes, _), spot in zip(places, spots, strict=True)]
-    chosen, lines = np.array([boxes[0] for boxes, _ in places]), np.array([own[0] for own in leaders])
-    total = np.zeros(len(places))
-    for pressure in PRESSURE:
-        for i, (boxes, own) in enumerate(places):
-            others = np.delete(chosen, i, axis=0)
-            cost = own + pressure * (_gaps(boxes, others) == 0).sum(axis=1)
-            cost += LEADER / 2 * (_gaps(boxes, np.delete(lines, i, axis=0).reshape(-1, 4)) == 0).sum(axis=1)
-            crossed = _gaps(leaders[i].reshape(-1, 4), others) == 0
-            cost += LEADER / 2 * crossed.reshape(len(boxes), -1).sum(axis=1)
-            best = np.argmin(cost)
-            chosen[i], lines[i], total[i] = boxes[best], leaders[i][best], cost[best]
-    return chosen, total < OVERLAP
+    pairs = _pair_costs([boxes for boxes, _ in places], spots)
+    random, count = np.random.default_rng(0), len(places)
+    least, best = np.inf, (np.zeros(count, np.intp), np.zeros(count))
+    for _ in range(TRIALS):
+        chosen, order = np.zeros(count, np.intp), random.permutation(count)
+        for pressure, heat in ROUNDS:
+            for i in order:
+                costs = _costs(places[i][1], pairs[i], chosen, pressure)
+                chosen[i] = np.argmin(costs - heat * random.gumbel(size=len(costs)))
+        total = np.array([_costs(own, pairs[i], chosen, OVERLAP)[chosen[i]] for i, (_, own) in enumerate(places)])
+        if total.sum() < least:
+            least, best = total.sum(), (chosen, total)
+    return np.array([boxes[i] for (boxes, _), i in zip(places, best[0], strict=True)]), best[1] < OVERLAP
+
+
+def _pair_costs(boxes: Sequence[Boxes], spots: Boxes) -> list[Pairs]:
+    """Return the costs of each label and those that it can touch; ``boxes``: the places of each label [P, 4]."""
+    leaders = [_leaders(own, spot) for own, spot in zip(boxes, spots, strict=True)]
+    drawn = [_gaps(own, spot[None]) > LEADER_FROM for own, spot in zip(boxes, spots, strict=False)]
+    hulls = [np.vstack([own, spot]) for own, spot in zip(boxes, spots, strict=True)]
+    reach = np.array([[*hull[:, :2].min(axis=0), *hull[:, 2:].max(axis=0)] for hull in hulls])
+    pairs: list[Pairs] = [{} for _ in boxes]
+    for i, j in np.argwhere(np.triu(_gaps(reach, reach) == 0, 1)):
+        through = (_crossed(leaders[i], boxes[j]) & drawn[i]) + (_crossed(leaders[j], boxes[i]) & drawn[j]).T * 1
+        cost = LEADER / 2 * (through + (_meet(leaders[i], leaders[j]) & drawn[i] & drawn[j].T))
+        overlap = _gaps(boxes[i], boxes[j]) == 0
+        pairs[i][j], pairs[j][i] = (overlap, cost), (overlap.T, cost.T)
+    return pairs
+
+
+def _costs(own: Boxes, pairs: Pairs, chosen: NDArray[np.intp], pressure: float) -> Boxes:
+    """Return what each place of a label costs [P] while the others stay where they are; ``own``: the place alone."""
+    total = own.copy()
+    for j, (overlap, cost) in pairs.items():
+        total += pressure * overlap[:, chosen[j]] + cost[:, chosen[j]]
+    return total
 
 
 def _gaps(a: Boxes, b: Boxes) -> Boxes:
@@ -138,7 +170,29 @@ def _gaps(a: Boxes, b: Boxes) -> Boxes:
 
 
 def _leaders(boxes: Boxes, spot: Boxes) -> Boxes:
-    """Return dots [P, 12, 4] on the lines from the middle of a marker [4] to the nearest places in boxes [P, 4]."""
+    """Return the lines [P, 4] from the middle of a marker [4] to the nearest places in boxes [P, 4]."""
     centre = (spot[:2] + spot[2:]) / 2
     ends = np.clip(centre, boxes[:, :2], boxes[:, 2:])
-    return np.tile(centre + np.linspace(0, 1, 12)[:, None] * (ends - centre)[:, None], 2)
+    return np.hstack([np.broadcast_to(centre, ends.shape), ends])
+
+
+def _crossed(lines: Boxes, boxes: Boxes) -> NDArray[np.bool_]:
+    """Return which lines [A, 4] go through which boxes [B, 4]."""
+    start, end = lines[:, None, :2], lines[:, None, 2:]
+    middle, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
+    is_near = (np.abs(middle - (start + end) / 2) <= half + np.abs(end - start) / 2).all(axis=2)
+    normal = (end - start)[..., ::-1] * (-1, 1)
+    is_on_line = np.abs((normal * (middle - start)).sum(axis=2)) <= (np.abs(normal) * half).sum(axis=2)
+    return np.asarray(is_near & is_on_line)
+
+
+def _meet(a: Boxes, b: Boxes) -> NDArray[np.bool_]:
+    """Return which lines [A, 4] cross which lines [B, 4]; touching ends do not."""
+
+    def sides(lines: Boxes, points: Boxes) -> Boxes:
+        """On which side of each line [A, 4] each point [B, 2] is: above or below 0."""
+        along, to = (lines[:, 2:] - lines[:, :2])[:, None], points - lines[:, None, :2]
+        return np.asarray(along[..., 0] * to[..., 1] - along[..., 1] * to[..., 0])
+
+    apart = sides(a, b[:, :2]) * sides(a, b[:, 2:]) < 0
+    return np.asarray(apart & (sides(b, a[:, :2]) * sides(b, a[:, 2:]) < 0).T)

@@ -166,7 +166,7 @@ def value_text(value: float, error: float | None, measure: Measure) -> str:
     Without an error: with the measure's significant digits, or as in the table.
     """
     if error:
-        return number_text(value, max(decimals_of_error(error) - 1, 0))
+        return f"{value:.1e}" if 0 < abs(value) < 1e-5 else number_text(value, max(decimals_of_error(error) - 1, 0))
     if measure.digits:
         size = int(f"{value:.{measure.digits - 1}e}".partition("e")[2])  # of the rounded value: 0.999 is 1.0
         return number_text(value, max(measure.digits - 1 - size, 0))

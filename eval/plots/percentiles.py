@@ -54,6 +54,7 @@ def percentile_plot(text: TextResult, *, title: str | None = None, dark: bool = 
             axes.plot(max(mean, left), i, models[number].marker, color=colour, ms=7, mec=theme.paper, mew=0.8, zorder=5,
                       clip_on=False, gid=f"mean-{number}")  # fmt: skip
             _write(axes, i, [short(x) for x in (p["50"], mean, p["99"], p["max"])], theme.ink, f"number-{number}")
+        style.draw_legend(axes, [models[number] for _, number, _ in rows], theme, below=figure)
         _write(axes, -0.9, ["median", "mean", "p99", "max"], theme.muted, "head-0")
         style.freeze_layout(figure)
         floor = text.noise_floor

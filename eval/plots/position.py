@@ -71,6 +71,9 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
         style.log_ticks(axes.xaxis)
         if log_y:
             style.log_ticks(axes.yaxis)
+        found = style.looks_of(text.models)
+        looks = [found[line.number] for line in lines if line.colour]
+        style.draw_legend(axes, looks, theme, below=figure, markers=False)
         _place_names(figure, axes, lines, texts)
     return figure
 
@@ -103,11 +106,14 @@ def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Li
 
 
 def _draw(axes: Axes, line: Line, name: str, theme: Theme) -> Text:
-    """Draw a line, and return its name, which is not placed yet."""
+    """Draw a line, with a dot where it is a single bin, and return its name, which is not placed yet."""
     width, order = (3.0, 2.5) if line.model.reference else (1.9, 2.0) if line.colour else (1.0, 1.8)
     colour, alpha = line.colour or theme.muted, None if line.colour else 0.5
     dashes: Any = (0, line.dashes) if line.dashes else "-"
     axes.plot(line.x, line.y, ls=dashes, lw=width, zorder=order, color=colour, alpha=alpha, gid=f"line-{line.number}")
+    known = np.pad(np.isfinite(line.y), 1)
+    lone = known[1:-1] & ~known[:-2] & ~known[2:]
+    axes.plot(line.x[lone], line.y[lone], "o", ms=1.5 * width, color=colour, alpha=alpha, gid=f"lone-{line.number}")
     name += " (reference)" if line.model.reference else ""
     text = axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center", gid=f"label-{line.number}")
     text.set_color(style.ink_of(line.colour, theme) if line.colour else theme.muted)

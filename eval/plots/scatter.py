@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,6 +30,10 @@ MARKER_SIZE, RING, COVERED = 9.0, 5.0, 10.0
 marker that is nearer than this distance (pixels) covers it."""
 FLOOR, ZERO = 0.045, 0.1
 """Share of a linear axis below y = 0, and of a logarithmic axis between 0 and the smallest value."""
+NEGLIGIBLE = 0.01
+"""A logarithmic axis ends at this share of the smallest value of a quantized model; the rest is linear down to 0."""
+WRAP = 24, 28
+"""Characters of a line of a label, if there are many labels and if there are at most ``labels.FEW``."""
 TICKS, CARD_TICKS = 16, 7
 """Maximum number of ticks of the y axis, in a plot and on a card."""
 
@@ -99,7 +102,7 @@ def scatter_plot(
         elif scale == "percent":
             axes.yaxis.set_major_locator(MaxNLocator(4 if card else 8, steps=[1, 2, 2.5, 5, 10]))
             axes.yaxis.set_major_formatter(lambda value, _: text(value))
-        _draw_legend(axes, points, theme)
+        style.draw_legend(axes, [point.look for point in points], theme)
         if edge is not None:
             name = unquantized.pop() if len(unquantized) == 1 else "unquantized"
             _draw_edge(axes, max(p.x for p in points if not p.unquantized), edge, name, theme)
@@ -121,7 +124,8 @@ def _set_scale(axes: Axes, points: Sequence[Point], scale: str) -> float:
     """
     if scale == "log":
         positive = [p.y for p in points if p.y > 0]
-        near = max(min(positive), 1e-6 * max(positive))
+        least = min((p.y for p in points if p.y > 0 and not p.unquantized), default=0.0)
+        near = max(min(positive), 1e-6 * max(positive), NEGLIGIBLE * least)
         if min(p.y for p in points) >= near:
             axes.set_yscale("log")
             return 0.0
@@ -158,24 +162,6 @@ def _draw_points(axes: Axes, points: Sequence[Point], theme: Theme) -> list[Line
     return marks
 
 
-def _draw_legend(axes: Axes, points: Sequence[Point], theme: Theme) -> None:
-    """Draw the legend next to the axes: a colour for each family, and a marker for each of several engines."""
-    families = {p.look.family: theme.families[p.look.colour] for p in points}
-    engines = {p.look.engine: p.look.marker for p in points}
-    marker = next(iter(engines.values())) if len(engines) == 1 else "s"
-    same: dict[str, Any] = {"ls": "", "ms": MARKER_SIZE}
-    entries = [(name, Line2D([], [], marker=marker, color=families[name], **same))
-               for name in sorted(families, key=str.casefold)]  # fmt: skip
-    if len(engines) > 1:
-        entries += [(name, Line2D([], [], marker=engines[name], color="none", mec=theme.muted, **same))
-                    for name in sorted(engines)]  # fmt: skip
-    handles = [handle for _, handle in entries]
-    columns = math.ceil(len(handles) / 30)
-    legend = axes.legend(handles, ["-"] * len(handles), loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)
-    for text, (name, _) in zip(legend.get_texts(), entries, strict=True):
-        text.set_text(textwrap.fill(name, 24))  # not passed above, as a legend hides labels that start with "_"
-
-
 def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text]:
     """Draw the horizontal lines, and return their names, which are not placed yet."""
     names = []
@@ -204,10 +190,10 @@ def _draw_labels(axes: Axes, points: Sequence[Point], theme: Theme, *, card: boo
     """Return index -> label with name and value, on its point for now; on a card only the names of the front's ends."""
     best = data.pareto_front(points)
     ends = [*{p.look.family: p for p in best}.values(), *{p.look.family: p for p in reversed(best)}.values()]
-    texts = {}
+    texts, wrap = {}, WRAP[len(points) <= labels.FEW]
     for i, (point, name) in enumerate(zip(points, style.names_of([p.label for p in points]), strict=True)):
         if not card or point in ends:
-            words = textwrap.fill(name, 24) + ("" if card else f"\n{point.shown or f'{point.y:.3f}'}")
+            words = textwrap.fill(name, wrap) + ("" if card else f"\n{point.shown or f'{point.y:.3f}'}")
             text = axes.text(point.x, point.y, words, ha="center", va="center", linespacing=1.05, in_layout=False)
             text.set(color=style.ink_of(theme.families[point.look.colour], theme), path_effects=style.halo(theme))
             text.set(fontweight="bold" if point in best else "normal", zorder=5, gid=f"label-{point.number}")

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib import style
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
@@ -33,27 +36,49 @@ CARD = 7.5, 4.21875
 """Width and height (inches) of a picture for social media: 1,200 x 675 pixels."""
 WIDE = 10**1.5
 """An axis is logarithmic if the largest value above 0 is more than this many times the smallest."""
-KNOWN = ("EXL3", "GGUF", "INT W4A16 GPTQ", "EXL2 AWQ", "FP4 NVFP4 MXFP4", "FP8", "NF4 BNB", "UNQUANTIZED BF16 FP16")
-"""Families that always have the same colour, by its place in ``Theme.families``."""
-FORMATS = (("EXL3", "exl3"), ("EXL2", "exl2"), ("FP4", r"\w*fp4"), ("FP8", "fp8"), ("INT", "int"), ("NF4", "nf4"),
-           ("GGUF", r"(i?q|tq)\d"))  # fmt: skip
-"""Families, and patterns of their formats of weights: "int4 g128", "nvfp4 g16", "q4_K"."""
 MARKERS = "soD^vPX<>p"
 """Markers of engines, in the order of the registry."""
 DASHES: tuple[tuple[float, ...], ...] = (
     (), (6, 2), (1, 1.5), (6, 2, 1, 2), (12, 3), (3, 1.5), (6, 2, 1, 2, 1, 2), (12, 3, 2, 3)
 )  # fmt: skip
 """Dashes and gaps of the lines of one family, in widths of the line."""
+LEGEND = 24
+"""Characters of a line of the legend."""
 NAME_CHARACTERS, TAIL = 40, 17
 """Maximum characters of a model's name, and how many characters at its end are kept."""
 
 
-class Theme(NamedTuple):
-    """Colours of a picture; ``families``: of the families of ``KNOWN``, the last one is the ink.
+class Family(NamedTuple):
+    """Formats that share a colour: name, pattern of their weights ("int4 g128"), other names of ``group``, colours."""
 
-    The families' lightness (CIE L*) differs by 6 or more, so that they differ in grey.  Without red or green sight they
-    are at least 0.08 apart in Oklab.
-    """
+    name: str
+    weights: str
+    groups: str
+    light: str
+    dark: str
+
+
+FAMILIES = (
+    Family("EXL3", "exl3", "", "#be719b", "#d289b1"),
+    Family("GGUF", r"(i?q|tq)\d", "", "#c25600", "#d15c00"),
+    Family("INT ≤ 4 bits", r"int[1-4]\b", "INT INT4 W4A16 GPTQ AWQ", "#005585", "#0575b4"),
+    Family("INT > 4 bits", "int", "INT8 W8A8 W8A16", "#004a36", "#0ca279"),
+    Family("FP4", r"\w*fp4", "NVFP4 MXFP4", "#d09000", "#f2cd7b"),
+    Family("FP8", r"\w*fp8", "MXFP8", "#63baeb", "#61b9ea"),
+    Family("EXL2", "exl2", "", "#520a60", "#913d78"),
+    Family("NF4", "nf4", "BNB", "#636363", "#c0c0c0"),
+    Family("unquantized", "(?!)", "BF16 FP16", "#1b1f24", "#e8eaed"),
+)
+"""Families of formats, which always have these colours.
+
+The colours are those of Okabe and Ito (2008, "Color Universal Design") with plum and grey instead of yellow, and with
+other lightness (CIE L*), which differs by 6 or more, so that all differ in grey.  Seen without red, green or blue cones
+they are at least 0.06 apart in Oklab.
+"""
+
+
+class Theme(NamedTuple):
+    """Colours of a picture; ``families``: of ``FAMILIES``."""
 
     paper: str
     ink: str
@@ -62,12 +87,8 @@ class Theme(NamedTuple):
     families: tuple[str, ...]
 
 
-LIGHT = Theme("#ffffff", "#1b1f24", "#5b6470", "#e9ebee", (
-    "#be719b", "#c25600", "#005585", "#004a36", "#d09000", "#63baeb", "#636363", "#1b1f24",
-))  # fmt: skip
-DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37", (
-    "#d289b1", "#d15c00", "#0575b4", "#0ca279", "#f2cd7b", "#61b9ea", "#c0c0c0", "#e8eaed",
-))  # fmt: skip
+LIGHT = Theme("#ffffff", "#1b1f24", "#5b6470", "#e9ebee", tuple(each.light for each in FAMILIES))
+DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37", tuple(each.dark for each in FAMILIES))
 
 
 class Look(NamedTuple):
@@ -88,17 +109,17 @@ def family_of(model: ModelResult) -> str:
     quantized = [layer for layer in model.layers if layer.weights not in PLAIN]
     most = max(quantized, key=lambda layer: layer.count).weights if quantized else ""
     first_word = (model.label.split() or ["?"])[0]
-    return next((family for family, pattern in FORMATS if re.match(pattern, most)), first_word)
+    return next((each.name for each in FAMILIES if re.match(each.weights, most)), first_word)
 
 
 def looks_of(models: Sequence[ModelResult]) -> list[Look]:
-    """Return the look of each model of a run.  Families share a colour only if there are more than eight."""
-    own = {name: place for place, names in enumerate(KNOWN) for name in names.split()}
+    """Return the look of each model of a run.  Families share a colour only if there are more than ``FAMILIES``."""
+    own = {name: place for place, each in enumerate(FAMILIES) for name in (each.name.upper(), *each.groups.split())}
     families = [family_of(model) for model in models]
     colours: dict[str, int] = {}
     for family in sorted(set(families), key=lambda each: (each.upper() not in own, each)):
-        first = own.get(family.upper(), zlib.crc32(family.upper().encode()) % len(LIGHT.families))
-        ring = [(first + step) % len(LIGHT.families) for step in range(len(LIGHT.families))]
+        first = own.get(family.upper(), zlib.crc32(family.upper().encode()) % len(FAMILIES))
+        ring = [(first + step) % len(FAMILIES) for step in range(len(FAMILIES))]
         colours[family] = next((each for each in ring if each not in colours.values()), first)
     engines = list(dict.fromkeys([*ENGINES, *sorted(model.engine for model in models)]))
     marks = [MARKERS[engines.index(model.engine) % len(MARKERS)] for model in models]
@@ -148,6 +169,37 @@ def canvas(
         axes.set_title(textwrap.fill(title, characters // 2), loc="left", pad=16 + 17 * len(below.splitlines()))
         axes.annotate(below, (0, 1), (0, 12), "axes fraction", "offset points", va="bottom", size=12, color=theme.muted)
         yield figure, axes, theme
+
+
+def draw_legend(
+    axes: Axes, looks: Sequence[Look], theme: Theme, *, below: Figure | None = None, markers: bool = True
+) -> None:  # fmt: skip
+    """Draw which colour is which family and which marker is which engine, each only where there are several.
+
+    The legend is right of the axes.  ``below``: the figure, for a legend below the axes; it grows by its height.
+    """
+    families = {look.family: theme.families[look.colour] for look in looks}
+    engines = {look.engine: look.marker for look in looks if markers}
+    entries: list[tuple[str, Artist]] = []
+    if len(families) > 1:
+        entries += [(name, Patch(color=families[name])) for name in sorted(families, key=str.casefold)]
+    if len(engines) > 1:
+        entries += [(name, Line2D([], [], ls="", marker=engines[name], ms=9, color="none", mec=theme.muted))
+                    for name in sorted(engines)]  # fmt: skip
+    if not entries:
+        return
+    names = [textwrap.fill(name, LEGEND) for name, _ in entries]
+    handles, texts = [artist for _, artist in entries], ["-"] * len(entries)
+    if below:
+        columns = CHARACTERS // (min(max(map(len, names)), LEGEND) + 7)
+        legend = below.legend(handles, texts, loc="outside lower left", ncols=columns, borderaxespad=0)
+    else:
+        columns = math.ceil(len(entries) / 30)
+        legend = axes.legend(handles, texts, loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)  # not passed above, as a legend hides labels that start with "_"
+    if below:
+        below.set_figheight(below.get_figheight() + legend.get_window_extent().height / DPI)
 
 
 def freeze_layout(figure: Figure) -> None:
@@ -206,5 +258,5 @@ def _settings(theme: Theme) -> dict[str, Any]:
         **dict.fromkeys(off, False),
         **{"axes.grid": True, "axes.axisbelow": True, "grid.color": theme.grid, "axes.labelsize": 13},
         **{"axes.titlesize": 18, "axes.titleweight": "bold", "axes.labelpad": 9},
-        **{"axes.xmargin": 0.08, "axes.ymargin": 0.1},
+        **{"axes.xmargin": 0.08, "axes.ymargin": 0.1, "legend.handlelength": 1.5, "legend.handleheight": 0.8},
     }

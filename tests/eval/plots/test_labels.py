@@ -4,7 +4,7 @@ import pytest
 
 from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import KLD
-from compare_q.eval.results import RunResult
+from compare_q.eval.results import RunResult, TextResult
 from tests.support import ROOT
 from tests.support.figures import (
     CASES,
@@ -17,6 +17,11 @@ from tests.support.figures import (
     real_text,
     smallest_gap,
 )
+
+
+def demo(machine: str) -> TextResult:
+    return RunResult.read(ROOT / f"results/cpu/demo_{machine}.json").texts[0]
+
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +36,30 @@ def test_labels_overlap_nothing(case: str) -> None:
     assert all(is_within(text, figure.axes[0].get_window_extent()) for text in texts)
 
 
-def test_labels_of_the_demo_stand_at_their_points() -> None:
-    """The label of NVFP4 W4A4 once stood at the height of another value."""
-    run = RunResult.read(ROOT / "results/cpu/demo_amx.json").texts[0]
-    figure = scatter.scatter_figure(run, measure=KLD)
+@pytest.mark.parametrize("machine", ["amx", "avx2"])
+def test_labels_of_the_demo_stand_at_their_points(machine: str) -> None:
+    """The label of NVFP4 W4A4 once stood at the height of another value; on avx2 two points are at one place."""
+    figure = scatter.scatter_figure(demo(machine), measure=KLD)
     texts, marks = boxes_of(figure), boxes_of(figure, "point")
     assert all(pixels_apart(text, mark) < 15 for text, mark in zip(texts, marks, strict=True))
     assert not artists_of_kind(figure, "leader")
+
+
+@pytest.mark.parametrize("rows", [2, 6, 41])
+def test_a_label_is_next_to_its_point_or_a_line_joins_them(rows: int) -> None:
+    text = demo("avx2") if rows == 6 else real_text().updated(models=real_text().models[:rows])
+    figure = scatter.scatter_figure(text, measure=KLD)
+    by_row = {kind: {each.get_gid().rpartition("-")[2]: each for each in artists_of_kind(figure, kind)}
+              for kind in ("label", "point", "leader")}  # fmt: skip
+    assert len(by_row["label"]) == len(by_row["point"]) == len(text.models)
+    for row, label in by_row["label"].items():
+        box, point = label.get_window_extent(), by_row["point"][row].get_window_extent()
+        if leader := by_row["leader"].get(row):
+            start, end = figure.axes[0].transData.transform(leader.get_xydata())
+            assert point.padded(1).contains(*start)
+            assert box.padded(6).contains(*end)
+        else:
+            assert pixels_apart(box, point) < 20
 
 
 def test_the_published_table_names_every_row_and_no_label_stands_beside_another_row() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,6 +18,13 @@ from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import ModelResult
 from tests.support.figures import real_text
 
+# of linear sRGB; Machado, Oliveira and Fernandes 2009, severity 1
+PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+TRITANOPIA = [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+OKLAB_CONES = [[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]]
+OKLAB_AXES = [[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]]
+
 
 def model(label: str, weights: str = "", **fields: object) -> ModelResult:
     layers = [{"layers": "*", "count": 2, "weights": weights, "activations": "bfloat16", "kernel": "k", "asked": ""}]
@@ -27,10 +36,13 @@ def model(label: str, weights: str = "", **fields: object) -> ModelResult:
 @pytest.mark.parametrize(
     ("row", "family"),
     [
-        (model("vLLM W8A8", "int8 channel"), "INT"),
+        (model("vLLM W8A8", "int8 channel"), "INT > 4 bits"),
+        (model("a", "int4 g128"), "INT ≤ 4 bits"),
         (model("vLLM NVFP4", "nvfp4 g16"), "FP4"),
         (model("a", "mxfp4 g32"), "FP4"),
         (model("a", "fp8 token"), "FP8"),
+        (model("a", "mxfp8 g32"), "FP8"),
+        (model("a", "iq3_xxs"), "GGUF"),
         (model("a", "exl3 3.0 bpw"), "EXL3"),
         (model("a", "q6_K"), "GGUF"),
         (model("vLLM bf16", "bfloat16"), "unquantized"),
@@ -42,22 +54,35 @@ def test_the_family_is_the_spec_group_or_the_format_or_the_first_word(row: Model
     assert style.family_of(row) == family
 
 
-def test_up_to_eight_families_have_eight_colours_and_engines_a_marker_each() -> None:
-    found = style.looks_of([model(f"group{i}") for i in range(7)] + [model("a", "int4 g32")])
-    assert len({look.colour for look in found}) == 8
-    assert found[-1].colour == 2
-    assert {look.colour for look in style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(8))
+def test_up_to_nine_families_have_nine_colours_and_engines_a_marker_each() -> None:
+    found = style.looks_of([model(f"group{i}") for i in range(8)] + [model("a", "int4 g32")])
+    assert len({look.colour for look in found}) == 9
+    assert style.FAMILIES[found[-1].colour].name == "INT ≤ 4 bits"
+    assert {look.colour for look in style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(9))
     table = real_text().models
     markers = {(look.engine, look.marker) for look in style.looks_of(table)}
     assert len(markers) == len({marker for _, marker in markers}) == len({row.engine for row in table}) == 5
 
 
+def linear(theme: Theme) -> Any:
+    """The families' colours in linear sRGB, [families, 3]."""
+    rgb = np.array([to_rgb(colour) for colour in theme.families])
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
 @pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
 def test_colours_differ_in_grey(theme: Theme) -> None:
     """By 6 of lightness (CIE L*), of which 2 can be seen."""
-    rgb = np.array([to_rgb(colour) for colour in theme.families])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    assert np.diff(np.sort(116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]))).min() > 5.9
+    assert np.diff(np.sort(116 * np.cbrt(linear(theme) @ [0.2126, 0.7152, 0.0722]))).min() > 5.9
+
+
+@pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
+@pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA, TRITANOPIA])
+def test_colours_differ_without_one_kind_of_cones(theme: Theme, seen: Any) -> None:
+    """By 0.06 in Oklab, of which 0.02 can be seen."""
+    cones = np.clip(linear(theme) @ np.array(seen).T, 0, 1) @ np.array(OKLAB_CONES).T
+    places = np.cbrt(cones) @ np.array(OKLAB_AXES).T
+    assert min(np.linalg.norm(a - b) for a, b in combinations(places, 2)) > 0.06
 
 
 @pytest.mark.parametrize(
