@@ -151,6 +151,8 @@ def svg_of(figure: Figure, title: str, name: str) -> Markup:
 
     ``name``: a salt for the ids of its markers and clip paths.
     """
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_visible(False)  # the page's paper and the shadow of its scrolling box show through
     for text in figure.findobj(Text):
         text.set_path_effects([])  # which would draw it as paths; the page's style has a rim for texts
     file = io.StringIO()
