@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import Timeout
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import bytes_in_words
 from compare_q.backends.reference.store import read_manifest
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import NAMES, Cache, own_files, remove_lock
+from compare_q.eval.common.terminal import say
 
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
@@ -42,17 +40,17 @@ def run(args: argparse.Namespace) -> int:
     """``cache``: list the cache, after ``--cache-limit``."""
     cache = Cache(args.cache_dir)
     if args.cache_limit is not None:
-        print(limited(cache, args.cache_limit))
-    drawn, found = Table("what", "of", "size", "last used", "key"), entries(cache)
+        say(limited(cache, args.cache_limit))
+    lines = ["last used             size  what"]
     sizes: dict[str, list[int]] = {section: [] for section in NAMES}
-    for entry in found:
+    for entry in entries(cache):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        drawn.add_row(MEANING[entry.section], Text(entry.label), bytes_in_words(entry.size), when, entry.key[:8])
+        what = f"{MEANING[entry.section]}{f' of {entry.label}' if entry.label else ''}, {entry.key[:8]}"
+        lines.append(f"{when}  {bytes_in_words(entry.size):>8}  {what}")
         sizes[entry.section].append(entry.size)
-    if found:
-        Console().print(drawn)
+    say(*(lines if len(lines) > 1 else ()))
     parts = [f"{len(each)} {section} {bytes_in_words(sum(each))}" for section, each in sizes.items() if each]
-    print(f"{cache.root}: {', '.join([*parts, bytes_in_words(sum(map(sum, sizes.values()))) + ' in all'])}")
+    say(f"{cache.root}: {', '.join([*parts, bytes_in_words(sum(map(sum, sizes.values()))) + ' in all'])}")
     return 0
 
 

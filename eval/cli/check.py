@@ -20,11 +20,12 @@ from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import exists
-from compare_q.backends.common.messages import bytes_in_words, printable
+from compare_q.backends.common.messages import bytes_in_words
 from compare_q.eval.cli import adaptive
 from compare_q.eval.cli.doctor import compared
 from compare_q.eval.cli.outputs import print_errors
 from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.terminal import say
 from compare_q.eval.run import plan, reference
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.specs.types import DataSpec, ModelSpec
@@ -75,7 +76,7 @@ def run(
     lines += filter(None, [plan.emulated_dtypes(config, models)])
     if args.until:
         lines.append(f"--until: of spread windows {adaptive.PILOT} come first, then as many as the answer takes")
-    print(*map(printable, lines), sep="\n")
+    say(*lines)
     return print_errors("\n".join(problems)) or int(wrong)
 
 

@@ -16,11 +16,11 @@ from compare_q.backends.checkpoint.doctor import examine, is_gguf
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded
-from compare_q.backends.common.messages import printable
 from compare_q.backends.reference import pack
 from compare_q.eval.cli.pack import described
 from compare_q.eval.common.processes import run_in_subprocess
 from compare_q.eval.common.progress import Progress
+from compare_q.eval.common.terminal import say
 from compare_q.eval.specs import reading
 
 
@@ -29,7 +29,7 @@ def run(names: Sequence[str]) -> int:
     progress = Progress()
     for name in (packs := [name for name in names if pack.is_pack(expanded(name))]):
         pack.verified(expanded(name))
-        print(name, *described(expanded(name)), "  nothing wrong found", sep="\n")
+        say(name, *described(expanded(name)), "  nothing wrong found")
     models = [model for name in names if name not in packs for model in models_of(name, progress)]
     found, wrong = compared([path for _, path in models], progress), False
     for number, (name, path) in enumerate(models):
@@ -38,7 +38,7 @@ def run(names: Sequence[str]) -> int:
         facts = [f"  {title:11} {text}" for title, text in report.facts]
         findings = [f"  {finding}" for finding in report.findings] or ["  nothing wrong found"]
         unchecked = [f"  not checked: {reason}" for reason in report.unchecked]
-        print(*([""] if number else []), *map(printable, [name, *facts, *findings, *unchecked]), sep="\n")
+        say(*([""] if number else []), name, *facts, *findings, *unchecked)
         wrong = wrong or report.is_wrong
     return int(wrong)
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError, InputError
-from compare_q.backends.common.messages import printable
 from compare_q.eval import ranking
 from compare_q.eval.cli import inputs, outputs
 from compare_q.eval.cli.outputs import print_errors
 from compare_q.eval.common.files import Outputs, write_text
+from compare_q.eval.common.terminal import say
 from compare_q.eval.gate import report, variants
 from compare_q.eval.gate.floor import COPIES, Floor, Tokens
 from compare_q.eval.gate.report import GateResult
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             result = gate.result()
         finally:
             gate.tidy(keep=result is not None and args.output is not None)
-    print(*map(printable, report.terminal(result)), sep="\n")
+    say(*report.terminal(result))
     written, texts = Outputs(args.verbose), {args.output: GateResult.json_text, args.markdown: report.markdown,
                                              args.junit: report.junit}  # fmt: skip
     for file in filter(None, texts):

@@ -18,9 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rich.console import Console
-from rich.table import Table
-
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError
 from compare_q.backends.common.messages import one_line
@@ -30,6 +27,7 @@ from compare_q.eval.cli import cache as cache_command
 from compare_q.eval.cli.outputs import print_errors, print_note
 from compare_q.eval.common import files
 from compare_q.eval.common.files import Outputs
+from compare_q.eval.common.terminal import say
 from compare_q.eval.results import RunResult
 from compare_q.eval.specs import reading
 from compare_q.eval.table import conditions
@@ -115,15 +113,11 @@ def failing(args: argparse.Namespace, results: RunResult) -> int:
 
 def list_engines(args: argparse.Namespace) -> int:
     """``engines``: list the engines, their versions, and how to install those that are missing."""
-    drawn = Table()
-    for name in ("load_fn", "installed, or how to install", "what for"):
-        drawn.add_column(name, overflow="fold")  # a truncated address is useless
     for _, engine in backends.engines():
         capabilities = engine.capabilities
         found = capabilities.installed()
-        state = " ".join(found).strip() if found else capabilities.install
-        drawn.add_row("\n".join(capabilities.load_fns), state, capabilities.summary)
-    Console().print(drawn)
+        state = f"installed: {' '.join(found).strip()}" if found else f"not installed: {capabilities.install}"
+        say(", ".join(capabilities.load_fns), f"  {capabilities.summary}", f"  {state}")
     return 0
 
 

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
-from compare_q.backends.common.messages import printable
 from compare_q.backends.common.options import strings_in
 from compare_q.eval.cli.cache import limited
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
+from compare_q.eval.common.terminal import say
 from compare_q.eval.plots import measures
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.specs import reading
@@ -35,7 +35,7 @@ FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 def print_errors(problems: str) -> int:
     """Print each line on standard error; return the exit status: 2, or 0 without problems."""
     for line in problems.splitlines():
-        print(f"error: {printable(line)}", file=sys.stderr)
+        say(f"error: {line}", console=Console(stderr=True))
     return 2 if problems else 0
 
 
@@ -43,7 +43,7 @@ def print_note(*lines: str | None) -> None:
     """Print the lines that are not None on standard error."""
     for line in lines:
         if line is not None:
-            print(printable(line), file=sys.stderr)
+            say(line, console=Console(stderr=True))
 
 
 def print_row(say: Callable[[str], object], text: str, row: ModelResult) -> None:
@@ -123,7 +123,7 @@ def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
                 render.heading(console, text.name)
             chosen = [*(pairs.neighbours(text) if args.pairs else []), *pairs.pairs_by_label(text, args.pair)]
             if chosen:
-                print("", *pairs.pair_lines(chosen, text), sep="\n")
+                say("", *pairs.pair_lines(chosen, text))
 
 
 def write_run(
@@ -138,7 +138,8 @@ def write_run(
         from compare_q.eval.cli import shorthand
 
         with outputs.writing(args.save_specs):
-            print_note(shorthand.save(args.save_specs, list(texts.values()), models, done))
+            command = shorthand.save(args.save_specs, list(texts.values()), models, done)
+            print(command, file=sys.stderr)  # not broken, so that it can be pasted
     files = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
     for text, data in zip(results.texts, done.data, strict=True):
         for model in text.models if files else ():
@@ -148,14 +149,14 @@ def write_run(
                 with outputs.writing(file):
                     file.parent.mkdir(parents=True, exist_ok=True)
                     token_scores.write_parquet(stored, file)
-                    print(f"tokens of {model.label}{f' on {text.name}' if len(texts) > 1 else ''}: {file}")
+                    say(f"tokens of {model.label}{f' on {text.name}' if len(texts) > 1 else ''}: {file}")
     if args.output or args.html:
         from compare_q.eval.report.tokens import with_worst_tokens
 
         results = with_worst_tokens(results, done.data, cache)
     if args.cache_limit is not None:
         with outputs.writing(cache.root):
-            print(limited(cache, args.cache_limit))
+            say(limited(cache, args.cache_limit))
     return results
 
 
@@ -189,7 +190,7 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
         if file:
             with outputs.writing(file):
                 write_text(file, text_of())
-                print(f"{name}: {file}")
+                say(f"{name}: {file}")
     for file in filter(None, (args.plot_file, args.card)):
         with outputs.writing(file):
             from compare_q.eval.plots import pictures

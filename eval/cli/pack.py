@@ -28,6 +28,7 @@ from compare_q.backends.reference import pack, store
 from compare_q.backends.reference.pack import Manifest
 from compare_q.eval.cli import inputs
 from compare_q.eval.cli.outputs import print_errors, print_note
+from compare_q.eval.common.terminal import say
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.run import runner, token_scores
 from compare_q.eval.run.config import RunConfig
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     assert cut is not None
     manifest = made(args, config, specs[0], data[0], text, cut, found, replaced)
     print_note(*warnings(manifest))
-    print(*described(target), sep="\n")
+    say(*described(target))
     return 0
 
 

@@ -17,10 +17,10 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text
 
-from compare_q.backends.common.messages import bytes_in_words, printable
+from compare_q.backends.common.messages import bytes_in_words
 from compare_q.backends.worker import messages
 from compare_q.backends.worker.messages import Message
-from compare_q.eval.common import files
+from compare_q.eval.common import files, terminal
 
 EVERY_S = 0.1
 """Seconds between two messages about one phase: a data set has millions of rows."""
@@ -100,7 +100,7 @@ class Progress:
         if self.send is not None:
             self.send(messages.Log(line))
         else:
-            self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+            terminal.say(line, console=self.console)
 
     @contextmanager
     def phase(self, title: str, *, unit: str = "", total: int | None = None) -> Iterator[Phase]:

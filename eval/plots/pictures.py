@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from compare_q.eval.common.files import Outputs, file_names
+from compare_q.eval.common.terminal import say
 from compare_q.eval.plots import measures, percentiles, position, scatter, style
 from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import points_of
@@ -29,7 +30,7 @@ def draw(
     results: RunResult, file: Path, outputs: Outputs, measure: Measure, *, size: Size = BPW, **options: Any
 ) -> None:
     """Write the scatter plot of a run; ``options``: of ``scatter.scatter_figure``."""
-    print("".join(f"{line}\n" for line in points_of(results.texts, size, measure)[1]), end="")
+    say(*points_of(results.texts, size, measure)[1])
     same = {"size": size, "measure": measure, "title": results.title, **options}
     write("plot", partial(scatter.scatter_figure, *results.texts, **same), [file], outputs)
 
@@ -45,11 +46,11 @@ def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool 
         folders = [folder / name for name in names]
     for text, place in zip(results.texts, folders, strict=True):
         if text.error:
-            print(f"no pictures of {text.name}: {text.error}")
+            say(f"no pictures of {text.name}: {text.error}")
             continue
         plots = [points_of([text], size, measure) for size, measure in axes_of(text).values()]
         for line in dict.fromkeys(line for points, left_out in plots if points for line in left_out):
-            print(line)
+            say(line)
         for name, picture in pictures_of(text, dark=dark, title=results.title).items():
             write(name, picture, [place / f"{name}.png", place / f"{name}.svg"], outputs)
 
@@ -59,13 +60,13 @@ def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) 
     try:
         figure = picture()
     except ValueError as error:
-        print(f"no {name}: {error}")
+        say(f"no {name}: {error}")
         return
     for file in files:
         with outputs.writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             style.save_figure(figure, file)
-            print(f"plot: {file}")
+            say(f"plot: {file}")
 
 
 def pictures_of(text: TextResult, *, dark: bool = False, title: str | None = None) -> dict[str, Picture]:

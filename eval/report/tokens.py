@@ -5,7 +5,6 @@ They are chosen from the cached scores of single tokens, one model at a time, an
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,11 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import one_line, printable
+from compare_q.backends.common.messages import one_line
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.terminal import say
 from compare_q.eval.results import RunResult, TextResult, WorstToken
 from compare_q.eval.run import token_scores
 from compare_q.eval.run.token_scores import StoredScores
@@ -60,7 +61,7 @@ def with_tokens(text: TextResult, data: EvalData, cache: Cache) -> TextResult:
     try:
         texts = iter(decoded(data, pieces))
     except InputError as error:
-        print(printable(f"{text.name}: no worst tokens: {error}"), file=sys.stderr)
+        say(f"{text.name}: no worst tokens: {error}", console=Console(stderr=True))
         return text
     worst = [tuple(token.updated(**next(texts)) for token in tokens) for tokens in chosen]
     models = zip(text.models, worst, strict=True)

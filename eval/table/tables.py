@@ -19,6 +19,13 @@ EARLIER = "*"
 """After seconds that an earlier run measured."""
 OF_TEXT, OF_ANSWERS = ("ppl", "kld"), ("acc", "flips", "kld")
 """Columns of each text in a table of several texts, by default.  The PPL of answers includes wrong ones."""
+LABEL, STDERR = "label", "_stderr"
+"""The column that a narrow terminal keeps whole, and what follows a column's name in the name of its errors."""
+LAST_SPARE = (
+    "kernel", "where", f"ppl{STDERR}", "size", "vram_gib", "non_finite", "same_top", f"flips{STDERR}", f"acc{STDERR}",
+    f"kld{STDERR}", "bpw_layer", "flips", "phase",
+)  # fmt: skip
+"""What a narrow terminal leaves out after the columns with a ``Column.spare``, in this order."""
 TOP_ERROR = 8
 """``Column.spare`` of the error of ``same_top``.  On a task of questions the column itself has 1."""
 LONGEST_NAME = 14
@@ -81,10 +88,11 @@ def table_of_text(text: TextResult, names: Sequence[str] | None) -> Table:
     """Return the table of a text that has rows."""
     columns = columns_of(text, usual_columns(text) if names is None else names)
     shown = {each.column.name: each.column.spare for each in columns}
-    spare = {name: number for name, number in shown.items() if number and names is None}
-    if "same_top" in shown and names is None:
-        spare |= {"same_top_stderr": TOP_ERROR, **({"same_top": 1} if text.is_answers else {})}
-    order = tuple(sorted(spare, key=lambda name: -spare[name]))
+    spare = {name: number for name, number in shown.items() if number}
+    if "same_top" in shown:
+        spare |= {f"same_top{STDERR}": TOP_ERROR, **({"same_top": 1} if text.is_answers else {})}
+    first = sorted(spare, key=lambda name: spare[name])
+    order = (*(name for name in reversed(LAST_SPARE) if name not in spare), *reversed(first)) if names is None else ()
     return Table(text.subtitle, columns, notes.footnotes(text, shown), notes.legend(text), order)
 
 
@@ -171,4 +179,5 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
     said += notes.memory_notes(run.scored[0], of_models)
     legend = [notes.MEANS, *notes.once({text.name: notes.legend(text) for text in run.scored})]
     title = f"{len(run.texts)} texts: {', '.join(texts)}"
-    return Table(title, columns, said, legend, spare=("kld_stderr", "ppl_stderr"))
+    spare = (f"kld{STDERR}", f"ppl{STDERR}", "where", "size", "kernel") if names is None else ()
+    return Table(title, columns, said, legend, spare)

@@ -109,5 +109,5 @@ def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
         assert_refused(compare_q("cache", "--cache-limit", text), f"--cache-limit: {text!r}", "20GB")
     listed = compare_q("cache")
     assert listed.status == 0
-    assert re.search(r"scores +│ fake uniform +│ +\d+\.\d kB", listed.out)
+    assert re.search(r"\d+\.\d kB  scores of fake uniform, ", listed.out)
     assert f"{own_cache}: 1 tokens" in listed.out.replace("\n", "")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from compare_q.backends.base import Storage
@@ -16,6 +18,8 @@ from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import render
 from compare_q.eval.table.pairs import pair_lines
 from compare_q.eval.table.render import csv_text, markdown_text
+from compare_q.eval.table.tables import table_of
+from compare_q.eval.table.verdict import verdict
 from tests.support.made import (
     FAILED,
     QUANT,
@@ -53,7 +57,7 @@ class TestTerminal:
     def test_numbers_and_errors_are_aligned(self) -> None:
         """Values end and errors begin below the end of the header."""
         wide = with_ppl(replace(QUANT, label="wide"), Perplexity(1234.5678, -1.0, 40, 0, 12.3))
-        lines = shown(run_of(REF, QUANT, wide), 60).partition("2 windows")[0].splitlines()
+        lines = shown(run_of(REF, QUANT, wide), 70).partition("left out")[0].splitlines()
         (header,) = (line for line in lines if "PPL" in line)
         assert [line.index("±") for line in lines if "±" in line] == [header.index("PPL") + len("PPL")] * 3
 
@@ -64,22 +68,39 @@ class TestTerminal:
         assert "\x1b[1m 0.01235" not in text
 
     @pytest.mark.parametrize("reference", [None, REFERENCE])
-    def test_eighty_columns_hold_every_number(self, reference: dict[str, Any] | None) -> None:
-        """Large numbers in every column, non-finite positions too: only label and kernel wrap."""
+    @pytest.mark.parametrize("label", ["vLLM Llama-3.1-8B W4A16", "字" * 12])
+    def test_the_label_is_whole_and_a_line_names_what_is_left_out(self, label: str, reference: Any) -> None:
+        """At every width from 50: large numbers are never cut, and PPL and KLD are always there."""
         large = with_ppl(replace(
-            QUANT, label="vLLM Llama-3.1-70B-Instruct W4A16 g128", storage=Storage(16.25, 16.0, 8 * 131.5 * 2**30),
-            windows=586, score_seconds=1234.5, from_cache=True,
+            QUANT, label=label, storage=Storage(16.25, 8.5, 8 * 131.5 * 2**30), windows=586, score_seconds=1234.5,
+            from_cache=True,
         ), Perplexity(1234.5678, -1.0, 1_199_542, 12, 123.4))  # fmt: skip
-        text = shown(run_of(REF, large, reference=reference))
-        lines = text[: text.index("586 windows")].splitlines()
-        assert max(map(len, lines)) <= 80
-        numbers = ["0.01235±0.00045", "98.77", "12"] if reference else ["12", "972*"]
-        row = ["16.25", "131.50", "1,234.5678±120", *numbers]
-        assert any(line.split()[-len(row) :] == row for line in lines), text
+        run = run_of(REF, large, reference=reference)
+        titles = [filled.column.title for filled in table_of(results_of(run)).columns]
+        for width in range(50, 160):
+            lines = shown(run, width).splitlines()
+            row = next(line for line in lines if label in line)
+            assert max(map(cell_len, lines[: lines.index(row) + 1])) <= width
+            assert "1,234.5678" in row
+            assert "0.01235" in row or reference is None
+            named = [line.partition("columns: ")[2].partition("; ")[0] for line in lines if line.startswith("left out")]
+            missing = [title for title in ", ".join(named).split(", ") if title and not title.startswith("the ±")]
+            assert set(missing) <= set(titles)
+            assert len(row.replace(label, "label").split()) == len(titles) - len(missing)
+
+    def test_prose_breaks_between_words_in_a_terminal_alone(self) -> None:
+        run = results_of(run_of(REF, replace(QUANT, notes=(f"{'word ' * 40}end",))))
+        stream = io.StringIO()
+        render.conclude(run, Console(width=50, file=stream, force_terminal=True, color_system=None))
+        render.show(run, Console(width=50, file=stream, force_terminal=True, color_system=None))
+        words = set(" ".join([*shown(run, 50).split(), *verdict(run).split()]).split())
+        assert set(stream.getvalue().split()) <= words
+        assert max(map(len, (line for line in stream.getvalue().splitlines() if "--columns" not in line))) <= 50
+        assert f"W4A16: {'word ' * 40}end" in shown(run, 50).splitlines()
 
     def test_a_wider_terminal_never_shows_less(self) -> None:
         long = replace(QUANT, label="x" * 30, storage=replace(storage_of(QUANT), bpw_head=4.5))
-        texts = [shown(run_of(REF, long), width) for width in range(80, 160)]
+        texts = [shown(run_of(REF, long), width).partition("left out")[0] for width in range(80, 160)]
         counts = [sum(word in text for word in ("ref %", "head", "99.9 %", "tok/s ")) for text in texts]
         assert counts == sorted(counts)
         assert (counts[0], counts[-1]) == (0, 4)
@@ -95,7 +116,7 @@ class TestTerminal:
         """From wide to narrow: all errors, those of PPL, none, and then several tables that have them all again."""
         states = []
         for width in range(200, 40, -1):
-            text = shown(three(), width).partition("tokens spread")[0]
+            text = re.split("tokens spread|left out", shown(three(), width))[0]
             table = [line for line in text.splitlines() if "±" in line or "label" in line]
             errors = {line.count("±") for line in table if "±" in line}
             state = max(errors, default=0), sum("label" in line for line in table) > 1

@@ -1,0 +1,152 @@
+"""The layout of a table in a terminal: which columns fit its width, and how wide each of them is.
+
+The label stays whole as long as another column or error can be left out (``Table.spare``); numbers are never cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from compare_q.backends.common.messages import printable
+from compare_q.eval.table.columns import BY_NAME
+from compare_q.eval.table.tables import LABEL, STDERR, Filled, Table
+
+MARGIN = 2
+"""Characters of the table's box at the left and the right."""
+LEAST_LABEL, LEAST_WORDS = 12, 14
+"""Least widths in characters of a label and of other words that wrap.  If a label has less room than this, it does not
+wrap, and lines are longer than the terminal is wide."""
+
+
+class Drawn(NamedTuple):
+    """A column as the terminal shows it: header, cells, and its width and least width in characters.
+
+    A label wraps only if its whole width does not fit although all spare columns are left out.
+    """
+
+    filled: Filled
+    width: int
+    least: int
+    header: str
+    cells: list[Text]
+
+
+def drawn(filled: Filled) -> Drawn:
+    """Return a column as it is shown: words; or numbers flush right, then errors or marks flush left."""
+    column = filled.column
+    if column.wraps:
+        header, *texts = [printable(each) for each in (column.title, *(cell.value for cell in filled.cells))]
+        width = max(map(cell_len, [header, *texts]))
+        least = width if column.name == LABEL else min(width, LEAST_WORDS)
+        return Drawn(filled, width, least, header, list(map(Text, texts)))
+    lines = list(map(printable, column.header.split("\n")))
+    shown = [printable(cell.shown) for cell in filled.cells]
+    errors = [f"±{cell.error}" if cell.error else cell.marks for cell in filled.cells]
+    after = max(map(len, errors), default=0)
+    before = max([*map(cell_len, shown), max(map(cell_len, lines)) - after])
+    cells = [
+        Text(flush(value, before), "bold" if cell.is_best else "").append(error, "not bold")
+        for value, cell, error in zip(shown, filled.cells, errors, strict=True)
+    ]
+    return Drawn(filled, before + after, before + after, "\n".join([flush(line, before) for line in lines]), cells)
+
+
+def flush(text: str, width: int) -> str:
+    """Return the text flush right in ``width`` characters of a terminal; some of Unicode are two characters wide."""
+    return " " * (width - cell_len(text)) + text
+
+
+def fitting(table: Table, width: int) -> tuple[list[list[Drawn]], tuple[str, ...]]:
+    """Return the columns of the tables to print, and the names of the spare columns and errors that they leave out.
+
+    It is one table if one fits ``width`` characters.  Otherwise several texts have several tables, each with the label.
+    """
+    columns, tables, left_out = list(map(drawn, table.columns)), list[list[Drawn]](), tuple[str, ...]()
+    for is_split in [False, True] if any(each.block for each in table.columns) else [False]:
+        for kept in range(len(table.spare), -1, -1):
+            left_out = table.spare[kept:]
+            narrow = without(columns, left_out)
+            tables = split(narrow, width) if is_split else [narrow]
+            if all(least_width(each) <= width for each in tables):
+                return tables, left_out
+    return tables, left_out
+
+
+def without(columns: Sequence[Drawn], left_out: Collection[str]) -> list[Drawn]:
+    """Return the columns without those of these names; ``kld_stderr``: the column without its errors."""
+    narrow = []
+    for each in columns:
+        if each.filled.column.name + STDERR in left_out:
+            cells = tuple(replace(cell, error="") for cell in each.filled.cells)
+            each = drawn(replace(each.filled, cells=cells))
+        narrow += [] if each.filled.column.name in left_out else [each]
+    return narrow
+
+
+def split(columns: Sequence[Drawn], width: int) -> list[list[Drawn]]:
+    """Return the columns of several tables, each with the label and as many whole blocks as fit."""
+    first, *others = ([*block] for _, block in itertools.groupby(columns, key=lambda each: each.filled.block))
+    tables = [first]
+    for block in others:
+        if least_width([*tables[-1], *block]) <= width or len(tables[-1]) == 1:
+            tables[-1] += block
+        else:
+            tables.append([columns[0], *block])
+    return tables
+
+
+def least_width(columns: Sequence[Drawn]) -> int:
+    """Return the width in characters of a table whose label and numbers are whole."""
+    return MARGIN + len(columns) - 1 + sum([each.least for each in columns])
+
+
+def widths(columns: Sequence[Drawn], width: int) -> list[int]:
+    """Return the width of each column of a table that is ``width`` characters wide, or wider if it has to be."""
+    room, found = width - least_width(columns), []
+    for each in columns:
+        more = min(max(room, 0), each.width - each.least)
+        if each.filled.column.name == LABEL and room < 0 and each.least + room >= LEAST_LABEL:
+            more = room
+        room -= more
+        found.append(each.least + more)
+    return found
+
+
+def print_columns(console: Console, title: str, columns: Sequence[Drawn]) -> None:
+    """Print a table of these columns, at least one."""
+    chosen, own = widths(columns, console.width), console.width
+    total = MARGIN + sum(chosen) + len(chosen) - 1
+    gap = 1 if total + len(chosen) <= own else 0
+    table = RichTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(printable(title)), title_justify="left"
+    )
+    for each, characters in zip(columns, chosen, strict=True):
+        table.add_column(Text(each.header), overflow="fold", no_wrap=not each.filled.column.wraps, width=characters)
+    for row in zip(*[each.cells for each in columns], strict=True):
+        table.add_row(*row)
+    console.width = max(own, total)
+    console.print(table)
+    console.width = own
+
+
+def left_out_line(table: Table, left_out: Collection[str], width: int) -> list[str]:
+    """Return a line on what the printed tables leave out and how to see it; no line if they are whole."""
+    columns = dict.fromkeys(each.column.name for each in table.columns if each.column.name in left_out)
+    errors = dict.fromkeys(
+        each.column.name for each in table.columns if each.column.name + STDERR in left_out
+        and each.column.name not in columns and any(cell.error for cell in each.cells)
+    )  # fmt: skip
+    if not columns and not errors:
+        return []
+    titles = [*(BY_NAME[name].title for name in columns), *(f"the ± of {BY_NAME[name].title}" for name in errors)]
+    names = ",".join([*columns, *errors])
+    return [f"left out in {width} columns: {', '.join(titles)}; a wider terminal or --columns {names} shows them"]
