@@ -253,6 +253,7 @@ OPTIONS: dict[str, list[Option]] = {
         option("-o --output", f"{SHOWN} gate pack", "FILE", "write the results as JSON, or the pack", Path),
         option("--csv", SHOWN, "FILE", "write the results as CSV", Path),
         option("--markdown", f"{SHOWN} gate", "FILE", "write the table, or the verdicts, as Markdown", Path),
+        option("--model-card", SHOWN, "FILE", "write a model card for the hub about the quantized rows", Path),
         option("--junit", "gate", "FILE", "write the verdicts as JUnit XML", Path),
         option("--html", SHOWN, "FILE", "write a report as one HTML file", Path),
         option("--tokens-out", RUN, "FOLDER", "write the token scores of each model as Parquet", Path),

@@ -28,7 +28,7 @@ from compare_q.eval.table import columns, pairs, render
 if TYPE_CHECKING:
     from compare_q.eval.run.runner import RunOutcome
 
-FILES = ("--output", "--csv", "--markdown", "--junit", "--html", "--plot_file", "--card")
+FILES = ("--output", "--csv", "--markdown", "--model-card", "--junit", "--html", "--plot_file", "--card")
 FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 
 
@@ -180,10 +180,16 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
 
         return page.page_of(table, args.columns, results)
 
+    def card_text() -> str:
+        from compare_q.eval.report import model_card
+
+        return model_card.card_text(table, args.columns)
+
     texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
         (args.output, "results", results.json_text),
         (args.csv, "CSV", lambda: render.csv_text(table, columns.fields_of(args.columns))),
         (args.markdown, "Markdown", lambda: render.markdown_text(table, args.columns)),
+        (args.model_card, "model card", card_text),
         (args.html, "report", report_text),
     )
     for file, name, text_of in texts:

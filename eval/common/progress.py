@@ -15,15 +15,20 @@ from contextlib import ExitStack, contextmanager
 
 from rich import progress as rich_progress
 from rich.console import Console
+from rich.table import Column
 from rich.text import Text
 
-from compare_q.backends.common.messages import bytes_in_words
+from compare_q.backends.common.messages import bytes_in_words, printable
 from compare_q.backends.worker import messages
 from compare_q.backends.worker.messages import Message
 from compare_q.eval.common import files, terminal
 
 EVERY_S = 0.1
 """Seconds between two messages about one phase: a data set has millions of rows."""
+WIDE = 80
+"""Width in characters of a terminal that shows a bar and the elapsed time, too."""
+OTHERS, OTHERS_WIDE = 30, 50
+"""Characters of a phase's line next to its title, without and with a bar of ten."""
 Show = Callable[[Message], None]
 """Shows a ``Progress`` or ``Log`` of another process, or sends it to the process that shows it."""
 
@@ -89,10 +94,12 @@ class Progress:
             weakref.finalize(self, file.close)
             self.console = Console(file=file, quiet=quiet)
             text = rich_progress.TextColumn("{task.description}", markup=False)
-            times = rich_progress.TimeElapsedColumn(), rich_progress.TimeRemainingColumn()
+            wide = [rich_progress.BarColumn(), rich_progress.TimeElapsedColumn()] if self.console.width >= WIDE else []
+            self.room = self.console.width - (OTHERS_WIDE if wide else OTHERS)
             self.bars = rich_progress.Progress(  # if rich redirected, engines would print above the bar, not into logs
-                rich_progress.SpinnerColumn(), text, rich_progress.BarColumn(), Counter(), *times, console=self.console,
-                transient=True, redirect_stdout=False, redirect_stderr=False, disable=not self.console.is_terminal,
+                rich_progress.SpinnerColumn(), text, *wide, Counter(table_column=Column(no_wrap=True)),
+                rich_progress.TimeRemainingColumn(), console=self.console, transient=True, redirect_stdout=False,
+                redirect_stderr=False, disable=not self.console.is_terminal,
             )  # fmt: skip
 
     def say(self, line: str) -> None:
@@ -116,7 +123,9 @@ class Progress:
         with self.lock:
             if not (self.bars.tasks or self.bars.disable):
                 self.bars.start()
-            task = self.bars.add_task(title, total=total, unit=unit)
+            shown = Text(printable(title))
+            shown.truncate(self.room, overflow="ellipsis")
+            task = self.bars.add_task(shown.plain, total=total, unit=unit)
 
         def draw(message: Message) -> None:
             if isinstance(message, messages.Progress):

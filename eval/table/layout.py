@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from compare_q.backends.common.messages import printable
+from compare_q.eval.common.terminal import say
 from compare_q.eval.table.columns import BY_NAME
 from compare_q.eval.table.tables import LABEL, STDERR, Filled, Table
 
@@ -126,13 +127,13 @@ def print_columns(console: Console, title: str, columns: Sequence[Drawn]) -> Non
     chosen, own = widths(columns, console.width), console.width
     total = MARGIN + sum(chosen) + len(chosen) - 1
     gap = 1 if total + len(chosen) <= own else 0
-    table = RichTable(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(printable(title)), title_justify="left"
-    )
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0))
     for each, characters in zip(columns, chosen, strict=True):
         table.add_column(Text(each.header), overflow="fold", no_wrap=not each.filled.column.wraps, width=characters)
     for row in zip(*[each.cells for each in columns], strict=True):
         table.add_row(*row)
+    if title:
+        say(title, console=console)
     console.width = max(own, total)
     console.print(table)
     console.width = own

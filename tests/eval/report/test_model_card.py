@@ -1,0 +1,72 @@
+"""The model card: what the hub reads of it, and that it can be published."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import EvalResult, ModelCard
+
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.stats.uncertainty import Mean
+from tests.support.made import FAILED, QUANT, REF, REFERENCE, SIZE, replace, results_of, text_result, with_against
+from tests.support.toy import Run
+
+SPEC = {"tokenizer_dir": "/home/ann/bf16", "dataset": "wiki2", "dataset_split": "test", "eval_len": 8, "eval_stride": 8}
+DATA = {"spec": SPEC, "windows": 2, "window_length": 8, "scored_tokens": 40}
+PLAIN = replace(
+    REF, storage=replace(SIZE, bpw_layer=16.0), spec={"load_fn": "fake", "label": "bf16", "model_dir": "owner/base"}
+)
+LOCAL = {"load_fn": "fake", "label": "/home/ann/q4", "model_dir": "/home/ann/q4", "python": "/home/ann/env",
+         "engine": {"drafts": ["~/d.gguf"], "url": "http://gpu7.lan:8000/v1"}}  # fmt: skip
+ROWS = (
+    PLAIN, replace(QUANT, label="/home/ann/q4", spec=LOCAL), replace(FAILED, error="no /home/ann/bad"),
+    with_against(replace(QUANT, label="no *KLD*"), kld=Mean(None, 0.0, 0, 40), kld_percentiles={}),
+)  # fmt: skip
+
+
+def card_of(compare_q: Run, tmp_path: Path, *texts: Any) -> str:
+    results_of(*texts).with_origin(["compare_q.py", "-d", "/home/ann/data.json"]).write(tmp_path / "r.json")
+    ran = compare_q("show", tmp_path / "r.json", "--model-card", tmp_path / "card.md")
+    assert (ran.status, f"model card: {tmp_path / 'card.md'}" in ran.out) == (0, True), ran.err
+    return (tmp_path / "card.md").read_text()
+
+
+def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
+    """Every known number of each quantized row, unrounded; the reference and unknown values have none."""
+    card = ModelCard(card_of(compare_q, tmp_path, text_result("wikitext2", DATA, "", ROWS, REFERENCE)))
+    same: dict[str, Any] = {"task_type": "text-generation", "dataset_type": "wiki2", "dataset_name": "wikitext2",
+                            "dataset_split": "test"}  # fmt: skip
+    kld = "KL divergence from bf16, nats per token (q4)"
+    assert card.data.eval_results == [
+        EvalResult(**same, metric_type="perplexity", metric_name="Perplexity (q4)", metric_value=QUANT.ppl),
+        EvalResult(**same, metric_type="kl_divergence", metric_name=kld, metric_value=QUANT.kld),
+        EvalResult(**same, metric_type="perplexity", metric_name="Perplexity (no *KLD*)", metric_value=QUANT.ppl),
+    ]
+    assert (card.data.model_name, card.data.base_model) == ("q4, no *KLD*", "owner/base")
+    assert "| q4 | Linear | 4.50 |" in card.text
+    assert "0.01235 ± 0.00045" in card.text
+
+
+def test_it_can_be_published_and_repeated(compare_q: Run, tmp_path: Path) -> None:
+    """No folder, host or failed row is in it, and its specs are valid."""
+    card = card_of(compare_q, tmp_path, text_result("wikitext2", DATA, "", ROWS, REFERENCE))
+    assert not re.search('/home|gpu7|"python|broken', card)
+    data, models = map(json.loads, re.findall("```json\n(.*?)```", card, re.DOTALL))
+    assert [DataSpec.model_validate(each).max_rows for each in data] == [2]
+    assert [ModelSpec.model_validate(each).is_reference for each in models[:2]] == [True, False]
+    assert models[1]["engine"] == {"drafts": ["d.gguf"], "url": "http://HOST/v1"}
+
+
+@pytest.mark.parametrize(
+    ("data", "rows", "part"), [(DATA, ROWS[:1], "quantized"), ({"windows": 2}, ROWS, "wikitext2: ")]
+)
+def test_what_cannot_be_described(compare_q: Run, tmp_path: Path, data: Any, rows: Any, part: str) -> None:
+    results_of(text_result("wikitext2", data, "", rows, REFERENCE)).with_origin([]).write(tmp_path / "r.json")
+    ran = compare_q("show", tmp_path / "r.json", "--model-card", tmp_path / "card.md")
+    (line,) = ran.err.splitlines()
+    assert (ran.status, line.startswith("error: "), part in line) == (2, True, True)
+    assert not (tmp_path / "card.md").exists()
