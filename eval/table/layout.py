@@ -18,7 +18,7 @@ from rich.text import Text
 
 from compare_q.backends.common.messages import printable
 from compare_q.eval.common.terminal import say
-from compare_q.eval.table.columns import BY_NAME
+from compare_q.eval.table.columns import named
 from compare_q.eval.table.tables import LABEL, STDERR, Filled, Table
 
 MARGIN = 2
@@ -148,6 +148,6 @@ def left_out_line(table: Table, left_out: Collection[str], width: int) -> list[s
     )  # fmt: skip
     if not columns and not errors:
         return []
-    titles = [*(BY_NAME[name].title for name in columns), *(f"the ± of {BY_NAME[name].title}" for name in errors)]
+    titles = [*(named(name).title for name in columns), *(f"the ± of {named(name).title}" for name in errors)]
     names = ",".join([*columns, *errors])
     return [f"left out in {width} columns: {', '.join(titles)}; a wider terminal or --columns {names} shows them"]
