@@ -122,12 +122,13 @@ class Comparison:
         ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` (as ``--x-axis``), ``title``,
         ``dark``, ``card``.
         """
-        from compare_q.eval.plots import measures, scatter, style
+        from compare_q.eval.plots import measures, pictures, scatter, style
 
         try:
             measure = measures.chosen(self.results, options.pop("measure", None), None)
             size = measures.size_of(options.pop("x_axis", None) or "bpw")
-            drawn = scatter.scatter_figure(*self.results.texts, size=size, measure=measure, **options)
+            origin = pictures.origin_of(self.results.with_origin(["compare_q"])) if options.get("card") else ""
+            drawn = scatter.scatter_figure(*self.results.texts, size=size, measure=measure, origin=origin, **options)
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:

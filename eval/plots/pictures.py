@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from compare_q.backends.common import machine
 from compare_q.eval.common.files import Outputs, file_names
 from compare_q.eval.common.terminal import say
 from compare_q.eval.plots import measures, percentiles, position, scatter, style
@@ -30,9 +31,18 @@ def draw(
     results: RunResult, file: Path, outputs: Outputs, measure: Measure, *, size: Size = BPW, **options: Any
 ) -> None:
     """Write the scatter plot of a run; ``options``: of ``scatter.scatter_figure``."""
+    options |= {"origin": origin_of(results)} if options.get("card") else {}
     say(*points_of(results.texts, size, measure)[1])
     same = {"size": size, "measure": measure, "title": results.title, **options}
     write("plot", partial(scatter.scatter_figure, *results.texts, **same), [file], outputs)
+
+
+def origin_of(results: RunResult) -> str:
+    """Return the machines, the date and the version of compare_q of a run, for a card."""
+    ran = [model.provenance for text in results.scored for model in text.models]
+    machines = dict.fromkeys(machine.words({"gpus": each["gpus"]} if each.get("gpus") else each) for each in ran)
+    version = results.versions.get("compare-q", "")
+    return ", ".join(filter(None, [*machines, results.created[:10], f"compare_q {version}" if version else ""]))
 
 
 def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:

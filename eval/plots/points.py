@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import NamedTuple
 
 from compare_q.backends.common.messages import unicode
@@ -94,6 +95,14 @@ def finite_reference(texts: Sequence[TextResult]) -> float | None:
     ppls = [text.reference_ppl for text in texts if text.error or not text.is_answers or len(texts) == 1]
     finite = [ppl if ppl is not None and math.isfinite(ppl) else None for ppl in ppls]
     return finite[0] if len(finite) == 1 else geometric_mean(finite, [None] * len(finite)).value
+
+
+def reference_name(texts: Sequence[TextResult]) -> str:
+    """Return the last part of the name of the reference's folder or repository; its label if it has no row."""
+    models = [model for text in texts for model in text.models if model.reference]
+    given = next((place for model in models if isinstance(place := model.spec.get("model_dir"), str)), "")
+    label = next((str(text.reference["label"]) for text in texts if text.reference), "")
+    return unicode(PurePath(given).name or label)
 
 
 def error_note(points: Sequence[Point], measure: Measure) -> str:

@@ -19,7 +19,7 @@ from compare_q.eval.plots import points as data
 from compare_q.eval.plots.measures import BPW, PPL, Measure, Size
 from compare_q.eval.plots.points import Level, Point
 from compare_q.eval.plots.style import Theme, is_wide
-from compare_q.eval.results import TextResult
+from compare_q.eval.results import MARK, TextResult
 
 EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"
@@ -34,17 +34,21 @@ NEGLIGIBLE = 0.01
 """A logarithmic axis ends at this share of the smallest value of a quantized model; the rest is linear down to 0."""
 WRAP = 24, 28
 """Characters of a line of a label, if there are many labels and if there are at most ``labels.FEW``."""
+NAMES_ON_CARD = 8
+"""Largest number of points on a card that all have labels; of more points, only the ends of the front have."""
+MARK_ON_CARD = f"{MARK}: not run as requested"
 TICKS, CARD_TICKS = 16, 7
 """Maximum number of ticks of the y axis, in a plot and on a card."""
 
 
 def scatter_figure(
     *texts: TextResult, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
-    title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False,
+    title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False, origin: str = "",
 ) -> Figure:  # fmt: skip
     """Return the plot of a measure over a size, of several texts of the mean over them; ValueError without a point.
 
-    ``title`` None: it names the measure.  ``log_y`` None: the y axis is logarithmic if values span more than a decade
+    ``title`` None: it names the measure, on a card the reference.  ``origin``: where and when the models ran, for a
+    card.  ``log_y`` None: the y axis is logarithmic if values span more than a decade
     and a half.  Accuracy is always linear; perplexity is drawn as the excess over the reference's, if that is known.
     """
     found = data.points_of(texts, size, measure)[0]
@@ -62,11 +66,15 @@ def scatter_figure(
         levels = [level._replace(y=100 * (level.y / reference - 1)) for level in levels]
         shown = [replace(p, y=100 * (p.y / reference - 1), error=p.error and 100 * p.error / reference) for p in shown]
     ends = " (" if card else "\n"  # a card has the first words of an axis
+    if card:
+        is_marked = len(shown) <= NAMES_ON_CARD and any(MARK in point.label for point in shown)
+        notes = [data.subtitle_of(texts, []), "; ".join(filter(None, [origin, MARK_ON_CARD * is_marked]))]
+        name = data.reference_name(texts)
+        title = f"{name}, quantized" if title is None and name else title
     return scatter_plot(
         shown, x_label=size.axis.partition(ends)[0], y_label=y_label.partition(ends)[0],
         title=f"{measure.title} of quantized models" if title is None else title,
-        subtitle=data.subtitle_of(texts, []) if card else "\n".join(filter(None, notes)), dark=dark,
-        levels=levels, scale=scale, card=card,
+        subtitle="\n".join(filter(None, notes)), dark=dark, levels=levels, scale=scale, card=card,
     )  # fmt: skip
 
 
@@ -77,7 +85,7 @@ def scatter_plot(
     """Return the finished plot, in which labels of points on the Pareto front are bold.
 
     ``scale``: "linear"; "zero", linear from 0; "log", on which 0 is at the bottom; "percent", logarithmic on both sides
-    of 0 if excesses span more than a decade and a half.  ``card``: a small plot that labels only the front.
+    of 0 if excesses span more than a decade and a half.  ``card``: a small plot that labels few points.
     Unquantized points far to the right are drawn at the edge, after a break of the axis.
     """
     if scale == "log" and not any(p.y > 0 for p in points):
@@ -106,7 +114,7 @@ def scatter_plot(
         if edge is not None:
             name = unquantized.pop() if len(unquantized) == 1 else "unquantized"
             _draw_edge(axes, max(p.x for p in points if not p.unquantized), edge, name, theme)
-        texts = _draw_labels(axes, points, theme, card=card)
+        texts = _draw_labels(axes, points, theme, card=card and len(points) > NAMES_ON_CARD)
         style.freeze_layout(figure)
         spots = axes.transData.transform([(point.x, point.y) for point in points])
         for i, mark in enumerate(marks):  # enlarge covered markers so that their rims stay visible

@@ -25,7 +25,7 @@ LAST_SPARE = (
     "kernel", "where", f"ppl{STDERR}", "size", "vram_gib", "non_finite", "same_top", f"flips{STDERR}", f"acc{STDERR}",
     f"kld{STDERR}", "bpw_layer", "flips", "phase",
 )  # fmt: skip
-"""What a narrow terminal leaves out after the columns with a ``Column.spare``, in this order."""
+"""Names of columns and errors that a narrow terminal leaves out after those with a ``Column.spare``, in this order."""
 TOP_ERROR = 8
 """``Column.spare`` of the error of ``same_top``.  On a task of questions the column itself has 1."""
 LONGEST_NAME = 14
