@@ -33,6 +33,7 @@ from compare_q.eval.specs.reading import S
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import columns as table_columns
 from compare_q.eval.table import notes, render, tables
+from compare_q.eval.table.verdict import verdict
 from compare_q.eval.text import corpus
 from compare_q.eval.text.windows import EvalData
 
@@ -172,14 +173,17 @@ class Comparison:
         return f"<Comparison of {len(labels)} models on {texts} text{'s' * (texts > 1)}: {named}>"
 
     def _repr_html_(self) -> str:
-        """The table, for notebooks."""
+        """The table with its footnotes and the finding, for notebooks."""
         import pandas as pd
 
         table = tables.table_of(self.results)
         cells = [[cell.shown + cell.marks + cell.plus_minus for cell in each.cells] for each in table.columns]
         frame = pd.DataFrame(zip(*cells, strict=True), columns=[each.column.title for each in table.columns])
         with pd.option_context("display.max_colwidth", None):
-            return f"<p>{html.escape(table.title)}</p>{frame.to_html(index=False)}"
+            drawn = frame.to_html(index=False)
+        lines = [table.title, *table.notes, verdict(self.results)]
+        title, *below = (f"<p>{html.escape(line)}</p>" for line in lines)
+        return "".join([title, drawn, *below])
 
 
 def dtype_of(annotation: Any) -> str:

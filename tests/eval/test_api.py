@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from pathlib import Path
@@ -15,6 +16,7 @@ import compare_q
 from compare_q.backends.common.errors import InputError
 from compare_q.eval import api
 from compare_q.eval.api import compare, load
+from compare_q.eval.table.verdict import verdict
 from tests.support.made import FAILED, QUANT, REF, replace, results_of, run_of, storage_of
 from tests.support.toy import Run, Specs, refusal
 
@@ -110,7 +112,10 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     sized.plot(tmp_path / "plot.png", measure="kld")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert repr(found) == "<Comparison of 2 models on 1 text: uniform, boosted>"
-    assert "<td>uniform</td>" in found._repr_html_()
+    shown = found._repr_html_()
+    assert "<td>uniform</td>" in shown
+    assert shown.count("<p>method exllamav3: ") == 1  # a footnote
+    assert f"<p>{html.escape(verdict(found.results))}</p>" in shown
     found.save(tmp_path / "r.json")
     assert "read back" in refusal(lambda: load(tmp_path / "r.json").tokens("uniform"))
     assert "no model is called 'x'" in refusal(lambda: found.tokens("x"))
