@@ -157,7 +157,7 @@ class ServingFacts:
     kv_layers: int = 0  # number of these layers
     kv_is_upper: bool = False  # layers with a sliding window count as if they kept all tokens
     step_numbers: int | None = None  # numbers of a token that a decoder layer holds at once; None if not stated
-    float_bytes: int | None = None  # bytes of such a number; None: those of the dtype that ran
+    float_bytes: int | None = None  # bytes of such a number; None: the dtype that ran decides
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class CachePart(Stored):
 
 
 class Memory(Stored):
-    """The parts of the memory that serving one sequence takes, from which ``gigabytes`` is computed for a context.
+    """The parts of the memory for serving one sequence; ``gigabytes`` adds them up for a context.
 
     A prefill step computes at most ``PREFILL_STEP`` tokens.  What an engine and its GPU libraries reserve is not
     contained: the GPU's context, CUDA graphs, workspaces, room for more sequences.

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from compare_q.backends import hub
 from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
-from compare_q.backends.checkpoint.config import scaling_json
+from compare_q.backends.checkpoint.config import scaling_json, step_numbers
 from compare_q.backends.checkpoint.files import sampled
 from compare_q.backends.checkpoint.formats import UNEXPLAINED
 from compare_q.backends.common.errors import InputError
@@ -262,12 +262,11 @@ class GgufModel:
 
     def serving(self) -> ServingFacts:
         """Sizes by ``CheckpointConfig.serving``; ggml computes in float32, and llama.cpp logs the size of its cache."""
-        hidden, chosen = self.field("{}.embedding_length", int), self.field("{}.expert_used_count", int)
         dense = self.field("{}.feed_forward_length", int) or max(self.field("{}.feed_forward_length", tuple) or (0,))
         expert = self.field("{}.expert_feed_forward_length", int) or dense
         shared = self.field("{}.expert_shared_feed_forward_length", int) or 0
-        wide = max(dense, chosen * expert + shared if chosen else 0)
-        numbers = 4 * hidden + 3 * wide if hidden and wide else None
+        hidden, chosen = self.field("{}.embedding_length", int), self.field("{}.expert_used_count", int)
+        numbers = step_numbers(hidden, dense, chosen, expert, shared)
         slides = bool(self.field("{}.attention.sliding_window", int))
         return ServingFacts(self.facts.vocab_size, kv_is_upper=slides, step_numbers=numbers, float_bytes=4)
 

@@ -1,7 +1,7 @@
 """``pack``: record a model as a reference pack (``backends/reference/pack.py``).
 
 The model is scored like the reference of any run, so that what an interrupted run has recorded is in the cache, and
-more windows are added to it later.  The pack is made beside its place, and appears whole.
+more windows are added to it later.  The pack is made in a temporary folder, and then renamed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from compare_q.eval.text.windows import EvalData
 
 FLOOR = "noise floor"
 WINDOWS = 64
-"""Windows that are recorded if neither the command nor the data spec says how many."""
+"""Number of recorded windows, unless the command or the data spec gives one."""
 LICENSES = dict.fromkeys(("wiki2", "wikitext2", "wiki103", "wikitext103"), "cc-by-sa-3.0")
 """Known data sets -> their licenses."""
 PRIVATE = ("python_path",)
@@ -129,7 +129,7 @@ def made(
 
 
 def recorded(config: RunConfig, row: ModelResult, key: str, *, logits: bool) -> store.Reader:
-    """Return the store that a run has recorded; InputError if there is none, or it holds logits that nobody wants."""
+    """Return the store that a run has recorded; InputError if there is none, or it holds unrequested logits."""
     path = config.cache.path("references", key, "")
     if not (path / store.MANIFEST).is_file():
         raise InputError(f"{row.label}: was not recorded: {'; '.join(row.notes)}")
@@ -142,7 +142,7 @@ def recorded(config: RunConfig, row: ModelResult, key: str, *, logits: bool) -> 
 
 
 def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, cut: EvalData) -> dict[str, Any]:
-    """Return what the manifest says of the model and of its scores."""
+    """Return the manifest's facts about the model and its scores."""
     name, revision, folder = origin(spec)
     words = [os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]]
     now = RunResult(texts=()).with_origin(["compare-q", *words])

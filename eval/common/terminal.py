@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from rich.cells import cell_len
@@ -18,13 +17,11 @@ INDENT = "  "
 def say(*lines: str, console: Console | None = None) -> None:
     """Print each line, by default on standard output, without markup; only spaces become line breaks.
 
-    A line is broken if it goes to a terminal, or if the user sets the variable COLUMNS.  GNU readline, which Python's
-    prompt and pytest import, sets COLUMNS and LINES for the programs that they start.
+    A line is broken only if it goes to a terminal.
     """
     console = console or Console()
-    is_narrow = console.is_terminal or (os.environ.get("COLUMNS", "").isdigit() and "LINES" not in os.environ)
     for line in map(printable, lines):
-        console.print(Text(broken(line, console.width) if is_narrow else line), soft_wrap=True)
+        console.print(Text(broken(line, console.width) if console.is_terminal else line), soft_wrap=True)
 
 
 def broken(line: str, width: int) -> str:

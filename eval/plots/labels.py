@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Boxes = NDArray[np.float64]
 Pairs = dict[int, tuple[NDArray[np.bool_], Boxes]]
-"""Of one label: another label -> (which of both's places overlap, what their leaders cost) [P, P of the other]."""
+"""What places of one label cost with those of each other label: which overlap, and the cost of their leaders [P, Q]."""
 
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)
 """In points.  The largest size at which all labels fit is taken."""
@@ -142,9 +142,10 @@ def _arrange(places: Sequence[tuple[Boxes, Boxes]], spots: Boxes) -> tuple[Boxes
 
 def _pair_costs(boxes: Sequence[Boxes], spots: Boxes) -> list[Pairs]:
     """Return the costs of each label and those that it can touch; ``boxes``: the places of each label [P, 4]."""
-    leaders = [_leaders(own, spot) for own, spot in zip(boxes, spots, strict=True)]
-    drawn = [_gaps(own, spot[None]) > LEADER_FROM for own, spot in zip(boxes, spots, strict=False)]
-    hulls = [np.vstack([own, spot]) for own, spot in zip(boxes, spots, strict=True)]
+    own = list(zip(boxes, spots, strict=True))
+    leaders = [_leaders(places, spot) for places, spot in own]
+    drawn = [_gaps(places, spot[None]) > LEADER_FROM for places, spot in own]
+    hulls = [np.vstack([places, spot]) for places, spot in own]
     reach = np.array([[*hull[:, :2].min(axis=0), *hull[:, 2:].max(axis=0)] for hull in hulls])
     pairs: list[Pairs] = [{} for _ in boxes]
     for i, j in np.argwhere(np.triu(_gaps(reach, reach) == 0, 1)):

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from compare_q.eval.plots import measures, points, style
-from compare_q.eval.plots.style import Theme
+from compare_q.eval.plots.style import Look, Theme
 from compare_q.eval.results import ModelResult, TextResult
 
 HEIGHT, LARGEST, PITCH, NAME_WIDTH = 7.8, 10.5, 0.62, 3.5
@@ -28,6 +28,7 @@ class Line(NamedTuple):
 
     number: int  # index of the model, for the artists' ids
     model: ModelResult
+    look: Look
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     error: NDArray[np.float64]
@@ -60,7 +61,7 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
         texts = [_draw(axes, line, name, theme) for line, name in zip(lines, style.names_of(labels), strict=True)]
-        for number, _, x, y, error, colour, _ in banded:
+        for number, _, _, x, y, error, colour, _ in banded:
             low, high = np.maximum(y - error, np.minimum(y, 0.0)), y + error
             if log_y:  # the error of the logarithm
                 low, high = y * np.exp(-error / y), y * np.exp(error / y)
@@ -71,9 +72,7 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
         style.log_ticks(axes.xaxis)
         if log_y:
             style.log_ticks(axes.yaxis)
-        found = style.looks_of(text.models)
-        looks = [found[line.number] for line in lines if line.colour]
-        style.draw_legend(axes, looks, theme, below=figure, markers=False)
+        style.draw_legend(axes, [line.look for line in lines if line.colour], theme, below=figure, markers=False)
         _place_names(figure, axes, lines, texts)
     return figure
 
@@ -101,7 +100,8 @@ def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Li
         colour = theme.families[found[number].colour] if number in kin else None
         dashes = style.DASHES[kin.index(number) % len(style.DASHES)] if colour else ()
         if np.isfinite(y).any():
-            lines.append(Line(number, text.models[number], x[scored], y[scored], error[scored], colour, dashes))
+            drawn = x[scored], y[scored], error[scored]
+            lines.append(Line(number, text.models[number], found[number], *drawn, colour, dashes))
     return lines
 
 

@@ -29,7 +29,7 @@ FOLDERS, HOST = re.compile(r"(?<![\w.:/~-])~?/(?:[^\s/\"'`|,;:]+/)+(?=[^\s/])"),
 def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
     """Return the model card of all quantized rows; ``names``: columns of its table.
 
-    InputError if no row is quantized, or if the results do not say what a text is.
+    InputError if no row is quantized, or if the results do not name the data of a text.
     """
     found = [(text, model) for text in run.scored for model in text.models
              if model.is_quantized and model.estimates and not (model.reference or model.noise_floor)]  # fmt: skip
@@ -47,7 +47,7 @@ def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
     kept = run.masked([label for label in run.labels if label not in failed])
     table = tables.table_of(kept, names)
     body = ["## What quantization lost", "", render.escaped(verdict(kept)), "", *render.markdown_lines(table.columns)]
-    body += ["", *(f"- {render.escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]), ""]
+    body += ["", *render.note_lines(table), ""]
     body += ["## How it was measured", "", *how_measured(kept), ""]
     return str(ModelCard("\n".join(["---", index.to_yaml(), "---", "", *map(public, body)])))
 

@@ -29,11 +29,11 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
         is_known &= sum(each.count for each in caches) >= facts.kv_layers  # an engine may not report all layers
         parts = [((each.token_bytes or 0) * each.count, each.window) for each in caches if is_known]
     number_bytes = facts.float_bytes or BITS.get(ran, 16.0) / 8
-    missing = {
-        weights_missing(model, storage, provenance): True,
-        "KV cache: engine and config do not state the size for all layers": not parts,
-        "activations: the config states no sizes of layers": None in (facts.vocab_size, facts.step_numbers),
-    }
+    missing = weights_missing(model, storage, provenance)
+    if not missing and not parts:
+        missing = "KV cache: engine and config do not state the size for all layers"
+    if not missing and None in (facts.vocab_size, facts.step_numbers):
+        missing = "activations: the config states no sizes of layers"
     return Memory(
         weights=storage.file_bytes,
         kv=tuple(CachePart(token_bytes=size, window=window) for size, window in parts),
@@ -41,7 +41,7 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
         kv_is_upper=facts.kv_is_upper and not any(window for _, window in parts),
         logits=None if facts.vocab_size is None else 4 * facts.vocab_size,
         step_token=None if facts.step_numbers is None else int(number_bytes * facts.step_numbers),
-        missing=next((words for words, holds in missing.items() if words and holds), None),
+        missing=missing or None,
     )
 
 

@@ -51,7 +51,7 @@ class Column:
     needs: str = ""  # what a run needs for this column in addition to a reference
     shown: Literal["", "always", "known", "different", "nonzero", "questions", "compared", "no files"] = ""
     spare: int = 0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
-    context: int = 0  # number of tokens for which ``memory:N`` gives the memory; 0: any other column
+    context: int = 0  # N of ``memory:N``, a number of tokens; 0 for any other column
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ COLUMNS = (
            shown="nonzero"),
     about("load", "load\ns", "seconds of loading", "load_seconds", 1),
     Column("seconds", "seconds", "seconds of scoring", "score_seconds", 1),
-    Column("speed", "tok/s", "scored tokens a second of scoring", "tokens_per_second", 0, more_is_better=True,
+    Column("speed", "tok/s", "scored tokens per second of scoring", "tokens_per_second", 0, more_is_better=True,
            shown="known", spare=3),
 )  # fmt: skip
 """In the order of the table, unless ``--columns`` gives another order."""

@@ -15,7 +15,7 @@ from compare_q.eval.common.terminal import say
 from compare_q.eval.results import RunResult
 from compare_q.eval.table import layout
 from compare_q.eval.table.columns import named, values_of
-from compare_q.eval.table.tables import Filled, table_of
+from compare_q.eval.table.tables import Filled, Table, table_of
 from compare_q.eval.table.verdict import verdict
 
 NOTES = "what the columns and marks mean: --notes"
@@ -60,8 +60,12 @@ def markdown_text(run: RunResult, names: Sequence[str] | None = None) -> str:
     """
     table = table_of(run, names)
     lines = [f"**{escaped(table.title)}**", "", *markdown_lines(table.columns), "", escaped(verdict(run)), ""]
-    lines += [f"- {escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *note_lines(table), ""])
+
+
+def note_lines(table: Table) -> list[str]:
+    """Return the footnotes and the meanings of marks as lines of a Markdown list."""
+    return [f"- {escaped(note)}" for note in [*table.notes, *table.legend_of(table.columns)]]
 
 
 def markdown_lines(columns: Sequence[Filled]) -> list[str]:

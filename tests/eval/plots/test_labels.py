@@ -1,4 +1,4 @@
-"""Places for labels: each stands at its point, and covers nothing."""
+"""Places for labels: each is at its point, and covers nothing."""
 
 import pytest
 

@@ -174,7 +174,7 @@ class TestBrowser:
 
     @pytest.mark.parametrize(("rows", "scheme"), [(2, "light"), (6, "dark"), (41, "light")])
     def test_a_narrow_window_cuts_nothing(self, open_page: Callable[..., Any], rows: int, scheme: str) -> None:
-        """The page is not wider than the window; tables and plots scroll in boxes of their own."""
+        """The page is not wider than the window; each table and plot scrolls in a box."""
         label = "a_label_of_60_characters_that_no_space_or_hyphen_breaks_into"
         models = [model.updated(label=f"{label}_{i}") for i, model in enumerate([*MODELS, FAILED] * 5)]
         opened = open_page(results_of(*models[:rows]), 390, color_scheme=scheme)
