@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 import compare_q
 from compare_q.backends.common.errors import InputError
@@ -111,6 +112,9 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     sized = api.Comparison(results_of(run_of(REF, QUANT)))
     sized.plot(tmp_path / "plot.png", measure="kld")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    earlier = sized.results.updated(created="2026-01-02T03:04:05+00:00", versions={"compare-q": "0.1"})
+    card = " ".join(each.get_text() for each in api.Comparison(earlier).plot(card=True).findobj(Text))
+    assert "2026-01-02, compare_q 0.1" in card
     assert repr(found) == "<Comparison of 2 models on 1 text: uniform, boosted>"
     shown = found._repr_html_()
     assert "<td>uniform</td>" in shown

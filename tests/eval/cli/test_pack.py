@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.eval.cli import main
 from compare_q.eval.cli import pack as command
+from compare_q.eval.text import tokens
 from tests.support.toy import FAKE, Run, Specs, assert_refused, in_transformers, save_toy_tokenizer, swap_letters
 
 WINDOWS = 4
@@ -63,6 +65,20 @@ def rows_of(file: Path) -> dict[str, dict[str, Any]]:
 
 def digest_of(folder: Path) -> dict[str, pack.File]:
     return dict(pack.entries_of(folder))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(copy: Path, shape: tuple[int, ...]) -> None:
+    """numpy warns of such a conversion, and refuses it from 2.5 on; a pack may hold a number as an array of one."""
+    file = copy / pack.TOKENS
+    with safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    arrays = load_file(file)
+    assert arrays["top_id"].shape == ()
+    save_file({**arrays, "top_id": arrays["top_id"].reshape(shape)}, file, metadata)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tokens.of_pack(copy).top_id == arrays["top_id"]
 
 
 def test_rows_equal_those_of_the_run_with_the_model(
