@@ -192,7 +192,7 @@ def draw_legend(
     handles, texts = [artist for _, artist in entries], ["-"] * len(entries)
     if below:
         columns = CHARACTERS // (min(max(map(len, names)), LEGEND) + 7)
-        legend = below.legend(handles, texts, loc="outside lower left", ncols=columns, borderaxespad=0)
+        legend = below.legend(handles, texts, loc="outside lower left", ncols=columns, borderaxespad=1.2)
     else:
         columns = math.ceil(len(entries) / 30)
         legend = axes.legend(handles, texts, loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)
