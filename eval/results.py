@@ -525,9 +525,12 @@ def macro_mean(values: Sequence[float | None], errors: Sequence[float | None]) -
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return Value(None)
-    squares = [error**2 for error in errors if error is not None]
-    stderr = math.sqrt(sum(squares)) / len(known) if len(squares) == len(values) else None
-    return Value(math.fsum(known) / len(known), stderr)
+    found = [error for error in errors if error is not None]
+    try:
+        stderr = math.sqrt(sum(error**2 for error in found)) / len(known) if len(found) == len(values) else None
+        return Value(math.fsum(known) / len(known), stderr)
+    except OverflowError:  # numbers of a damaged file
+        return Value(None)
 
 
 def geometric_mean(values: Sequence[float | None], errors: Sequence[float | None]) -> Value:

@@ -143,3 +143,9 @@ def test_every_percentile_is_wanted(tmp_path: Path) -> None:
     for name in PERCENTILES:
         fewer = {key: value for key, value in PERCENTILES.items() if key != name}
         assert TOGETHER in refusal(read_back, damaged(RAW, *AGAINST, "kld_percentiles", value=fewer), tmp_path)
+
+
+def test_the_mean_of_an_error_too_large_to_be_squared_is_unknown(tmp_path: Path) -> None:
+    read = read_back(damaged(RAW, *MODEL, "kld_stderr", value=1e200), tmp_path)
+    assert read.mean_kld(QUANT.label).value is None
+    assert read.means
