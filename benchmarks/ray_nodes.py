@@ -85,7 +85,7 @@ def main() -> int:
         folder = Path(scratch)
         models = options.models or folder / "models"
         if not options.models:
-            shapes.make(models, shape, ["bf16", "fp8", "w4a16", "nvfp4a16"])
+            shapes.make_apart(models, shape, ["bf16", "fp8", "w4a16", "nvfp4a16"])
         table("rows", SEVERAL, {}, "--gpus", "0")
         with nodes(folder) as address:
             table("rows over Ray", SEVERAL, {}, "--ray", address)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -240,6 +241,15 @@ def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int 
             write_config(folders[name], shape, schemes[name])
             print(f"{folders[name]}: {files.total / 1e9:.2f} GB", flush=True)
     return folders
+
+
+def make_apart(*arguments: Any) -> None:
+    """Run ``make`` in a process of its own, because a process that has used a GPU keeps some of its memory."""
+    process = multiprocessing.get_context("spawn").Process(target=make, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise ChildProcessError(f"no models were made: exit status {process.exitcode}")
 
 
 def add_shape(parser: argparse.ArgumentParser, default: str) -> None:

@@ -63,7 +63,7 @@ def main() -> int:
         folder = Path(scratch)
         models = options.models or folder / "models"
         if not options.models:
-            shapes.make(models, shapes.SHAPES["llama-8b"], ["bf16"])
+            shapes.make_apart(models, shapes.SHAPES["llama-8b"], ["bf16"])
         for name in options.only:
             count, keys, gpus = TABLES[name]
             rows = [run.Row(f"model {i}", "bf16", {"seed": i}) for i in range(count)]

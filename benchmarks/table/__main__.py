@@ -63,7 +63,7 @@ def made_plan(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Pla
     models = arguments.models.resolve() if arguments.models else folder / "models"
     rows = [row for row in run.table_rows(gpu) if row.label in arguments.rows]
     if not arguments.models:
-        shapes.make(models, shapes.shape_of(arguments), list(dict.fromkeys(row.model for row in rows)))
+        shapes.make_apart(models, shapes.shape_of(arguments), list(dict.fromkeys(row.model for row in rows)))
     sizes = (arguments.windows, arguments.length, arguments.stride)
     return run.Plan(folder, models, rows, sizes, arguments.engine, arguments.spec, arguments.program, arguments.extra)
 

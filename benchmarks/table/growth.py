@@ -44,7 +44,7 @@ def measured(
     """Yield wall time, its parts and peaks of memory of one table per size."""
     for size, point in points(series, small):
         models = folder / "models"
-        shapes.make(models, point.shape)
+        shapes.make_apart(models, point.shape)
         table = run.run_table(plan_of(point, models))
         shutil.rmtree(models)
         rows = table.get("rows", [])
