@@ -26,7 +26,7 @@ DEEPEST = 64
 """Largest number of nested brackets."""
 TOO_DEEP = f"brackets are nested more than {DEEPEST} deep"
 LARGEST_INTEGER = 10**40
-"""More than any integer in a model's config (10 ** 30 means "no limit")."""
+"""Largest absolute value of an integer; model configs use up to 10 ** 30, which means "no limit"."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
 """Unlike Path's methods, these return False for an invalid path and for a path without permission."""
@@ -64,7 +64,7 @@ def open_regular(file: Path) -> BufferedReader:
 
 
 def reason(error: Exception) -> str:
-    """The system's reason without the name of the file."""
+    """Return the reason that the system gives for an error, without the name of the file."""
     return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
 
 
@@ -74,7 +74,7 @@ def read_bytes(file: Path, largest: int = LARGEST) -> bytes:
         size = os.fstat(stream.fileno()).st_size
         if size > largest:
             found, most = bytes_in_words(size), bytes_in_words(largest)
-            raise InputError(f"{printable(file)}: too large: {found}, and at most {most} are read of such a file")
+            raise InputError(f"{printable(file)}: too large: {found}; expected at most {most}")
         try:
             return stream.read(size)
         except OSError as error:

@@ -16,7 +16,7 @@ from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import nearest, printable, shortened
 
 MOST_FILES = 1_000
-"""Largest number of files in a folder that an option names, such as a model that drafts tokens."""
+"""Largest number of files in a folder that an option names, such as a draft model."""
 SAMPLE = 1 << 20
 """Bytes read at the beginning of such a file; for larger files, size and time are also part of the digest."""
 WRITTEN = ("offload_folder", "download_dir")
@@ -42,7 +42,7 @@ def describe(error: ValidationError, known: Iterable[str]) -> str:
     """``key: fault`` for the first error of a pydantic validation, on one line."""
     errors = error.errors(include_url=False)
     unknown = [each for each in errors if each["type"] == "extra_forbidden"]
-    first = errors[0] if errors[0]["type"] != "missing" else (*unknown, errors[0])[0]  # a missing key, or misspelled
+    first = errors[0] if errors[0]["type"] != "missing" else (*unknown, errors[0])[0]  # misspelled keys first
     key = shortened(printable(".".join(str(step) for step in first["loc"]))) or "(whole object)"
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key{nearest(str(first['loc'][-1]), known)}"

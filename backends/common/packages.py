@@ -27,7 +27,7 @@ COMPUTING = (
     "eetq", "fast_hadamard_transform", "fbgemm-gpu", "fbgemm-gpu-genai", "flute-kernel", "fouroversix", "fp_quant",
     "gptqmodel", "hqq", "optimum", "optimum-quanto", "qutlass", "sinq", "spqr_quant", "vptq",
 )  # fmt: skip
-"""Distributions that an engine which computes with torch may import if they are installed."""
+"""Distributions that an engine based on torch may import if they are installed."""
 PLUGINS = ("torch.backends",)
 """Groups of entry points whose code torch imports when it is imported."""
 
@@ -44,7 +44,7 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
-    """Distribution name -> build, for everything that may take part in computing with torch; part of scores' keys.
+    """Distribution name -> build, for each package that may change what torch computes; part of the keys of scores.
 
     ``more``: further distributions; ``plugins``: further groups of entry points whose code is imported.
     """
@@ -68,9 +68,9 @@ def builds(packages: Iterable[str]) -> dict[str, str]:
 
 
 def origin(distribution: Distribution) -> str:
-    """Identity of a build that is not from an index, else "".
+    """Return the identity of a build that is not from an index; "" for a build from an index.
 
-    It is the commit or archive and a digest of the files, or the time when an editable checkout last changed.
+    The identity is the commit or archive and a digest of the files, or the last change of an editable checkout.
     """
     try:
         noted: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
@@ -79,7 +79,7 @@ def origin(distribution: Distribution) -> str:
             files = [file for pattern in ("*.py", "*.so") for file in folder.rglob(pattern) if file.is_file()]
             return f" changed {max((file.stat().st_mtime_ns for file in files), default=0)}"
         known = noted.get("vcs_info", {}).get("commit_id") or noted.get("archive_info", {}).get("hash")
-        # Without lines that have no digest (bytecode), and those that differ in each environment (scripts, metadata).
+        # Skip files without a digest (bytecode), and files that differ between environments (scripts, metadata).
         lines = sorted(
             line for line in ((distribution.read_text("RECORD") if noted else "") or "").splitlines()
             if line.split(",")[-2:][0] and not line.startswith("../") and ".dist-info/" not in line

@@ -4,10 +4,10 @@ Scores, reference stores and the cache use these files.  A file is written under
 a kill leaves the old file, the new file or no file.  Every flipped bit is found:
 
 - tensors are in ``<what>.<digest>.safetensors``; the digest covers all bytes (the first 40 digits of SHA-256).  Such a
-  file never changes, and its header has facts with their checksum, so that no list of files is needed;
-- JSON ends with an entry ``sha256`` of all bytes before it: a manifest, which is written after the files that it lists,
-  or the record of a session;
-- arrays (.npz, whose own checksums leave out the arrays' names) are followed by a line with that checksum.
+  file never changes.  Its header contains metadata with a checksum, so that no list of files is needed;
+- a JSON file (a manifest, which is written after the files that it lists, or the record of a run) ends with an entry
+  ``sha256`` of all bytes before that entry;
+- an .npz file ends with a line with the same checksum, because its own checksums do not cover the arrays' names.
 
 A process holds a lock on the temporary file that it writes.  The system releases the lock when the process ends, so
 that ``sweep`` finds the files of killed processes.
@@ -61,7 +61,7 @@ def beside(target: Path) -> Iterator[Path]:
         yield temporary
     finally:
         try:
-            with suppress(OSError):  # for example, the folder was deleted: an error in the block matters more
+            with suppress(OSError):  # for example, the folder was deleted; do not hide an error of the block
                 temporary.unlink()
         finally:
             os.close(descriptor)
@@ -88,7 +88,7 @@ def temporary_name() -> str:
 
 
 def hold(path: Path) -> int:
-    """A descriptor with a lock on a folder, or on a new file: until it is closed, ``sweep`` skips the path."""
+    """Return a descriptor that locks a folder or a new file; until it is closed, ``sweep`` skips the path."""
     while True:
         descriptor = os.open(path, os.O_RDONLY | (0 if path.is_dir() else os.O_CREAT), 0o666)
         with suppress(OSError):  # a file system without locks
@@ -96,7 +96,7 @@ def hold(path: Path) -> int:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
-        os.close(descriptor)  # swept between these two lines
+        os.close(descriptor)  # ``sweep`` deleted the file before it was locked
 
 
 def is_abandoned(path: Path) -> bool:
@@ -146,12 +146,12 @@ def size_of(path: Path) -> int | None:
 
 
 def times_of(found: os.stat_result) -> str:
-    """The times of a file's content and of its last change of state; users cannot set the second one back."""
+    """Times (ns) of the last changes of a file's content and of its status; users cannot set the second time."""
     return f"{found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def delete(files: Iterable[Path]) -> None:
-    """Delete those that are regular files and not links, as far as possible."""
+    """Delete the regular files among ``files``; links, and files that cannot be deleted, are skipped."""
     for file in files:
         if is_regular(file):
             with suppress(OSError):
@@ -172,13 +172,13 @@ def keep(folder: Path, what: str, pieces: Iterable[Any]) -> Path:
 
 
 def what_of(name: str) -> str:
-    """``what`` in a name that ``keep`` gave; empty for other names."""
+    """Return ``what`` from a file name that ``keep`` made; empty for other names."""
     kept = KEPT.fullmatch(name)
     return kept[1] if kept else ""
 
 
 def is_whole(file: Path) -> bool:
-    """True if a kept file has the bytes that were written; OSError if it cannot be read."""
+    """True if a file that ``keep`` wrote is unchanged; OSError if it cannot be read."""
     with file.open("rb") as stream:
         return file.name.endswith(f".{hashlib.file_digest(stream, 'sha256').hexdigest()[:40]}.safetensors")
 
@@ -229,7 +229,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def write_arrays(file: Path, **arrays: Any) -> None:
-    """Write arrays, or what numpy makes arrays of, with their checksum."""
+    """Write arrays, or values that numpy converts to arrays, with their checksum."""
     import numpy as np
 
     with file.open("w+b") as stream:
@@ -244,7 +244,7 @@ def read_arrays(file: Path) -> dict[str, Any]:
 
     with json_files.open_regular(file) as stream:
         body = os.fstat(stream.fileno()).st_size - ARRAYS_TAIL_BYTES
-        if body < 0 or os.pread(stream.fileno(), len(MARK), body) != MARK:  # before a large file is read completely
+        if body < 0 or os.pread(stream.fileno(), len(MARK), body) != MARK:  # before a large file is read
             raise ValueError("it has no checksum")
         data = stream.read()
     if hashlib.sha256(memoryview(data)[:body]).hexdigest().encode() != data[body + len(MARK) :]:

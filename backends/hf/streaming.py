@@ -1,4 +1,4 @@
-"""A model larger than its device: one decoder layer at a time is on the device, and runs for a group of windows.
+"""Run a model that is larger than its device: each decoder layer is copied there and runs for a group of windows.
 
 The windows of a group run together, because reading 140 GB for each window would wait for the disk.  For each window,
 the model's own forward runs in a greenlet, which stops before every decoder layer until that layer is on the device.
@@ -6,9 +6,9 @@ Everything between the layers (masks, rotary tables, residuals, soft caps) is th
 equal those of the whole model bit for bit.
 
 The layers' weights stay in CPU memory as Transformers loaded them.  If the checkpoint stores them in the model's dtype,
-they are pages of its files, which the system reads when they are copied and drops when it needs memory.  Tensors that
-Transformers converts while loading (another dtype, experts stored one by one) take CPU memory.  While one layer
-computes, a thread copies the next one, so two layers are on the device.  Embedding, norm and head stay there.
+they are memory-mapped: the system reads a page of the file when it is copied, and drops the page when it needs memory.
+Tensors that Transformers converts while loading (another dtype, experts stored one by one) take CPU memory.  While one
+layer computes, a thread copies the next one, so two layers are on the device.  Embedding, norm and head stay there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_WINDOWS = 1024
 
 @dataclass
 class WindowForward:
-    """One window's forward pass; ``reached``: the decoder layer that it waits for, or its logits in pieces."""
+    """One window's forward pass; ``reached``: the decoder layer that it waits for, or at its end the logits' chunks."""
 
     window: Window
     greenlet: Any
@@ -48,7 +48,7 @@ class WindowForward:
 class Streamer:
     """Runs a model in CPU memory on ``device``.
 
-    ``forward`` runs the layers for a window, and returns its logits in pieces.  ``group``: number of windows that run
+    ``forward`` runs the layers for a window, and returns its logits in chunks.  ``group``: number of windows that run
     together; None: as many windows as have room for their states in half of the device's free memory.
     """
 
@@ -81,7 +81,7 @@ class Streamer:
         self.ahead, self.group = list(windows), self.asked
 
     def forwarded(self, window: Window) -> Iterator[torch.Tensor]:
-        """Return logits of one window in pieces; the other windows of its group then wait for the last layer."""
+        """Return the logits of one window in chunks; the other windows of its group then wait for the last layer."""
         run = next((each for each in self.forwards if each.window is window), None) or self.start(window)
         while isinstance(layer := run.reached, int):
             self.hold(layer)
@@ -91,7 +91,7 @@ class Streamer:
             for each in [each for each in self.forwards if each.reached == layer]:
                 each.resume()
                 if not isinstance(each.reached, int):
-                    raise ModelError("engine.streaming: this model's last decoder layer is not the one that runs last")
+                    raise ModelError("engine.streaming: this model runs its last decoder layer before another layer")
         self.forwards.remove(run)
         return layer
 

@@ -1,4 +1,4 @@
-"""Both passes over the logits, one Triton kernel each: every logit is read once, and nothing is stored.
+"""Both passes over the logits, one Triton kernel each: a pass reads every logit once, and stores only its statistics.
 
 The first pass is ``partial`` of ``backends/scoring/statistics.py``.  One program reduces one row.  Each of its LANES
 reads GROUP neighbouring logits at a time, with its own running maximum and sums.  The maximum changes at most once per
@@ -6,10 +6,10 @@ group, so that a logit costs one exponential and about nine other instructions, 
 lanes.  At the end the lanes are merged like shards.  Exponents are kept in bits (units of ln 2) until the end, because
 a power of two is the cheaper exponential.
 
-In the second pass, ``partial`` of ``backends/scoring/divergences.py``, the maxima are known.  For the five largest
-logits each lane keeps only its largest one, at two instructions per logit.  Ordered by value and then by id, the five
-largest logits are in the five lanes with the largest maxima.  So five times, the largest of all lanes is taken, and its
-lane (one of 256) is read again for its next largest.
+In the second pass, ``partial`` of ``backends/scoring/divergences.py``, the maxima are known.  To find the five largest
+logits (ordered by value, then by id), each lane keeps only its largest logit, which takes two instructions per logit.
+The five largest logits are in the five lanes with the largest maxima.  Therefore, five times, the largest logit of all
+lanes is taken, and its lane (one of 256) is read again to find the lane's next largest logit.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import triton
 import triton.language as tl
 
 LANES, GROUP, WARPS = 256, 16, 8
-"""The best or second-best of 7 triples (lanes, group, warps), for 768 rows and for 384 rows with a reference.  On an
-H200 it reaches 0.91 and 0.75 of the bandwidth of a copy."""
+"""This triple was the best or second-best of 7, for 768 rows without and for 384 rows with a reference.  On an H200
+the kernel reaches 0.91 and 0.75 of the bandwidth of a copy."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 EXCLUDED = tl.constexpr(-1e30)
-"""Logits are raised to at least this value: its exponential is 0, and 0 times it is 0, where 0 times -inf is NaN."""
+"""Lower logits are replaced by this value.  Its exponential is 0, and 0 times it is 0; 0 times -inf would be NaN."""
 
 START = tl.constexpr(-5e29)
-"""Maximum of a lane before its first value.  If all its tokens are excluded, it stays, and the sums stay 0."""
+"""Maximum of a lane before its first value.  If all tokens of the lane are excluded, the sums stay 0."""
 
 WIDE = tl.constexpr(1e29)
 """A wider gap between two logits means that one is EXCLUDED."""
@@ -47,7 +47,7 @@ NOWHERE = tl.constexpr(2147483647)
 def partial_statistics(
     logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, first: int, reference: torch.Tensor | None
 ) -> None:
-    """``statistics.partial`` for at least one column; rows may lie at any distance and alignment."""
+    """``statistics.partial`` for at least one column; rows may have any stride and alignment."""
     rows, columns = logits.shape
     z, r = _dense(logits), _dense(logits if reference is None else reference)
     if rows == 0:
@@ -63,7 +63,7 @@ def partial_statistics(
 def partial_divergences(
     logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, out: torch.Tensor, first: int
 ) -> None:
-    """``divergences.partial`` for at least one column; rows may lie at any distance and alignment."""
+    """``divergences.partial`` for at least one column; rows may have any stride and alignment."""
     rows, columns = logits.shape
     z, r = _dense(logits), _dense(reference)
     if rows == 0:
@@ -82,7 +82,7 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 
 @_jit
 def _load(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
-    """Logits in float32, clamped from below; a NaN stays one."""
+    """Logits in float32, with ``EXCLUDED`` instead of lower values; NaN stays NaN."""
     x = tl.load(row + at, mask=at < columns, other=float("-inf")).to(tl.float32)
     return tl.maximum(x, EXCLUDED, propagate_nan=tl.PropagateNan.ALL)
 
@@ -95,13 +95,13 @@ def _tile(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
 
 @_jit
 def _over(x: tl.tensor) -> tl.tensor:
-    """Sums over every lane's own logits."""
+    """Return the sum of each lane's logits."""
     return tl.sum(tl.sum(x, 2), 1)
 
 
 @_jit
 def _most(x: tl.tensor) -> tl.tensor:
-    """The largest of every lane's own logits."""
+    """Return the largest of each lane's logits."""
     return tl.max(tl.max(x, 2), 1)
 
 
@@ -116,7 +116,7 @@ def _move(peak: tl.tensor, x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tenso
     """Lanes' maxima and their next logits -> (new maxima; these in bits; the old ones minus the new ones, in bits; two
     to the power of that difference; True for each maximum that is new)."""
     top = _most(x)
-    higher = top > peak  # never by a NaN
+    higher = top > peak  # False for NaN
     moved = tl.where(higher, top, peak)
     bits = _bits(moved)
     move = _bits(peak) - bits
@@ -138,7 +138,7 @@ def _total(peaks: tl.tensor, sums: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.
 def _first_top(
     row: tl.tensor, columns: tl.tensor, peaks: tl.tensor, peak: tl.tensor, groups: tl.tensor, group: tl.constexpr
 ) -> tl.tensor:
-    """The first column of a row that holds its maximum; ``groups`` is where each lane's maximum was first seen."""
+    """The first column that holds the row's maximum; ``groups``: first column of the group with each lane's maximum."""
     begin = tl.min(tl.where(peaks == peak, groups, 2147483647), 0)
     at = begin + tl.arange(0, group)
     found = tl.min(tl.where(tl.maximum(_load(row, at, columns), START) == peak, at, 2147483647), 0)
@@ -162,7 +162,7 @@ def _store(
     out: tl.tensor, stride: tl.tensor,
     peak: tl.tensor, total: tl.tensor, moment: tl.tensor, target: tl.tensor, top: tl.tensor,
 ) -> None:  # fmt: skip
-    """Half a row, in the order of ``statistics.Column``."""
+    """Store one model's half of an output row, in the order of ``statistics.Column``."""
     tl.store(out, tl.where(total == 0, float("-inf"), peak))
     tl.store(out + stride, total)
     tl.store(out + 2 * stride, moment)
@@ -228,7 +228,7 @@ def _higher(
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Lanes' largest logits, and the first column of the group in which each was first seen, after the next tile."""
     top = _most(x)
-    higher = top > best  # never by a NaN
+    higher = top > best  # False for NaN
     return tl.where(higher, top, best), tl.where(higher, begin, groups)
 
 
@@ -237,7 +237,7 @@ def _after(
     row: tl.tensor, columns: tl.tensor, home: tl.tensor, peak: tl.tensor, taken: tl.tensor, lanes: tl.constexpr,
     group: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """(value, column) next in rank after column ``taken`` with value ``peak``, in the lane that begins at ``home``."""
+    """(value, column) of a lane's largest logit after the logit ``peak`` in column ``taken``; ``home``: its start."""
     value = tl.full([], float("-inf"), tl.float32)
     column = tl.full([], NOWHERE, tl.int32)
     place = home + tl.arange(0, TILES)[:, None] * (lanes * group) + tl.arange(0, group)[None, :]

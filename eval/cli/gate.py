@@ -1,7 +1,7 @@
-"""``gate``: several ways to run one model, one answer, one exit status.
+"""The command ``gate``: check that several ways to run one model compute the same.
 
-0: every variant is as before; 1: a variant is not, or a condition of ``--fail-if`` holds; 2: bad input; 3: a variant
-failed.  No score is read from the cache, since the code may have changed under the same version.
+Exit status 0: every variant is as before; 1: a variant is not, or a condition of ``--fail-if`` holds; 2: bad input; 3:
+a variant failed.  No score is read from the cache, because the code may have changed without a new version.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from compare_q.eval.table import conditions
 from compare_q.eval.text.windows import EvalData
 
 WINDOWS, LENGTH = 32, 512
-"""Windows of a text, and their length without a data spec; short, since decode takes one step per token."""
+"""Number of windows, and their length (tokens) without a data spec; short, because decode takes a step per token."""
 WORST = 3
 """Number of tokens shown for a variant that differs."""
 
@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, DataSpec]:
-    """Return the first windows, and the first quarter of one, which is scored alone; InputError for another text."""
+    """Return two specs, the text's first windows and a quarter of the first one; InputError for an unusable text."""
     if len(given) > 1 or given[0].is_answers:
-        raise InputError("-d: a gate has one text, and no questions")
+        raise InputError("-d: a gate needs exactly one text, without questions")
     spec = given[0]
     keys = spec.model_dump(mode="json", exclude_unset=True) | ({} if spec.is_chat else {"sample": "first"})
     from_spec = str((args.dataspec or [""])[0]).endswith(".json") or "eval_stride" not in keys
@@ -72,7 +72,7 @@ def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, D
 
 
 class Gate:
-    """The runs of a gate, and the rows that they have made.  InputError for a text or variants that cannot be gated."""
+    """The runs of a gate, and their rows.  InputError for a text or variants that a gate cannot compare."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         texts, models = inputs.specs_of(args)
@@ -87,12 +87,12 @@ class Gate:
         keys = {"load_fn": engine, "model_dir": model, "label": "--arbiter", "engine": {"dtype": "float32"}}
         self.judge = [reading.parse_model_spec(keys | {"reference": True}, reading.COMMAND_LINE)] if engine else []
         specs = [*self.judge, *(way.spec for way in self.ways)]
-        plan.plan_models(self.config, specs, self.data[FULL].longest)  # before anything runs
+        plan.plan_models(self.config, specs, self.data[FULL].longest)  # refuses bad specs before anything runs
         self.before = self.ways[0].copied(PREFILL, reference=True)
         names = {"prefill": (PREFILL, AGAIN), "decode": (DECODE,), None: (PREFILL, AGAIN, DECODE)}[args.phase]
         self.passes = [(way, way.copied(of), way.texts(of)) for way in self.ways for of in names]
-        self.rows = dict[str, dict[str, Row]]()  # of a text, by their labels
-        self.texts = dict[str, tuple[TextResult, EvalData]]()  # by their names
+        self.rows = dict[str, dict[str, Row]]()  # text -> label -> row
+        self.texts = dict[str, tuple[TextResult, EvalData]]()  # name -> text
         self.made, self.stores = dict[str, str](), set[str]()  # scores' key -> label; keys of references
 
     def result(self) -> GateResult:
@@ -103,8 +103,8 @@ class Gate:
         rows = [self.rows[text][spec.name] for spec in begin for text in (FULL, ONE)]
         known = self.baseline and {row.scores_key for row in self.baseline.variants[0].rows}
         if known and not (rows[0].model.scores_key in known and all(row.model.from_cache for row in rows)):
-            raise InputError(f"--baseline: {self.args.baseline}: its scores are not in the cache, or this engine has "
-                             "another version than the one that made them; leave --baseline out")  # fmt: skip
+            raise InputError(f"--baseline: {self.args.baseline}: its scores are not in the cache, or another version "
+                             "of the engine made them; remove --baseline")  # fmt: skip
         floors, comparisons = dict[str, Floor](), sum(len(texts) for *_, texts in self.passes)
         if not any(row.tokens is None or row.model.kld_non_finite for row in rows):
             for text in (FULL, ONE):
@@ -159,7 +159,7 @@ class Gate:
         return [(text, data) for text, data in zip(done.results.texts, done.data, strict=True) if data]
 
     def reported(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
-        """Return the gate's result, with the rows that fail by a condition and the arbiter's words."""
+        """Return the gate's result, with the rows for which a condition holds, and the arbiter's answers."""
         rows = [row for verdict in verdicts for row in verdict.rows if not row.reference]
         differing = [way for way, verdict in zip(self.ways, verdicts, strict=False) if verdict.outcome == "differs"]
         made = RunResult(texts=()).with_origin(["compare-q", *sys.argv[1:]])
@@ -172,7 +172,7 @@ class Gate:
         )  # fmt: skip
 
     def arbitrated(self, way: Variant) -> str:
-        """Return whether a variant or the first one is nearer to the model in float32, where the two differ most."""
+        """Return whether this or the first variant is nearer to float32, on the row in which the two differ most."""
         row, spec = max(self.rows_of(way), key=lambda pair: (pair[0].text == FULL, pair[0].model.kld or 0.0))
         before = self.before.model_copy(update={"reference": False})
         try:

@@ -1,4 +1,4 @@
-"""The verdict on a variant, from its rows in all passes and texts; if several hold, the most important one."""
+"""The verdict on a variant, from its rows in all passes and texts; of several verdicts, the most important counts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ Outcome = Literal["as before", "differs", "not deterministic", "not applied", "f
 BATCH = 2.0
 """Log-probabilities of a full batch and of batch 1 may differ by this many times the floor's ``change_limit``."""
 STEP, STILL = 3.0, 1.5
-"""A fault begins at a position if the KLD is at least STEP times the copies' after it, and at most STILL before it."""
+"""A fault begins at a position if the KLD is at most STILL times the copies' KLD before it, and at least STEP times the
+copies' KLD from there on."""
 LEAST = 0.1
-"""Smaller ratios to the copies' KLD count as this one: a KLD of 0 has no logarithm."""
+"""Lower limit of the ratio of the KLD to the copies' KLD, because 0 does not have a logarithm."""
 GROWTH = 2.0
-"""The KLD grows with position if its ratio to the copies' in the last quarter is GROWTH times the first quarter's."""
+"""The KLD grows with position if its ratio to the copies' KLD is GROWTH times as high in the last quarter of the
+positions as in the first."""
 
 
 class Verdict(Stored):
@@ -55,8 +57,8 @@ def verdict_of(
 ) -> Verdict:
     """Return the verdict of a variant from its rows and the floors of the texts.
 
-    ``first``: the first variant's rows; empty if this is the first one.  ``must_change``: it has an option that changes
-    roundings unless it is ignored.
+    ``first``: the first variant's rows; empty if this is the first variant.  ``must_change``: True if the variant has
+    an option that changes roundings unless the engine ignores the option.
     """
     before = {row.shape: row.model for row in first}
     equal = bool(first) and all(row.shape in before and row.model.scores_equal(before[row.shape]) for row in rows)
@@ -90,7 +92,7 @@ def slim(row: Row) -> ModelResult:
 def judged(
     rows: Sequence[Row], floors: Mapping[str, Floor], *, equal: bool, ignored: bool
 ) -> Iterator[tuple[Outcome, str]]:
-    """Yield every verdict that holds, in words, the one that counts first."""
+    """Yield every verdict that holds and its wording, the most important first."""
     for row in rows:
         if row.tokens is None:
             yield "failed", f"failed in {row.shape}: {row.model.error or '; '.join(row.model.notes)}"
@@ -99,21 +101,21 @@ def judged(
         change, times = apart(found.get((PREFILL, text)), found.get((AGAIN, text)), floor)
         if times > 1:
             words = f"two runs differ by {change:.3g} nats of log-probability per token"
-            yield "not deterministic", f"not deterministic: {words}, {times:.1f} times what roundings do"
+            yield "not deterministic", f"not deterministic: {words}, {times:.1f} times the effect of roundings"
     if equal and ignored:
         yield "not applied", "not applied: every score is the first variant's to the bit"
     if differing := [m for m in rows if m.model.kld_non_finite or (m.model.kld or 0.0) > floors[m.text].limit]:
         yield "differs", f"differs: {', '.join(differences(rows, floors, differing))}"
     change, times = apart(found.get((PREFILL, FULL)), found.get((PREFILL, ONE)), floors[ONE])
     if times > BATCH:
-        yield "differs", f"differs: batch 1 and a full batch are {change:.3g} nats of log-probability per token apart"
+        yield "differs", f"differs: batch 1 and a full batch differ by {change:.3g} nats of log-probability per token"
     yield "as before", "as before (equal to the bit)" if equal else "as before"
 
 
 def apart(one: Tokens | None, other: Tokens | None, floor: Floor) -> tuple[float, float]:
     """Return (mean |difference| of two rows' log-probabilities in nats, its ratio to the floor's limit).
 
-    The shorter row's tokens are the first ones of the longer; 0 if they are not, or if a row is missing.
+    The shorter row must have the first tokens of the longer row.  Return zeros if not, or if a row is missing.
     """
     count = min(len(one.logprob), len(other.logprob)) if one and other else 0
     if not (one and other and np.array_equal(one.position[:count], other.position[:count])):
@@ -139,8 +141,8 @@ def differences(rows: Sequence[Row], floors: Mapping[str, Floor], differing: Seq
 def where(own: NDArray[np.float64], floor: NDArray[np.float64]) -> str:
     """Return where in the windows a variant differs; empty if it differs equally everywhere.
 
-    ``own`` and ``floor``: mean KLD at each position, of the variant and of the copies.  A fault begins where the
-    logarithm of their ratio, which counts as ``LEAST`` where it is less, is best described by two constants.
+    ``own`` and ``floor``: mean KLD at each position, of the variant and of the copies.  A fault begins at the position
+    where two constants, one before and one after it, best fit the logarithm of the ratio (of at least ``LEAST``).
     """
     places = np.flatnonzero(floor[: len(own)] > 0)
     if len(places) < 4:

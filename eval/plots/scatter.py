@@ -26,16 +26,16 @@ BOLD = "bold: no other model is as small and better"
 HEIGHT, MORE = 8.4, 0.06
 """Height (inches), and its increase for each point beyond the first ``labels.FEW``."""
 MARKER_SIZE, RING, COVERED = 9.0, 5.0, 10.0
-"""Size of a marker (points); by how much a covered marker is larger (points; less for each further marker); a later
-marker that is nearer than this distance (pixels) covers it."""
+"""Size of a marker (points); growth of a marker that another one covers (points; less per further covering marker);
+distance (pixels) below which a marker that is drawn later covers this one."""
 FLOOR, ZERO = 0.045, 0.1
 """Share of a linear axis below y = 0, and of a logarithmic axis between 0 and the smallest value."""
 NEGLIGIBLE = 0.01
 """A logarithmic axis ends at this share of the smallest value of a quantized model; the rest is linear down to 0."""
 WRAP = 24, 28
-"""Characters of a line of a label, if there are many labels and if there are at most ``labels.FEW``."""
+"""Characters per line of a label, if there are many labels and if there are at most ``labels.FEW``."""
 NAMES_ON_CARD = 8
-"""Largest number of points on a card that all have labels; of more points, only the ends of the front have."""
+"""Largest number of points on a card that all have labels; beyond it, only the ends of the Pareto front have."""
 MARK_ON_CARD = f"{MARK}: not run as requested"
 TICKS, CARD_TICKS = 16, 7
 """Maximum number of ticks of the y axis, in a plot and on a card."""
@@ -45,11 +45,11 @@ def scatter_figure(
     *texts: TextResult, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
     title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False, origin: str = "",
 ) -> Figure:  # fmt: skip
-    """Return the plot of a measure over a size, of several texts of the mean over them; ValueError without a point.
+    """Return the plot of a measure over a size; with several texts, of their mean.  ValueError without a point.
 
-    ``title`` None: it names the measure, on a card the reference.  ``origin``: where and when the models ran, for a
-    card.  ``log_y`` None: the y axis is logarithmic if values span more than a decade
-    and a half.  Accuracy is always linear; perplexity is drawn as the excess over the reference's, if that is known.
+    ``title`` None: the title names the measure, on a card the reference.  ``origin``: where and when the models ran,
+    for a card.  ``log_y`` None: the y axis is logarithmic if values span more than a decade and a half.  Accuracy is
+    always linear; perplexity is drawn as the excess over the reference's perplexity, if that is known.
     """
     found = data.points_of(texts, size, measure)[0]
     shown = [p for p in found if p.x <= max_x and p.y <= max_y and math.isfinite(p.x) and math.isfinite(p.y)]
@@ -65,7 +65,7 @@ def scatter_figure(
         scale, y_label = "percent", EXCESS_AXIS
         levels = [level._replace(y=100 * (level.y / reference - 1)) for level in levels]
         shown = [replace(p, y=100 * (p.y / reference - 1), error=p.error and 100 * p.error / reference) for p in shown]
-    ends = " (" if card else "\n"  # a card has the first words of an axis
+    ends = " (" if card else "\n"  # a card's axis is named up to the parenthesis
     if card:
         is_marked = len(shown) <= NAMES_ON_CARD and any(MARK in point.label for point in shown)
         notes = [data.subtitle_of(texts, []), "; ".join(filter(None, [origin, MARK_ON_CARD * is_marked]))]
@@ -189,13 +189,13 @@ def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) ->
     axes.set_xticks([*ticks, edge], [*axes.xaxis.get_major_formatter().format_ticks(ticks), name])
     axes.set_xlim(low, high)
     axes.axvline(edge, color=theme.grid, lw=6, zorder=0.9, gid="edge-0")
-    behind = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0}  # wider, it would cover the ticks' numbers
+    behind = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0}  # a wider box would cover the ticks' numbers
     axes.text((last + edge) / 2, 0, "//", transform=axes.get_xaxis_transform(), ha="center", va="center",
               color=theme.muted, bbox=behind, size=11, zorder=1, gid="break-0", in_layout=False)  # fmt: skip
 
 
 def _draw_labels(axes: Axes, points: Sequence[Point], theme: Theme, *, card: bool) -> dict[int, Text]:
-    """Return index -> label with name and value, on its point for now; on a card only the names of the front's ends."""
+    """Return index -> label with name and value, on its point for now; ``card``: only names, of the front's ends."""
     best = data.pareto_front(points)
     ends = [*{p.look.family: p for p in best}.values(), *{p.look.family: p for p in reversed(best)}.values()]
     texts, wrap = {}, WRAP[len(points) <= labels.FEW]

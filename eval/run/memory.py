@@ -1,4 +1,4 @@
-"""The memory that serving a model takes, in parts, each from its source (``eval.results.Memory``)."""
+"""The memory that serving a model takes: its parts, and the source of each part (``eval.results.Memory``)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BITS = dict.fromkeys(groups.PLAIN, 16.0) | {"float32": 32.0, "f32": 32.0}
 
 
 def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, Any]) -> Memory:
-    """Return the memory of a model that ran; ``provenance``: what ran.
+    """Return the memory that serving a scored model takes; ``provenance`` describes its run.
 
-    The KV cache is the engine's own.  If an engine scored without one, or does not report it and kept it unquantized,
-    the config gives its size in the dtype that ran.
+    The engine reports the size of its KV cache.  If it scored without a cache, or does not report the size of an
+    unquantized cache, the size is computed from the config and the dtype of the run.
     """
     facts, ran = backends.files_of(model).serving(), str(provenance.get("dtype"))
     caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
@@ -33,7 +33,7 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
     if not missing and not parts:
         missing = "KV cache: engine and config do not state the size for all layers"
     if not missing and None in (facts.vocab_size, facts.step_numbers):
-        missing = "activations: the config states no sizes of layers"
+        missing = "activations: the config does not state the sizes of layers"
     return Memory(
         weights=storage.file_bytes,
         kv=tuple(CachePart(token_bytes=size, window=window) for size, window in parts),

@@ -1,10 +1,9 @@
-"""KL divergence on a real pretrained model, in real engines, against float64 from whole logits of the same engines.
+"""KL divergence of a real pretrained model in real engines, compared with float64 results from the engines' logits.
 
 References: SmolLM2 bf16 in vLLM and in Transformers.  Tests: both again, W8A8 and W4A16 in vLLM.
 
-vLLM's bf16 kernels give other logits to a batch of another shape (on a CPU with AMX, KLD of single tokens moved by up
-to 0.2 between two windows at once and one at a time), so the logits that are compared are kept in the very steps that
-are scored.
+The logits of vLLM's bf16 kernels depend on the shape of the batch (on a CPU with AMX, the KLD of single tokens moved by
+up to 0.2 between two windows at once and one at a time).  Therefore the logits are kept from the steps that are scored.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.support.toy import planned, rounds_by_place
 
 pytestmark = pytest.mark.engine
 
-LENGTH = 257  # 256 scored rows are one chunk of the scorer, whose logits are then one product over all rows
+LENGTH = 257  # 256 scored rows are one chunk of the scorer: one matrix product computes all logits
 ENGINES = {
     "vllm bf16": BASE,
     "vllm W8A8": MODELS / "smollm2-135m-w8a8",
@@ -60,12 +59,12 @@ def opened(name: str, folder: Path) -> VllmEngine | TransformersEngine:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """Everything, with each engine loaded once but for the references, which are loaded to be recorded first."""
+    """All scores and logits.  Each engine loads once, Transformers again when vLLM's store exists."""
     from transformers import AutoTokenizer
 
     make_models()
     patch = pytest.MonkeyPatch()
-    patch.setenv("VLLM_CPU_INT4_W4A8", "0")  # or a CPU with AMX would quantize the activations of W4A16
+    patch.setenv("VLLM_CPU_INT4_W4A8", "0")  # else a CPU with AMX quantizes the activations of W4A16
     folder = tmp_path_factory.mktemp("divergence")
     ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "eval" / "spec" / "opticks.txt").read_text()[:20000])["input_ids"]
     windows = [
@@ -83,7 +82,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         for store in (store for store in REFERENCES if (folder / store).is_dir()):
             score(backend, name, store, folder, found)
         backend.close()
-    backend = opened("transformers bf16", folder)  # against vLLM, which was not there yet and starts more slowly
+    backend = opened("transformers bf16", folder)  # vLLM's store is new; loading vLLM again would take longer
     score(backend, "transformers bf16", "vllm bf16", folder, found)
     backend.close()
     patch.undo()
@@ -91,7 +90,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 
 def score(backend: VllmEngine | TransformersEngine, name: str, store: str, folder: Path, found: Measured) -> None:
-    """Scores of one engine against one store, and the logits that they are of."""
+    """Score one engine against one store, and keep the logits of these scores."""
     entries = reference.Reader(folder / store).head.vocab_size
     task = ScoreRequest(reference=folder / store, vocab_size=entries, divergences=True)
     if isinstance(backend, VllmEngine):
@@ -127,7 +126,7 @@ def test_every_token_against_float64(measured: Measured, name: str, store: str) 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> None:
-    """Transformers multiplies all rows of a window, and the comparison one less."""
+    """Roundings may differ: Transformers computes the logits of all rows of a window, the comparison all but one."""
     by_place = name.startswith("transformers") and rounds_by_place(LENGTH, 576, 4096, torch.bfloat16)
     for window in measured.windows:
         scores = measured.scores[name, name, window.index]
@@ -136,7 +135,7 @@ def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> No
 
 
 def test_more_bits_diverge_less(measured: Measured) -> None:
-    """Another engine < 8 bits < 4 bits, by either reference."""
+    """With either reference, the KLD grows from another engine to 8 bits to 4 bits."""
     for store, other in (REFERENCES, REFERENCES[::-1]):
         means = [
             np.mean([measured.scores[name, store, window.index].kld for window in measured.windows])

@@ -1,4 +1,4 @@
-"""What breaks the toy's NVFP4 checkpoint: one change for each fault that the doctor looks for."""
+"""Changes that break the toy's NVFP4 checkpoint: one for each fault that the doctor looks for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def another_tokenizer(source: Path, folder: Path) -> Path:
 
 
 def missing_tensor(source: Path, folder: Path) -> Path:
-    """Without the norm of a layer, and with the norms of a layer that the config does not have."""
+    """Remove the norm of one layer, and add the norm of a layer that the config does not have."""
     norm = "input_layernorm.weight"
     tensors = {f"{LAYER}.{norm}": None, f"model.layers.2.{norm}": torch.ones(64, dtype=torch.bfloat16)}
     return changed(source, folder, {}, **tensors)
@@ -92,4 +92,4 @@ FAULTS = {
     stray_file: ("warning", "consolidated.safetensors: holds 1 tensors, 1 of them also in the model's files: an"),
     other_dtype: ("warning", "lm_head: stored in float32, and the config says bfloat16"),
 }
-"""What breaks a checkpoint -> how bad that is, and what the doctor must say of it."""
+"""Change of a checkpoint -> (severity, start of the message) that the doctor must report."""

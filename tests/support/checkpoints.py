@@ -16,12 +16,12 @@ LAYER = "model.layers.0"
 Q = f"{LAYER}.self_attn.q_proj"
 Entry = tuple[Any, ...]  # dtype, then the shape
 Entries = dict[str, Entry]
-# The embedding has 40 weights of 32 bits and the head 40 of 16, so that neither can pass for the other.
+# The embedding has 40 weights of 32 bits and the head has 40 weights of 16 bits, so that a test can distinguish them.
 ENDS: Entries = {"model.embed_tokens.weight": ("F32", 10, 4), "lm_head.weight": ("BF16", 10, 4)}
 
 
 def safetensors_bytes(entries: Entries, values: dict[str, bytes] | None = None) -> bytes:
-    """A safetensors file by hand: any dtype the format knows, zeros unless ``values`` says otherwise."""
+    """Return the bytes of a safetensors file with any dtype of the format; tensors not in ``values`` are zeros."""
     described, body = {}, b""
     for name, (dtype, *shape) in entries.items():
         data = (values or {}).get(name, bytes(math.prod(shape) * BITS[dtype] // 8))
@@ -32,7 +32,7 @@ def safetensors_bytes(entries: Entries, values: dict[str, bytes] | None = None) 
 
 
 def finish_gguf(writer: Any, *, tensors: bool = True) -> None:
-    """Writes what a ``gguf.GGUFWriter`` was given."""
+    """Write the file of a ``gguf.GGUFWriter``, and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     if tensors:
@@ -43,7 +43,7 @@ def finish_gguf(writer: Any, *, tensors: bool = True) -> None:
 def write_checkpoint(
     folder: Path, entries: Entries, config: dict[str, Any] | None = None, values: dict[str, bytes] | None = None
 ) -> Path:
-    """A folder with config.json and one safetensors file of these tensors, zeros unless ``values`` says otherwise."""
+    """Write a folder with config.json and one safetensors file; tensors that are not in ``values`` are zeros."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config or {}))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(entries, values))

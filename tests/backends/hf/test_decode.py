@@ -1,4 +1,4 @@
-"""Decode in Transformers: what prefill scores, to rounding; and models that decode wrong."""
+"""Decode in Transformers: its scores equal those of prefill, except for rounding; wrong decoding is an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOWS = [*toy_windows(3, 61), with_gaps(Window.scored_from(3, toy_windows(4)[3
 
 @pytest.fixture(scope="module")
 def store(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy in prefill, in float32, as the reference of WINDOWS."""
+    """A reference store of WINDOWS, from the toy in prefill and float32."""
     folder = tmp_path_factory.mktemp("prefill")
     engine = loaded(toy_model, dtype="float32")
     list(engine.score(WINDOWS, ScoreRequest(record=folder)))
@@ -34,7 +34,7 @@ def store(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sizes_of(engine: TransformersEngine) -> list[int]:
-    """A list that gets the number of tokens of each forward pass."""
+    """Return a list to which each later forward pass appends its number of tokens."""
     sizes: list[int] = []
     engine.model.register_forward_pre_hook(
         lambda _, given, keys: sizes.append((given[0] if given else keys["input_ids"]).shape[1]), with_kwargs=True
@@ -43,7 +43,7 @@ def sizes_of(engine: TransformersEngine) -> list[int]:
 
 
 def checked(step: int) -> list[int]:
-    """Tokens of the forward passes by which decode and prefill are compared beforehand."""
+    """Return the tokens per forward pass of the check, before scoring, that decode equals prefill."""
     return [step] * (TOKENS // step) + [TOKENS]
 
 
@@ -56,7 +56,7 @@ def kld(engine: TransformersEngine, store: Path) -> float:
 @pytest.mark.engine
 @pytest.mark.parametrize("step", [1, 4])
 def test_decode_scores_what_prefill_does(toy_model: Path, store: Path, tmp_path: Path, step: int) -> None:
-    """As a reference it keeps the states of all steps: of what they recorded, decode diverges by nothing at all."""
+    """As a reference, decode records the states of all steps; its KLD from this record is almost 0."""
     engine = loaded(toy_model, dtype="float32", decode=Decode(step))
     sizes = sizes_of(engine)
     assert kld(engine, store) < 1e-5
@@ -113,8 +113,9 @@ def test_positions_are_given(tmp_path: Path, step: int) -> None:
 def test_decode_behind_prompts(
     toy_model: Path, store: Path, monkeypatch: pytest.MonkeyPatch, step: int, sizes: list[int]
 ) -> None:
-    """Of 61 tokens positions 30 to 35 and 58 to 60 are scored, so that 29 to 34 and 57 to 59 go in steps, and those
-    before as prompts of at most 20 tokens.  The windows of the store, of which all are scored, have no prompts."""
+    """Positions 30 to 35 and 58 to 60 of 61 tokens are scored.  Positions 29 to 34 and 57 to 59 are computed in steps,
+    and the positions before them as prompts of at most 20 tokens.  The windows of the store have no prompts, because
+    all their positions are scored."""
     monkeypatch.setattr(hf, "PROMPT", 20)
     engine = loaded(toy_model, dtype="float32", decode=Decode(step, behind_prompts=True))
     assert kld(engine, store) < 1e-5

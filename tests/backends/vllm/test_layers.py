@@ -1,4 +1,4 @@
-"""What kernels take, by stand-ins with the attributes that vLLM's kernels have; and in a real vLLM."""
+"""The activations that kernels compute with, in stand-ins with the attributes of vLLM's kernels, and in a real vLLM."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ran(kernel: Any, scheme: Scheme | None, **module: Any) -> tuple[str, str, st
 
 
 def fp8(name: str, row: int, col: int, **attributes: Any) -> Any:
-    """A kernel whose config names FP8 activations, scaled by groups of this shape."""
+    """A kernel whose config names FP8 activations with one scale per group of this shape."""
     scale = SimpleNamespace(group_shape=Shape(row, col))
     key = SimpleNamespace(dtype="torch.float8_e4m3fn", scale=scale)
     return named(name, config=SimpleNamespace(activation_quant_key=key), **attributes)
@@ -47,7 +47,7 @@ def mixed(name: str, act_type: str) -> Any:
 
 
 def fp4(group: int) -> Any:
-    """vLLM's key of FP4 activations: bytes that hold two, in groups."""
+    """vLLM's key of FP4 activations: two values per byte, and one scale per group."""
     scale = SimpleNamespace(group_shape=Shape(1, group))
     return SimpleNamespace(activation_quant_key=SimpleNamespace(dtype="torch.uint8", scale=scale))
 
@@ -58,7 +58,7 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
 @pytest.mark.parametrize(
     ("kernel", "scheme", "module", "activations", "asked"),
     [
-        # Marlin is weight-only, whatever the checkpoint asks; FP8 too, whose config still names activations.
+        # Marlin is weight-only, even if the checkpoint requests quantized activations, or its FP8 config names them.
         (named("MarlinNvFp4LinearKernel"), NVFP4, {}, BF16, "nvfp4 g16"),
         (fp8("MarlinFP8ScaledMMLinearKernel", 1, -1), FP8, {}, BF16, "fp8 token"),
         (named("EmulationNvFp4LinearKernel"), NVFP4, {}, "nvfp4 g16", ""),
@@ -76,25 +76,25 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         (fp8("CPUFp8PerTensorScaledMMLinearKernel", 1, -1), FP8, {}, BF16, "fp8 token"),
         (named("CPUInt8ScaledMMLinearKernel"), INT8, {}, "int8 token", ""),
         (mixed("MacheteLinearKernel", "bfloat16"), INT4, {}, BF16, ""),
-        # VLLM_MARLIN_INPUT_DTYPE, and CPUs with AMX, quantize activations that the checkpoint leaves alone.
+        # VLLM_MARLIN_INPUT_DTYPE, and CPUs with AMX, quantize activations that are unquantized in the checkpoint.
         (mixed("MarlinLinearKernel", "int8"), INT4, {}, "int8", BF16),
         (mixed("CPUWNA16LinearKernel", "bfloat16"), INT4, {"use_w4a8": True}, "int8 token", BF16),
-        # Schemes that quantize activations outside of the kernel leave the model's dtype in its config.
+        # If a scheme quantizes activations outside of the kernel, the kernel's config still names the model's dtype.
         (mixed("Dynamic4bitLinearKernel", "bfloat16"), INT8, {}, "unknown", "int8 token"),
         (named("NeverSeen"), FP8, {}, "unknown", "fp8 token"),
-        # What is asked is not known, and so nothing deviates from it; the kernel still says what it takes.
+        # The requested activations are unknown, so that no deviation is reported; the kernel's own are still read.
         (named("NeverSeen"), None, {}, "unknown", ""),
         (fp8("CutlassFP8ScaledMMLinearKernel", 1, -1), None, {}, "fp8 token", ""),
         (named("EmulationMxfp4LinearKernel", config=NO_KEY), MXFP4, {}, BF16, "mxfp4 g32"),
         (named("EmulationMxfp4LinearKernel", config=fp4(32)), MXFP4, {}, "mxfp4 g32", ""),
         (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype=None)), NVFP4, {}, BF16, "nvfp4 g16"),
-        # Emulated MXFP8 experts dequantize their weights, and say in a property that they round nothing.
+        # Emulated MXFP8 experts dequantize their weights; their property quant_dtype shows that they round nothing.
         (named("Mxfp8EmulationTritonExperts", quant_config=SimpleNamespace(quant_dtype="mxfp8"), quant_dtype=None),
          Scheme("mxfp8 g32", "mxfp8 g32"), {}, BF16, "mxfp8 g32"),
         (named("MarlinExperts", quant_config=SimpleNamespace(quant_dtype=None), input_dtype="torch.int8"), INT4, {},
          "int8", BF16),
         (named("CPUExpertsInt4", quant_config=SimpleNamespace(quant_dtype=None)), INT4, {}, "int8 token", BF16),
-        # vLLM makes W4A4 layers of all MXFP4 layers of compressed-tensors, weight-only ones, too.
+        # vLLM runs all MXFP4 layers of compressed-tensors as W4A4, even weight-only ones.
         (named("FlashInferMxFp4LinearKernel", config=fp4(32)), Scheme("mxfp4 g32"), {}, "mxfp4 g32", BF16),
     ],
 )  # fmt: skip
@@ -108,7 +108,7 @@ def test_activations(kernel: Any, scheme: Scheme | None, module: dict[str, Any],
      ((1, 32), "mxfp8 g32")],
 )  # fmt: skip
 def test_weights_quantized_while_loading_are_named_by_the_kernel(shape: tuple[int, int], weights: str) -> None:
-    """FP8 by ``quantization: fp8_per_channel`` and the like: the checkpoint itself asks nothing."""
+    """FP8 by an option such as ``quantization: fp8_per_channel``: the checkpoint itself requests no quantization."""
     kernel = fp8("CutlassFP8ScaledMMLinearKernel", 1, -1)
     kernel.config.weight_quant_key = SimpleNamespace(
         dtype="torch.float8_e4m3fn", scale=SimpleNamespace(group_shape=Shape(*shape))
@@ -134,7 +134,7 @@ def test_weights_quantized_while_loading_are_named_by_the_kernel(shape: tuple[in
     ],
 )
 def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tuple[str, str, str]) -> None:
-    """Of attention layers only: other modules may hold a word for the cache that they pass on."""
+    """Only attention layers count: other modules may have a ``kv_cache_dtype`` that they only pass on."""
     k_scale, v_scale = map(torch.tensor, scales)
     attention = SimpleNamespace(kv_cache_dtype=told, impl=object(), _k_scale=k_scale, _v_scale=v_scale)
     modules = [("attn", attention), ("model", SimpleNamespace(kv_cache_dtype=told)), ("norm", SimpleNamespace())]
@@ -152,7 +152,7 @@ def vllm_config(hybrid: bool = True, **parallel: int) -> Any:
 
 @pytest.mark.engine
 def test_sizes_of_caches_by_hand() -> None:
-    """Bytes of a token in one layer, by the specs that the installed vLLM has of its layers."""
+    """Bytes per token in one layer, from the cache specs of the installed vLLM."""
     from vllm.v1 import kv_cache_interface as vllm
 
     eight = {"block_size": 16, "num_kv_heads": 8, "head_size": 128}
@@ -168,7 +168,7 @@ def test_sizes_of_caches_by_hand() -> None:
     assert layers.kv_sizes(specs, vllm_config()) == {**gold, "sliding": (two_bytes, 1024)}
     # Without the hybrid manager, layers with a sliding window keep all tokens.
     assert layers.kv_sizes(specs, vllm_config(hybrid=False)) == {**gold, "sliding": (two_bytes, None)}
-    # The specs are those of a rank: four of them have four times as much, or share the tokens in two halves.
+    # A spec describes one rank: four ranks have four times as much, or twice as much if two ranks split the tokens.
     for shared, times in (1, 4), (2, 2):
         config = vllm_config(tensor_parallel_size=4, decode_context_parallel_size=shared)
         assert layers.kv_sizes(specs, config)["bf16"] == (times * two_bytes, None)
@@ -178,15 +178,15 @@ def test_sizes_of_caches_by_hand() -> None:
     ("words", "told", "said"),
     [
         (("fp8", "fp8"), "fp8", ""),
-        (("auto", "fp8"), "fp8", ""),  # a layer that vLLM leaves out
+        (("auto", "fp8"), "fp8", ""),  # vLLM does not quantize the first layer's cache
         (("auto", "auto"), "auto", ""),
         (("auto", "int8_per_token_head"), "int8_per_token_head",
          r"^1: CPUAttentionBackendImpl cannot read a KV cache in int8_per_token_head$"),
         (("auto", "auto"), "turboquant_k8v4",
          "^no layer keeps its KV cache in turboquant_k8v4: vLLM leaves that of all 2 unquantized$"),
-        (("bfloat16", "bfloat16"), "bfloat16", ""),  # what "auto" is
+        (("bfloat16", "bfloat16"), "bfloat16", ""),  # the same as "auto"
         (("float16", "float16"), "float16", "^0: CPUAttentionBackendImpl cannot read a KV cache in float16$"),
-        ((), "fp8", ""),  # no layer tells
+        ((), "fp8", ""),  # no layer has a cache
     ],
 )  # fmt: skip
 def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str) -> None:
@@ -199,7 +199,7 @@ def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str
 
 
 def impl(*classes: str, **attributes: Any) -> Any:
-    """An object of a class that derives from others, the last one first."""
+    """Return an object of the first class; each class derives from the next one."""
     found: type = SimpleNamespace
     for name in reversed(classes):
         found = type(name, (found,), {})
@@ -211,17 +211,17 @@ def impl(*classes: str, **attributes: Any) -> Any:
     [
         (impl("FlashAttentionImpl", dcp_world_size=1), ""),
         (impl("CPUAttentionBackendImpl"), ""),
-        # With decode context parallelism, a step's own keys and values are attended to as they are.
+        # With decode context parallelism, a step's own keys and values are used unquantized.
         (impl("FlashAttentionImpl", dcp_world_size=2), FIRST_STEP),
         (impl("UltraQuantAttentionImpl", "TurboQuantAttentionImpl"), FIRST_STEP),
         (impl("FlashMLAImpl", "MLACommonImpl", "MLACommonBaseImpl"), FIRST_STEP),
         (impl("FlashMLASparseImpl", "SparseMLACommonImpl", "MLACommonBaseImpl"), SPARSE),
-        # On ROCm the name of the backend is FLASH_ATTN as well, but the class is another.
+        # On ROCm the backend is named FLASH_ATTN as well, but is another class.
         (impl("AiterFlashAttentionImpl"), FIRST_STEP),
         (impl("Step5DSAAttentionImpl", "FlashAttentionImpl"), "unknown"),
         (impl("RocmSegmentedAttentionImpl", "RocmAttentionImpl"), "unknown"),
     ],
 )
 def test_which_attention_reads_the_cache_in_prefill(attention: Any, found: str) -> None:
-    """What derives from a known class may do otherwise, unless it is multi-head latent attention."""
+    """A class that derives from a known one may behave differently, except in multi-head latent attention."""
     assert layers.prefill(attention) == found

@@ -1,4 +1,4 @@
-"""Engine processes: models share one and harm no other, none outlives the driver, and what cannot be forked is not."""
+"""Engine processes: models share one and do not harm each other, none outlives the driver, none is forked unsafely."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Rows(dict[str, dict[str, Any]]):
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The engines of the engine processes that are started, in which a fake engine is the made one."""
+    """A list of the engines whose engine processes are started; "fake" is ``fake_engine.MadeEngine``."""
     found, command = [], processes.command
 
     def noted(module: str, descriptor: int, driver: int, engine: str, verbose: str, python: str) -> list[str]:
-        found.extend([engine] if engine != backends.TOKENIZING else [])  # that one decodes the worst tokens
+        found.extend([engine] if engine != backends.TOKENIZING else [])  # not the process that decodes the worst tokens
         return command(module, descriptor, driver, engine, verbose, python=python)
 
     monkeypatch.setenv(backends.OUTSIDE, fake_engine.MADE)
@@ -52,9 +52,9 @@ def rows(
     compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, launched: list[str],
 ) -> Callable[..., Rows]:  # fmt: skip
-    """Runs models, each in a worker of its own, and returns their rows by label.
+    """Run models, each in its own worker, and return their rows by label.
 
-    Another model is there from the cache: the text is tokenized, and there are results if all of these fail.
+    One more model is in the cache beforehand, so that the text is tokenized, and results exist if all models fail.
     """
 
     def run(*models: dict[str, Any]) -> Rows:
@@ -75,7 +75,7 @@ def rows(
 
 
 def assert_right(found: Rows, *labels: str) -> None:
-    """These models, which are uniform, have the numbers of one, and nothing is said of how they were loaded."""
+    """Assert that these models have the perplexity of a uniform model, and that no import for one model is reported."""
     assert "imported" not in found.err
     for label in labels:
         row = found[label]
@@ -105,7 +105,7 @@ def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Ro
 def test_a_worker_ends_with_what_its_engine_has_left(
     rows: Callable[..., Rows], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process of an engine is ended; a thread is not waited for, so that the driver has nothing to end."""
+    """A process of an engine is ended, and its threads are not waited for, so that the driver kills no worker."""
     killed: list[Path | None] = []  # only workers of models have a log file
     monkeypatch.setattr(WorkerProcess, "kill", lambda worker: killed.append(worker.log_file))
     assert_right(rows(fake("child"), fake("thread", seconds=1e-6)), "child", "thread")
@@ -118,11 +118,11 @@ def test_a_worker_ends_with_what_its_engine_has_left(
 def test_a_killed_engine_process_loses_the_row_of_its_worker(
     rows: Callable[..., Rows], launched: list[str], own_cache: Path
 ) -> None:
-    """The next model gets another one."""
+    """The next model gets a new engine process."""
     killed: list[int] = []
 
     def kill() -> None:
-        wait_until(lambda: segments_of(own_cache) > 1)  # the first ones are of the model that was there for the text
+        wait_until(lambda: segments_of(own_cache) > 1)  # the first are the cached model's
         (worker,) = workers_of(own_cache)
         parent = parent_of(worker)
         assert parent is not None
@@ -140,17 +140,17 @@ def test_a_killed_engine_process_loses_the_row_of_its_worker(
 
 
 def segments_of(cache: Path) -> int:
-    """Folders of scores that hold some."""
+    """Return the number of score folders that are not empty."""
     return len({file.parent for file in (cache / "scores").glob("*/*.safetensors")})
 
 
 def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
-    """The worker, which waits for jobs, and what its engine has started."""
+    """The worker, which waits for jobs, and the process that its engine has started end with the driver."""
     worker = WorkerProcess(engine="fake")
     worker.channel.send_bytes(encoded(LoadCommand(planned("child", "fake", "none", 100))))
     started = own_cache / "child"
     wait_until(lambda: started.exists() and started.read_text())
-    worker.engine_process.socket.close()  # as the system does
+    worker.engine_process.socket.close()  # as the system does when the driver ends
     assert worker.engine_process.process.wait(60) == 0
     wait_until(lambda: not processes_of(own_cache) and not runs(int(started.read_text())))
     worker.close()
@@ -166,7 +166,7 @@ processes.PROCESSES.get(sys.executable, "fake", None, verbose=False)
 
 @pytest.mark.parametrize("end", ["", "time.sleep(600)"], ids=["a good end", "kill -9"])
 def test_the_drivers_end_ends_an_import(own_cache: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    """At once, also in the midst of C code."""
+    """The import ends at once, even during C code."""
     monkeypatch.setenv(IMPORT, "long")
     monkeypatch.setenv(backends.OUTSIDE, fake_engine.MADE)
     wait = f"while not __import__('os').path.exists({str(own_cache / 'importing')!r}): time.sleep(0.01)"

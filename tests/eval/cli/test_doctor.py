@@ -23,7 +23,7 @@ def sections(ran: Ran) -> dict[str, list[str]]:
 def test_models_of_a_spec_and_by_name(
     compare_q: Run, quantized: Callable[..., Path], toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process of their own; the first one of the spec is the reference."""
+    """The doctor examines models in its own process; the first model of the spec is the reference."""
     monkeypatch.delenv(processes.ENVIRONMENT)
     fault, (severity, text) = next(iter(FAULTS.items()))
     spec = tmp_path / "models.json"

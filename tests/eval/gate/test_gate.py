@@ -36,7 +36,7 @@ def tokens_of(first: np.ndarray, logits: np.ndarray) -> Tokens:
 
 
 class Engine:
-    """A closed-form engine whose roundings are normal noise on its logits, of a size that differs between gates."""
+    """A closed-form engine: its roundings are normal noise on its logits, whose size depends on the seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -53,7 +53,7 @@ class Engine:
         return {text: Floor([self.scored(count) for _ in range(COPIES)], comparisons) for text, count in TEXTS.items()}
 
     def verdict(self, fault: float = 0.0) -> Verdict:
-        """The verdict of a gate of two variants in three passes over two texts, the second of them with a fault."""
+        """The verdict on the second of two variants, which has ``fault``, in three passes over two texts."""
         rows = [row_of(of, text, self.scored(count, fault)) for of in PASSES for text, count in TEXTS.items()]
         rows[2:4] = [row._replace(of="prefill again") for row in rows[:2]]  # deterministic
         first = [row_of(row.of, row.text, self.scored(1), "old") for row in rows]
@@ -77,7 +77,7 @@ def test_the_floor_follows_a_prediction_limit_of_the_normal_distribution() -> No
 
 
 def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
-    """1,000 gates of a right variant: at most 2 % false alarms.  20 of a fault of three floors: all are found."""
+    """1,000 gates of a correct variant: at most 2 % false alarms.  20 with three times the floor: all differ."""
     outcomes = [Engine(seed).verdict().outcome for seed in range(1000)]
     assert outcomes.count("as before") >= 980
     assert set(outcomes) <= {"as before", "differs", "not deterministic"}
@@ -90,7 +90,7 @@ def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
 
 
 def test_a_first_variant_that_is_wrong_at_batch_1_differs() -> None:
-    """Its KLD from itself is 0 in both texts, but the same tokens have other log-probabilities."""
+    """The variant's KLD from itself is 0 in both texts, but its log-probabilities of the same tokens differ."""
     engine = Engine(0)
     right = tokens_of(engine.first, engine.first)
     for change, outcome in ((0.0, "as before"), (0.5, "differs")):
@@ -203,7 +203,7 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
     gate(*VARIANTS, *faults, *files)
     suite = ET.parse(tmp_path / "j.xml").getroot()
     assert suite.get("errors") == "1"
-    assert suite.get("failures") == "4"  # a variant that differs, and three rows without a KLD of the one that failed
+    assert suite.get("failures") == "4"  # a variant that differs, and the failed variant's three rows without a KLD
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert cases["old"].find("failure") is None
     assert cases["n<e>w"].find("failure").get("type") == "differs"  # type: ignore[union-attr]
@@ -214,7 +214,7 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
 
 
 def test_the_arbiter_says_which_is_nearer_or_why_that_is_not_known(gate: Any) -> None:
-    """The text has 396 tokens, too few to call one nearer; a fault at batch 1 alone has the same answer."""
+    """The text has 396 tokens, too few to decide which variant is nearer; the arbiter prefers the full batch."""
     _, _, found = gate(*VARIANTS, "new:engine.shift=0.5", "--variant", "same:", "--arbiter", "fake")
     (line,) = found["nearer"]
     assert all(part in line for part in ("fake", "old | prefill 0,", "new | ", "too short"))

@@ -1,4 +1,4 @@
-"""Places for labels: each is at its point, and covers nothing."""
+"""The placement of labels: each label is next to its point and covers nothing."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_labels_overlap_nothing(case: str) -> None:
 
 @pytest.mark.parametrize("machine", ["amx", "avx2"])
 def test_labels_of_the_demo_stand_at_their_points(machine: str) -> None:
-    """The label of NVFP4 W4A4 once stood at the height of another value; on avx2 two points are at one place."""
+    """Each label is next to its own point, even if two points are at one place (avx2)."""
     figure = scatter.scatter_figure(demo(machine), measure=KLD)
     texts, marks = boxes_of(figure), boxes_of(figure, "point")
     assert all(pixels_apart(text, mark) < 15 for text, mark in zip(texts, marks, strict=True))
@@ -63,7 +63,7 @@ def test_a_label_is_next_to_its_point_or_a_line_joins_them(rows: int) -> None:
 
 
 def test_the_published_table_names_every_row_and_no_label_stands_beside_another_row() -> None:
-    """41 rows, "bf16 vLLM, noise" among them, whose label once stood beside the lone point of "bf16 vLLM, FP8 KV"."""
+    """Each label of the 41 rows is near its own point, or does not touch any other point."""
     figure = scatter.scatter_figure(real_text(), measure=KLD)
     texts, marks = artists_of_kind(figure, "label"), extents(artists_of_kind(figure, "point"))
     names = {text.get_text().rpartition("\n")[0] for text in texts}

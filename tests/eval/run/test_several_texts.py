@@ -1,4 +1,4 @@
-"""A run of several texts: models load once, numbers are those of a run for each text, failures stay where they are."""
+"""A run of several texts: models load once, numbers equal those of one run per text, a failure affects one text."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.toy import assert_refused, needs_accelerate
 
 Start = Callable[[list[dict[str, Any]]], Callable[..., Measured]]
 RUN = ("score_seconds", "load_seconds", "tokens_per_second", "seconds", "timing", "from_cache", "provenance", "notes")
-"""What of a model in results.json is another run's in another run."""
+"""Keys of a model in results.json that differ between runs."""
 
 
 @pytest.fixture
 def start(compare_q: Any, tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Runs of these models on the texts of some names, all if none is named, with flags."""
+    """Return a function that runs the models, with flags, on the named texts, or on all texts if none is named."""
     monkeypatch.setitem(backends.ENGINES, "stub", stub_engine.LOCATION)
     files, output = write_texts(tmp_path, toy_model), tmp_path / "results.json"
 
@@ -70,7 +70,7 @@ def test_each_model_loads_once_and_has_the_numbers_of_three_runs(
 
 @needs_accelerate
 def test_noise_begins_anew_with_each_text(start: Start, toy_model: Path, tmp_path: Path) -> None:
-    """The noise floor draws from its seed, whatever was scored before."""
+    """The noise of each text is drawn from the seed again, no matter which text was scored before."""
     floor = toy(toy_model, "floor", noise_floor=True)
     floor["engine"] |= {"noise": "bf16"}
     run = start([floor])
@@ -109,7 +109,7 @@ def test_a_model_that_cannot_be_loaded_is_tried_once(start: Start, monkeypatch: 
 
 
 def test_a_model_that_fails_on_one_text_goes_on_with_the_next(start: Start) -> None:
-    """Of 9, 15 and 9 windows the fake fails after 12 of one load: in the second text; a fresh one scores the third."""
+    """Texts of 9, 15 and 9 windows.  The fake fails after 12 windows per load: in the second text.  It loads again."""
     many = start(three(fail=12))()
     assert (many.status, many.loaded) == (1, ["ref", "a", "b", "b"])
     assert of_texts(many, "b", "error") == [None, "told to fail after 12 windows", None]
@@ -157,7 +157,7 @@ def test_models_run_side_by_side_on_several_gpus(start: Start, monkeypatch: pyte
 
 @pytest.mark.parametrize("dies", ["ref", "a"])
 def test_a_worker_that_dies_between_texts_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
-    """The others have no KLD of a text whose reference failed."""
+    """The other models have no KLD on a text whose reference failed."""
     told = threaded(monkeypatch, gpus=1)
     told.fails = {(dies, "score"): "dies"}
     run = start(three())
@@ -172,7 +172,7 @@ def test_a_worker_that_dies_between_texts_is_replaced(start: Start, monkeypatch:
 
 
 def test_texts_on_both_sides_of_a_change_of_rope_are_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's context, and so its rotary factors, would be those of the longest text."""
+    """The longest text sets a model's context, and so rotary factors that a shorter text alone does not have."""
     edge = 61
 
     def facts(files: ModelFiles) -> ModelFacts:

@@ -1,5 +1,5 @@
-"""Spec files: wildcards, several files, one label each, masks, the reference, one spec with a ``sweep`` for several
-models, and one line for what cannot be read."""
+"""Spec files: wildcards, several files, unique labels, masks, the reference, one spec with a ``sweep`` for several
+models, and errors of one line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
-    """Two files often hold one label; a label that looks like a number that was given is not given twice."""
+    """Two files often contain the same label.  A numbered label that a spec already has is not assigned again."""
     same = {**MODEL, "label": "same"}
     one = write(tmp_path / "a.json", [same, {**MODEL, "label": "same (2)"}])
     two = write(tmp_path / "b.json", [{**same, "model_dir": str(tmp_path)}, same])
@@ -67,14 +67,14 @@ def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mask", "gold"), [(None, "012"), ("", "012"), ("gguf;EXL2", "12"), (" gguf ; ", "1")])
 def test_mask(mask: str | None, gold: str) -> None:
-    """An empty word matches nothing, or "gguf;" would choose every model."""
+    """An empty word matches nothing; otherwise "gguf;" would choose every model."""
     labels = ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]
     assert [spec.name for spec in apply_mask(models(*labels), mask)] == [labels[int(each)] for each in gold]
 
 
 @pytest.mark.parametrize("chosen", ["mine.json", "", None])
 def test_settings(chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Pythons of engines, from the file that the environment names, or from the user's configuration folder."""
+    """Each engine's Python, read from the file that the environment names or from the user's configuration folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv(reading.SETTINGS, raising=False)
     if chosen is not None:
@@ -106,7 +106,7 @@ def test_lists_are_multiplied_and_the_last_one_changes_fastest() -> None:
 
 
 def test_a_row_is_the_spec_that_would_have_been_written_without_a_sweep() -> None:
-    """To its digest, which is part of the results."""
+    """Even the digest, which is part of the results, is the same."""
     (_, swept) = rows({"engine.kv_cache_dtype": ["auto", "fp8"]}, group="g")
     written = {**SWEPT, "group": "g", "label": swept.name, "engine": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}}
     (alone,) = specs_in(ModelSpec, written, FILE)
@@ -154,7 +154,8 @@ def problems_of(specs: list[ModelSpec]) -> list[str]:
 
 
 def test_what_an_engine_refuses_is_said_once_with_file_and_key() -> None:
-    """An option that the engine does not have, in two of four rows each, and one that stands outside of the sweep."""
+    """Each value of an unknown option is reported once, even if two rows have it; an option outside of the sweep is
+    reported for each row."""
     axes = {"engine.y": [4, 8], "engine.z": ["a", "b"]}
     specs = rows({"engine.x": [1, 2]}, engine={}) + rows(axes, engine={})
     problems = problems_of(specs)

@@ -1,9 +1,9 @@
-"""Hides instructions of the CPU from torch, and so from vLLM, where PYTHONPATH begins with this folder.
+"""Hides instructions of the CPU from torch, and therefore from vLLM, if PYTHONPATH begins with this folder.
 
-``make test CPU=avx2``, ``CPU=avx512core`` (nothing for bf16) and ``CPU=avx512`` (no AMX) run the tests as on a CPU with
-no more than these, on any x86-64 machine that has them.  torch asks the CPU itself which instructions it has, and no
-variable changes its answer; what oneDNN, ATen, MKL and glibc (which picks ggml's library) take, variables do (see
-Makefile).
+``make test CPU=avx2``, ``CPU=avx512core`` (no bf16 arithmetic) and ``CPU=avx512`` (no AMX) run the tests as on a CPU
+with only these instructions, on any x86-64 machine that has them.  torch reads the CPU's instructions from the CPU, and
+no environment variable changes the result.  For oneDNN, ATen, MKL and glibc (which chooses ggml's library), the
+Makefile sets variables.
 """
 
 from __future__ import annotations
