@@ -413,7 +413,7 @@ class Engine(ABC):
         files, stamp, where = self.files(self.planned), self.planned.stamp, self.planned.model_dir
         times = {file: times_of(file.stat()) for file in self.times or files.weight_files() if file.is_file()}
         if times.items() - self.times.items() and stamp and files.stamp() != stamp:
-            raise ModelError(f"{where}: changed after this run began; run again when nothing writes it any more")
+            raise ModelError(f"{where}: changed after this run began; run again when no process writes to it")
         self.times = times
 
     def layers(self) -> tuple[Layer, ...]:

@@ -329,7 +329,7 @@ class Cluster:
         label, resources, files = model.label, model.resources, backends.files_of(model)
         content = None if files.is_remote else files.content()
         if taken := sorted(RESERVED_RESOURCES & resources.keys()):
-            raise InputError(f"resources: {taken[0]}: compare_q counts these itself; the key gpus says how many")
+            raise InputError(f"resources: {taken[0]}: compare_q counts these itself; use the key gpus")
         there, reasons, answers = self.resources(), [], {}
         fitting = [each.having(resources, there) for each in self.classes]
         for found in sorted(fitting, key=lambda each: (-each.slots, each.name)):

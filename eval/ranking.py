@@ -109,7 +109,7 @@ def compare_answers(a: ModelResult, b: ModelResult, rule: str, comparisons: int)
     answers = [model.estimates.answers if model.estimates else None for model in (a, b)]
     one, two = (getattr(found, rule).right if found else "" for found in answers)
     if not (one and two) or len(one) != len(two):
-        return Difference("unknown", reason="not the same questions" if one and two else "a model has none")
+        return Difference("unknown", reason="they answered different questions" if one and two else "a model has none")
     only = discordant(one, two)
     p, value = mcnemar_p(*only), (only[0] - only[1]) / len(one)
     outcome: Outcome = "equal" if p >= LEVEL / comparisons else "less" if value < 0 else "more"

@@ -242,7 +242,7 @@ def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Findi
     yield from one_finding(
         "wrong", [f"{checkpoint.files[0].name}: {name}" for name in sorted(found.missing)
                   if name.rpartition(".")[2] not in INPUT_SCALES],
-        "missing, although the config asks for it: engines refuse, or make numbers up",
+        "missing, although the config requires it: engines refuse, or make numbers up",
         "download the files again, or save the model with the class that its config names",
     )  # fmt: skip
     shapes: dict[str, list[str]] = {}

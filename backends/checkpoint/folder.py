@@ -1,9 +1,9 @@
-"""A model as a Hugging Face folder of safetensors: config, headers, bits per weight.  The files of most engines.
+"""A model as a Hugging Face folder of safetensors, as most engines load: config, headers, bits per weight.
 
 Only ``HuggingFaceFolder.fetch``, ``cached`` and ``would_fetch`` use the hub.  No engine and no torch is imported.
 
-Bits per weight are read from the checkpoint's headers, by one convention for every engine (in an engine, a decompressed
-layer would have 16 bits and one packed in int32 would have 32):
+Bits per weight are read from the checkpoint's headers, by one convention for every engine (in an engine's memory, a
+decompressed layer would have 16 bits, and a layer packed in int32 would have 32):
 
 - layer bpw: the stored bits of all weight matrices outside embedding and head, including everything that decoding
   needs (scales, zero points, group indices, permutations, codebooks, global scales), divided by the number of weights.

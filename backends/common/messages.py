@@ -66,7 +66,7 @@ ALIASES = {
     "seq_len": ("eval_len",), "length": ("eval_len",), "rows": ("max_rows",), "limit": ("max_rows",),
     "ngl": ("n_gpu_layers",), "threads": ("n_threads",), "attn_backend": ("attention_backend",), "loader": ("load_fn",),
 }  # fmt: skip
-"""What a key is called elsewhere -> what it can be called here; the first name that is known where it stands."""
+"""Key of another tool -> the same key here; the first one that is known in its place is suggested."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

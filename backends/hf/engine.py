@@ -388,8 +388,8 @@ def check_causal(folder: Path, model: Any) -> None:
     before, behind = float(change[:4].mean()), float(change[5:].mean())
     if before > max(behind / 2, 1e-6):
         raise ModelError(
-            f"{folder}: {type(model).__name__} lets tokens see what follows (another one changes the log-probabilities "
-            f"before it by {before:.2g} nats, and those behind it by {behind:.2g}); nothing to score"
+            f"{folder}: {type(model).__name__} lets tokens see what follows (another token changes the "
+            f"log-probabilities before it by {before:.2g} nats, and those after it by {behind:.2g}); nothing to score"
         )
 
 

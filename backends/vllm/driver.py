@@ -195,10 +195,10 @@ class VllmDriver:
         }
 
     def check_repetition(self, window: Window, end: int, *, gathered: bool) -> None:
-        """Raise ModelError unless equal logits at the tokens before ``end`` are the model's own, as for repeated text.
+        """Raise ModelError if vLLM caused the equal logits at the tokens before ``end``, instead of the model itself.
 
-        They are the model's own if a request of only these tokens, with ``prompt_logprobs=0``, repeats in the same way,
-        and vLLM's scores equal compare_q's.
+        A model repeats logits itself, for example on repeated text, if a request of only these tokens, with
+        ``prompt_logprobs=0``, also repeats them, and vLLM's scores equal compare_q's.
         """
         stretch = Window.scored_from(window.index, window.token_ids[max(end - self.probe_tokens, 0) : end])
         found = self.beside_own([stretch], gathered=gathered)
@@ -214,7 +214,7 @@ class VllmDriver:
 
     def probe(self, windows: Sequence[Window]) -> Route:
         """Return the route for these windows; ModelError if compare_q's scores are not vLLM's own."""
-        longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
+        longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # the first of equal ones
         short = [Window.scored_from(window.index, window.token_ids[: self.probe_tokens]) for window in longest]
         for gathered in (False, True):
             found = self.beside_own(short, gathered=gathered)
@@ -253,8 +253,8 @@ class VllmDriver:
     def check_alone(self, alone: Mapping[int, NDArray[np.float32]], beside: Beside, *, gathered: bool) -> None:
         """Raise ModelError if windows score differently without ``prompt_logprobs`` (``alone``, log-probabilities).
 
-        Batches and rounding are the same, except in kernels whose order of additions varies; one more scoring run
-        measures by how much they differ.
+        Batches and rounding are the same, except in kernels whose order of additions varies.  One more scoring run
+        measures how much the scores of such kernels vary.
         """
         difference = distance([alone[window.index] for window in beside.windows], beside.theirs)
         if within(difference, beside.limit):
@@ -263,8 +263,8 @@ class VllmDriver:
         if not difference.mean() <= 4 * again.mean() + beside.limit.mean() / 4:
             raise ModelError(
                 f"requests without prompt_logprobs score otherwise in vLLM, by {difference.mean():.3g} nats on average "
-                f"(from run to run {again.mean():.3g}): it does not compute all of their states, and compare_q cannot "
-                "score this model"
+                f"(from run to run {again.mean():.3g}): vLLM does not compute all of their states, and compare_q "
+                "cannot score this model"
             )
 
     def check_decode(

@@ -99,7 +99,7 @@ class VllmFolder(HuggingFaceFolder):
 
     def storage(self) -> Storage:
         if how := quantized_on_load(self.planned.options, quantized=bool(self.config.quantization)):
-            return Storage(note=f"quantized while loading ({how}); what that stores, the checkpoint does not say")
+            return Storage(note=f"quantized while loading ({how}); the checkpoint does not state the resulting size")
         return super().storage()
 
 

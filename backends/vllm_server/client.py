@@ -2,7 +2,7 @@
 
 A request that fails on the way (no connection, 429, 500, 502 to 504) is sent again, after a random wait that doubles.
 A request that the server refuses is not sent again.  No server can block this process or fill its memory: a request and
-its repetitions share one deadline, and the size of an answer is limited by what the request can explain.  Answers are
+its repetitions share one deadline, and an answer that is longer than the request can explain is an error.  Answers are
 requested uncompressed, and redirections are not followed.
 """
 
@@ -53,7 +53,7 @@ class ServerError(Exception):
 
 
 def base_url(name: str) -> str:
-    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if it is not one, or holds a secret."""
+    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if not a URL, or with a secret."""
     if any(mark in name for mark in "@?#"):
         raise InputError("model_dir: the server's URL must hold no password, key or query; give engine.api_key_env")
     try:
@@ -67,7 +67,7 @@ def base_url(name: str) -> str:
 
 
 def without_key(text: str, key: str | None) -> str:
-    """The text with *** for the key, also as JSON, Python, URLs and HTML write it."""
+    """Return the text with *** instead of the key, also where JSON, Python, URLs or HTML escape the key."""
     if key:
         written = {key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key), quote(key, safe=""), html.escape(key)}
         for each in sorted(written, key=len, reverse=True):
@@ -77,7 +77,7 @@ def without_key(text: str, key: str | None) -> str:
 
 @dataclass
 class Server:
-    """A server's address, key and patience."""
+    """A server's address, key and time limits."""
 
     url: str
     key: str | None  # only used in a header
@@ -143,7 +143,7 @@ class Server:
                     if response.status_code != 200:
                         break
                     most = bytes_in_words(largest)
-                    raise ServerError(f"{path} answers more than {most}, which nothing that was asked can take; {OURS}")
+                    raise ServerError(f"{path} answers more than {most}, the most that this request can need; {OURS}")
         return response, bytes(content)
 
     def refusal_text(self, response: httpx2.Response, content: bytes, path: str) -> str:

@@ -99,7 +99,7 @@ class Worker:
         self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
         self.engine: Engine | None = None
-        self.moments: dict[str, float] = {}  # for a second text they begin after the first was scored: no load
+        self.moments: dict[str, float] = {}  # for a second text, without those of loading
         self.load_seconds = 0.0
         self.last: tuple[ScoreCommand, dict[str, Any]] | None = None  # with its record
 

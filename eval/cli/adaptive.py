@@ -2,8 +2,8 @@
 
 The first stage scores ``PILOT`` windows of each text.  The variance between these windows shows how many windows the
 second stage must add.  The answer is known when the standard error of every row's KLD, as an estimate of the KLD of all
-windows of the text, is within the given percentage (``eval.stats.uncertainty.sampling_error``).  Rows whose KLD is as
-small as rounding would use up any text: ``ranking.worst_kld`` decides which rows count, and how.
+windows of the text, is within the given percentage (``eval.stats.uncertainty.sampling_error``).  Rows whose KLD is
+only rounding would need more windows than a text has: ``ranking.worst_kld`` decides which rows count, and how.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def settled(
         raise InputError("--until: needs a reference for KL divergence; mark one, or give -r instead")
     first = [name for name, spec in texts.items() if name not in spread and not (spec.is_chat or spec.is_answers)]
     if first:
-        raise InputError(f"--until: {', '.join(sorted(first))}: its first windows say little of the whole text; "
+        raise InputError(f"--until: {', '.join(sorted(first))}: its first windows do not represent the whole text; "
                          'add "sample": "spread" to the data spec, or give -r instead of --until')  # fmt: skip
     if not spread:
         raise InputError("--until: is for texts that are cut into windows; give -r for conversations and questions")
@@ -63,7 +63,7 @@ def sized_to(texts: Mapping[str, DataSpec], rows: Mapping[str, int | None]) -> d
 
 
 def run(config: RunConfig, wanted: float, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> RunOutcome:
-    """Return the outcome of the last of at most two runs; print after each how well the KLDs are known.
+    """Return the outcome of the last of at most two runs; print the precision of the KLDs after each.
 
     ``wanted``: the relative standard error.  Texts whose windows are not spread are scored as their specs say.
     """
@@ -92,7 +92,7 @@ def run(config: RunConfig, wanted: float, texts: Mapping[str, DataSpec], models:
 
 
 def windows_needed(text: TextResult, wanted: float, done: int, available: int) -> tuple[int, str]:
-    """Return (the number of windows that the answer needs in all, how well the KLDs are known, in words).
+    """Return (the number of windows that the answer needs in all, the precision of the KLDs in words).
 
     The square of the error of n windows of N is proportional to 1 / n - 1 / N.
     """

@@ -159,7 +159,7 @@ class Gate:
         return [(text, data) for text, data in zip(done.results.texts, done.data, strict=True) if data]
 
     def reported(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
-        """Return the gate's result, with the rows for which a condition holds, and the arbiter's answers."""
+        """Return the gate's result, with the rows that fulfil a failure condition, and the arbiter's answers."""
         rows = [row for verdict in verdicts for row in verdict.rows if not row.reference]
         differing = [way for way, verdict in zip(self.ways, verdicts, strict=False) if verdict.outcome == "differs"]
         made = RunResult(texts=()).with_origin(["compare-q", *sys.argv[1:]])

@@ -201,7 +201,7 @@ def copy_store(opened: store.Reader, target: Path, n_windows: int, *, with_head:
 
 
 def header_text(file: Path) -> str:
-    """Return the header of a head's file, from which the file is made again; InputError if the head has a bias."""
+    """Return the header of a head's file, needed to write the file again; InputError if the head has a bias."""
     if "bias" in storage.header_of(file)[1]:
         raise InputError(f"{file}: the head has a bias, so that the pack needs it; leave --no-head out")
     with file.open("rb") as stream:

@@ -75,5 +75,5 @@ class Floor:
         return math.exp(float(np.mean(logs)) + reach * math.sqrt(1 + 1 / count))
 
     def is_own(self, again: float) -> bool:
-        """True if two runs of the first variant differ so much that the engine's randomness sets the floor."""
+        """True if the engine's randomness sets the floor; ``again``: KLD of a second run of the first variant."""
         return again > OWN_SHARE * float(np.mean(self.klds))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Boxes = NDArray[np.float64]
 Pairs = dict[int, tuple[NDArray[np.bool_], Boxes]]
-"""What places of one label cost with those of each other label: which overlap, and the cost of their leaders [P, Q]."""
+"""Other label -> for P places of this label and Q of the other: which overlap, and the cost of their leaders [P, Q]."""
 
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)
 """In points.  The largest size at which all labels fit is taken."""

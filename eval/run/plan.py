@@ -112,7 +112,7 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
         where = "" if model.python is None else f" in {model.python}"
         raise InputError(f"load_fn: {name!r} is not installed{where}: {capabilities.install}")
     if model.is_reference and not capabilities.reference:
-        raise InputError(f"reference: {name!r} gives no logits to compare with; mark another model")
+        raise InputError(f"reference: {name!r} does not return logits to compare with; mark another model")
     if model.is_reference and spec.get("noise_floor"):
         raise InputError("noise_floor: the reference cannot be its own noise floor; mark one of the two")
     if model.options.get("noise") is not None and not spec.get("noise_floor"):

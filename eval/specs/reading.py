@@ -32,7 +32,7 @@ NO_REFERENCE = (
 )
 SETTINGS = "COMPARE_Q_SETTINGS"
 COMMAND_LINE = Path("command line")
-"""The file of specs that the command line stands for, in errors; relative paths start in the working directory."""
+"""In errors, the file of specs from the command line; their relative paths start in the working directory."""
 
 
 def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[str, str] | None = None) -> S:
@@ -137,7 +137,7 @@ def with_own_labels(specs: Sequence[ModelSpec], say: Say) -> list[ModelSpec]:
 
 
 def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
-    """Return different names: the second of one name gets `` (2)``, the third `` (3)``, unless that is taken."""
+    """Return different names: the second ``name`` becomes ``name (2)``, or gets the next number that is not taken."""
     different: list[str] = []
     for name in names:
         others = (f"{name} ({number})" for number in itertools.count(2))

@@ -106,7 +106,7 @@ class Spec(BaseModel):
         return f"{self._place}{reason}"
 
     def locate(self, name: str) -> str:
-        """Return the path of ``name`` if it exists next to the spec; else ``name``: a path, a hub id or a URL."""
+        """Return the path of ``name`` if it exists next to the spec, or else ``name``: a path, a hub id or a URL."""
         path = expanded(name)
         beside = self._folder / path
         if not path.is_absolute() and (exists(beside) or (glob.has_magic(name) and glob.glob(str(beside)))):
@@ -146,7 +146,7 @@ class DataSpec(Spec):
     tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
     tokenizer_dir: str = Field(min_length=1, description="folder or hub id of the tokenizer")
     tokenizer_revision: str | None = Field(None, description="hub revision of the tokenizer")
-    trust_remote_code: bool = Field(False, description="let the tokenizer, or a task, run code of its own")
+    trust_remote_code: bool = Field(False, description="let the tokenizer, or a task, run its own code")
     dataset: str = Field(
         min_length=1,
         description='a known name ("wiki2"), a hub or local data set, "text" with path, "chat", or "lm_eval" with task',
@@ -166,14 +166,14 @@ class DataSpec(Spec):
     method: Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
     detokenize: Literal["wikitext"] | None = Field(None, description="rewrite each document as lm-eval's task does")
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
-    eval_len: int = Field(ge=2, description="tokens in a window, of which the first is never scored")
+    eval_len: int = Field(ge=2, description="tokens in a window; the first one is never scored")
     max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
     sample: Literal["first", "spread"] = Field(
         "first", description="which windows max_rows takes: the first, or some spread over the text"
     )
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
-    score_last: Length | None = Field(None, description="with score_every: only so many tokens are scored, the last")
-    score_every: Length | None = Field(None, description="tokens of a window, of each of which score_last are scored")
+    score_last: Length | None = Field(None, description="with score_every: number of last tokens that are scored")
+    score_every: Length | None = Field(None, description="tokens per window, if score_last of them are scored")
     chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
     score_roles: list[str] = Field(["assistant"], min_length=1, description=f"{CHAT} the roles whose tokens are scored")
     score_turns: Literal["all", "last"] = Field("all", description=f"{CHAT} all turns of these roles, or the last")
@@ -286,7 +286,7 @@ class ModelSpec(Spec):
     replicas: Length = Field(1, description="workers, each with as many GPUs, among which the windows are split")
     resources: dict[str, Amount] = Field(default_factory=dict, description="what a node must have, with --ray")
     reference: bool = Field(False, description="KL divergence of the other models is measured against this one")
-    noise_floor: bool = Field(False, description="shows what a lossless scheme would show: a row and a line of its own")
+    noise_floor: bool = Field(False, description="a row that shows the KLD of a lossless scheme, also drawn as a line")
     out_logits: str | None = Field(None, description="as reference, and the folder in which its store is kept")
     repeat: str | None = Field(None, description="name of a further run: it is scored again, not read from the cache")
     override_bpw_layer: Bits | None = Field(None, description="replaces the measured layer bits per weight")

@@ -24,8 +24,8 @@ TOO_LARGE = "\N{BALLOT X}"
 FLOOR = "\N{ALMOST EQUAL TO}"
 """After the label of a noise floor."""
 COMMON_ERROR = (
-    "the ± of PPL says how far another text of this kind would move all rows together: differences between rows are "
-    "far more certain (--pairs)"
+    "the ± of PPL shows how far another text of this kind would move all rows together: differences between rows are "
+    "far more precise (--pairs)"
 )
 NOTEWORTHY = 0.1
 """Smallest share of a row's seconds that the first step, in which engines compile, needs for the note on speeds."""
@@ -34,8 +34,8 @@ PLACEMENT = re.compile(
 )
 """Parts of names of options about place and speed, which are not meant to change scores."""
 MEANS = (
-    "mean: over the texts, each with the same weight, of KLD the arithmetic mean, of PPL the geometric mean, without "
-    "answers; n/a where a text has no value; its ± takes the texts' errors as independent"
+    "mean: over the texts, each with the same weight, without answers: arithmetic for KLD, geometric for PPL; n/a if a "
+    "text has no value; its ± assumes that the texts' errors are independent"
 )
 
 
@@ -48,7 +48,7 @@ def label_of(model: ModelResult) -> str:
 def machine_letters(text: TextResult) -> dict[str, str]:
     """Return a letter for each machine, in the order of the rows; empty if all rows ran on the same machine.
 
-    A name that is a part of one other name is the same machine: llama.cpp also names the CPU if others name GPUs alone.
+    A name that is a part of one other name is the same machine: "GPU" is the same as "GPU, CPU", as llama.cpp names it.
     """
     found: dict[str, str] = {}
     letters: dict[str, str] = {}
@@ -73,7 +73,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     phases = {model.phase or "" for model in rows if not model.error}
     if decode := phases - {"prefill"}:
         everywhere = f"all rows: {min(decode)}; " if len(phases) == 1 else ""
-        prompts = "; behind prompts: what no score needs was computed as a prompt"
+        prompts = "; behind prompts: tokens that no score needs were computed as a prompt"
         notes.append(
             f"{everywhere}decode SxB: S tokens of each of B windows a step, as generation computes them, with what came"
             f" before in the KV cache{prompts if any('prompts' in phase for phase in decode) else ''}"
@@ -87,7 +87,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     if max((found.blocks.held for found in measured), default=2) > 1:
         notes += short_text_cautions(measured, text.data.get("text_tokens"))
     else:
-        notes.append("errors n/a: the text is too short to tell any")
+        notes.append("errors n/a: the text is too short to estimate them")
     notes += reference_notes(text)
     candidates = candidates_for_best(rows, "nll")
     if len(candidates) > 1 and (reason := too_short(candidates)):
@@ -106,7 +106,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
 
 
 def same_notes(rows: Sequence[ModelResult]) -> list[str]:
-    """Return notes on rows with the same score at every token; they ask about options in which such rows differ."""
+    """Return notes on rows with the same score at every token; they ask whether options that differ were applied."""
     said, firsts = [], dict[str, ModelResult]()
     for model in sorted((row for row in rows if row.scores_digest), key=lambda row: not row.reference):
         first = firsts.setdefault(model.scores_digest, model)
@@ -143,7 +143,7 @@ def window_notes(text: TextResult) -> list[str]:
     known = [f"PPL within {100 * max(errors):.2g} %"] if errors else []
     if kld and math.isfinite(kld.error):
         known.append(f"KLD of every {kld.rows} within {100 * kld.error:.2g} %")
-    within = f"{', '.join(known)} (one standard error; the table's ± is about other texts, too)" if known else "n/a"
+    within = f"{', '.join(known)} (one standard error; the table's ± is for other texts, too)" if known else "n/a"
     return [*lines, f"what all {whole:,} windows of the text would give: {within}{ranking.rest_in_words(text)}"]
 
 
@@ -245,8 +245,8 @@ def legend(text: TextResult) -> list[str]:
         notes.append(f"KLD (mean over tokens, in nats) and same top compare each model with {reference}")
     if any(best_labels(text.models, name) for name in ("nll", "kld", "same_top")):
         notes.append(
-            f"{BEST}: the best quantized model (below 16 bpw) of its column, and those that cannot be told apart from "
-            "it (95 %, paired differences)"
+            f"{BEST}: the best quantized model (below 16 bpw) of its column, and those that do not differ from it "
+            "significantly (95 %, paired differences)"
         )
     if any(model.noise_floor for model in text.models):
         about = f"{FLOOR}: a noise floor, the reference's weights with other roundings"

@@ -129,9 +129,9 @@ SOURCES = {
 
 
 def source_of(spec: DataSpec) -> Source:
-    """Return the known source, changed by every key that the spec sets; without its file pattern for other files.
+    """Return the known source with every key that the spec sets; if these name other files, without its file pattern.
 
-    InputError for pickles, before anything of them is read.
+    InputError for pickles, before they are read.
     """
     known = SOURCES.get(spec.dataset.lower(), Source(spec.dataset))
     moved = spec.dataset_path or spec.dataset_name or spec.dataset_data_files

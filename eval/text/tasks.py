@@ -120,7 +120,7 @@ def file_in_folder(spec: DataSpec, name: str) -> Path | None:
 
 
 def merged(file: Path, inside: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Path]]:
-    """Return (the keys of a YAML file over those of the files that it includes, all these files), as lm-eval does.
+    """Return (a YAML file's keys, which replace keys of the files that it includes; all these files), as lm-eval does.
 
     InputError if a file is malformed or includes itself.
     """

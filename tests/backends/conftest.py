@@ -1,4 +1,4 @@
-"""Real vLLMs that the tests of several files share: each is started once, at the first test that asks for it."""
+"""Real vLLMs that the tests of several files share: each is started once, by the first test that uses it."""
 
 from __future__ import annotations
 

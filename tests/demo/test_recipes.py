@@ -1,4 +1,4 @@
-"""A model of the demo is made once, and whole."""
+"""A model of the demo is made once, and is complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from demo import recipes
 
 
 def test_a_model_is_made_once_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file or a folder: made again only after a failure, or when it is gone."""
+    """A file or a folder is made again only if making it failed, or if it was deleted."""
 
     def maker(out: Path) -> None:
         calls.append(out.name)

@@ -1,4 +1,4 @@
-"""Method "gptq" against GPTQ's own evaluation in float64, on a toy model."""
+"""Method "gptq", compared with GPTQ's own evaluation in float64, on a toy model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gptq(model_dir: Path, windows: int) -> dict[str, Any]:
 @pytest.mark.engine
 @pytest.mark.parametrize("windows", [0, 2])
 def test_gptqs_perplexity(toy_model: Path, tmp_path: Path, windows: int) -> None:
-    """A token a byte, so that the joined rows are cut by hand: 16 tokens a window, 15 of them scored."""
+    """One token per byte, so that the test can cut the joined rows: 16 tokens per window, of which 15 are scored."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
     gold = gptq(toy_model, windows)

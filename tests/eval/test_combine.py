@@ -25,7 +25,7 @@ Write = Callable[..., Path]
 
 
 def on(model: ModelResult, key: str, machine: dict[str, Any] = CPU, **fields: Any) -> ModelResult:
-    """The model with that key of its scores, measured on that machine."""
+    """Return the model with this key of its scores, as measured on this machine."""
     return replace(model, scores_key=key, provenance={**model.provenance, **machine}, **fields)
 
 
@@ -35,7 +35,7 @@ FP8_B = on(QUANT, "fp8", label="FP8")
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a results.json as another machine would: ``write(name, models..., reference=, hardware=, ...)``."""
+    """Return a function that writes a results.json of another machine: ``write(name, models..., reference=, ...)``."""
 
     def written(name: str, *models: ModelResult, **keys: Any) -> Path:
         reference, data = keys.get("reference", IDENTITY), {**DATA, **keys.get("data", {})}
@@ -51,7 +51,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def combined(files: Sequence[Path]) -> tuple[RunResult, TextResult]:
-    """The runs of these files as one, and its only text."""
+    """Return the combined run of these files, and its only text."""
     found = results.load(files)
     return found, found.texts[0]
 
@@ -114,7 +114,7 @@ def test_one_file_twice_is_refused(write: Write) -> None:
 
 
 def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path) -> None:
-    """What is shown, written and drawn of one run is of the combined one too."""
+    """A combined run is shown, written and drawn like a single run."""
     third = with_sums(on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_BLOCKS.tokens)
     first, second = write("a.json", REF_A, QUANT_A, title="Two boxes"), write("b.json", REF_A, third)
     files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "-pf", tmp_path / "o.svg")
@@ -132,7 +132,7 @@ def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path)
 
 
 def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Measured apart, each with its own cache and its own store of the reference: the same rows and numbers."""
+    """Models that are measured in two runs, each with its own cache and reference store, have the same rows."""
     fake = {"load_fn": "fake", "model_dir": "none"}
     reference, *others = (
         {**fake, "label": f"boost {boost}", "engine": {"vocab_size": 500, "boost": boost}} for boost in (3.0, 2.0, 1.0)

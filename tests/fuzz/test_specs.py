@@ -1,4 +1,4 @@
-"""Damaged specs and texts: a spec or one line, whatever stands in the file."""
+"""Damaged specs and texts: any file is read as a spec, or refused in one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_text(spec: DataSpec) -> str:
-    """Everything that a run asks of a data spec before it tokenizes."""
+    """Perform the checks of a data spec that precede tokenizing."""
     spec.digest(), spec.locate(spec.tokenizer_dir), corpus.display_name(spec)
     if spec.dataset != "text":
         corpus.is_here(spec)
@@ -61,7 +61,7 @@ def test_data_specs(folder: Path, random: Random) -> None:
 
 
 def use(specs: list[ModelSpec]) -> None:
-    """Everything that a run asks of model specs before their engines check them."""
+    """Perform the checks of model specs that precede the checks of their engines."""
     chosen, said = reading.one_reference(reading.apply_mask(specs, "w4;gguf;m"))
     for spec in chosen:
         spec.digest(), spec.located, spec.options, spec.override_tensors

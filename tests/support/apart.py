@@ -1,4 +1,4 @@
-"""Functions for a process of their own; the process imports this module."""
+"""Functions that tests run in a separate process, which imports this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compare_q.eval.common.progress import Progress
 
 
 def busy(words: list[Any], rows: int, progress: Progress) -> dict[str, Any]:
-    """Prints, counts, and calls another function apart, which then runs in the same process."""
+    """Print, report progress, and call another such function, which then runs in the same process."""
     print("noise")
     os.write(2, b"noise past Python\n")
     with progress.phase("counting", unit="rows") as phase:
@@ -46,7 +46,7 @@ def divide() -> float:
 
 
 def die(number: int) -> None:
-    """Print, and die of a signal; 0: end without a word."""
+    """Print, and end by signal ``number``; 0: end without a message."""
     print("the last words\n", file=sys.stderr, flush=True)
     if number:
         os.kill(os.getpid(), signal.Signals(number))

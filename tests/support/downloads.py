@@ -1,4 +1,4 @@
-"""Checkpoints as they are downloaded: layouts from their writers' and loaders' sources, sizes worked out by hand.
+"""Layouts of downloadable checkpoints, from the sources of their writers and loaders, with sizes computed by hand.
 
 ``docs/formats.md`` shows this table; ``python -m tests.support.format_table`` writes it there.
 """
@@ -22,10 +22,10 @@ NVFP4, MXFP8 = Scheme("nvfp4 g16", "nvfp4 g16"), Scheme("mxfp8 g32", "mxfp8 g32"
 class Download:
     """A model of one to three quantized layers.
 
-    ``source``: where the layout is stated; ``layers``: name -> its tensors; ``worked``: the bits and weights of each by
-    hand, ``bits`` and ``weights`` their sums; ``schemes``: one for each of ``layers``; ``kv``: how keys and values are
-    to be cached; ``config``: keys beside the quantization; ``place``: where that stands; ``values``: bytes that are no
-    zeros.
+    ``source``: where the layout is stated; ``layers``: name -> its tensors; ``worked``: calculation of bits per weight
+    of each layer; ``bits`` and ``weights``: sums over the layers; ``schemes``: one per layer; ``kv``: format of cached
+    keys and values; ``config``: keys other than the quantization; ``place``: file that contains the quantization;
+    ``values``: tensors that are not zeros.
     """
 
     source: str

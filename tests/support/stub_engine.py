@@ -1,4 +1,4 @@
-"""A small engine with a head, so that references are tested without Transformers: ``load_fn: "stub"``.
+"""A small engine with a head, to test references without Transformers: ``load_fn: "stub"``.
 
 Its model is a folder with an embedding [V, H], a head [V, H] (``model.safetensors``, float32) and the toy tokenizer.  A
 state is the tanh of the mean of all embeddings up to its token; the logits are the product of states and head.
@@ -21,7 +21,7 @@ from compare_q.backends.reference.head import Head
 from tests.support.toy import TOY_VOCAB, rounds_by_place, save_toy_tokenizer
 
 LOCATION = f"{__name__}:StubEngine"
-"""What ``backends.ENGINES`` needs to know of it."""
+"""The engine's entry in ``backends.ENGINES``."""
 HIDDEN = 16
 
 
@@ -32,7 +32,7 @@ class StubOptions(EngineOptions, strict=True):
 
 
 def save_stub_model(folder: Path, *, noise: float = 0.0, vocab_size: int = TOY_VOCAB) -> Path:
-    """A model with always the same weights but for ``noise``; entries beyond the toy tokenizer's are other ones."""
+    """Write a model with fixed weights plus ``noise``; the head may have entries beyond the toy tokenizer's."""
     generator = torch.Generator().manual_seed(0)
     weights = {name: 2 * torch.randn(TOY_VOCAB, HIDDEN, generator=generator) for name in ("embedding", "head")}
     weights["head"] = torch.cat((weights["head"], torch.randn(TOY_VOCAB, HIDDEN, generator=generator)))[:vocab_size]
@@ -58,7 +58,7 @@ def stub_logits(folder: Path, token_ids: Sequence[int], dtype: str = "float32") 
 
 
 def rounding_of_rows() -> float:
-    """What the stub's divergence from itself may be in float32: KLDs of up to 1e-10 with AVX2, else 0."""
+    """Return the largest KLD of the stub from itself in float32: up to 1e-10 with AVX2, otherwise 0."""
     return 1e-9 if rounds_by_place(100, HIDDEN, TOY_VOCAB, torch.float32) else 0.0
 
 
@@ -93,7 +93,7 @@ class StubEngine(LogitsEngine):
         return {}
 
     def load(self) -> None:
-        """The weights are read with every window."""
+        """Do nothing: the weights are read for each window."""
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         self.last, head = states_and_head(self.folder, window.token_ids.tolist(), self.dtype)

@@ -1,5 +1,5 @@
-"""Logits of llama.cpp against Transformers on the same weights; its batches and its KV cache; tokens that a model
-excludes for good; and what it says of a run."""
+"""Logits of llama.cpp, compared with Transformers on the same weights; its batches and KV cache; tokens that a model
+never allows; and the provenance of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.engine, needs_llama_cpp]
 
 
 def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path) -> None:
-    """Same weights, no quantization anywhere: what differs is the order of float32 operations."""
+    """Same weights, no quantization: only the order of float32 operations differs."""
     ours = loaded(toy_gguf, **EXACT)
     theirs = TransformersEngine(planned("t", "transformers", str(toy_model), 100, {"dtype": "float32"}))
     theirs.load()
@@ -43,7 +43,7 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
 
 
 def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
-    """Batches of 7 leave a last one of 2.  Flash attention takes another kernel for few tokens: rounding remains."""
+    """Batches of 7 leave a last one of 2.  Flash attention's kernel for few tokens has other roundings."""
     (window,) = toy_windows(1)
 
     def run(n_batch: int, n_ubatch: int, **options: Any) -> torch.Tensor:
@@ -59,9 +59,9 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
 
 
 def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 61 tokens positions 20 to 29 and 50 to 54 are scored, so that 19 to 28 and 49 to 53 go one at a time.
+    """Positions 20 to 29 and 50 to 54 of 61 tokens are scored: 19 to 28 and 49 to 53 are computed one at a time.
 
-    Before that, a short window is decoded and prefilled, to be compared.
+    Before that, a short window is computed in decode and in prefill, and the scores are compared.
     """
     window = replace(toy_windows(1, 61)[0], spans=((20, 30), (50, 55)))
     engines = loaded(toy_gguf, **EXACT), loaded(toy_gguf, decode=Decode(1, behind_prompts=True), n_batch=16, **EXACT)
@@ -82,7 +82,8 @@ def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypa
 
 
 def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
-    """Its float32 logits, as ggml's head cannot be computed again; a cache in bf16 diverges a little, as in float64."""
+    """The store has float32 logits, because ggml's head cannot be computed again.  The KLD of a bf16 cache is small
+    and equals its value in float64."""
     windows = toy_windows(2)
     ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
     store = recorded(ours, windows, tmp_path)
@@ -127,7 +128,7 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
 
 
 def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
-    """llama.cpp's references are logits: neither all of a window's own nor all of the reference's are ever there."""
+    """llama.cpp's references are logits: neither all of the window's own nor all of the reference's are in memory."""
     save_llama(tmp_path / "model", vocab_size=VOCAB, max_position_embeddings=LONG)
     file = write_gguf(tmp_path / "model", tmp_path / "toy.gguf")
     assert growth("llamacpp", file) < LOGITS / 2
@@ -152,4 +153,4 @@ def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
     engine.close()
     out, err = capfd.readouterr()
     assert out == ""
-    assert "llama_model_loader" in err  # which a worker has in its log
+    assert "llama_model_loader" in err  # a worker's log has this output

@@ -1,7 +1,7 @@
 """The partial statistics in torch and in the Triton kernel, as one fixture.
 
-Without a GPU the kernel runs in Triton's interpreter, in a process of its own: the interpreter has to be chosen before
-Triton is first imported, and must not be the one that any other test gets.
+Without a GPU the kernel runs in Triton's interpreter, in a separate process: the interpreter must be chosen before
+Triton is first imported, and no other test may use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRITON = (
 
 
 def in_interpreter(kernel: str, saved: bytes) -> np.ndarray:
-    """Runs a kernel in the interpreter's process; ``saved`` keeps the strides of its tensors."""
+    """Run a kernel in the interpreter's process; ``saved``: its tensors, with their strides."""
     given = torch.load(io.BytesIO(saved))
     with np.errstate(all="ignore"):
         getattr(importlib.import_module("compare_q.backends.scoring.triton_kernels"), kernel)(**given)
@@ -49,7 +49,7 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)])
 def run(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
-    """``run(module, kernel, **given)`` -> ``out`` of a module's ``partial``; the other tensors come out unchanged."""
+    """``run(module, kernel, **given)`` -> ``out`` of a module's ``partial``; it must not change other tensors."""
     implementation = request.param
 
     def run(module: Any, kernel: str, **given: Any) -> np.ndarray:

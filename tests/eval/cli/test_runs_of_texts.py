@@ -1,4 +1,4 @@
-"""Several texts on the command line: which specs are taken and refused, what is checked, and what is written."""
+"""Several texts on the command line: accepted and refused specs, checks, and written files."""
 
 from __future__ import annotations
 
@@ -79,4 +79,4 @@ def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], 
         again = compare_q("show", source, "-o", out / "again.json", "--html", out / "again.html")
         assert again.status == 0, again.err
         shown, made = (json.loads((out / name).read_text()) for name in ("again.json", "r.json"))
-        assert {**shown, "created": ""} == {**made, "created": ""}  # each file has the second in which it was written
+        assert {**shown, "created": ""} == {**made, "created": ""}  # ``created`` is the time of writing

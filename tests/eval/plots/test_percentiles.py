@@ -1,4 +1,4 @@
-"""Percentiles of the tokens' KLD: a row per model, sorted by mean, with the numbers of its marks beside it."""
+"""Percentiles of the tokens' KLD: one row per model, sorted by mean, with the numbers of its marks on the right."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_quartiles_whiskers_mean_and_maximum_are_where_the_percentiles_say() -> 
 
 
 def test_what_is_not_above_zero_comes_out_of_the_edge() -> None:
-    """A reference against itself in most tokens: the whisker has no cap there, and nothing is drawn beyond the axis."""
+    """Percentiles of 0 or less: the whisker begins at the edge, without a cap; nothing is drawn outside the axes."""
     zeros = with_against(replace(LARGE, label="W8A8"), kld_percentiles=PERCENTS | {"1": -1e-9, "25": 0.0})
     figure = percentile_plot(run_of(zeros, SMALL))
     edge = figure.axes[0].get_xlim()[0]

@@ -1,4 +1,4 @@
-"""The column ``memory:N`` and ``--fit``, with sizes of Llama 3.1 8B worked out by hand."""
+"""The column ``memory:N`` and ``--fit``, with sizes of Llama 3.1 8B computed by hand."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_footnotes_say_what_is_missing_or_special() -> None:
 
 
 def test_conditions() -> None:
-    """The reference can fail too, since it is not compared with itself here; what is not known fails."""
+    """The reference can also fail, because the condition does not compare it with itself; an unknown value fails."""
     assert [line.partition(":")[0] for line in faults(RUN, [parse("memory:32k > 20")])] == [
         "bf16", "server", "older", "broken",
     ]  # fmt: skip
@@ -79,7 +79,7 @@ def test_conditions() -> None:
 
 
 def test_rows_that_do_not_fit_are_marked_and_stay() -> None:
-    """A row of exactly the limit fits; results.json is that of the run without marks."""
+    """A row of exactly the limit fits; marks do not change results.json."""
     run = Fit(round(AT_32K * 1e9), named("memory:32k"), "10.24GB@32k").marked(RUN)
     assert [model.fits for model in run.texts[0].models] == [False, True, None, None, None]
     table = table_of(run, ("label", "kld"))
