@@ -154,7 +154,7 @@ class Comparison:
             raise InputError(f"tokens: no model is called {label!r}; there are: {', '.join(self.results.labels)}")
         data = self.data[place] if self.data else None
         if data is None or self.cache is None:
-            raise InputError("tokens: not part of a results file; compare the models again (from the cache)")
+            raise InputError("tokens: not in a run that was read back; compare the models again (from the cache)")
         stored = None if model.error else token_scores.of_row(self.cache, model.scores_key, data.windows)
         if stored is None:
             raise InputError(f"tokens: {label} has no scores of single tokens{f': {model.error}' * bool(model.error)}")

@@ -74,7 +74,7 @@ def read_bytes(file: Path, largest: int = LARGEST) -> bytes:
         size = os.fstat(stream.fileno()).st_size
         if size > largest:
             found, most = bytes_in_words(size), bytes_in_words(largest)
-            raise InputError(f"{printable(file)}: too large: {found}; expected at most {most}")
+            raise InputError(f"{printable(file)}: too large: {found}, and at most {most} are read of such a file")
         try:
             return stream.read(size)
         except OSError as error:

@@ -74,7 +74,7 @@ MOVED = 0.05
 """Largest change of a sample, in nats.  Other requests change it by 0.03 in bfloat16.  Other weights would only pass if
 all 31 values agreed."""
 MORE_LOGPROBS = f"start the server with --max-logprobs {TOP} or more"
-NO_LOGPROBS = "its values are not log-probabilities; start the server with --logprobs-mode raw_logprobs"
+NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
 WORDS = (
     "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably strength xylophone quickly "
     "JavaScript HttpRequest return lambda function1024 2048 password kilometre Wissenschaft naturellement "

@@ -16,7 +16,7 @@ from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
 from compare_q.eval.plots.style import Look
 from compare_q.eval.results import MARK, ModelResult, TextResult, geometric_mean
 
-MARKED = f" ({MARK}: ran differently than requested)"
+MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """Explanation of marked labels, for a subtitle."""
 ALIKE = 1.005
 """Sizes that differ by less are equal: with its global scales, NVFP4 of 4.5 bits has 4.501."""

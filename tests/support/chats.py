@@ -46,7 +46,7 @@ QUESTION = {"messages": [{"role": "user", "content": "Is anybody there?"}]}
 
 
 def save_chat_tokenizer(folder: Path, template: str) -> Path:
-    """The toy's tokenizer with two special tokens more, and with another chat template."""
+    """Save the toy's tokenizer with two more special tokens, and with this chat template."""
     from tokenizers import Tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def save_chat_tokenizer(folder: Path, template: str) -> Path:
 
 
 def write_lines(file: Path, *rows: Any) -> Path:
-    """A JSON lines file."""
+    """Write a JSON lines file."""
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file

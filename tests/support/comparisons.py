@@ -1,4 +1,4 @@
-"""Runs with a reference: their models, what came out, and what must come out, in float64 from whole logits."""
+"""Runs with a reference: their models, their results, and the correct results, in float64 from whole logits."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from compare_q.backends.reference.store import MANIFEST
 from tests.support.toy import Ran
 
 Models = Sequence[dict[str, Any]]
-N_WINDOWS, LENGTH = 3, 100  # of runs of one text, and their tokens
-KLD = 0.078622  # of uniform logits against a boost of 3 for the real token, over 500 tokens: see tests/eval/cli
+N_WINDOWS, LENGTH = 3, 100  # number and tokens of the windows in runs of one text
+KLD = 0.078622  # of uniform logits from logits with a boost of 3 for the real token; 500 tokens
 LENGTHS = {"prose": 100, "code": 60, "logs": 100}
-"""Three texts of 1,000 letters each, and the tokens of their windows, of which there are 9, 15 and 9."""
+"""Name of each text of 1,000 characters -> tokens per window; the texts have 9, 15 and 9 windows."""
 
 
 @dataclass(frozen=True)
 class Measured(Ran):
-    """What a command line did, its results.json, and the folder of its token scores."""
+    """The outcome of a command line, its results.json, and the folder of its token scores."""
 
     whole: dict[str, Any]
     folder: Path
 
     @property
     def texts(self) -> dict[str, dict[str, Any]]:
-        """Name -> text; of one text under an empty name too."""
+        """Name -> text; a single text also has the empty name."""
         texts = {text["name"]: text for text in self.whole.get("texts", [])}
         return {**texts, "": next(iter(texts.values()))} if len(texts) == 1 else texts
 
@@ -65,14 +65,14 @@ Compare = Callable[..., Measured]
 
 
 def fake(label: str, *, vocab_size: int = 500, **keys: Any) -> dict[str, Any]:
-    """A fake model; all keys but the mark of a reference are its engine's."""
+    """Return the spec of a fake model; all keys except ``reference`` are options of its engine."""
     marks = {name: keys.pop(name) for name in ("reference", "out_logits") if name in keys}
     engine = {"vocab_size": vocab_size, **keys}
     return {"load_fn": "fake", "model_dir": "none", "label": label, "engine": engine, **marks}
 
 
 def three(**keys: Any) -> list[dict[str, Any]]:
-    """A reference and two models, the second one with these options."""
+    """Return the specs of a reference and two models, ``a`` and ``b``; ``b`` has these options."""
     return [fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0, **keys)]
 
 
@@ -85,13 +85,13 @@ def stub(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> di
 
 
 def toy(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> dict[str, Any]:
-    """A model in Transformers, on the CPU also where there is a GPU: the gold values are computed there."""
+    """Return the spec of a model in Transformers, always on the CPU, where the gold values are computed."""
     engine = {"dtype": dtype, "device_map": "cpu"}
     return {"load_fn": "transformers", "model_dir": str(folder), "label": label, "engine": engine, **keys}
 
 
 def write_texts(folder: Path, tokenizer: Path) -> dict[str, Path]:
-    """Name -> data spec of a text of 1,000 random letters."""
+    """Write data specs of texts of 1,000 random characters; return name -> file of the spec."""
     generator, files = np.random.default_rng(5), {}
     for name, length in LENGTHS.items():
         (folder / f"{name}.txt").write_text("".join(generator.choice(list("abcdefgh \n"), 1000)))
@@ -103,19 +103,19 @@ def write_texts(folder: Path, tokenizer: Path) -> dict[str, Path]:
 
 
 def result_of(ran: Ran, file: Path, folder: Path) -> Measured:
-    """What a command line did, with what it wrote."""
+    """Return the outcome of a command line, with the files that it wrote."""
     whole = json.loads(file.read_text()) if file.exists() else {}
     return Measured(ran.status, ran.out, ran.err, whole, folder)
 
 
 def store_of(root: Path) -> Path:
-    """The one store in the cache."""
+    """Return the only store in the cache."""
     (manifest,) = root.glob(f"references/*/{MANIFEST}")
     return manifest.parent
 
 
 def cut_divergence(boost: float, entries: int) -> float:
-    """KLD of uniform logits against a boost for the real token, over a number of entries."""
+    """Return the KLD of uniform logits from logits with a boost for the real token, over this number of entries."""
     total = math.exp(boost) + entries - 1
     p, rest = math.exp(boost) / total, 1 / total
     return p * math.log(p * entries) + (entries - 1) * rest * math.log(rest * entries)

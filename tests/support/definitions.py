@@ -1,4 +1,4 @@
-"""The statistics of every token from their definitions, in float64 and plain Python loops, and comparing with them."""
+"""The statistics of every token by definition, in float64 and plain Python loops, and comparisons with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw(rows: int, columns: int, seed: int = 0, sigma: float = 3.0) -> torch.Te
 
 
 def draw_excluding() -> tuple[torch.Tensor, torch.Tensor]:
-    """Six rows of 3,000 logits and a reference's: -inf on either side, on both, and in all of a shard."""
+    """Return six rows of 3,000 logits, and the reference's: -inf in one of them, in both, and in a whole shard."""
     logits, reference = draw(6, 3000), draw(6, 3000, seed=1)
     logits[0, 1000:2000] = reference[0, 1000:2000] = -INF
     reference[1, 5:2999] = -INF
@@ -71,7 +71,7 @@ def divergence_definitions(logits: torch.Tensor, reference: torch.Tensor) -> dic
 
 
 def assert_divergences_of(found: TokenScores, logits: torch.Tensor, reference: torch.Tensor, atol: float) -> None:
-    """The four divergences of a window against float64 on the logits [T, V] that they are of, all finite."""
+    """Compare the four divergences of a window with float64 results from the same logits [T, V], all finite."""
     q, p = (each.double().log_softmax(-1) for each in (logits, reference))
     middle = (p.exp() + q.exp()).log() - math.log(2)
     tops = [each.sort(dim=-1, descending=True, stable=True).indices[:, :5] for each in (logits, reference)]

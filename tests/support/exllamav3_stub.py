@@ -1,4 +1,4 @@
-"""A stand-in of exllamav3's API: the classes and methods that our engine uses, with random float16 weights."""
+"""A stand-in for exllamav3's API: the classes and methods that the engine uses, with random float16 weights."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Linear:
 
 
 class Attention(Linear):
-    """Anything that is no Linear."""
+    """A module that does not count as a Linear."""
 
 
 class CacheLayer_fp16:  # noqa: N801 - the real name
@@ -73,7 +73,7 @@ class CacheLayer_fp16:  # noqa: N801 - the real name
 
 
 class CacheLayer_quant(CacheLayer_fp16):  # noqa: N801 - the real name
-    """Likewise in so many bits, with a float16 for each 32 of them."""
+    """The same keys and values in fewer bits, with one float16 scale per 32 numbers."""
 
     def __init__(self, attention: Any, max_num_tokens: int, k_bits: int, v_bits: int) -> None:
         super().__init__(attention, max_num_tokens)
@@ -104,7 +104,7 @@ class Model:
         generator = torch.Generator().manual_seed(0)
         self.embedding = torch.randn(TOY_VOCAB, HIDDEN, generator=generator).half()
         head = torch.randn(HIDDEN, PADDED, generator=generator).half() / 4
-        head[:, TOY_VOCAB:] += 8.0  # a quantized head has noise where it is padded
+        head[:, TOY_VOCAB:] += 8.0  # the padding of a quantized head contains noise
         self.modules = [Attention("model.layers.0.self_attn", LinearFP16(head)), Linear("lm_head", LinearFP16(head))]
         self.logit_layer_idx = 1
 

@@ -1,11 +1,11 @@
 """A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
 
-``$COMPARE_Q_ENGINES`` is to be ``LOCATION``, so that workers have it too.
+Set ``$COMPARE_Q_ENGINES`` to ``LOCATION``, so that workers know the engine too.
 
-``load_fn: "fake"``; ``engine`` options: ``nan_windows`` (their first scored position is NaN), ``seconds`` (that each
-window takes), ``meet`` (a folder: nothing is scored before two models are there), ``fail`` (after so many windows),
-``noise`` (normal, of ``NOISE``), ``random`` (such noise, another one in each run), ``shift`` (of the first logit) and
-``kernel`` (which changes nothing).  The logits are ``boost`` for the target and 0 elsewhere, so that log p = boost -
+``load_fn: "fake"``; ``engine`` options: ``nan_windows`` (windows whose first scored position is NaN), ``seconds`` (per
+window), ``meet`` (a folder: scoring waits until two models have written there), ``fail`` (number of windows before it
+fails), ``noise`` (normal, of ``NOISE``), ``random`` (noise that differs between runs), ``shift`` (of the first logit)
+and ``kernel`` (changes nothing).  The logits are ``boost`` for the target and 0 for all others, so that log p = boost -
 ln(exp(boost) + V - 1) at every position: with boost 0 the model is uniform, and PPL = V exactly.
 """
 
@@ -118,14 +118,14 @@ class FakeEngine(LogitsEngine):
 
 
 def windows_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that gets the number of each window that is scored from now on."""
+    """Return a list to which each window that is scored from now on adds its number."""
     found, pieces = list[int](), FakeEngine.pieces
     monkeypatch.setattr(FakeEngine, "pieces", lambda self, w: found.append(w.index) or pieces(self, w))
     return found
 
 
 def _meet(folder: Path) -> None:
-    """Wait until two processes have come to ``folder``; ModelError after ``MEETING_SECONDS``."""
+    """Wait until two processes have written into ``folder``; ModelError after ``MEETING_SECONDS``."""
     folder.mkdir(exist_ok=True)
     (folder / str(os.getpid())).touch()
     last = time.monotonic() + MEETING_SECONDS
@@ -141,7 +141,7 @@ LONG_S = 600
 
 
 class MadeEngine(FakeEngine):
-    """One that misbehaves in real processes: when imported as ``$MADE_IMPORT`` says, when loaded as its label says."""
+    """A fake engine that misbehaves in real processes: its import as in ``$MADE_IMPORT``, its load as in its label."""
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -173,7 +173,7 @@ class MadeEngine(FakeEngine):
 
 
 def made(name: str) -> Path:
-    """A file of this name in the cache, which is there now."""
+    """Create a file of this name in the cache, and return its path."""
     file = Path(os.environ["COMPARE_Q_CACHE"]) / name
     file.touch()
     return file

@@ -1,4 +1,4 @@
-"""Pictures: points of scatter plots, the published table of 41 rows on an H200, and looking at a finished figure."""
+"""Pictures: points of scatter plots, the published table of 41 rows on an H200, and functions to inspect a figure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MARKED = "NVFP4 W4A4 as run"
 
 @functools.cache
 def real_text() -> TextResult:
-    """The whole table."""
+    """The published table, with all rows."""
     return RunResult.read(ROOT / "results" / "h200" / "table" / "results.json").texts[0]
 
 
 def clump(count: int, *, spread: float) -> list[Point]:
-    """A cloud around 4 bpw with that standard deviation, and two points far away that keep the axes wide."""
+    """Return a cloud around 4 bpw with standard deviation ``spread``, and two distant points that widen the axes."""
     rng = random.Random(count)
     cloud = [Point(f"G{i % 5} variant{i}", rng.gauss(4, spread), rng.gauss(7, spread / 20)) for i in range(count - 2)]
     return [*cloud, Point("bf16", 16, 6.8), Point("EXL3 2.0", 2, 7.4)]
@@ -52,7 +52,7 @@ def draw(points: list[Point], **keys: Any) -> Figure:
 
 
 def artists_of_kind(figure: Figure, kind: str) -> list[Any]:
-    """The artists of a kind ("label", "point", "bar", ...), in the order in which they were drawn."""
+    """Return the artists of a kind ("label", "point", "bar", ...), in drawing order."""
     return list(figure.findobj(lambda artist: (artist.get_gid() or "").rpartition("-")[0] == kind))
 
 
@@ -61,21 +61,21 @@ def boxes_of(figure: Figure, kind: str = "label") -> list[Bbox]:
 
 
 def pixels_apart(box: Bbox, other: Bbox) -> float:
-    """Pixels between the boxes, below 0 if they overlap."""
+    """Return the pixels between two boxes, below 0 if they overlap."""
     return float(max(box.x0 - other.x1, other.x0 - box.x1, box.y0 - other.y1, other.y0 - box.y1))
 
 
 def smallest_gap(boxes: Sequence[Bbox], others: Sequence[Bbox] | None = None) -> float:
-    """Pixels between the two that are closest to each other (of one box of each, or of any two)."""
+    """Return the pixels between the closest two boxes: one of each list, or any two of one list."""
     pairs = itertools.combinations(boxes, 2) if others is None else itertools.product(boxes, others)
     return min((pixels_apart(*pair) for pair in pairs), default=math.inf)
 
 
 def extents(artists: Sequence[Any]) -> list[Bbox]:
-    """Their boxes."""
+    """The boxes of some artists."""
     return [artist.get_window_extent() for artist in artists]
 
 
 def is_within(box: Bbox, outer: Bbox) -> bool:
-    """Whether a box lies in another."""
+    """True if a box is inside another box."""
     return bool(outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1)

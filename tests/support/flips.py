@@ -1,4 +1,4 @@
-"""Damage: single bits flipped, files cut off, and operations on files that fail or never come to their end."""
+"""Damage: flipped bits, truncated files, and file operations that fail or are interrupted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 FLIPS = int(os.environ.get("COMPARE_Q_FLIPS", "150"))
-"""Random bits that are flipped in each kind of file."""
+"""Number of random bits that are flipped in each kind of file."""
 
 
 def flips(files: list[Path], seed: int, count: int = FLIPS) -> Iterator[tuple[Path, int]]:
-    """(file, position) ``count`` times, with one random bit of the file flipped while the caller looks."""
+    """Yield (file, position) ``count`` times; one random bit of the file is flipped until the next step."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         file = files[rng.integers(len(files))]
@@ -30,14 +30,14 @@ def flips(files: list[Path], seed: int, count: int = FLIPS) -> Iterator[tuple[Pa
 
 
 class KilledError(BaseException):
-    """The process ended here."""
+    """Stands for the end of the process."""
 
 
 @contextmanager
 def killed_at(operation: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """End the process before its n-th operation that changes a file; yields the operations so far.
+    """End the process before its n-th operation that changes a file; yield a list of the operations.
 
-    What comes after it, ``finally`` and all, changes nothing on disk any more.
+    Later code, even in ``finally``, cannot change files.
     """
     done: list[str] = []
 
@@ -53,7 +53,7 @@ def killed_at(operation: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     whole = Path.write_bytes
 
     def torn(self: Path, data: bytes) -> int:
-        """Write half of the file where the process ends in it."""
+        """Write half of the file if the process ends during this operation."""
         if len(done) <= operation:
             done.append("write_bytes")
             if len(done) <= operation:

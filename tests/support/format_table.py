@@ -1,4 +1,4 @@
-"""The table of docs/formats.md, from the checkpoints of ``tests/support/downloads.py``: sized and named by compare_q.
+"""The table of docs/formats.md: sizes and names by compare_q of the checkpoints in ``tests/support/downloads.py``.
 
 ``python -m tests.support.format_table`` writes it into the page.
 """
@@ -24,7 +24,7 @@ HEAD = "| checkpoint | layout stated in | bits by hand | bpw by hand | found | w
 
 
 def folder_of(download: Download, folder: Path) -> Path:
-    """The checkpoint in a folder, its quantization where the case says."""
+    """Write a checkpoint into a folder, with the quantization in the file ``place``."""
     entries = {f"{name}.{part}": entry for name, parts in download.layers.items() for part, entry in parts.items()}
     ends = ENDS if download.config.get("model_type") != "deepseek_v4" else {
         "embed.weight": ENDS["model.embed_tokens.weight"], "head.weight": ENDS["lm_head.weight"],
@@ -46,13 +46,13 @@ def folder_of(download: Download, folder: Path) -> Path:
 
 
 def look(download: Download) -> tuple[Storage, CheckpointConfig]:
-    """The size that compare_q finds, and the config that it reads."""
+    """Return the size that compare_q finds, and the config that it reads."""
     with tempfile.TemporaryDirectory() as folder:
         return storage_of(folder_of(download, Path(folder))), CheckpointConfig.read(Path(folder))
 
 
 def row(name: str, download: Download) -> str:
-    """One checkpoint's row."""
+    """Return the table's row of one checkpoint."""
     storage, config = look(download)
     bpw = download.bits / download.weights
     found = "n/a" if storage.bpw_layer is None else f"{storage.bpw_layer:.4f}"

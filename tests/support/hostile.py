@@ -1,6 +1,6 @@
-"""Hostile input for the tests in tests/fuzz: documents that hypothesis damages, and what a reader may do with them.
+"""Hostile input for the tests in tests/fuzz: documents that hypothesis damages, and the allowed behaviour of a reader.
 
-``FUZZ_EXAMPLES`` is the number of cases of each test; without it there are a few, always the same.
+``FUZZ_EXAMPLES`` is the number of cases of each test; without it, each test has a few cases, always the same.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from compare_q.backends.common.messages import CONTROL
 CASES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 FEW = 50
 PATIENCE = 60
-"""Seconds after which a reader hangs."""
+"""Seconds after which a reader counts as hanging."""
 DIGITS, DEEP = "5,000 digits", "3,000 brackets"
-"""Stand for what Python's json cannot write."""
+"""Placeholders for values that Python's json cannot write."""
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 255, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 10**39, -(10**41), 0.5, -0.5, -0.0, 1e300,
     1e-320, 1e308, -1e308, float("inf"), float("nan"), "", "x", " ", "a\nb", "\x1b[2J", "\u202e", "\x00", "\ud800", "1",
     "~nouser/x", "a" * 300, "/proc/self/mem", "/dev/zero", "..", "*", "**/*", [], {}, [[]], [0], [None], ["x"],
     [1.5, -1], {"": None}, {"x": [1]}, *(json.loads("[" * depth + "]" * depth) for depth in (40, 200)), DIGITS, DEEP,
 )  # fmt: skip
-"""What takes the place of a value."""
+"""Replacements of a value."""
 INSERTED = [b"\x00", b"\xff", b"[" * 5000, b'{"a":' * 5000, b'"', b",", b"9" * 5000, b"\\ud800"]
 NUMBERS = [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1]
 NAMES = [value for value in VALUES if isinstance(value, str)]
@@ -48,11 +48,11 @@ def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
 
 
 randoms = st.randoms(use_true_random=True)
-"""Seeds of Python's own generator: hypothesis itself likes small numbers, and would damage what comes first."""
+"""Seeds of Python's generator; hypothesis prefers small numbers, and would only damage the beginning of a document."""
 
 
 def damaged(document: Any, random: Random) -> bytes:
-    """JSON of a document in one to three of whose places something else stands; now and then its bytes are damaged."""
+    """Return JSON of a document with one to three changed places, sometimes also with damaged bytes."""
     found = json.loads(json.dumps(document))
     for _ in range(random.randint(1, 3)):
         found = changed(found, random)
@@ -63,7 +63,7 @@ def damaged(document: Any, random: Random) -> bytes:
 
 
 def changed(document: Any, random: Random) -> Any:
-    """A document of JSON types with one place changed: another value, none, a second one, or one of another place."""
+    """Return a document with one changed place: its value is replaced, deleted, repeated, or copied from elsewhere."""
     places = places_in(document)
     value = copy.deepcopy(random.choice(VALUES))
     if not places or random.random() < 0.01:
@@ -84,10 +84,10 @@ def changed(document: Any, random: Random) -> Any:
 
 
 def places_in(document: Any) -> list[tuple[Any, Any]]:
-    """(object or list, key or index) of everything in a document, from the outside in."""
+    """Return (object or list, key or index) of every value in a document, from the outside in."""
     holders = [document] if isinstance(document, dict | list) else []
     found = []
-    for holder in holders:  # which grows
+    for holder in holders:  # the list grows in the loop
         steps = list(holder) if isinstance(holder, dict) else range(len(holder))
         found += [(holder, step) for step in steps]
         holders += [holder[step] for step in steps if isinstance(holder[step], dict | list)]
@@ -95,7 +95,7 @@ def places_in(document: Any) -> list[tuple[Any, Any]]:
 
 
 def damaged_bytes(content: bytes, random: Random) -> bytes:
-    """Bytes of which some are others, missing or inserted."""
+    """Return the bytes with some of them changed, missing or inserted."""
     found = bytearray(content)
     for _ in range(random.randint(1, 4)):
         at, kind = random.randint(0, len(found)), random.randint(0, 4)
@@ -114,9 +114,9 @@ def damaged_bytes(content: bytes, random: Random) -> bytes:
 
 
 def answer_of(reader: Callable[[], Any]) -> Any:
-    """What a reader returns; None where it refuses in one line that a terminal can show.  It may raise nothing else.
+    """Return a reader's result, or None if it refuses with one printable line.  Any other exception is a failure.
 
-    TimeoutError where it hangs.
+    TimeoutError if the reader hangs.
     """
 
     def hangs(*_: Any) -> None:
@@ -132,12 +132,12 @@ def answer_of(reader: Callable[[], Any]) -> Any:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert text.strip()
-    assert not CONTROL.search(text), text  # one line, in UTF-8, and no cursor moves
+    assert not CONTROL.search(text), text  # one line of UTF-8 without control characters
     return None
 
 
 def bounded_answer_of(reader: Callable[[], Any], size: int) -> Any:
-    """``answer_of``, where the reader may allocate 50 times ``size`` bytes and 5 MB."""
+    """``answer_of`` for a reader that may allocate 50 times ``size`` bytes plus 5 MB."""
     tracemalloc.start()
     try:
         found = answer_of(reader)

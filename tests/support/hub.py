@@ -2,13 +2,14 @@
 
 It speaks the part of the hub's HTTP API that the locked clients use (huggingface_hub 2.4.0, datasets 5.2.0):
 ``/api/{models,datasets}/...`` (info, revision, tree in pages) and ``resolve``.  Large files (``LFS``) are redirected to
-a second server, as the hub does to its storage, which knows ``Range``.  Nothing has an ``xetHash``: Xet is never used.
+a second server, as the hub redirects to its storage; this server supports ``Range``.  No file has an ``xetHash``, so
+that Xet is never used.
 
 Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``cut_once``
 (the connection breaks in a file).  Clients find it by ``HF_ENDPOINT``, which they read when they are imported.
 
-Unlike the hub it names its reason for a repository that is not there to anonymous clients too (``X-Error-Code``), since
-the client takes a bare 401 for that answer from https only.
+Unlike the hub, it also tells anonymous clients that a repository does not exist (``X-Error-Code``): the client
+understands a bare 401 in this way only over https.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from tests.support import ROOT
 
 LFS = (".safetensors", ".parquet", ".gguf", ".gz", ".bin", ".pth", ".tar")
 PAGE = 4
-"""Entries of one page of a listing; the hub's is 1,000."""
+"""Entries per page of a listing; the hub has 1,000."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for."""
+    """A client's request."""
 
     method: str
     path: str
@@ -85,12 +86,12 @@ class Hub:
             server.server_close()
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
-        """Variables of a client with a cache of its own that meets this hub and no other."""
+        """Return environment variables for a client with its own cache that uses this hub only."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         return {**inherited, "HF_ENDPOINT": self.url, "HF_HOME": str(home), "NO_PROXY": "*", **more}
 
     def add(self, kind: str, name: str, files: Mapping[str, bytes | str], ref: str = "main") -> str:
-        """A repository's revision; returns its commit."""
+        """Add a revision of a repository; return its commit."""
         contents = {path: data.encode() if isinstance(data, str) else data for path, data in files.items()}
         commit = hashlib.sha1(repr((kind, name, ref, sorted(contents.items()))).encode()).hexdigest()
         repo = self.repos.setdefault((kind, name), Repo(kind, name))
@@ -99,16 +100,16 @@ class Hub:
         return commit
 
     def asked(self, part: str, method: str = "GET") -> list[Request]:
-        """The requests of a method whose path holds ``part``."""
+        """Return the requests with this method whose path contains ``part``."""
         return [each for each in self.requests if part in each.path and each.method == method]
 
     def fetched(self) -> list[str]:
-        """The files whose contents were asked for, in order of their names, without their repository's."""
+        """Return the sorted names of the files whose contents were requested, without the repository's name."""
         pages = [unquote(each.path) for each in self.asked("/resolve/")]
         return sorted(path.partition("/resolve/")[2].partition("/")[2] for path in pages)
 
     def cut_once(self, data: bytes, after: int) -> None:
-        """The connection breaks when ``after`` bytes of this large file have been sent, the next time."""
+        """Break the connection once, after ``after`` bytes of this large file have been sent."""
         self.cut[sha256(data)] = after
 
 
@@ -142,14 +143,14 @@ def listing(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[di
 
 
 def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
-    """The requests of one of the two servers."""
+    """Return the request handler of one of the two servers."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = 60
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Print nothing."""
 
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -166,7 +167,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
         do_HEAD = do_POST = do_GET  # noqa: N815
 
         def answer(self) -> None:
-            """What the hub says: an API call, a file, or that there is nothing."""
+            """Answer an API call, send a file, or report that it does not exist."""
             parts = [each for each in urlsplit(self.path).path.split("/") if each]
             if parts[:1] == ["api"] and parts[1:2] in (["models"], ["datasets"]):
                 kind, rest, api = parts[1], parts[2:], True
@@ -195,7 +196,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 self.resolve(repo, tail[1], "/".join(tail[2:]), files)
 
         def describe(self, repo: Repo, tail: list[str], files: dict[str, bytes]) -> None:
-            """An answer of the API."""
+            """Answer an API call about a repository."""
             what = tail[0] if tail else "revision"
             revision = tail[1] if len(tail) > 1 else "main"
             query = parse_qs(urlsplit(self.path).query)
@@ -212,7 +213,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 self.reply(about if "expand" in query else {**about, **more})
 
         def tree(self, files: dict[str, bytes], folder: str, query: dict[str, list[str]]) -> None:
-            """One page of a listing."""
+            """Send one page of a listing."""
             found = listing(files, folder, query.get("recursive", ["false"])[0].lower() == "true")
             first = int(query.get("cursor", ["0"])[0])
             page, more = found[first : first + PAGE], {}
@@ -223,7 +224,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             self.reply(page, 200, more)
 
         def resolve(self, repo: Repo, revision: str, path: str, files: dict[str, bytes]) -> None:
-            """A file, or where it lies."""
+            """Send a file, or a redirection to it."""
             about = {"X-Repo-Commit": repo.refs.get(revision, revision), "Accept-Ranges": "bytes"}
             if path not in files:
                 self.fail(404, "EntryNotFound", "Entry not found", about)
@@ -235,7 +236,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 self.send_file(files[path], {**about, "ETag": f'"{git_oid(files[path])}"'}, path)
 
         def send_file(self, data: bytes, headers: dict[str, str], path: str) -> None:
-            """A file's bytes, or the range that was asked for; cut off where that is wanted."""
+            """Send a file's bytes, or the requested range; truncated if the test requires it."""
             low, _, high = (self.headers.get("Range") or "").removeprefix("bytes=").partition("-")
             first, last = int(low or 0), min(int(high or len(data)), len(data) - 1)
             part = data[first : last + 1]
@@ -247,12 +248,12 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             self.close_connection = keep is not None
 
         def fail(self, status: int, code: str, text: str, headers: dict[str, str] | None = None) -> None:
-            """An error as the hub words it."""
+            """Send an error in the hub's words."""
             named = {"X-Error-Code": code} if code else {}
             self.reply({"error": text}, status, {**named, "X-Error-Message": text, **(headers or {})})
 
         def reply(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-            """A JSON answer."""
+            """Send a JSON answer."""
             data = json.dumps(content).encode()
             about = {"Content-Type": "application/json", "Content-Length": str(len(data))}
             self.begin(status, about | (headers or {}))
@@ -299,17 +300,17 @@ class Watch:
 
 
 def copy(screen: int, file: int) -> None:
-    """What is drawn on a terminal goes into a file, until its program ends."""
+    """Copy the output on a terminal into a file, until the terminal's program ends."""
     with suppress(OSError):
         while data := os.read(screen, 65536):
             os.write(file, data)
 
 
 class Client:
-    """A process with a cache of its own in ``home``, which meets the hub as a user's does; a context manager.
+    """A process with its own cache in ``home`` that uses the hub as a user's process does; a context manager.
 
-    One process answers many questions, since importing the clients takes seconds.  Its standard error is in ``said``;
-    ``terminal``: that is a terminal for it, where bars are drawn.
+    One process runs many snippets, because importing the clients takes seconds.  ``said`` has its standard error;
+    ``terminal``: standard error is a terminal, so that progress bars are drawn.
     """
 
     def __init__(self, hub: Hub, home: Path, *, terminal: bool = False, **variables: str) -> None:
@@ -332,11 +333,11 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()  # an orderly end of all that datasets imports took 6 s
+        self.process.kill()  # a normal exit, with all modules of datasets, took 6 s
         self.process.wait()
 
     def answer(self, code: str) -> dict[str, Any]:
-        """What became of some lines of Python: the ``value`` that they set, or their error."""
+        """Run some lines of Python; return the ``value`` that they set, or their error."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.hub.requests.clear()
@@ -347,13 +348,13 @@ class Client:
         return found
 
     def run(self, code: str) -> Any:
-        """The ``value`` that some lines of Python set."""
+        """Run some lines of Python; return the ``value`` that they set."""
         answer = self.answer(code)
         assert "error" not in answer, answer
         return answer["value"]
 
     def refusal(self, code: str) -> str:
-        """The one line of the InputError that some lines of Python raise."""
+        """Run some lines of Python; return the one line of the InputError that they raise."""
         answer = self.answer(code)
         assert answer.get("kind") in ("InputError", "HubAwayError"), answer
         assert len(answer["error"].splitlines()) == 1
@@ -361,5 +362,5 @@ class Client:
 
     @property
     def asked(self) -> list[Request]:
-        """The requests of the last question."""
+        """Return the requests of the last run of ``answer``."""
         return self.hub.requests

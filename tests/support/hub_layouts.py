@@ -1,11 +1,11 @@
-"""The data sets behind compare_q's known names as they lie on the hub, with tiny contents.
+"""The data sets of compare_q's known names with their layout on the hub, with tiny contents.
 
 The layouts (file names and the YAML of the cards) were read in November 2026 on the cards of:
 
 - Salesforce/wikitext, commit b08601e04326c79dfdd32d625aee71d232d685c3;
 - ptb-text-only/ptb_text_only and code-search-net/code_search_net, which are loading scripts with a parquet copy in
-  ``refs/convert/parquet`` (commit 4ba6f7a48afb0ae5a8713c7d214561dff8a11c57); that the latter has
-  ``{config}/{split}/0000.parquet`` is what the hub's converter writes;
+  ``refs/convert/parquet`` (commit 4ba6f7a48afb0ae5a8713c7d214561dff8a11c57); the path of the copy,
+  ``{config}/{split}/0000.parquet``, is the one that the hub's converter writes;
 - allenai/c4, with eight validation and 1,024 training files;
 - HuggingFaceH4/ultrachat_200k, HuggingFaceH4/no_robots, HuggingFaceTB/smoltalk (the sets of ``eval/spec/chat_*.json``);
 - HuggingFaceFW/fineweb and fineweb-edu.
@@ -36,7 +36,7 @@ def parquet(rows: Sequence[Any], column: str = "text") -> bytes:
 
 
 def add(hub: Hub, name: str, files: dict[str, bytes], splits: dict[str, dict[str, str]]) -> None:
-    """A data set whose card names the files of each configuration's splits."""
+    """Add a data set whose card names the files of each configuration's splits."""
     text = "---\nconfigs:\n"
     for config, paths in splits.items():
         text += f"- config_name: {config}\n  data_files:\n"
@@ -45,7 +45,7 @@ def add(hub: Hub, name: str, files: dict[str, bytes], splits: dict[str, dict[str
 
 
 def rows(name: str, split: str = "test") -> list[str]:
-    """Three rows that say whose they are; the second one is blank, as in WikiText."""
+    """Return three rows with the name of their data set; the second one is blank, as in WikiText."""
     return [f" = {name} {split} = \n", "", f"The second paragraph of {name} {split}.\n"]
 
 
@@ -57,7 +57,7 @@ def add_wikitext(hub: Hub) -> None:
 
 
 def add_scripts(hub: Hub) -> None:
-    """Those that are still loading scripts, with the hub's parquet copies of them."""
+    """Add the data sets that are still loading scripts, with the hub's parquet copies."""
     code = {s: parquet([f"def {s}_{i}(): pass" for i in range(1200)], "whole_func_string") for s in SPLITS}
     copies = {
         "ptb-text-only/ptb_text_only": {
@@ -72,7 +72,7 @@ def add_scripts(hub: Hub) -> None:
 
 
 def add_c4(hub: Hub) -> None:
-    """Of the training files nine are enough for a listing of pages."""
+    """Add C4; nine training files are enough for a listing of several pages."""
     files = {}
     counts = {"en": {"train": 1024, "validation": 8}, "realnewslike": {"train": 512, "validation": 1}}
     for config, split, count in ((c, s, n) for c, splits in counts.items() for s, n in splits.items()):
@@ -93,7 +93,7 @@ def add_fineweb(hub: Hub) -> None:
 
 
 def add_chats(hub: Hub) -> None:
-    """Each conversation of the two says whose it is; other splits hold none that could be read."""
+    """Add data sets of two conversations, which contain the name of their data set; other splits cannot be read."""
     chats = {
         "HuggingFaceH4/ultrachat_200k": ("default", "data", ("test_sft", "train_sft", "test_gen", "train_gen")),
         "HuggingFaceH4/no_robots": ("default", "data", ("test", "train")),
@@ -107,6 +107,6 @@ def add_chats(hub: Hub) -> None:
 
 
 def add_all(hub: Hub) -> None:
-    """All of them."""
+    """Add all data sets."""
     for each in (add_wikitext, add_scripts, add_c4, add_fineweb, add_chats):
         each(hub)

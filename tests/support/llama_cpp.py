@@ -1,4 +1,4 @@
-"""llama.cpp for tests: where it is needed, and the toy model loaded in it."""
+"""llama.cpp for tests: a mark for tests that need it, and the toy model loaded in it."""
 
 from __future__ import annotations
 

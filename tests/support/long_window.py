@@ -1,7 +1,7 @@
-"""What a window of a toy takes of memory, in a process of its own: ``python -m tests.support.long_window ...``.
+"""The memory that scoring a toy's window takes, in a separate process: ``python -m tests.support.long_window ...``.
 
-The window is recorded as a reference and compared with it by one thread, in pieces much smaller than compare_q's own,
-so that a small model shows what a large one would.
+The window is recorded as a reference and compared with it by one thread, in chunks much smaller than compare_q's own,
+so that a small model behaves like a large one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.toy import planned
 
 VOCAB, SHORT, LONG = 16_384, 512, 4_096
 LOGITS = (LONG - SHORT) * VOCAB * 4
-"""Bytes by which the logits of the long window are larger, 235 MB in float32."""
+"""Additional bytes of the long window's logits, compared with the short window: 235 MB in float32."""
 
 
 def growth(load_fn: str, model: Path) -> int:
-    """Bytes by which a process that scores the long window is larger at its peak than one with the short window."""
+    """Return the difference in peak memory (bytes) between a process with the long window and one with the short."""
     command = [sys.executable, "-m", __name__, load_fn, str(model)]
     short, long = (
         int(subprocess.run([*command, str(length)], stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True).stdout)

@@ -1,4 +1,4 @@
-"""RunResult made by hand, small enough to work out every number that is printed of them."""
+"""RunResult objects made by hand, small enough to compute every printed number by hand."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GIVEN = (
     "reference", "windows", "load_seconds", "score_seconds", "timing", "from_cache", "error", "spec", "spec_sha256",
     "scores_key", "scores_digest", "notes", "provenance", "worst_tokens", "estimates", "memory",
 )  # fmt: skip
-"""Fields of a row that do not follow from others."""
+"""Fields of a row that are not computed from other fields."""
 
 
 def replace(found: Any, **changes: Any) -> Any:
-    """A copy with other values of some fields; a row's flat fields are filled anew."""
+    """Return a copy with other values of some fields; the computed fields of a row are computed again."""
     if isinstance(found, ModelResult):
         changes.setdefault("storage", storage_of(found))
         given = {"label": found.label, "engine": found.engine, **{name: getattr(found, name) for name in GIVEN}}
@@ -30,7 +30,7 @@ def replace(found: Any, **changes: Any) -> Any:
 
 
 def storage_of(row: ModelResult) -> Storage:
-    """The size of which a row was made."""
+    """Return the ``Storage`` from which a row was made."""
     return Storage(row.bpw_layer, row.bpw_head, row.vram_bits, row.storage_note or "", row.file_bytes)
 
 
@@ -117,11 +117,11 @@ def with_sums(model: Any, **keys: Any) -> ModelResult:
 
 
 def raw_of(run: RunResult, command: Sequence[str] = ()) -> dict[str, Any]:
-    """What results.json has of a run."""
+    """Return the content of a run's results.json."""
     return json.loads(run.with_origin(command).json_text())
 
 
 def read_back(raw: Any, folder: Path) -> RunResult:
-    """The run of a results.json with this content."""
+    """Return the run from a results.json with this content."""
     (folder / "r.json").write_text(json.dumps(raw))
     return RunResult.read(folder / "r.json")

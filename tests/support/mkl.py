@@ -1,4 +1,4 @@
-"""Which CPU the MKL inside torch has found, read from the variable that it keeps it in."""
+"""The CPU type that the MKL inside torch has detected, read from MKL's own variable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECTION, SYMBOL = np.dtype("u4,u4,u8,u8,u8,u8,u4,u4,u8,u8"), np.dtype("u4,u1,u1,
 
 
 def address() -> int | None:
-    """Where the variable is in the library; None if this torch has none of that name."""
+    """Return the address of the variable in the library; None if this torch has no variable of this name."""
     if not LIBRARY.exists():
         return None
     content = np.memmap(LIBRARY, np.uint8, "r")
@@ -33,7 +33,7 @@ def address() -> int | None:
 
 
 def cpu_type() -> int:
-    """-1 before MKL has looked for the CPU."""
+    """Return MKL's number of the CPU type; -1 before MKL has detected it."""
     begin = min(int(line.split("-")[0], 16) for line in Path("/proc/self/maps").read_text().splitlines()
                 if line.endswith(LIBRARY.name))  # fmt: skip
     at = address()

@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 MODULE = b"compare_q.backends.worker.engine_process"
-"""What an engine process runs."""
+"""The module that an engine process runs."""
 
 
 def processes_of(cache: Path) -> list[int]:
-    """Engine processes and workers of the runs that use this cache, in the order of their numbers."""
+    """Return the process ids of engine processes and workers of runs that use this cache, in ascending order."""
     found = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
@@ -23,27 +23,27 @@ def processes_of(cache: Path) -> list[int]:
 
 
 def workers_of(cache: Path) -> list[int]:
-    """Those of them that an engine process has forked."""
+    """Return the process ids of the workers that an engine process of such runs has forked."""
     found = processes_of(cache)
     return [number for number in found if parent_of(number) in found]
 
 
 def parent_of(number: int) -> int | None:
-    """The process that has started another one; None if there is no such process."""
+    """Return the id of a process's parent; None if the process does not exist."""
     with suppress(OSError):
         return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
     return None
 
 
 def runs(number: int) -> bool:
-    """Whether a process runs; one that ended and that nobody has asked about does not."""
+    """True if a process runs; False for a process that has ended but was not waited for."""
     with suppress(FileNotFoundError):
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
 
 
 def wait_until(true: Callable[[], object], seconds: float = 300.0) -> None:
-    """Wait for something to come true; AssertionError if it does not."""
+    """Wait until ``true()`` is true; AssertionError after ``seconds``."""
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, "waited in vain"

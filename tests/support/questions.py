@@ -1,4 +1,4 @@
-"""Small tasks of lm-eval in local files, and the windows that their questions become."""
+"""Small tasks of lm-eval in local files, and the windows of their questions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from compare_q.eval.text.tokens import Requests
 def model_class(kind: str) -> Any:
     """lm-eval's class for models in Transformers ("hf") or in vLLM.
 
-    It asks for the version of the distribution ``vllm``, which vLLM's CPU build does not have.
+    Its vLLM class reads the version of the distribution ``vllm``, which vLLM's CPU build does not have.
     """
     if kind == "hf":
         from lm_eval.models.huggingface import HFLM
 
         return HFLM
     import vllm
-    from vllm.platforms import current_platform  # vLLM looks at its own version to find the platform, once
+    from vllm.platforms import current_platform  # vLLM reads its own version once, to find the platform
 
     assert current_platform.device_type
     known = metadata.version
@@ -33,5 +33,5 @@ def model_class(kind: str) -> Any:
 
 
 def requests(question: Any, right: Any, chars: Any) -> Requests:
-    """Requests of which only these columns count: all [W]."""
+    """Return ``Requests`` in which only these columns [W] matter."""
     return Requests(question, np.zeros(len(question), np.int32), right, chars, "odd", 0)

@@ -1,4 +1,4 @@
-"""Windows and token scores at random."""
+"""Random windows and token scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compare_q.backends.scoring.segments import COLUMNS
 
 
 def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]:
-    """Windows of 2 to ``longest`` tokens, scored to their end; in every other one ranges before it are scored too."""
+    """Return windows of 2 to ``longest`` tokens that are scored at the end, every other one also in earlier ranges."""
     rng = np.random.default_rng(seed)
     made = []
     for index in range(count):
@@ -26,7 +26,7 @@ def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]
 
 
 def random_scores(window: Window, names: Iterable[str] = COLUMNS, seed: int = 0) -> TokenScores:
-    """Scores in all of float32: NaN of any payload, infinities, subnormal numbers and zeros of both signs."""
+    """Return scores from the whole range of float32: NaN with any payload, infinities, subnormals, signed zeros."""
     rng = np.random.default_rng([seed, window.index])
     columns = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""RunResult of several texts made by hand: a KLD and a perplexity for each model and text, and nothing random."""
+"""RunResult objects of several texts, made by hand: a fixed KLD and perplexity for each model and text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.made import replace, run_result, text_result
 from tests.support.questions import requests
 
 BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)
-"""Five blocks: errors come from four waves, and 95 % intervals reach 2.776 errors far."""
+"""Five blocks: errors are estimated from four cosines, and 95 % intervals are +- 2.776 errors."""
 NAMES = ("wiki2", "c4", "chat")
 KLDS: Mapping[str, Sequence[float | None]] = {
     "bf16": (None, None, None),
@@ -25,12 +25,12 @@ KLDS: Mapping[str, Sequence[float | None]] = {
     "EXL3 4.0": (0.05, 0.02, 0.08),
     "GGUF Q4_K": (0.04, 0.04, 0.01),
 }
-"""Of each label, for each text; the reference has none."""
+"""Label -> KLD for each text; None for the reference."""
 SIZES = {"bf16": 16.0, "noise": 16.0, "EXL3 4.0": 4.0, "GGUF Q4_K": 4.5}
 
 
 def model_of(label: str, kld: float | None, *, error: str = "", reference: bool = True) -> ModelResult:
-    """A model with that mean KLD, its error a tenth of it, and a perplexity of 20 * (1 + KLD), its error 2."""
+    """Return a model with mean KLD ``kld`` (error: a tenth) and a perplexity of 20 * (1 + KLD) (error: 2)."""
     if error:
         return ModelResult.of(label, "fake", error=error)
     spec = {"noise_floor": True} if label == "noise" else {}
@@ -47,7 +47,7 @@ def model_of(label: str, kld: float | None, *, error: str = "", reference: bool 
 
 
 def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, reference: bool = True) -> TextResult:
-    """The result of text number ``place`` of ``KLDS``; ``failed``: why a model has none of it, by its label."""
+    """Return the result of text number ``place`` of ``KLDS``; ``failed``: label -> error of a model that failed."""
     models = tuple(
         model_of(label, klds[place], error=(failed or {}).get(label, ""), reference=reference)
         for label, klds in KLDS.items()
@@ -57,19 +57,19 @@ def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, r
 
 
 def three(**failed: Mapping[str, str]) -> RunResult:
-    """Three texts; by a text's name why models have no result of it."""
+    """Return a run of three texts; ``failed``: name of a text -> label -> error."""
     return run_result(tuple(text_of(name, i, failed=failed.get(name)) for i, name in enumerate(NAMES)))
 
 
 def with_failed_text(result: RunResult, name: str, error: str) -> RunResult:
-    """The results, but that a text failed."""
+    """Return the results with one failed text."""
     return replace(result, texts=tuple(text_result(name, error=error) if t.name == name else t for t in result.texts))
 
 
 def with_answers(text: TextResult, **right: str) -> TextResult:
-    """The text as answers to questions of two answers each; ``right``: a digit for each question, by a model's label.
+    """Return the text as questions with two answers each; ``right``: label -> one digit per question.
 
-    Underscores stand for spaces of the label.  "?": no answer of that question has a finite log-probability.
+    Underscores in a label stand for spaces.  "?": no answer to the question has a finite log-probability.
     """
     reference = next((model.label for model in text.models if model.reference), None)
     found = []

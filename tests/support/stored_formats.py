@@ -1,4 +1,4 @@
-"""One matrix in every format that is known, with its stored bits and weights worked out by hand."""
+"""One matrix in every known format, with its stored bits and weights computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NF4_STATE = b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape
 
 @dataclass(frozen=True)
 class Case:
-    """One matrix: its tensors by part, the bits and weights that count, and what the configs say.
+    """One matrix: its tensors by part, the bits and weights that count, and the entries of the configs.
 
     ``values``: the bytes of tensors that are not zeros.
     """
@@ -61,13 +61,13 @@ CASES = {
     "int4 g32": Case(W4, 18432, 4096, values=packed(64, 64)),
     # 8 x 256 in groups of 128: 8 * 32 words = 8,192, 16 scales = 256: 4.125
     "int4 g128": Case(words(8, 32, 2), 8448, 2048, values=packed(8, 256)),
-    # 8 x 64 at 8 bits, a scale a row: 8 * 16 words = 4,096, 8 scales = 128: 8.25
+    # 8 x 64 at 8 bits, one scale per row: 8 * 16 words = 4,096, 8 scales = 128: 8.25
     "int8 packed": Case(words(8, 16, 1), 4224, 512, values=packed(8, 64)),
-    # zero points, eight a word along the outputs: 8 * 2 words = 512 on top of 18,432: 4.625
+    # zero points, eight per word along the outputs: 8 * 2 words = 512 on top of 18,432: 4.625
     "int4 asymmetric": Case({**W4, "weight_zero_point": ("I32", 8, 2)}, 18944, 4096, values=packed(64, 64)),
     # activation order: 64 indices of 32 bits = 2,048 on top of 18,432: 5.0
     "int4 act order": Case({**W4, "weight_g_idx": ("I32", 64)}, 20480, 4096, values=packed(64, 64)),
-    # 4 x 12 fills a word and a half a row: 8 words = 256, 4 scales = 64, for 48 weights and not 64; shape in int32
+    # 4 x 12 fills 1.5 words per row, stored as 2: 8 words = 256, 4 scales = 64, for 48 weights, not 64; shape in int32
     "int4 odd": Case({**words(4, 2, 1), "weight_shape": ("I32", 2)}, 320, 48,
                      values={"weight_shape": struct.pack("<2i", 4, 12)}),
     # 16 x 32: 256 bytes = 2,048, 32 scales of 8 = 256, one of 32: 4.5625; the same with activations in NVFP4
@@ -90,17 +90,17 @@ CASES = {
     # modelopt: FP8 256 and one scale of 32: 9.0; NVFP4 as above
     "modelopt fp8": Case({**FP8, "k_scale": ("F32",), "v_scale": ("F32",)}, 288, 32),
     "modelopt nvfp4": Case({**MODELOPT, "input_scale": ("F32",), "k_scale": ("F32",)}, 2336, 512),
-    # its AWQ divides weights by a factor an input, in 32 * 16 = 512 bits
+    # its AWQ divides weights by one factor per input, in 32 * 16 = 512 bits
     "modelopt nvfp4 awq": Case({**MODELOPT, "pre_quant_scale": ("BF16", 32)}, 2848, 512),
     # GPTQ, 64 x 64 in groups of 32: 16,384 + 16 * 32 + 128 * 16 + 64 * 32: 5.125
     "gptq 4": Case(gptq(8, 64, (2, 8), 64), 20992, 4096, {"bits": 4}),
-    # 64 x 16, 2 bits: 4 * 16 words = 2,048, 32, 16 * 16 = 256, 2,048: 4.28125; the config speaks of other layers
+    # 64 x 16, 2 bits: 4 * 16 words = 2,048, 32, 16 * 16 = 256, 2,048: 4.28125; the config names other layers
     "gptq 2": Case(gptq(4, 16, (1, 1), 64), 4384, 1024, {"bits": 4, "dynamic": {"q_proj": {"bits": 2}}}),
     # 64 x 32, 3 bits: 32 weights in 3 words: 6 * 32 = 192 words = 6,144; 2 * 3 = 192, 64 * 16 = 1,024, 2,048: 4.59375
     "gptq 3": Case(gptq(6, 32, (2, 3), 64), 9408, 2048, {"bits": 4}),
     # 32 x 16, 8 bits: 8 * 16 words = 4,096, 128, 256, and no indices: 8.75
     "gptq 8": Case(gptq(8, 16, (1, 4), 0), 4480, 512, {"bits": 4}),
-    # 3 * 8 words = 768 and 8 scales = 128 for 256 weights, as nothing but the config can tell: 3.5
+    # 3 * 8 words = 768 and 8 scales = 128 for 256 weights, which only the config states: 3.5
     "gptq bare": Case({"qweight": ("I32", 3, 8), "scales": ("F16", 1, 8)}, 896, 256, {"bits": 3}),
     # AWQ, 64 x 64 in groups of 32: 16,384 + 512 + 2,048: 4.625
     "awq": Case(AWQ, 18944, 4096, {"quant_method": "awq", "w_bit": 4}),
@@ -110,7 +110,7 @@ CASES = {
     "nf4 nested": Case(
         {**NF4, "weight.absmax": ("U8", 30), "weight.nested_absmax": ("F32", 1),
         "weight.nested_quant_map": ("F32", 256)}, 16656, 1920, values=STATE),
-    # bytes in pairs that pass for bf16, for FSDP
+    # pairs of bytes stored as bf16, for FSDP
     "nf4 as bf16": Case({**NF4, "weight": ("BF16", 480, 1)}, 9152, 1920, values=STATE),
     # 256 and 8 scales of 32: 16.0
     "bitsandbytes int8": Case({"weight": ("I8", 8, 4), "SCB": ("F32", 8), "weight_format": ("U8",)}, 512, 32),
@@ -126,7 +126,7 @@ CASES = {
     "exl3 signs": Case(
         {"trellis": ("I16", 8, 16, 64), "su": ("I16", 8), "sv": ("I16", 16), "mcg": ("I32",)},
         131488, 19200, EXL3, SIZES),
-    # a layer it left at 16 bits is padded all the same: 256 * 128 * 16; one that is not padded: 3 * 128 * 16
+    # a layer left at 16 bits is padded too: 256 * 128 * 16; a layer that is not padded: 3 * 128 * 16
     "exl3 unquantized": Case({"weight": ("F16", 256, 128)}, 524288, 19200, EXL3, SIZES),
     "exl3 unpadded": Case({"weight": ("F16", 3, 128)}, 6144, 384, EXL3, SIZES),
 }  # fmt: skip

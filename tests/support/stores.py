@@ -31,7 +31,7 @@ def record(
     folder: Path, windows: Iterable[int], *, weight: torch.Tensor = WEIGHT, bias: torch.Tensor | None = None,
     head: Head | None = None, closed: bool = True, seed: int = 0, identity: Mapping[str, Any] = IDENTITY,
 ) -> None:  # fmt: skip
-    """One process's share: windows of states [3, H], those of ``numbers`` with the window as seed, and this head."""
+    """Record the windows of one process: states [3, H] from ``numbers`` with the window as seed, and this head."""
     begin(folder, identity)
     recorder = Recorder(folder, "states")
     for window in windows:
@@ -44,19 +44,19 @@ def store_of(
     folder: Path, weight: torch.Tensor, bias: torch.Tensor | None = None, *, windows: int = 2, head: Head | None = None,
     identity: Mapping[str, Any] = IDENTITY,
 ) -> Reader:  # fmt: skip
-    """A store of windows and a head, as ``record`` makes them."""
+    """Return a sealed store of windows and a head from ``record``."""
     record(folder, range(windows), weight=weight, bias=bias, head=head, identity=identity)
     seal(folder, identity, windows)
     return Reader(folder)
 
 
 def state_store(folder: Path, windows: int = 2) -> Reader:
-    """A store of states [3, 4] a window, and a head of 300 entries."""
+    """Return a store with states [3, 4] for each window, and a head of 300 entries."""
     return store_of(folder, WEIGHT, windows=windows)
 
 
 def recorded(engine: Engine, windows: list[Window], folder: Path) -> Path:
-    """The store, in ``folder / "store"``, of the states or logits of an engine that is loaded."""
+    """Record a loaded engine's states or logits in ``folder / "store"``; return the store's path."""
     store = folder / "store"
     store.mkdir()
     list(engine.score(windows, ScoreRequest(record=store)))
@@ -65,6 +65,6 @@ def recorded(engine: Engine, windows: list[Window], folder: Path) -> Path:
 
 
 def window_of(folder: Path, window: int) -> Path:
-    """The one file of a window."""
+    """Return the only file of a window."""
     (file,) = folder.glob(f"row.{window:06d}.*")
     return file

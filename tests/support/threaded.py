@@ -1,4 +1,4 @@
-"""Workers in threads of this process, which do what a worker does, note it, and die where a test says so."""
+"""Workers in threads of this process: they work as real workers, record their steps, and die if a test requires it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.support.processes import wait_until
 H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
 LOADING = threading.Lock()
 Step = tuple[str, str]
-"""(label of a model, type of a job), or (label, type + " done") once a worker is about to say that it has done it."""
+"""(label of a model, type of a job), or (label, type + " done") before a worker reports that the job is done."""
 
 
 @dataclass
 class Told:
-    """What the workers of a run were told, in order.  ``fails``: steps that fail once, "dies", or
-    as often as "lost " stands there.
+    """The jobs that the workers of a run received, in order.  ``fails``: steps that fail once ("dies"), or once per
+    "lost " in the text.
 
-    ``first``: what must have come before a step is done, so that a test knows what happens at the same time;
-    ``may_score``: nothing is scored before this is so.
+    ``first``: step -> step for which it waits, so that a test knows which steps overlap; ``may_score``: scoring waits
+    for this event.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -48,11 +48,11 @@ class Told:
         return [step for name, step in self.steps if name == label and not step.endswith(" done")]
 
     def before(self, one: Step, other: Step) -> bool:
-        """Whether one step came before another one."""
+        """True if one step came before another one."""
         return self.steps.index(one) < self.steps.index(other)
 
     def await_first(self, step: Step) -> None:
-        """Wait for what must come before a step."""
+        """Wait for the step that must come before this step."""
         wait_until(lambda: step not in self.first or self.first[step] in self.steps, 600)
 
 
@@ -85,19 +85,19 @@ class ThreadedWorker:
         return returned
 
     def kill(self) -> None:
-        """It has nothing that could be ended."""
+        """Do nothing: a thread cannot be killed."""
 
     def close(self) -> None:
         self.server.close()
 
 
 def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0) -> Told:
-    """Runs have such workers from now on, on a machine with so many GPUs; returns what they will be told."""
+    """Make runs use such workers, on a machine with ``gpus`` GPUs; return the record of their jobs."""
     told = Told()
     monkeypatch.setattr(machine, "gpus", lambda: tuple(H200[:gpus]))
     monkeypatch.setattr(workers, "in_process", lambda: False)
     monkeypatch.setattr(Workers, "create", lambda self, model: ThreadedWorker(model, told))
     monkeypatch.setattr(Workers, "import_ahead", lambda self, model, verbose: None)
-    monkeypatch.setattr(worker, "keep_to_share", lambda *_: None)  # it would be this process that stays there
+    monkeypatch.setattr(worker, "keep_to_share", lambda *_: None)  # it would restrict this process
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return told

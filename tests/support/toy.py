@@ -1,4 +1,4 @@
-"""The toy model that every engine runs: its tokenizer, windows and specs, what a run says, and brute force."""
+"""The toy model that every engine runs: its tokenizer, windows and specs, the outcome of a run, and brute force."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from compare_q.backends.common.errors import InputError
 TOY_VOCAB = 320
 TOY_CONTEXT = 256
 
-# Against float64: float32 matrix products are float32 on a CPU, and TF32 on a GPU (0.037 of a log-probability and 0.12
-# of a logit seen on an H200).  Two batches of one engine differ by the order of additions only.
+# Tolerances for comparisons with float64: float32 matrix products are TF32 on a GPU (on an H200, log-probabilities were
+# off by up to 0.037 and logits by 0.12).  Two batches of one engine differ only by the order of additions.
 GPU = torch.cuda.is_available()
 ATOL_LOGPROB, ATOL_LOGIT, ATOL_BATCH = (0.1, 0.3, 1e-3) if GPU else (2e-4, 2e-4, 1e-5)
 
 
 needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
-"""For tests on the files of a model in Transformers: without accelerate that engine is refused before they are read."""
+"""For tests that read a model's files in Transformers: without accelerate, the engine is refused before that."""
 PROGRESS = ("tokenizing ", "checking reference ", "reading ")
-"""How lines of progress begin that may stand before a refusal."""
+"""Beginnings of progress lines that may precede a refusal."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command line did."""
+    """The outcome of a command line."""
 
     status: int
     out: str
@@ -58,7 +58,7 @@ def planned(
     label: str, load_fn: str, model_dir: str, max_tokens: int, options: Mapping[str, Any] | None = None,
     override_tensors: tuple[Path, ...] = (), **more: Any,
 ) -> PlannedModel:  # fmt: skip
-    """A model whose engine is the one that has this ``load_fn``."""
+    """Return a ``PlannedModel`` with the engine of this ``load_fn``."""
     having = (name for name, engine in backends.engines() if load_fn in engine.capabilities.load_fns)
     return PlannedModel(
         label=label, engine=next(having, load_fn), load_fn=load_fn, model_dir=model_dir, max_tokens=max_tokens,
@@ -67,7 +67,7 @@ def planned(
 
 
 def assert_refused(ran: Ran, *parts: str) -> None:
-    """A command line ended with exit status 2 and one line of error that holds every part; no model was loaded."""
+    """Assert exit status 2 and one line of error that contains every part, and that no model was loaded."""
     assert ran.status == 2, ran.out + ran.err
     (line,) = [line for line in ran.err.splitlines() if not line.startswith(PROGRESS)]
     assert line.startswith("error: ")
@@ -78,7 +78,7 @@ def assert_refused(ran: Ran, *parts: str) -> None:
 
 
 def refusal(function: Callable[..., object], *arguments: Any, **keys: Any) -> str:
-    """The text of the InputError that a call raises, which is one line."""
+    """Return the text, one line, of the InputError that a call raises."""
     with pytest.raises(InputError) as caught:
         function(*arguments, **keys)
     text = str(caught.value)
@@ -87,7 +87,7 @@ def refusal(function: Callable[..., object], *arguments: Any, **keys: Any) -> st
 
 
 def save_toy_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer: one token a byte, ids 0 to 255, one special token, 256, and a chat template."""
+    """Save a byte-level tokenizer: one token per byte, ids 0 to 255, one special token, 256, and a chat template."""
     template = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}{{ 'a:' }}"
     write_tokenizer(folder, chat_template=template)
 
@@ -101,8 +101,8 @@ def swap_letters(folder: Path) -> None:
 
 
 def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
-    """A two-layer Llama with random weights, untied head, bf16, context 256, and its tokenizer; ``keys`` of its config
-    replace others.  ``family``: another of Transformers' classes."""
+    """Save a two-layer Llama with random weights, untied head, bf16, context 256, and its tokenizer.  ``keys`` replace
+    keys of its config; ``family``: another class of Transformers."""
     import transformers
 
     torch.manual_seed(0)
@@ -126,13 +126,13 @@ def toy_windows(count: int = 4, length: int = 100, first: int = 1) -> list[Windo
 
 
 def with_gaps(window: Window) -> Window:
-    """The same tokens, of which only some ranges are scored, as in a conversation; the last token is not."""
+    """Return a window with the same tokens in which only some ranges, without the last token, are scored."""
     length = len(window.token_ids)
     return replace(window, spans=((3, 4), (length // 4, length // 2), (length // 2 + 1, length - 1)))
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
-    """The logarithm of the softmax in float64, in plain Python: nothing shared with the code under test."""
+    """Return the logarithm of the softmax in float64, in plain Python, independent of the code under test."""
     peak = max(logits)
     log_total = math.log(math.fsum(math.exp(z - peak) for z in logits))
     return [z - peak - log_total for z in logits]
@@ -145,9 +145,10 @@ def brute_force(logits: torch.Tensor, window: Window) -> list[float]:
 
 
 def rounds_by_place(rows: int, width: int, entries: int, dtype: torch.dtype) -> bool:
-    """Whether this CPU rounds a row of a product of [rows, width] and [width, entries] otherwise beside other rows.
+    """True if on this CPU a row's roundings in a product of [rows, width] and [width, entries] depend on other rows.
 
-    MKL does so in float32 with AVX2, and oneDNN in bfloat16 with AVX-512 alone: an entry of a million moves by a bit.
+    This happens with MKL in float32 with AVX2, and oneDNN in bfloat16 with AVX-512 but without AVX-512 BF16: about one
+    entry in a million changes by one bit.
     """
     generator = torch.Generator().manual_seed(0)
     states, head = (torch.randn(each, width, generator=generator).to(dtype) for each in (rows, entries))

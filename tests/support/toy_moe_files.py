@@ -28,7 +28,7 @@ def toy_mixture(folder: Path) -> tuple[Tensors, list[str]]:
         initializer_range=1.28 / math.sqrt(128), dtype="bfloat16",
     )  # fmt: skip
     model = Qwen3MoeForCausalLM(config).bfloat16()
-    for layer in model.model.layers:  # experts that are nearly equal would be chosen by roundings
+    for layer in model.model.layers:  # roundings would decide between nearly equal experts
         layer.mlp.gate.weight.data.normal_(0, 4 / math.sqrt(128))
     model.save_pretrained(folder)
     write_tokenizer(folder)
@@ -37,7 +37,7 @@ def toy_mixture(folder: Path) -> tuple[Tensors, list[str]]:
 
 
 def write(folder: Path, tensors: Tensors, like: Path, **config: Any) -> Path:
-    """A checkpoint with these tensors, and the config and tokenizer of another one."""
+    """Write a checkpoint with these tensors, and the config and tokenizer of another one."""
     folder.mkdir()
     write_tokenizer(folder)
     found = json.loads((like / "config.json").read_text(encoding="utf-8")) | config
@@ -49,7 +49,7 @@ def write(folder: Path, tensors: Tensors, like: Path, **config: Any) -> Path:
 
 
 def nvfp4_weight_only(out: Path) -> tuple[Path, Path]:
-    """(NVFP4 of compressed-tensors with unquantized activations, the same weights in float32)."""
+    """Write two checkpoints: NVFP4 of compressed-tensors with unquantized activations, the same weights in float32."""
     tensors, names = toy_mixture(out / "bf16")
     scheme = preset_name_to_scheme("NVFP4A16", ["Linear"])
     packed = quantized({name: tensors.pop(name) for name in names}, scheme)

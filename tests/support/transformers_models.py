@@ -24,7 +24,7 @@ def loaded(
 
 
 def changed(source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None) -> Path:
-    """A copy of a model with a ``quantization_config``, and tensors replaced, added or (None) left out."""
+    """Write a copy of a model with this ``quantization_config``, and with tensors replaced, added or (None) omitted."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(source, folder)

@@ -1,4 +1,4 @@
-"""A real vLLM in float32 for tests: how it is started, what is scored in it, and what its scores must be."""
+"""A real vLLM in float32 for tests: its start, the windows that it scores, and the correct scores."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ ARGUMENTS = frozenset({
     "max_num_batched_tokens", "model", "moe_backend", "quantization", "quantization_config", "revision", "spec_method",
     "speculative_config", "tensor_parallel_size", "trust_remote_code",
 })  # fmt: skip
-"""Some of the arguments of ``vllm.LLM(...)``, for tests where no vLLM need be installed."""
+"""Some of the arguments of ``vllm.LLM(...)``, for tests that do not need an installed vLLM."""
 WORDS = {
     "kv_cache_dtype": frozenset({"auto", "bfloat16", "fp8", "fp8_e4m3", "int4_per_token_head", "turboquant_k8v4"}),
     "attention_backend": frozenset({"FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"}),
 }
-"""Some of the words that two of them may be."""
+"""Some of the values that two of these arguments accept."""
 
 
 def request_for(folder: Path, tokens: int = 100, **options: Any) -> PlannedModel:
@@ -56,10 +56,10 @@ def engine(
     alone: bool = False,
     **options: Any,
 ) -> Iterator[VllmEngine]:
-    """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test.
+    """Yield a vLLM whose variables are in this process's environment only while it starts: it may outlive the test.
 
-    On a CPU it runs in this process, as in a worker of ours: two processes that import vLLM take 35 s, this takes 1.
-    ``alone``: in a process of its own, as a mixture needs, because experts have a process group of their own."""
+    On a CPU it runs in this process, as in a compare_q worker: two processes that import vLLM take 35 s, this takes 1.
+    ``alone``: run it in a separate process, as a mixture needs, because experts have their own process group."""
     engine = VllmEngine(request_for(folder, tokens, **options).updated(log_file=log, decode=decode))
     beside = nullcontext if alone or GPU or options.get("tensor_parallel_size", 1) > 1 else beside_others
     try:
@@ -73,14 +73,14 @@ def engine(
 
 @contextmanager
 def beside_others() -> Iterator[None]:
-    """Lets engines share this process: each reads the environment anew, and the process group outlives them all."""
+    """Let engines share this process: each reads the environment again, and the process group is kept for all."""
     from vllm import envs
     from vllm.v1.engine import core
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setattr(core, "cleanup_dist_env_and_memory", lambda: None)
-        patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # which vLLM replaces
+        patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM replaces it
         envs.disable_envs_cache()
         yield
         envs.disable_envs_cache()
@@ -88,7 +88,7 @@ def beside_others() -> Iterator[None]:
 
 @contextmanager
 def as_before() -> Iterator[None]:
-    """The environment of this process is afterwards what it was."""
+    """Restore the environment of this process afterwards."""
     environment = dict(os.environ)
     try:
         yield
@@ -106,7 +106,7 @@ def against(store: Path, vocab_size: int = TOY_VOCAB, *, divergences: bool = Fal
 
 
 def assert_exact(found: TokenScores, logits: torch.Tensor, window: Window, atol: float, ref: Any = None) -> None:
-    """Every score against float64 on whole logits [L, V]."""
+    """Compare every score with float64 results from whole logits [L, V]."""
     scored = torch.from_numpy(window.positions - 1).long()
     targets = torch.from_numpy(window.targets).long()
     q = logits[scored].double().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""A stand-in for ``vllm serve`` whose scores have a closed form, and what is asked of it."""
+"""A stand-in for ``vllm serve`` whose scores have a closed form, and functions that use it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def gold(token: int, before: int, model: int = 0) -> float:
 
 
 class Stub(ThreadingHTTPServer):
-    """A vLLM server with closed-form scores; ``faults`` are what the next windows get, ``edit`` changes answers.
+    """A vLLM server with closed-form scores; ``faults``: answers to the next windows; ``edit`` changes answers.
 
-    ``bad`` says whether it has answered a request itself, as no server should.
+    ``bad`` may answer a request itself, as no real server should; it then returns True.
     """
 
     daemon_threads = True
@@ -60,7 +60,7 @@ class Stub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is what some tests are about."""
+        """Ignore errors: in some tests the client closes the connection."""
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt, top = body["prompt"], body["prompt_logprobs"]
@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *words: Any) -> None:
-        """Quiet."""
+        """Print nothing."""
 
     def reply(self, status: int, answer: Any, headers: dict[str, str] | None = None) -> None:
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -138,12 +138,12 @@ def request_for(url: str, tokens: int = 100, **options: Any) -> PlannedModel:
 
 
 def described(stub: Stub, **options: Any) -> EngineInfo:
-    """What a worker says of the server, before its turn."""
+    """Return a worker's description of the server, before the model is scheduled."""
     return worker.inspect(request_for(stub.url, **options))
 
 
 def scores_of(engine: VllmServerEngine, windows: list[Window]) -> dict[int, TokenScores]:
-    """Scores by window, of a model that is still the same at their end, as a worker keeps them."""
+    """Return window -> scores, as a worker keeps them: after a check that the model has not changed."""
     found = {scores.window: scores for scores in engine.score(windows, ScoreRequest())}
     engine.check_unchanged()
     return found
@@ -159,7 +159,7 @@ def another(body: dict[str, Any], answer: dict[str, Any]) -> None:
 
 
 def moved(by: float) -> Callable[[Stub], None]:
-    """Logits: log-probabilities and a constant."""
+    """Return an edit of the stub that adds a constant to log-probabilities, so that they are logits."""
 
     def change(stub: Stub) -> None:
         def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Worker extensions for tests: they count what vLLM gathers, edit logits as some models do, keep those scored."""
+"""Worker extensions for tests: they count gathered logits, edit logits as some models do, or keep the scored logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compare_q.backends.vllm.scorer import Chunk, Scorer
 
 
 class SpyExtension(ScoringExtension):
-    """Counts the rows of logits that are gathered across ranks, inside the scorer and in all."""
+    """Counts the rows of logits that are gathered across ranks, inside the scorer and in total."""
 
     def compare_q_install(self, decodes: bool = False) -> str:
         from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -37,17 +37,17 @@ class SpyExtension(ScoringExtension):
         return super().compare_q_install(decodes)
 
     def compare_q_spied(self) -> str:
-        """What was counted since the last call."""
+        """Return the counts since the last call."""
         spied = json.dumps(self._spy)
         self._spy.update(inside=0, all=0)
         return spied
 
 
-EDITED, BY = 300, -3.0  # an entry that two ranks of 160 do not have at this index
+EDITED, BY = 300, -3.0  # with two ranks of 160 entries, no rank has this index
 
 
 class EditedExtension(ScoringExtension):
-    """A model that edits its logits after the LogitsProcessor: only gathered ones have the entry at its place."""
+    """A model that edits its logits after the LogitsProcessor: only gathered logits have the entry at its index."""
 
     def compare_q_install(self, decodes: bool = False) -> str:
         model = self.model_runner.get_model()
@@ -64,7 +64,7 @@ class EditedExtension(ScoringExtension):
 
 
 class KeepingExtension(ScoringExtension):
-    """Keeps the logits that are scored, from the very step: bf16 kernels give others to a batch of another shape."""
+    """Keeps the logits of the scoring step itself: bf16 kernels compute other logits in a batch of another shape."""
 
     _compare_q_kept: dict[int, list[torch.Tensor]] | None = None
 
@@ -74,7 +74,7 @@ class KeepingExtension(ScoringExtension):
         def kept(scorer: Scorer, hidden: Any, chunk: Chunk) -> Any:
             logits, reference = both_logits(scorer, hidden, chunk)
             begin = 0
-            compares = scorer.plan.reference is not None  # and is no pass of the probe
+            compares = scorer.plan.reference is not None  # not in a pass of the probe
             for part in chunk.parts if self._compare_q_kept is not None and compares else ():
                 kept = self._compare_q_kept.setdefault(part.rows.window, [])
                 assert part.rows.begin == sum(map(len, kept))
@@ -90,7 +90,7 @@ class KeepingExtension(ScoringExtension):
         self._compare_q_kept = {}
 
     def compare_q_save(self, folder: str) -> None:
-        """Write them to ``{window}.safetensors`` in a folder: ``logits`` [T, V] of the scored positions."""
+        """Write the kept logits to ``{window}.safetensors`` in a folder: ``logits`` [T, V] of scored positions."""
         from safetensors.torch import save_file
 
         for window, parts in (self._compare_q_kept or {}).items():

@@ -21,7 +21,7 @@ HIDDEN = {
 
 
 class MaskedCpu:
-    """Finds ``torch.cpu`` as Python would, and changes its answers once it has been imported."""
+    """Finds ``torch.cpu`` as Python does, and changes the results of its functions after the import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

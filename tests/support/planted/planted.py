@@ -1,4 +1,4 @@
-"""Faults in vLLM's CPU kernels, planted by a plugin that vLLM loads: ``$PLANTED`` names one of ``FAULTS``."""
+"""Faults in vLLM's CPU kernels, which a plugin of vLLM adds: ``$PLANTED`` names one of ``FAULTS``."""
 
 from __future__ import annotations
 
