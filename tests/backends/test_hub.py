@@ -1,4 +1,4 @@
-"""Models and tokenizers by hub id: the real ``huggingface_hub`` meets the stand-in (tests/support/hub.py)."""
+"""Models and tokenizers by hub id: the real ``huggingface_hub`` with a stand-in for the hub (tests/support/hub.py)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def client(server: Hub, home: Path) -> Iterator[Client]:
 
 
 def fetch(client: Client, name: str, revision: str | None = None, *, tokenizer_only: bool = False) -> list[Any]:
-    """[folder, bytes that were expected, bytes that came, what was said]."""
+    """Return [folder, expected bytes, received bytes, progress messages]."""
     found = client.run(FETCH.format(name=name, revision=revision, tokenizer_only=tokenizer_only))
     assert isinstance(found, list)
     return found
@@ -75,7 +75,7 @@ def test_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sharded_model(server: Hub, client: Client) -> None:
-    """Its safetensors and what describes them, once; no pickled weights.  The tokenizer comes first, as in a run."""
+    """Safetensors and their metadata are downloaded once, no pickled weights; the tokenizer is first, as in a run."""
     server.add("models", "org/sharded", MODEL)
     assert client.run("value = hub.would_fetch('org/sharded')") == "6.0 MB to download"
     assert server.fetched() == []
@@ -128,7 +128,7 @@ def test_gated(server: Hub, client: Client) -> None:
     ],
 )
 def test_a_hub_that_fails(status: int, reason: str, server: Hub, client: Client) -> None:
-    """At 429 the client would wait for 300 s, five times over, without a word."""
+    """After status 429 the client alone would wait five times for 300 s without a message."""
     server.add("models", "org/busy", MODEL)
     server.failing = [status]
     assert refused(client, "org/busy").startswith(f"org/busy: {reason.format(server.url)}")
@@ -163,13 +163,13 @@ def test_without_a_hub(variables: dict[str, str], server: Hub, client: Client, h
 
 
 def test_a_hub_that_never_answers_is_asked_once(server: Hub, tmp_path: Path) -> None:
-    """A socket that takes connections and says nothing, where the client alone had no answer after 130 s."""
+    """A socket accepts connections and never answers; the client alone had not given up after 130 s."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(0.01)
         place = f"http://127.0.0.1:{silent.getsockname()[1]}"
 
         def connections() -> int:
-            """How many there were since the last call."""
+            """Return the number of connections since the last call."""
             with suppress(TimeoutError):
                 silent.accept()[0].close()
                 return 1 + connections()
@@ -186,7 +186,7 @@ def test_a_hub_that_never_answers_is_asked_once(server: Hub, tmp_path: Path) -> 
 
 
 def test_a_name_that_is_never_looked_up(server: Hub, tmp_path: Path) -> None:
-    """A resolver that does not answer is bounded by no time limit of the HTTP client."""
+    """The time limits of the HTTP client do not apply to a name resolver that does not answer."""
     variables = {"HF_ENDPOINT": "http://hub.invalid", "HF_HUB_ETAG_TIMEOUT": "1"}
     with Client(server, tmp_path / "home", **variables) as away:
         away.run("import socket, time; socket.getaddrinfo = lambda *_, **__: time.sleep(600)")

@@ -1,4 +1,4 @@
-"""The contract with engines, and the shift by one on the logits of an engine that hands them out.
+"""The contract with engines, and the shift by one on the logits that an engine returns.
 
 The definitions are tested in tests/backends/scoring/test_statistics.py.
 """
@@ -27,7 +27,7 @@ REQUEST = planned("given", "given", "none", 100)
 
 
 class Given(LogitsEngine):
-    """An engine whose logits are given, so many rows at a time; it shows no head."""
+    """An engine that returns given logits, some rows at a time; it does not provide a head."""
 
     def load(self) -> None: ...
 
@@ -66,10 +66,10 @@ def test_against_float64(dtype: torch.dtype, window: Window) -> None:
 @pytest.mark.parametrize("rows", [1, 7, 39])
 @pytest.mark.parametrize("window", SCORED)
 def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, window: Window, rows: int) -> None:
-    """To the bit, also where a piece has no scored token or several ranges of them."""
+    """Chunks give the same bits, even if a chunk has no scored token, or several ranges of scored tokens."""
     logits, kept = random_logits(40, 300), {}
     for name, at_a_time in (("whole", 40), ("pieces", rows)):
-        folder = tmp_path / name / "store"  # files name the folder that they belong to
+        folder = tmp_path / name / "store"  # files contain the name of their folder
         folder.mkdir(parents=True)
         engine = Given({window.index: logits}, at_a_time)
         (alone,) = engine.score([window], ScoreRequest(record=folder))
@@ -82,7 +82,7 @@ def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, windo
 
 @pytest.mark.parametrize("window", SCORED)
 def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window) -> None:
-    """Against float64, on the scored positions; in pieces of 5 rows it is the same."""
+    """Compare with float64 on the scored positions; chunks of 5 rows give the same result."""
     before, after = random_logits(40, 300).half(), (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half()
     (tmp_path / "store").mkdir()
     scores_of(before, window, ScoreRequest(record=tmp_path / "store"))
@@ -118,7 +118,7 @@ class Masked(Given):
 
 
 def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path) -> None:
-    """The head alone would give the masked token its probability back."""
+    """From states, the head would compute a probability for the masked token."""
     (window,) = (replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40))
     (tmp_path / "store").mkdir()
     (scores,) = Masked({0: random_logits(40, 300)}).score([window], ScoreRequest(record=tmp_path / "store"))

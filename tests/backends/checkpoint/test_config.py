@@ -1,5 +1,5 @@
-"""A checkpoint's config, wherever it states something: lengths, scaled rotary positions, quantization; and global
-scales of NVFP4 checkpoints: which fused layers vLLM would score with a wrong scale."""
+"""A checkpoint's config, in each of its forms: lengths, scaled rotary positions, quantization; and global scales of
+NVFP4 checkpoints: which fused layers vLLM would score with a wrong scale."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
         ({"n_positions": 1024}, 1024),
         ({"max_position_embeddings": 32768, "rope_scaling": YARN}, 131072),
         ({"max_position_embeddings": 32768, "rope_parameters": {**YARN, "rope_theta": 1e6}}, 131072),
-        ({"max_position_embeddings": 131072, "rope_scaling": YARN}, 131072),  # the factor is in it already
+        ({"max_position_embeddings": 131072, "rope_scaling": YARN}, 131072),  # includes the factor
         ({"max_position_embeddings": 131072, "rope_scaling": LLAMA3}, 131072),
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),  # Vicuna 16k
         ({"model_type": "gemma3_text", "max_position_embeddings": 131072,
-          "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 131072),  # Gemma 3: the factor is in it already
+          "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 131072),  # Gemma 3: includes the factor
         ({"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 8192),
         ({"max_position_embeddings": 8192, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 8192),
         ({"max_position_embeddings": 10, "text_config": {"max_position_embeddings": 8192}}, 8192),
@@ -104,7 +104,7 @@ def test_sizes_that_models_have_pass(tmp_path: Path) -> None:
 
 
 def test_quantization_in_a_legacy_file(tmp_path: Path) -> None:
-    """ModelOpt's file is read where config.json states no quantization, and only there."""
+    """ModelOpt's file is read only if config.json does not state a quantization."""
     folder = write_checkpoint(tmp_path, ENDS)
     assert CheckpointConfig.read(folder).quantization == {}
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
@@ -138,7 +138,7 @@ SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 @pytest.mark.parametrize(
     ("more", "gold"),
     [
-        # keys and values of two heads of two numbers in three layers; 4 x 4 numbers around the MLP, and 3 x 8 in it
+        # keys and values: two heads of two numbers in three layers; step: 4 x 4 numbers around the MLP, 3 x 8 inside
         ({}, ServingFacts(10, ((24, None),), 3, step_numbers=40)),
         ({"sliding_window": 7}, ServingFacts(10, ((24, None),), 3, kv_is_upper=True, step_numbers=40)),
         ({"sliding_window": 7, "use_sliding_window": False}, ServingFacts(10, ((24, None),), 3, step_numbers=40)),
@@ -162,7 +162,7 @@ ATTENTION = "model.layers.0.self_attn"
 
 
 def check(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, Any]) -> None:
-    """Check a checkpoint of one-byte weights with these scalars beside them, by default weight-only."""
+    """Check a checkpoint of one-byte weights with these scalars, by default weight-only."""
     entries: Entries = {}
     for path, scalars in layers.items():
         entries[f"{path}.{'weight' if 'weight_scale_2' in scalars else 'weight_packed'}"] = ("U8", 1, 1)
@@ -180,7 +180,7 @@ def attention(q: float, k: float, v: float, name: str = "weight_global_scale") -
 
 
 def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
-    """Experts are compared one by one."""
+    """The projections of each expert are compared separately."""
     assert refusal(check, tmp_path / "x", attention(3584.0, 2912.0, 3100.5)) == (
         f"model_dir: {ATTENTION}: q_proj, k_proj and v_proj have unequal weight_global_scale (3,584, 2,912, 3,100.5), "
         "and vLLM fuses them into one matrix with one scale; quantize with a shared scale"
@@ -191,7 +191,7 @@ def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_shared_scales_pass(tmp_path: Path) -> None:
-    """Other layers, and other experts, have scales of their own; a scale of activations may differ."""
+    """Different layers and experts may have different scales, and the scales of activations may differ."""
     layers = attention(100.0, 100.0, 100.0) | {f"{ATTENTION}.o_proj": {"weight_global_scale": 7.0}}
     for expert, scale in enumerate((5.0, 6.0)):
         for leaf in ("gate_proj", "up_proj", "down_proj"):
@@ -202,7 +202,7 @@ def test_shared_scales_pass(tmp_path: Path) -> None:
 
 
 def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:
-    """vLLM would quantize them by whatever lies in the memory."""
+    """vLLM would quantize the activations with uninitialized memory as the scale."""
     layers = attention(1.0, 1.0, 1.0)
     layers[f"{ATTENTION}.q_proj"]["input_global_scale"] = 2.0
     mxfp4 = {"weights": {**NVFP4, "strategy": "group", "group_size": 32}, "input_activations": None}

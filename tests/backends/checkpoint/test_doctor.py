@@ -1,5 +1,5 @@
-"""Every fault is found, by the name of its layer; a good checkpoint has none; single checks on headers by hand; and
-tensors against the config, where experts are stored one by one and loaded into one tensor."""
+"""The doctor reports every fault with the name of its layer, and none in a good checkpoint; single checks use headers
+made by hand, and compare tensors with a config whose experts are stored one by one and loaded into one tensor."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def number(value: float) -> bytes:
 
 
 def experts(folder: Path, quantization: dict[str, Any], *input_scales: float | None) -> Checkpoint:
-    """FP8 experts, each with the scale of its activations, or without."""
+    """FP8 experts, each with or without a scale of its activations."""
     entries: Entries = {}
     values = {}
     for at, value in enumerate(input_scales):
@@ -97,7 +97,7 @@ STATIC = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "dynamic":
 
 
 def mixed(*algorithms: str) -> dict[str, Any]:
-    """ModelOpt's config with an algorithm for each expert."""
+    """ModelOpt's config with one algorithm per expert."""
     own = {f"{EXPERTS}.{at}.down_proj": {"quant_algo": name} for at, name in enumerate(algorithms)}
     return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": own}
 
@@ -117,7 +117,7 @@ def mixed(*algorithms: str) -> dict[str, Any]:
 def test_configs_that_ask_for_input_scales(
     tmp_path: Path, quantization: dict[str, Any], scales: list[float | None], asked: bool
 ) -> None:
-    """Of all layers, or (in mixtures) of each; the last expert has none."""
+    """Configs that require input scales for all layers, or (mixed precision) per layer; the last expert has none."""
     checkpoint = experts(tmp_path, quantization, *scales)
     assert [found.severity for found in doctor.input_scales(checkpoint)] == (["wrong"] if asked else [])
 
@@ -126,7 +126,7 @@ def test_configs_that_ask_for_input_scales(
     ("values", "method", "said"),
     [
         ((1.0, 1.0), "fp8", "warning"),
-        ((1.0, 1.0), "modelopt", "note"),  # it writes 1.0 in the place of every smaller scale
+        ((1.0, 1.0), "modelopt", "note"),  # modelopt writes 1.0 instead of every smaller scale
         ((1.0, 0.03), "fp8", None),
         ((0.03, float("nan")), "fp8", "wrong"),
     ],
@@ -245,7 +245,7 @@ def test_a_config_of_another_size(mixture: Path) -> None:
 
 
 def sparse(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """compressed-tensors' 2:4, which is not known."""
+    """compressed-tensors' 2:4, a format that compare_q does not know."""
     rows, columns = weight.shape
     mask = torch.full((rows, columns // 8), 0x55, dtype=torch.uint8)
     return {"compressed": weight[:, ::2].clone(), "bitmask": mask, "shape": torch.tensor([rows, columns])}
@@ -269,7 +269,7 @@ def test_packed_weights_are_there(
     store: Callable[[torch.Tensor], dict[str, torch.Tensor]], unchecked: str, facts: list[str], toy_model: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Every matrix of the layers in another format: it is not missing, also where the format is not known."""
+    """A layer's matrix in another format does not count as missing, even if the format is unknown."""
     parts: dict[str, torch.Tensor | None] = {}
     for name, weight in load_file(toy_model / "model.safetensors").items():
         if name.endswith("proj.weight"):
@@ -287,8 +287,8 @@ def test_packed_weights_are_there(
         (lambda names: names - {"blk.1.ffn_up.weight"}, ["m.gguf: blk.1.ffn_up.weight"]),
         (lambda names: {name for name in names if not name.startswith("blk.2.")}, ["m.gguf: blk.2.attn_q.weight"]),
         (lambda names: names | {"blk.4.attn_q.weight", "blk.4.ffn_up.weight"}, ["m.gguf: blk.4"]),
-        (lambda names: names - {f"blk.{n}.ffn_up.weight" for n in (1, 3)}, []),  # every second block may be of a kind
-        (lambda names: names - {"blk.0.ffn_up.weight"} | {"blk.0.ffn_norm.weight"}, []),  # the first may be of its own
+        (lambda names: names - {f"blk.{n}.ffn_up.weight" for n in (1, 3)}, []),  # blocks may alternate
+        (lambda names: names - {"blk.0.ffn_up.weight"} | {"blk.0.ffn_norm.weight"}, []),  # the first may differ
     ],
 )
 def test_blocks_of_gguf(changed: Callable[[set[str]], set[str]], expected: list[str]) -> None:

@@ -19,7 +19,7 @@ from tests.support.toy import planned, refusal
 
 
 def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
-    """512 bits in the one shard, 640 of the head in the other; the third file belongs to nothing."""
+    """One shard has 512 bits, the other the head's 640; the third file is not in the index."""
     folder = write_checkpoint(tmp_path, {f"{LAYER}.mlp.up_proj.weight": ("F32", 8, 4)})
     (folder / "model-1.safetensors").write_bytes(safetensors_bytes({f"{Q}.weight": ("BF16", 8, 4)}))
     (folder / "model-2.safetensors").write_bytes(safetensors_bytes(ENDS))
@@ -34,7 +34,7 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Path) -> None:
-    """Transformers loads model.safetensors, vLLM the files of the index; Transformers applies an adapter, vLLM not."""
+    """Transformers loads model.safetensors and applies an adapter; vLLM loads the index's files, and no adapter."""
     folder = write_checkpoint(tmp_path, ENDS)
     (folder / "model-1.safetensors").write_bytes(safetensors_bytes(ENDS))
     index = folder / "model.safetensors.index.json"
@@ -66,7 +66,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
         seen.add(checkpoint.stamp(folder))
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
-    weights.write_bytes(safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)}))  # as large, and as old
+    weights.write_bytes(safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)}))  # same size and time
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
     assert len(seen) == 12
@@ -76,7 +76,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
 def test_stamp_sees_weights_that_keep_header_size_and_time(
     tmp_path: Path, n_bytes: int, *, is_seen_in_a_copy: bool
 ) -> None:
-    """Also a byte between two samples, by the time of the last change of state, which a copy does not share."""
+    """Even a changed byte between two samples is noticed, by the status-change time, which differs for a copy."""
     folder = write_checkpoint(tmp_path, {"model.layers.0.mlp.up_proj.weight": ("BF16", 512, 1024), **ENDS})
     file = folder / "model.safetensors"
     first, content, time = checkpoint.stamp(folder), checkpoint.stamp(folder, times=False), file.stat().st_mtime_ns
@@ -90,7 +90,7 @@ def test_stamp_sees_weights_that_keep_header_size_and_time(
 
 def test_a_copy_has_another_stamp_and_the_same_content(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "a", ENDS)
-    copied = Path(shutil.copytree(folder, tmp_path / "b"))  # keeps the times that can be set
+    copied = Path(shutil.copytree(folder, tmp_path / "b"))  # keeps all times that a program can set
     assert checkpoint.stamp(copied) != checkpoint.stamp(folder)
     assert checkpoint.stamp(copied, times=False) == checkpoint.stamp(folder, times=False)
     (copied / "config.json").write_text('{"vocab_size": 255}')
@@ -98,7 +98,7 @@ def test_a_copy_has_another_stamp_and_the_same_content(tmp_path: Path) -> None:
 
 
 def test_weights_that_change_while_they_are_scored_are_refused(tmp_path: Path) -> None:
-    """But not those that a user deletes once they are loaded."""
+    """Files that a user deletes after they are loaded are not an error."""
     file = write_checkpoint(tmp_path, ENDS) / "model.safetensors"
     request = planned("m", "transformers", str(tmp_path), 100)
     engine = TransformersEngine(request.updated(stamp=TransformersEngine.files(request).stamp()))

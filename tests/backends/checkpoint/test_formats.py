@@ -1,5 +1,5 @@
-"""Stored bits and weights of one matrix in every format, by hand; of downloads; of formats not known; of files that
-real writers wrote; and which tensors of a checkpoint count for its layers and its head."""
+"""Stored bits and weights, by hand, of one matrix in every format, of downloads, of unknown formats, and of files from
+real writers; and which tensors of a checkpoint count for its layers and its head."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored(folder: Path, case: Case, entries: Entries, module: str) -> Storage:
 
 @pytest.mark.parametrize("name", CASES)
 def test_layer(tmp_path: Path, name: str) -> None:
-    """Alone, with a bf16 head (640 bits) or a float32 embedding as the head (1,280); beside a bf16 layer (512 / 32)."""
+    """The layer with a bf16 head (640 bits), a tied float32 embedding (1,280), or another layer in bf16 (512 / 32)."""
     case = CASES[name]
     layer, tied = entries_of(case, Q), {"model.embed_tokens.weight": ENDS["model.embed_tokens.weight"]}
     bpw = case.bits / case.weights
@@ -45,7 +45,7 @@ def test_layer(tmp_path: Path, name: str) -> None:
     "name", [name for name in CASES if name not in ("exl3 2.5 bits", "exl3 signs", "exl3 unpadded")]
 )
 def test_head(tmp_path: Path, name: str) -> None:
-    """Quantized heads, and one tied to a quantized embedding; the layer is 512 bits for 32 weights."""
+    """A quantized head, and a head tied to a quantized embedding; the layer has 512 bits for 32 weights."""
     case = HEADS.get(name, CASES[name])
     layer = {f"{Q}.weight": ("BF16", 8, 4), "model.embed_tokens.weight": ENDS["model.embed_tokens.weight"]}
     gold = Storage(16.0, case.bits / case.weights, case.bits + 512)
@@ -58,7 +58,7 @@ def test_head(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
-    """One more tensor of one dimension beside the weight: it may be bits of it, so the size is not known."""
+    """Another one-dimensional tensor of the weight's module may be part of the weight, so that the size is unknown."""
     entries = {**ENDS, **entries_of(CASES[name], Q), f"{Q}.zeta": ("F16", 4)}
     found = stored(tmp_path, CASES[name], entries, Q)
     assert found == Storage(note=f"{Q}.zeta: stored in a format that compare_q cannot size")
@@ -79,7 +79,7 @@ def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
     ],
 )  # fmt: skip
 def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: int, weights: int | None) -> None:
-    """A trellis says the padded size only; the true one is that in the config which is padded to it, if one is."""
+    """A trellis has only the padded size; the true size is one in the config that is padded to it, if any."""
     layer = {"trellis": ("I16", rows // 16, columns // 16, 16), "suh": ("F16", rows), "svh": ("F16", columns)}
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in layer.items()}}
     found = storage_of(write_checkpoint(tmp_path, entries, {**config, "quantization_config": EXL3}))
@@ -120,7 +120,7 @@ def test_unknown_formats_are_not_guessed(tmp_path: Path, parts: Entries, named: 
 
 @pytest.mark.parametrize("name", DOWNLOADS)
 def test_sizes_schemes_and_kv_cache(name: str) -> None:
-    """Beside a head of 640 bits at 16 bits a weight."""
+    """The checkpoint also has a head of 640 bits, 16 bits per weight."""
     download = DOWNLOADS[name]
     storage, config = look(download)
     assert storage == Storage(download.bits / download.weights, 16.0, download.bits + 640)
@@ -130,14 +130,14 @@ def test_sizes_schemes_and_kv_cache(name: str) -> None:
 
 
 def test_page_has_this_table() -> None:
-    """If it has not: ``python -m tests.support.format_table`` writes it."""
+    """If this test fails, ``python -m tests.support.format_table`` writes the table."""
     found = TABLE.search(PAGE.read_text("utf-8"))
     assert found is not None
     assert found[0] == table()
 
 
 def test_real_bitsandbytes_header(tmp_path: Path) -> None:
-    """Two matrices of a model that bitsandbytes 0.50.2 quantized (nf4, nested scales), as its file describes them.
+    """Two matrices of a model that bitsandbytes 0.50.2 quantized (nf4, nested scales), with the header of its file.
 
     64 x 64: 16,384 bits, 64 scales of 8, codes 16 * 32 and 256 * 32, one scale of 32: 25,632.  64 x 128: 32,768 + 128
     * 8 + 8,736 = 42,528.  Head 320 x 64 of 16 bits.
@@ -149,7 +149,7 @@ def test_real_bitsandbytes_header(tmp_path: Path) -> None:
     assert found == Storage((25632 + 42528) / (4096 + 8192), 16.0, 25632 + 42528 + 327680)
 
 
-# The toy model has 2 layers: 64 x 64 four times, 128 x 64 twice, 64 x 128: 81,920 weights, 1,152 rows, 14 matrices.
+# Each of the toy's 2 layers has 4 matrices 64 x 64, 2 of 128 x 64, 1 of 64 x 128: 81,920 weights, 1,152 rows in all.
 WRITERS = {
     "W4A16": 81_920 * 4 + 2_560 * 16,
     "W4A16_ASYM": 81_920 * 4 + 2_560 * 16 + 2_560 * 4,
@@ -165,7 +165,7 @@ WRITERS = {
 @pytest.mark.engine
 @pytest.mark.parametrize("preset", WRITERS)
 def test_real_compressed_tensors(quantized: Callable[..., Path], preset: str) -> None:
-    """Files that compressed-tensors wrote; groups of 32 (of 16 in NVFP4), 1 global scale a matrix, head 16 bits."""
+    """Files that compressed-tensors wrote: groups of 32 (NVFP4: 16), one global scale per matrix, a head in 16 bits."""
     bits = WRITERS[preset]
     assert storage_of(quantized(preset)) == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
 
@@ -190,7 +190,7 @@ def test_real_compressed_tensors(quantized: Callable[..., Path], preset: str) ->
     ],
 )  # fmt: skip
 def test_left_out(tmp_path: Path, name: str) -> None:
-    """Norms, biases, scales of activations and caches, routers, towers, classifiers, what drafts tokens, positions."""
+    """Norms, biases, scales of activations and caches, routers, towers, classifiers, draft modules, and positions."""
     name, *shape = name.split()
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F32", *map(int, shape))}
     assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(16.0, 16.0, 512 + 640)
@@ -218,7 +218,8 @@ def test_left_out(tmp_path: Path, name: str) -> None:
     ],
 )  # fmt: skip
 def test_names_of_ends(tmp_path: Path, embedding: str, layer: str, head: str) -> None:
-    """An int8 layer of 32 weights with a scale of 32 bits: 9; a bf16 head of 40; the same tied, where it is F32."""
+    """An int8 layer of 32 weights with a scale of 32 bits (9 bits per weight), and a bf16 head of 40 weights; the same
+    with a tied embedding in F32."""
     quantized = {f"{layer}.weight": ("I8", 8, 4), f"{layer}.weight_scale": ("F32", 1)}
     entries = {**quantized, f"{embedding}.weight": ("F32", 10, 4)}
     assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 32.0, 288 + 1280)
@@ -252,7 +253,7 @@ def test_names_of_ends(tmp_path: Path, embedding: str, layer: str, head: str) ->
     ],
 )  # fmt: skip
 def test_what_lies_outside_the_text_model(tmp_path: Path, embedding: str, layer: str, outside: str) -> None:
-    """An int8 layer of 32 weights with a scale of 32 bits: 9; a bf16 head of 40."""
+    """An int8 layer of 32 weights with a scale of 32 bits (9 bits per weight), and a bf16 head of 40 weights."""
     entries: Entries = {f"{layer}.weight": ("I8", 8, 4), f"{layer}.weight_scale": ("F32", 1)}
     entries |= {f"{embedding}.weight": ("F32", 10, 4), "lm_head.weight": ("BF16", 10, 4)}
     more: Entries = {f"{outside}.weight": ("BF16", 4, 4), "encoder.embed_tokens.weight": ("BF16", 5, 4)}
@@ -263,7 +264,7 @@ def test_what_lies_outside_the_text_model(tmp_path: Path, embedding: str, layer:
 
 @pytest.mark.parametrize("part", ["shared_head.head", "eh_proj", "mlp.up_proj", "lm_head"])
 def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
-    """DeepSeek and GLM number their multi-token-prediction modules on; the config counts the model's own layers."""
+    """DeepSeek and GLM number multi-token-prediction modules after the last layer; the config counts only layers."""
     config = {"num_hidden_layers": 9, "text_config": {"num_hidden_layers": 11}}
     layers = "model.language_model.layers"
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), f"{layers}.10.mlp.up_proj.weight": ("F32", 8, 4)}
@@ -271,7 +272,7 @@ def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
     assert storage_of(write_checkpoint(tmp_path, entries, config)) == gold
     entries[f"{layers}.11.{part}.weight"] = ("F32", 8, 8)
     assert storage_of(write_checkpoint(tmp_path, entries, config)) == gold
-    if part == "eh_proj":  # a config that does not count them leaves none out
+    if part == "eh_proj":  # without a count of layers, none is left out
         assert storage_of(write_checkpoint(tmp_path, entries)).vram_bits == 512 + 1024 + 640 + 2048
 
 
@@ -280,11 +281,11 @@ def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
     [
         # 64 weights of 32 bits
         ({"gate_up_proj": ("F32", 2, 8, 4)}, 2048, 64),
-        # 64 of 8 bits and two scales of 32; the activations' are not counted
+        # 64 of 8 bits and two scales of 32; scales of activations do not count
         ({"down_proj": ("F8_E4M3", 2, 8, 4), "down_proj_scale_inv": ("F32", 2, 1, 1)}, 576, 64),
         ({"down_proj": ("F8_E4M3", 2, 8, 4), "down_proj_weight_scale": ("F32", 2), "down_proj_input_scale": ("F32", 2)},
          576, 64),
-        # gpt-oss: 2 experts of 4 x 64: 2 * 4 * 2 blocks of 16 bytes = 2,048, a byte each = 128: 4.25
+        # gpt-oss: 2 experts of 4 x 64: 2 * 4 * 2 blocks of 16 bytes = 2,048, and one byte per block = 128: 4.25
         ({"gate_up_proj_blocks": ("U8", 2, 4, 2, 16), "gate_up_proj_scales": ("U8", 2, 4, 2),
           "gate_up_proj_bias": ("BF16", 2, 4)}, 2176, 512),
         # Llama 4 by modelopt: 2 experts of 4 x 32: 128 bytes = 1,024, 16 scales of 8 = 128, 2 of 32
@@ -292,12 +293,12 @@ def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
           "down_proj_weight_scale_2": ("F32", 2)}, 1216, 256),
         # DeepSeek-V4 in Transformers' names: 2 experts of 8 x 64: 512 bytes = 4,096, 32 powers of two = 256
         ({"gate_up_proj": ("I8", 2, 8, 32), "gate_up_proj_scale_inv": ("F8_E8M0", 2, 8, 2)}, 4352, 1024),
-        # one module an expert: 2 * 8 * 4 of 16 bits
+        # one module per expert: 2 * 8 * 4 of 16 bits
         ({"0.w1.weight": ("BF16", 8, 4), "1.w1.weight": ("BF16", 8, 4)}, 1024, 64),
     ],
 )  # fmt: skip
 def test_experts(tmp_path: Path, tensors: Entries, bits: int, weights: int) -> None:
-    """Beside a bf16 layer of 32 weights (512 bits) and the head (640)."""
+    """The checkpoint also has a bf16 layer of 32 weights (512 bits) and a head (640 bits)."""
     experts = {f"{LAYER}.mlp.experts.{name}": entry for name, entry in tensors.items()}
     router = {f"{LAYER}.mlp.router.weight": ("BF16", 2, 4)}
     found = storage_of(write_checkpoint(tmp_path, {**ENDS, **experts, **router, f"{Q}.weight": ("BF16", 8, 4)}))

@@ -1,4 +1,4 @@
-"""GGUF headers: against sizes computed by hand, against the ``gguf`` package's own reader, and damaged."""
+"""GGUF headers, compared with sizes computed by hand and with the ``gguf`` package's reader; damaged headers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tests.support.checkpoints import finish_gguf
 
 BLOCKS = {Type.F32: (1, 4), Type.F16: (1, 2), Type.Q8_0: (32, 34), Type.Q4_1: (32, 20),
           Type.Q4_K: (256, 144), Type.Q6_K: (256, 210), Type.NVFP4: (64, 36)}  # fmt: skip
-"""By hand from ggml-common.h; Q8_0 is 32 x 8 bits and an fp16 scale, NVFP4 64 x 4 bits and four 8-bit scales."""
+"""Type -> (weights, bytes) of a block, from ggml-common.h: Q8_0 is 32 x 8 bits and an fp16 scale, NVFP4 is 64 x 4 bits
+and four 8-bit scales."""
 MATRICES = {
     "token_embd.weight": (Type.F16, (8, 256)), "output.weight": (Type.Q8_0, (8, 256)),
     "blk.0.attn_q.weight": (Type.Q4_K, (256, 256)), "blk.0.attn_v.weight": (Type.Q6_K, (256, 256)),
     "blk.1.ffn_down_exps.weight": (Type.Q4_1, (4, 64, 256)),
 }  # fmt: skip
-"""Shapes as numpy has them, a matrix's inputs last; each of the three layers' matrices encodes 65,536 weights."""
+"""Name -> (type, shape with the inputs last, as in numpy); each matrix of the three layers has 65,536 weights."""
 NOT_COUNTED = {
     "blk.1.ffn_gate_inp.weight": (Type.F32, (4, 256)), "blk.0.attn_norm.weight": (Type.F32, (256,)),
     "blk.0.attn_q_norm.weight": (Type.F32, (4, 64)), "blk.0.attn_q.bias": (Type.F32, (256,)),
@@ -36,7 +37,7 @@ TOKENS = ["<s>", "<0x0A>", "Ġthe", "ü", "<tool>", "[PAD5]"]
 
 
 def write(file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard: int = 0, **fields: Any) -> Path:
-    """A GGUF of zeros, ``shard`` tensors a file; ``fields`` replace keys of the architecture."""
+    """Write a GGUF of zeros with ``shard`` tensors per file; ``fields`` replace keys of the architecture."""
     writer = gguf.GGUFWriter(file, "llama", split_max_tensors=shard)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(TOKENS)
@@ -73,7 +74,7 @@ def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
 
 
 def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
-    """GLM and DeepSeek count their multi-token-prediction modules among the blocks."""
+    """The block counts of GLM and DeepSeek include their multi-token-prediction modules."""
     drafts = {f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")}
     whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3, nextn_predict_layers=1))
     assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
@@ -114,12 +115,12 @@ def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
     assert whole == read_model(second) == read_model(tmp_path)
     assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
     assert whole.facts.vocab_size == len(TOKENS)
-    (tmp_path / "mmproj-m.gguf").touch()  # a projector is no model
+    (tmp_path / "mmproj-m.gguf").touch()  # a projector is not a model
     assert read_model(tmp_path).files == (first, second)
 
 
 def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:
-    """Also where size and time are the same: images and reproducible builds give all files one time."""
+    """Even with equal size and time: in images and reproducible builds, all files have the same time."""
     write(tmp_path / "m.gguf", MATRICES, shard=3)
     first, second = sorted(tmp_path.iterdir())
     os.utime(second, (0, 0))
@@ -135,7 +136,7 @@ def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:
 
 
 def test_sizes_that_serving_needs(tmp_path: Path) -> None:
-    """As of a config; ggml computes in float32.  A mixture of two experts of 300 is wider than an MLP of 512."""
+    """The same sizes as from a config; ggml computes in float32.  Two experts of 300 are wider than an MLP of 512."""
     sizes = {"embedding_length": 256, "feed_forward_length": 512}
     experts = {"expert_used_count": 2, "expert_feed_forward_length": 300, "attention__sliding_window": 7}
     for more, gold in (

@@ -1,4 +1,4 @@
-"""What a checkpoint lacks, has too much of, has twice, or has as zeros is refused or noted before its model loads."""
+"""Tensors that are missing, left over, stored twice or zeros are refused or noted before a model loads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def notes_of(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_tensor_is_needed(preset: str, quantized: Callable[..., Path], tmp_path: Path) -> None:
-    """One tensor is left out at a time, and the message names it or its module."""
+    """Each tensor is left out in turn, and the message names the tensor or its module."""
     source = quantized(preset)
     assert notes_of(source) == []
     for at, name in enumerate(load_file(source / "model.safetensors")):
@@ -48,7 +48,7 @@ def test_every_tensor_is_needed(preset: str, quantized: Callable[..., Path], tmp
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_intact_models_have_no_note(family: str, tmp_path: Path) -> None:
-    """Also without a tied head, with fused names, and with experts that Transformers stacks."""
+    """Models with a separate head, with fused names, and with experts that Transformers stacks."""
     pad = {"pad_token_id": 0} if family in ("Phi3", "Cohere") else {}
     folder = save_llama(tmp_path, family, **pad, **FAMILIES[family])
     assert notes_of(folder) == []
@@ -62,7 +62,7 @@ def test_intact_models_have_no_note(family: str, tmp_path: Path) -> None:
 
 
 def edited(source: Path, folder: Path, **keys: int) -> Path:
-    """A copy with other keys in its config."""
+    """Copy a model, and replace keys of its config."""
     changed(source, folder, {})
     config = json.loads((folder / "config.json").read_text()) | keys
     (folder / "config.json").write_text(json.dumps(config))
@@ -70,7 +70,8 @@ def edited(source: Path, folder: Path, **keys: int) -> Path:
 
 
 def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
-    """A decoder layer, a head: refused; biases and modules of multi-token prediction: a note; biases of zeros: none."""
+    """A decoder layer or head that is left over is refused; biases and multi-token-prediction modules cause a note, but
+    biases of zeros do not."""
     with pytest.raises(ModelError, match=r"model\.layers\.1\.\S+ \(and 6 more like it\) is stored"):
         notes_of(edited(toy_model, tmp_path / "short", num_hidden_layers=1))
     with pytest.raises(ModelError, match="lm_head"):
@@ -93,7 +94,7 @@ def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
 def test_sizes_that_the_config_contradicts(
     preset: str, config: dict[str, int], rows: int, toy_model: Path, quantized: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Of a matrix that is too large vLLM would take the first rows; ``rows``: how often one matrix is repeated."""
+    """vLLM would load the first rows of a matrix that is too large; ``rows``: number of repetitions of one matrix."""
     source = edited(quantized(preset) if preset else toy_model, tmp_path / "edited", **config)
     name = "model.layers.1.mlp.up_proj.weight"
     weight = {name: torch.cat([load_file(source / "model.safetensors")[name]] * rows)} if rows else {}
@@ -125,7 +126,7 @@ def test_one_name_in_two_files(toy_model: Path, tmp_path: Path) -> None:
     ],
 )
 def test_zeros(toy_model: Path, tmp_path: Path, name: str, rows: slice, is_wrong: bool | None) -> None:
-    """All bytes are looked at; two rows of zeros are nothing, and a few at the end of an embedding are padding."""
+    """All bytes are checked; two rows of zeros are accepted, and a few at the end of an embedding are padding."""
     weight = load_file(toy_model / "model.safetensors")[name]
     weight[rows] = 0
     folder = changed(toy_model, tmp_path / "zeros", {}, **{name: weight})
@@ -140,7 +141,7 @@ def test_zeros(toy_model: Path, tmp_path: Path, name: str, rows: slice, is_wrong
 def test_one_repeated_number(
     toy_model: Path, quantized: Callable[..., Path], tmp_path: Path, part: str, value: float
 ) -> None:
-    """0x88888888 is eight zeros of W4A16, whose zero is stored as 8."""
+    """0x88888888 is eight zeros of W4A16, which stores zero as 8."""
     source = toy_model if part == "weight" else quantized("W4A16")
     name = f"model.layers.1.mlp.up_proj.{part}"
     weight = load_file(source / "model.safetensors")[name]
@@ -168,7 +169,7 @@ OPTIONAL = {"bias", "k_scale", "v_scale"}
 
 
 def layers_of(folder: Path, case: str, config: dict[str, object], without: str = "") -> Checkpoint:
-    """Three kinds of matrices in three layers, all in one stored format, without one tensor."""
+    """Write three kinds of matrices in three layers, all in one stored format, with one tensor missing."""
     modules = [f"model.layers.{layer}.{kind}" for layer in range(3) for kind in ("attn.q", "mlp.up", "mlp.down")]
     stored = {name: entry for module in modules for name, entry in entries_of(CASES[case], module).items()}
     values = {f"{module}.{part}": value for module in modules for part, value in CASES[case].values.items()}
@@ -180,7 +181,7 @@ def layers_of(folder: Path, case: str, config: dict[str, object], without: str =
 
 @pytest.mark.parametrize("case", [case for case in CASES if "unquantized" not in case and "unpadded" not in case])
 def test_formats_of_unknown_models(case: str, tmp_path: Path) -> None:
-    """Without a model that Transformers knows, by what other layers have; none of the stored formats is refused."""
+    """If Transformers does not know the model, layers are compared with each other; every stored format is accepted."""
     config = CASES[case].config
     assert contents.lacking_parts(layers_of(tmp_path, case, config)) == []
     for name in CASES[case].parts.keys() - OPTIONAL:
@@ -225,7 +226,7 @@ def test_mixtures_that_the_config_asks_for(second: str, other: dict[str, object]
     ],
 )  # fmt: skip
 def test_what_no_layer_has(case: str, part: str, quantization: dict[str, object], tmp_path: Path) -> None:
-    """By the format, or by the config, where no other layer can tell."""
+    """If no other layer has the tensor, the format or the config determines that it is missing."""
     whole = layers_of(tmp_path, case, {"quantization_config": quantization})
     entries = {name: (each.dtype, *each.shape) for name, each in whole.tensors.items() if not name.endswith(f".{part}")}
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": quantization})
@@ -236,7 +237,7 @@ def test_what_no_layer_has(case: str, part: str, quantization: dict[str, object]
 def test_a_run_refuses_it_in_every_engine(
     quantized: Callable[..., Path], tmp_path: Path, compare_q: Run, write_specs: Specs
 ) -> None:
-    """Case by case as ``checked`` does, without loading an engine; ``check`` says so too."""
+    """Every engine refuses the model, without being loaded; the command ``check`` reports the same."""
     name = "model.layers.1.self_attn.q_proj.weight_scale"
     folder = str(changed(quantized("W4A16"), tmp_path / "broken", {}, **{name: None}))
     specs = [{"load_fn": engine, "label": engine, "model_dir": folder}

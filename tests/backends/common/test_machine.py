@@ -37,7 +37,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("1", (SECOND,)),
         ("1,0", (SECOND, FIRST)),
         (" 0 , 1 ", (FIRST, SECOND)),
-        ("0,-1,1", (FIRST,)),  # CUDA ignores what follows
+        ("0,-1,1", (FIRST,)),  # CUDA ignores the rest
         ("GPU-99", (replace(SECOND, device="GPU-99"),)),
         ("GPU-11aa22bb-3333,1", (replace(FIRST, device="GPU-11aa22bb-3333"), SECOND)),
         ("7", (Gpu("7", "unknown GPU", "580.159.04"),)),
@@ -86,7 +86,7 @@ def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> No
 def test_which_cpu_emulates_bf16(
     flags: str, most: str, emulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zen 4 and Sapphire Rapids multiply bf16, Skylake to Ice Lake have AVX-512 and do not."""
+    """Zen 4 and Sapphire Rapids multiply bf16; Skylake to Ice Lake have AVX-512, but do not multiply bf16."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: fpu {flags} lm\n")
     for file, gold in (("cpuinfo", emulated), ("missing", False)):
@@ -95,7 +95,7 @@ def test_which_cpu_emulates_bf16(
 
 
 def test_kernels_that_were_compiled_for_other_instructions_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a run with AVX-512 torch's cache gave 2,048 wrong values of 4,096 with ATEN_CPU_CAPABILITY=avx2."""
+    """Without this, after a run with AVX-512, torch's cache gave 2,048 wrong values of 4,096 on AVX2."""
     folders = set()
     for name, value in (("NOTHING", ""), ("ATEN_CPU_CAPABILITY", "default"), ("ONEDNN_MAX_CPU_ISA", "SSE41")):
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)

@@ -54,6 +54,6 @@ KEYS = ("tokenizer_dir", "detokenize", "kv_cache_dtype", "enforce_eager", "refer
     ],
 )  # fmt: skip
 def test_a_name_from_elsewhere_is_what_its_user_meant(name: str, meant: str | None) -> None:
-    """By a table of at most 25, else the nearest name; never a name that is not known where it stands."""
+    """The suggestion is from a table of at most 25 names, or the nearest name; it is always a key of this object."""
     assert len(ALIASES) <= 25
     assert nearest(name, KEYS) == ("" if meant is None else f" (did you mean {meant!r}?)")

@@ -1,4 +1,4 @@
-"""What tells one installation from another: versions, commits, plugins; and the files that options name."""
+"""The identity of an installation: versions, commits, plugins; and the files that options name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.toy import refusal
 
 
 def install(site: Path, name: str, version: str, entry_points: str = "", **url: Any) -> None:
-    """What pip leaves of a distribution that was installed into ``site``."""
+    """Write the metadata that pip leaves in ``site`` for an installed distribution."""
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -41,14 +41,14 @@ COMPUTES = {
         "integrations/**/*.py", "quantizers/*.py", "models/*/modeling_*.py",
     ),
 }  # fmt: skip
-"""Package -> the files of it that compute, or choose what does."""
+"""Package -> its files that compute, or that choose the code that computes."""
 DISTRIBUTIONS = {
     "aiter": "amd-aiter", "auto_round_kernel": "auto-round-lib", "conch": "conch-triton-kernels",
     "cutlass": "nvidia-cutlass-dsl", "fla": "flash-linear-attention", "flash_attn_interface": "flash-attn-3",
     "flashinfer": "flashinfer-python", "flute": "flute-kernel", "hpc": "hpc-ops", "humming": "humming-kernels",
     "mori": "amd-mori", "quack": "quack-kernels", "quark": "amd-quark",
 }  # fmt: skip
-"""Modules whose distribution is called otherwise."""
+"""Module -> name of its distribution, if different."""
 EXCUSED = {
     "read or fetch files, the same weights": "fastsafetensors instanttensor modelscope runai_model_streamer tensorizer",
     "find, start or name devices": "amdsmi cuda libtpu nvidia ray",
@@ -61,19 +61,19 @@ EXCUSED = {
 
 
 def same(name: str) -> str:
-    """The name of a distribution as package indices compare it."""
+    """Return a distribution's name, normalized as in package indices."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @pytest.mark.parametrize("package", COMPUTES)
 def test_whatever_an_engine_imports_where_it_is_installed_may_compute(package: str) -> None:
-    """Declared dependencies aside; a version of an engine that imports more fails here, and the name is added."""
+    """If a new version of an engine imports another package, this test fails: add the name to ``COMPUTING``."""
     root = packages.package_folder(package)
     if root is None:
         pytest.skip(f"{package} is not installed")
     provided = metadata.packages_distributions()
     files = {file for pattern in COMPUTES[package] for file in root.glob(pattern)} - {
-        root / "integrations" / "integration_utils.py"  # what watches a training
+        root / "integrations" / "integration_utils.py"  # for monitoring of training
     }
     contents = [file.read_bytes() for file in files]
     names = {name.decode() for each in IMPORTED for content in contents for name in each.findall(content)}
@@ -86,7 +86,7 @@ def test_whatever_an_engine_imports_where_it_is_installed_may_compute(package: s
 
 
 def test_a_version_that_was_built_here_counts_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not with what an installer writes otherwise each time; one from an index counts by its version alone."""
+    """Files that an installer writes differently each time do not count; of a build from an index, only the version."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     install(tmp_path, "peft", "9.1", url="file:///code", dir_info={})
     install(tmp_path, "apex", "9.2")

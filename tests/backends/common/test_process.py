@@ -31,7 +31,7 @@ for word in ("one", "two"):
 
 
 def test_capture_holds_python_c_and_children_and_ends_on_errors(tmp_path: Path) -> None:
-    """In a process of its own: pytest's own capture stands in for sys.stdout here."""
+    """In a separate process, because pytest replaces sys.stdout in this one."""
     log = tmp_path / "log"
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(log)], cwd=ROOT, capture_output=True, text=True, check=True
@@ -75,7 +75,7 @@ def test_why_a_process_may_not_be_forked(code: str, reason: str) -> None:
 
 @pytest.mark.parametrize(("answer", "started"), [(0, True), (process.NOT_INITIALIZED, False)])
 def test_libcuda_says_whether_cuda_was_started(monkeypatch: pytest.MonkeyPatch, answer: int, started: bool) -> None:
-    """Also where torch has not used it; a driver that is loaded and not used is fine."""
+    """CUDA is also detected if torch has not used it; a driver that is loaded but not used is accepted."""
     monkeypatch.setitem(sys.modules, "torch", None)
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: answer)
     monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: driver)

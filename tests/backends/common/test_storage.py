@@ -1,4 +1,4 @@
-"""Files of ours, which appear whole or not at all, and files that others wrote: what no JSON reader takes."""
+"""Files that compare_q writes, which appear complete or not at all; and JSON from elsewhere that is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_reader_finds_the_old_or_the_new(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
-    """The next file that is written there takes it away."""
+    """Writing the next file into the folder deletes the file of the killed process."""
     command = [sys.executable, "-c", WRITING, str(tmp_path / "target")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout.readline() == "writing\n"
@@ -73,7 +73,7 @@ def test_every_single_bit_and_every_length_is_checked() -> None:
 
 
 def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> None:
-    """The names are in the directory of the .npz, which no checksum of its own covers: an array got another name."""
+    """The checksums of .npz do not cover the names in its directory: a flipped bit could rename an array."""
     file = tmp_path / "arrays.npz"
     storage.write_arrays(file, ids=np.arange(3), scored=np.array([True, False]), chat="x")
     good = file.read_bytes()
@@ -89,12 +89,12 @@ def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> Non
     assert {name: array.tolist() for name, array in found.items()} == {
         "ids": [0, 1, 2], "scored": [True, False], "chat": "x",
     }  # fmt: skip
-    with np.load(file) as plain:  # anybody can read them
+    with np.load(file) as plain:  # numpy can read them without compare_q
         assert sorted(plain) == sorted(found)
 
 
 def test_only_what_is_named_like_a_temporary_file_of_ours_is_swept(tmp_path: Path) -> None:
-    """No folder and no link; and where the file system has no locks nothing for a day."""
+    """Folders and links are kept; on a file system without locks, files are kept for a day."""
     gone, held = tmp_path / storage.temporary_name(), tmp_path / storage.temporary_name()
     gone.write_text("")
     kept = {".compare_q.part", ".part", "mine.part", f"{storage.temporary_name()}.txt"}

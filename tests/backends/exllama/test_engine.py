@@ -1,4 +1,4 @@
-"""The engine ExLlamaV3: refusals before loading, scores by a stand-in of its API, and by itself on a GPU."""
+"""The engine ExLlamaV3: refusals before loading, scores with a stand-in for its API, and real scores on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Mod
 from tests.support.toy import TOY_VOCAB, brute_force, planned, refusal, save_llama, toy_windows
 
 ATOL_LOGIT = 0.1
-"""Against Transformers in float32, with logits up to 7.6: its own float16 is off by up to 0.025, on a CPU."""
+"""Tolerance from Transformers in float32, with logits up to 7.6; Transformers in float16 on a CPU is off by 0.025."""
 ON_A_GPU = pytest.mark.skipif(
     not (torch.cuda.is_available() and installed_versions(("exllamav3",))), reason="no CUDA GPU, or no exllamav3"
 )
@@ -38,7 +38,7 @@ def check(folder: Path) -> None:
 
 
 def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
-    """A folder with the toy model's config, changed."""
+    """Write a folder with the toy model's config, with changed keys."""
     (folder / "config.json").write_text(json.dumps({**CheckpointConfig.read(toy_model).raw, **changes}))
     return folder
 
@@ -54,7 +54,7 @@ def test_formats_that_the_engine_gets_wrong(toy_model: Path, tmp_path: Path) -> 
 
 
 def test_files_that_the_engine_would_load_as_well(toy_model: Path, tmp_path: Path) -> None:
-    """It takes every safetensors file of the folder: neither the size nor the key of scores would know of this one."""
+    """exllamav3 loads every safetensors file of the folder; the size and the scores' key would lack this one."""
     folder = tmp_path / "toy"
     shutil.copytree(toy_model, folder)
     other = folder / "down_proj-4.0bpw.safetensors"
@@ -66,7 +66,7 @@ def test_files_that_the_engine_would_load_as_well(toy_model: Path, tmp_path: Pat
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The stand-in in place of exllamav3, and a GPU for it."""
+    """Install the stand-in as exllamav3, with a GPU."""
     module = types.ModuleType("exllamav3")
     for name in ("Config", "Model", "Cache", "CacheLayer_fp16", "CacheLayer_quant"):
         setattr(module, name, getattr(exllamav3_stub, name))
@@ -76,7 +76,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
-    """Whether a loaded model keeps its states or its logits in ``folder / "store"``, and why not its states."""
+    """Return ("states" or "logits", the reason for logits) of a loaded model's record in ``folder / "store"``."""
     (folder / "store").mkdir()
     list(engine.score(toy_windows(1, 20), ScoreRequest(record=folder / "store")))
     seal(folder / "store", {}, 1)
@@ -102,9 +102,9 @@ def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> Non
 
 
 def test_decode_feeds_the_cache_in_steps(stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten tokens of two windows in steps of four, then a third of another length alone; states go from step to step.
+    """Two windows of ten tokens run in steps of four, then a third window of another length alone; steps share a state.
 
-    Of the fourth and fifth only the one is as long as the third; nothing is asked for behind the last.
+    Of the fourth and fifth window, only one is as long as the third; no window is requested after the last.
     """
     engine = loaded(toy_model, Decode(4, 2), 300)
     forward, seen = engine.model.forward, []
@@ -162,7 +162,7 @@ def test_cache_modes(stand_in: Any, toy_model: Path, mode: str, stored: str, sca
 def test_kernels_of_loading_are_not_those_of_scoring(
     stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The load runs a chunk that is larger than a step: what it leaves behind would be taken for decode's kernels."""
+    """Loading runs a chunk that is larger than a step; its kernels must not be reported as those of decode."""
     monkeypatch.setattr(exllamav3_stub, "LinearFP16", LinearEXL3)
     engine = loaded(toy_model, Decode(), 300)
     assert {layer.kernel for layer in engine.layers()} == {"LinearEXL3.exl3_gemm"}
@@ -211,7 +211,7 @@ def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
 
 @pytest.fixture(scope="module")
 def fitting_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose projections are multiples of 128, as exllamav3 wants them; its head of 320 is padded to 384."""
+    """A Llama whose projections are multiples of 128, as exllamav3 requires; its head of 320 is padded to 384."""
     keys = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "max_position_embeddings": 512}
     return save_llama(tmp_path_factory.mktemp("toy") / "llama-256", **keys, initializer_range=0.1)
 
@@ -223,7 +223,7 @@ def test_logits_of_the_real_engine(fitting_toy: Path) -> None:
     backend = ExLlamaV3Engine(planned("toy", "exllamav3", str(fitting_toy), 300))
     peer.load()
     backend.load()
-    for length in (20, 300):  # fewer rows than 32 take other kernels
+    for length in (20, 300):  # fewer than 32 rows use other kernels
         (window,) = toy_windows(1, length)
         logits, expected = backend.logits(window), peer.logits(window)
         assert tuple(logits.shape) == (length, TOY_VOCAB)
@@ -237,7 +237,7 @@ def test_logits_of_the_real_engine(fitting_toy: Path) -> None:
 @pytest.mark.engine
 @ON_A_GPU
 def test_decode_gives_the_logits_of_prefill(fitting_toy: Path) -> None:
-    """To the rounding of float16; the third window begins with a cache that the first ones left behind."""
+    """The logits are equal up to rounding in float16; the third window starts with the cache of the first ones."""
     prefill = planned("toy", "exllamav3", str(fitting_toy), 200)
     whole = ExLlamaV3Engine(prefill)
     whole.load()

@@ -1,4 +1,4 @@
-"""The Transformers engine on a toy model, against brute force."""
+"""The Transformers engine on a toy model, compared with brute force."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_states_and_head_give_the_logits(toy_model: Path) -> None:
 
 
 def test_windows_and_answers_do_not_depend_on_the_ones_before(toy_model: Path, tmp_path: Path) -> None:
-    """Dynamic rotary factors follow the longest sequence; a run that goes on where it was ended would score others."""
+    """Dynamic rotary factors follow the longest sequence so far; a resumed run would otherwise get other scores."""
     folder = Path(shutil.copytree(toy_model, tmp_path / "dynamic"))
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     config = json.loads((folder / "config.json").read_text())
@@ -63,7 +63,7 @@ def test_windows_and_answers_do_not_depend_on_the_ones_before(toy_model: Path, t
 
 
 def test_noise_is_the_seeds(toy_model: Path) -> None:
-    """The same noise for the same seed, whatever was scored before; without its hooks the model is what it was."""
+    """Noise depends on the seed alone, not on earlier windows; without its hooks, the model's logits are as before."""
     windows = toy_windows(3, 60)
     plain, first, again, other = (
         loaded(toy_model, "transformers_auto_bf16", **options)
@@ -74,7 +74,7 @@ def test_noise_is_the_seeds(toy_model: Path) -> None:
         assert torch.equal(logits, again.logits(window))
         assert not torch.equal(logits, other.logits(window))
         assert not torch.equal(logits, plain.logits(window))
-    assert torch.equal(first.logits(windows[1]), again.logits(windows[1]))  # as in a run that goes on after a crash
+    assert torch.equal(first.logits(windows[1]), again.logits(windows[1]))  # as in a run that resumes after a crash
     noise = first.provenance()["noise"]
     assert (noise["scale"], noise["seed"]) == (2**-9, 0)
     assert len(first.provenance()["notes"]) == 1
@@ -90,7 +90,7 @@ def in_pieces(engine: TransformersEngine, window: Window) -> list[tuple[torch.Te
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16", "noise": "bf16"}])
 def test_a_long_window_in_pieces(toy_model: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
-    """Its layers run once, and what follows them for 30 positions at a time; also with what accelerate hooks in."""
+    """The layers run once, and the rest of the model for 30 positions at a time; also with accelerate's hooks."""
     engine, (window,) = loaded(toy_model, **options), toy_windows(1, 100)
     weight, bias, facts = engine.head()
     whole = engine.logits(window)
@@ -110,7 +110,7 @@ def test_a_long_window_in_pieces(toy_model: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_head_that_depends_on_the_window_is_found(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits that a model moves by their number would be others in pieces."""
+    """If logits depend on the number of positions, they would differ when computed in chunks."""
     engine, (window,) = loaded(toy_model, dtype="float32"), toy_windows(1, 100)
     monkeypatch.setattr(hf, "PIECE_ELEMENTS", 30 * TOY_VOCAB)
     engine.model.lm_head.register_forward_hook(lambda _, given, logits: logits * given[0].shape[1])
@@ -120,7 +120,7 @@ def test_a_head_that_depends_on_the_window_is_found(toy_model: Path, monkeypatch
 
 
 def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
-    """Of the window that is scored, of its reference, and while the reference is recorded."""
+    """The logits of the scored window, of its reference, and of a recorded reference are never complete in memory."""
     save_llama(tmp_path, vocab_size=VOCAB, max_position_embeddings=LONG)
     assert growth("transformers", tmp_path) < LOGITS / 2
 
@@ -141,7 +141,7 @@ def test_damaged_and_pickled_weights_are_refused_in_one_line(toy_model: Path, tm
 
 @pytest.mark.engine
 def test_gemma_2_has_its_soft_cap(tmp_path: Path) -> None:
-    """Transformers chooses torch's attention for it, which has none; whoever asks for that is refused."""
+    """By default Transformers chooses torch's attention, which does not have soft caps; a spec with it is refused."""
     folder = save_llama(tmp_path, "Gemma2", pad_token_id=256, head_dim=32, attn_logit_softcapping=2.0)
     engine = loaded(folder, dtype="float32")
     assert engine.provenance()["attention"] == "eager"
@@ -156,14 +156,14 @@ def test_gemma_2_has_its_soft_cap(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_a_dtype_that_loses_digits_is_said(toy_model: Path) -> None:
-    """The toy is stored in bfloat16."""
+    """The toy is stored in bfloat16, and float16 loses digits."""
     notes = {dtype: loaded(toy_model, dtype=dtype).provenance().get("notes", []) for dtype in ("float16", "float32")}
     assert [len(said) for said in notes.values()] == [1, 0]
 
 
 @pytest.mark.parametrize("is_decoder", [False, True])
 def test_a_model_that_sees_later_tokens_is_refused(tmp_path: Path, is_decoder: bool) -> None:
-    """BERT is an encoder unless its config says otherwise, and Transformers scores it with a mere warning."""
+    """BERT is an encoder unless its config has ``is_decoder``; Transformers only warns before it scores an encoder."""
     config = transformers.BertConfig(
         vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         initializer_range=0.3, is_decoder=is_decoder,

@@ -1,4 +1,4 @@
-"""Quantized checkpoints in Transformers: their scores against their own numbers, what ran, what is refused."""
+"""Quantized checkpoints in Transformers: scores compared with their stored numbers, provenance, and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nibbles(packed: np.ndarray, count: int) -> np.ndarray:
 
 
 def weight_by_hand(tensors: dict[str, torch.Tensor], name: str) -> np.ndarray:
-    """A module's weight [out, in] in float64, from what its checkpoint stores."""
+    """Return a module's weight [out, in] in float64, from the stored tensors."""
     parts = {part.removeprefix(f"{name}."): tensor for part, tensor in tensors.items() if part.startswith(f"{name}.")}
     scale = parts["weight_scale"].double().numpy()
     if "weight_global_scale" in parts:
@@ -43,7 +43,7 @@ def weight_by_hand(tensors: dict[str, torch.Tensor], name: str) -> np.ndarray:
 
 
 def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Symmetric int8 with a scale for each token: 255 steps over twice the largest."""
+    """Round to symmetric int8 with one scale per token: 255 steps over twice the largest absolute value."""
     scale = given[0].abs().amax(-1, keepdim=True) / 127.5
     return ((given[0] / scale).round().clamp(-128, 127) * scale, *given[1:])
 
@@ -59,9 +59,9 @@ def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Ten
 def test_quantized_checkpoints_score_as_what_they_store(
     quantized: Callable[[str], Path], toy_model: Path, preset: str, dtype: str, weights: str, activations: str
 ) -> None:
-    """Against an unquantized model with the weights that the checkpoint's numbers make, and W8A8's activations rounded.
+    """Compare with an unquantized model that has the dequantized weights, and for W8A8 rounded activations.
 
-    In one dtype, since a rounding that falls to the other side moves every later token of the toy by 0.05.
+    Both use one dtype, because one value that rounds differently changes every later token of the toy by 0.05.
     """
     from safetensors.torch import load_file
 
@@ -121,6 +121,6 @@ UP = "model.layers.0.mlp.up_proj"
 def test_models_that_would_score_as_another(
     toy_model: Path, tmp_path: Path, quantization: dict[str, Any], tensors: dict[str, Any], message: str
 ) -> None:
-    """Transformers loads all three, and only warns."""
+    """Transformers would load all three models with only a warning."""
     with pytest.raises(ModelError, match=message):
         loaded(changed(toy_model, tmp_path / "model", quantization, **tensors))

@@ -23,7 +23,7 @@ BF16 = "transformers_auto_bf16"
 
 @pytest.mark.parametrize(("group", "options"), [(1, {}), (3, {}), (5, {}), (None, {}), (3, {"noise": "bf16"})])
 def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None, options: dict[str, Any]) -> None:
-    """Also with noise: layer by layer through three windows at a time, or window by window, each keeps its tokens."""
+    """Layers run for three windows at a time, or for each window alone; with noise, each token keeps its own noise."""
     windows = toy_windows(5, 40)
     whole = loaded(toy_model, BF16, **options)
     streamed = loaded(toy_model, BF16, streaming=True, streaming_windows=group, **options)
@@ -34,7 +34,7 @@ def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None, opti
 
 
 def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six layers, three groups of windows: each layer is copied once a group, and never three are there."""
+    """With six layers and three groups of windows, each layer is copied once per group, at most two at a time."""
     save_llama(tmp_path, num_hidden_layers=6)
     there, copies = [], streaming.Streamer.copies
 
@@ -52,7 +52,7 @@ def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
-    """The streamed model's states, head and scores are the whole model's."""
+    """The streamed model's states, head and scores equal those of the whole model."""
     windows, stores, scores = toy_windows(4, 40, 3), [], []
     for name, options in (("whole", {}), ("streamed", {"streaming": True, "streaming_windows": 3})):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""Groups of layers and of KV caches, deviations, and which layers are fused, against lists and sentences by hand."""
+"""Groups of layers and of KV caches, deviations, and fused layers, compared with lists and sentences by hand."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ MAPPING = re.compile(r"\bpacked_modules_mapping = (\{[^{}]*\})")
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_what_the_installed_vllm_fuses_is_known() -> None:
-    """Its models say so in literals, read here without importing vLLM."""
+    """The fused layers are literals in the sources of vLLM's models, which are read without importing vLLM."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None  # noqa: PT018
     fused = {

@@ -1,4 +1,4 @@
-"""The noise: its size against the normal distribution worked out by hand, its draws, and what it refuses."""
+"""The noise: its size compared with the normal distribution by hand, its draws, and its refusals."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ SCALE = 2.0**-9
 
 
 class Returns(nn.Module):
-    """A decoder layer that returns what it is given, in a tuple if that is more than one thing."""
+    """A decoder layer that returns its arguments, in a tuple if there are several."""
 
     def forward(self, *given: Any) -> Any:
         return given if len(given) > 1 else given[0]
 
 
 def started(noise: Noise, length: int) -> Noise:
-    """Noise at the beginning of a forward of ``length`` tokens at positions from 0 on: 0, 1, ..."""
+    """Return noise at the beginning of a forward pass of ``length`` tokens at positions 0, 1, ..."""
     noise.begin(torch.arange(length, dtype=torch.int32), torch.arange(length))
     return noise
 
 
 def test_size_in_float32() -> None:
-    """A million draws: the standard deviation is known to 0.07 %, the fourth moment of a normal is 3."""
+    """A million draws determine the standard deviation to 0.07 %; the fourth moment of a normal distribution is 3."""
     layer, given = Returns(), torch.full((1000, 1000), 3.0)
     started(Noise({0: layer}, 0), 1000)
     n = (layer(given) / given - 1) / SCALE
@@ -46,7 +46,7 @@ def test_size_in_float32() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1)])
 def test_a_tokens_noise_is_its_own_in_every_batch(shape: tuple[int, ...]) -> None:
-    """Tokens of two windows in one step, the second in two parts, and in the order of another engine or another run."""
+    """Two windows are in one step, or the second in two parts, or both in the order of another engine or run."""
     windows = torch.randint(0, 50_000, (2, 30)), torch.arange(30).repeat(2, 1)
     layer = Returns()
     noise = Noise({7: layer}, 3)
@@ -74,7 +74,7 @@ def test_a_tokens_noise_is_its_own_in_every_batch(shape: tuple[int, ...]) -> Non
     ],
 )
 def test_an_unknown_stream_is_refused(given: tuple[Any, ...]) -> None:
-    """Hyper-connections, for example: noise on some of the streams would be another noise."""
+    """For example hyper-connections: noise on only some of the streams would have another size."""
     layer = Returns()
     noise = Noise({5: layer}, 0, pairs=True)
     with pytest.raises(ModelError, match=r"layer 5 returns \(.*, not one tensor or two of a shape"):
@@ -83,7 +83,7 @@ def test_an_unknown_stream_is_refused(given: tuple[Any, ...]) -> None:
 
 
 def test_a_layer_that_ran_without_noise_is_found() -> None:
-    """Something that calls ``forward`` itself, as a compiled graph does."""
+    """Code that calls ``forward`` itself, as a compiled graph does, skips the hooks."""
     layers = {4: Returns(), 6: Returns()}
     noise = started(Noise(layers, 0), 3)
     given = torch.ones(3, 3)
@@ -96,7 +96,7 @@ def test_a_layer_that_ran_without_noise_is_found() -> None:
 
 
 def scores_of(windows: list[Window], task: ScoreRequest, **options: Any) -> list[TokenScores]:
-    """SmolLM2 in bf16."""
+    """Return the scores of SmolLM2 in bf16."""
     engine = TransformersEngine(planned("x", "transformers_auto_bf16", str(BASE), 512, options))
     engine.load()
     found = list(engine.score(windows, task))
@@ -106,7 +106,7 @@ def scores_of(windows: list[Window], task: ScoreRequest, **options: Any) -> list
 
 @pytest.mark.engine
 def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
-    """SmolLM2: 0.0021 in Transformers; in vLLM, whose noise is the same, it was 0.0019 over four windows."""
+    """SmolLM2's noise floor is 0.0021 in Transformers; in vLLM, with the same noise, 0.0019 over four windows."""
     from transformers import AutoTokenizer
 
     make_models()

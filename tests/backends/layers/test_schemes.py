@@ -1,5 +1,5 @@
-"""What configs ask of each layer, and in which words, against schemes written by hand, compressed-tensors' presets, and
-vLLM's own config classes.  tests/support/downloads.py has configs of real checkpoints.
+"""The schemes that configs request for each layer, compared with schemes written by hand, compressed-tensors' presets,
+and vLLM's own config classes.  tests/support/downloads.py has configs of real checkpoints.
 """
 
 from __future__ import annotations

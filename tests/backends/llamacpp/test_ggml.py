@@ -1,5 +1,5 @@
-"""Builds of ggml, and what `make` builds of llama.cpp: for any x86-64 CPU with AVX2, AVX-512 where the CPU has it, AMX
-tiles nowhere; what it is told before a run, and which caches its log tells of."""
+"""Builds of ggml, and the llama.cpp that `make` builds: for any x86-64 CPU with AVX2, with AVX-512 if the CPU has it,
+without AMX tiles; the parameters that llama.cpp gets, and the caches in its log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.llama_cpp import runs_llama_cpp
 
 
 def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also of a build copied over an installed one, and of the folder that llama-cpp-python is told to load from."""
+    """Also if a build was copied over an installed one, or if llama-cpp-python is set to load from another folder."""
     for folder in ("lib", "mine"):
         (tmp_path / folder).mkdir()
         for name in ("libggml-cpu.so", "libggml-base.so", "libllama.so"):
@@ -62,7 +62,7 @@ LIBRARIES = (package_folder("llama_cpp") or Path()) / "lib"
 @runs_llama_cpp
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
 def test_no_library_holds_amx_tile_code() -> None:
-    """GCC 12.2 miscompiles ggml's; a build for sapphirerapids with it had 373 such instructions."""
+    """GCC 12.2 miscompiles ggml's AMX tile code; a build for sapphirerapids with it had 373 tile instructions."""
     libraries = {file.resolve() for file in LIBRARIES.rglob("*.so*")}
     assert len(libraries) >= 4
     for library in libraries:
@@ -79,7 +79,7 @@ def ask(**environment: str) -> str:
 
 @runs_llama_cpp
 def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
-    """glibc takes the one with AVX-512 where the CPU has that; told that it has not, the other."""
+    """glibc loads the library with AVX-512 if the CPU has AVX-512, and the other one if AVX-512 is masked."""
     if not (LIBRARIES / V4).is_file():
         pytest.skip("this llama.cpp was not built by make with AVX2, so there is one library")
     loader = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--help"], capture_output=True, text=True, check=False)
@@ -94,8 +94,8 @@ def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
 
 
 def test_the_caches_that_llama_cpp_has_made() -> None:
-    """By the lines of 0.3.36's log, for 1,024 tokens: SmolLM2's 30 layers of 3 heads of 64 numbers, keys and values, in
-    f16 and in q4_0, whose blocks of 32 numbers take 18 bytes; and Gemma 3's two caches, the second one quantized."""
+    """Lines of 0.3.36's log for 1,024 tokens: SmolLM2's keys and values (30 layers of 3 heads of 64 numbers) in f16 and
+    in q4_0, whose blocks of 32 numbers take 18 bytes; and Gemma 3's two caches, the second one quantized."""
     line = "llama_kv_cache: size = {} MiB (  1024 cells,  {} layers,  1/1 seqs), K ({}): {} MiB, V ({}): {} MiB\n"
     (plain,) = kv_caches("llama_kv_cache: CPU KV buffer size = 22.50 MiB\n" + line.format(
         "  22.50", "30", "f16", "  11.25", "f16", "  11.25"), 1024)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is read of a store: windows ahead of their use, and a shard's logits beside a model's."""
+"""Reads from a store: windows ahead of their use, and the logits of a model's shard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.toy import refusal
 
 
 class Counting(Reader):
-    """A store that remembers which windows were read."""
+    """A store that records which windows were read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -51,11 +51,11 @@ def test_windows_come_in_any_order(
     for window in order:
         assert torch.equal(windows.get(whole(window)), numbers(3, 4, seed=window))
     windows.close()
-    assert sorted(store.read) == [0, 1, 2, 3, 4, 5]  # each once
+    assert sorted(store.read) == [0, 1, 2, 3, 4, 5]  # each exactly once
 
 
 def test_windows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the bytes of 6 windows: 3 windows ahead of the one in use."""
+    """The memory is half of the bytes of 6 windows: 3 windows are read ahead of the one in use."""
     store = counting(tmp_path / "store", 6)
     monkeypatch.setattr(comparison, "AHEAD_BYTES", (store.stored_bytes + 1) // 2)
     windows = ReferenceWindows(store, pin=False)
@@ -64,20 +64,20 @@ def test_windows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeyp
     windows.get(whole(3))
     assert set(windows.futures) == {Piece(window, 0) for window in range(6)}
     windows.close()
-    monkeypatch.setattr(comparison, "AHEAD_BYTES", 0)  # never less than one
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", 0)  # at least one window
     windows = ReferenceWindows(store, pin=False)
-    windows.get(whole(4))  # a run that goes on there reads none before it
+    windows.get(whole(4))  # a run that resumes there reads no earlier window
     assert set(windows.futures) == {Piece(4, 0), Piece(5, 0)}
     windows.close()
 
 
 def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four pieces of 250 rows: two ahead of the one in use, none behind it, and any rows that are asked for again."""
+    """Four chunks of 250 rows: two are read ahead, earlier ones are dropped, and any rows may be read again."""
     record(tmp_path, [1, 2])
     states = numbers(1000, 4, seed=9)
     Recorder(tmp_path, "states").write(0, states)
     seal(tmp_path, IDENTITY, 3)
-    monkeypatch.setattr(comparison, "PIECE_BYTES", (16_000 + 1000) // 4)  # and a header
+    monkeypatch.setattr(comparison, "PIECE_BYTES", (16_000 + 1000) // 4)  # plus a header
     monkeypatch.setattr(comparison, "AHEAD_BYTES", 4000)
     windows = ReferenceWindows(Reader(tmp_path), pin=False)
     for begin, end in ((0, 10), (240, 270), (100, 900), (999, 1000), (0, 1000), (3, 4)):
@@ -99,11 +99,11 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
         windows.get(whole(window))
         windows.drop(window)
     assert windows.futures == {}
-    windows.drop(0)  # twice is nothing
+    windows.drop(0)  # a second time does nothing
     assert torch.equal(windows.get(whole(0)), numbers(3, 4, seed=0))
     windows.close()
     assert store.read.count(0) == 2
-    with pytest.raises(RuntimeError):  # what is closed reads no more
+    with pytest.raises(RuntimeError):  # a closed reader cannot read
         windows.get(whole(1))
 
 
@@ -126,7 +126,7 @@ def test_a_shard_is_its_part_of_the_whole_vocabulary(tmp_path: Path, has_bias: b
 
 
 def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
-    """It is cut out of what is stored; there is no head to load."""
+    """The shard is cut from the stored logits; the store does not have a head."""
     folder = tmp_path / "store"
     reference_store.begin(folder, IDENTITY)
     recorder, logits = Recorder(folder, "logits", "its head is a Strange"), numbers(4, 8)
@@ -140,7 +140,7 @@ def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
 
 
 def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "COMPARED_ENTRIES", 7)  # pieces that do not divide the range
+    monkeypatch.setattr(comparison, "COMPARED_ENTRIES", 7)  # chunks that do not divide the range
     weight = numbers(50, 4).bfloat16()
     store = store_of(tmp_path / "store", weight)
     assert comparison.is_same_weight(store, weight, 0, 50)
@@ -158,7 +158,7 @@ def test_no_store_at_all(tmp_path: Path) -> None:
     save_file({"lm_head.weight": numbers(5, 8)}, tmp_path / "model.safetensors")
     (tmp_path / "logits.safetensors.rows").mkdir()
     (tmp_path / "notes").write_text("no safetensors")
-    os.mkfifo(tmp_path / "pipe")  # it is not waited for
+    os.mkfifo(tmp_path / "pipe")  # opening the pipe must not block
     for path in (
         tmp_path / name for name in ("nowhere", "", "logits.safetensors", "model.safetensors", "notes", "pipe")
     ):

@@ -1,4 +1,4 @@
-"""What is left behind as a reference: states where the head can be recomputed, logits elsewhere; logits from states."""
+"""Recorded references: states if the head can be recomputed from them, otherwise logits; logits from states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAD = Head(50, "float32")
 
 
 def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_path: Path) -> None:
-    """Up to four spacings of the largest logit; the comparison is of the first 64 rows."""
+    """States are kept if logits differ by at most four spacings of the largest logit, in the first 64 rows."""
     states, weight = numbers(80, 4), numbers(50, 4, seed=1)
     logits = head_logits(HEAD, states, weight, None)
     near, far = logits.clone(), logits.clone()
@@ -67,7 +67,7 @@ def test_files_are_byte_for_byte_those_of_the_library(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_what_a_gpu_still_computes_is_kept_as_it_will_be() -> None:
-    """Half a second of products are queued when the bytes are asked for."""
+    """Half a second of matrix products is queued when the bytes are requested."""
     factor = torch.randn(4096, 4096, device="cuda") / 64
     kept = factor
     for _ in range(200):
@@ -79,7 +79,7 @@ INF, NAN = math.inf, math.nan
 
 
 def test_logits_from_states_by_hand() -> None:
-    """[1, 2] on rows [3, 4], [5, 6], [0, -1]: 11, 17, -2; bias; then 10 tanh(z / 10); then halved."""
+    """State [1, 2], head rows [3, 4], [5, 6], [0, -1]: 11, 17, -2; plus a bias; then 10 tanh(z / 10); then halved."""
     states, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0], [0.0, -1.0]])
     bias = torch.tensor([0.5, 0.0, -1.0])
     (plain,) = head_logits(Head(3, "float32"), states, weight, None).tolist()
@@ -107,7 +107,7 @@ def test_a_masked_or_nan_logit_never_makes_two_things_equal() -> None:
 
 
 def test_a_head_is_recomputable_up_to_four_spacings_of_the_largest_logit() -> None:
-    """bfloat16 and logits up to 32: 4 * 2**-7 * 32 = 1."""
+    """For bfloat16 and logits up to 32, the limit is 4 * 2**-7 * 32 = 1."""
     assert head_mismatch(1.0, 32.0, "bfloat16") == ""
     assert head_mismatch(1.01, 32.0, "bfloat16") == "its head's product differs from its logits by 1.01"
     assert head_mismatch(1.0, 32.0, "float16") == "its head's product differs from its logits by 1"

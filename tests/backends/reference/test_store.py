@@ -1,4 +1,4 @@
-"""The reference on disk: what is written comes back, it grows, a kill leaves it whole, and damage is named."""
+"""The reference store: it returns what was written, can grow, stays valid after a kill, and damage is reported."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_logits_are_kept_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
-    """In the engine's own dtype, also those that float16 cannot hold; what is not finite is counted later."""
+    """Logits keep the engine's dtype, even values that float16 cannot hold; non-finite logits are counted later."""
     largest = torch.finfo(dtype).max
     logits = torch.tensor([[1 + 2**-11, -largest, 0.1, -INF], [38.25, largest / 2, 1e-7, NAN]]).to(dtype)
     record_logits(tmp_path / "store", [0], logits)
@@ -93,7 +93,7 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
     begin(folder, IDENTITY)
     for window, first, last in ((0, 200, 300), (1, 0, 200)):
         with pytest.raises(ValueError, match="was not kept"):
-            seal(folder, IDENTITY, 2)  # a piece of the head is missing
+            seal(folder, IDENTITY, 2)  # a part of the head is missing
         assert recorded(folder) == set()
         recorder = Recorder(folder, "states")
         recorder.write(window, numbers(3, 4, seed=window))
@@ -105,7 +105,7 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
     assert torch.equal(store.window(0), numbers(3, 4, seed=0))
     assert torch.equal(store.window(1), numbers(3, 4, seed=1))
     inside = [(0, 300), (0, 200), (200, 300), (199, 201), (150, 250), (0, 1), (299, 300), (10, 20)]
-    nothing = [(0, 0), (100, 100), (200, 200), (300, 300)]  # for a rank that holds nothing but padding
+    nothing = [(0, 0), (100, 100), (200, 200), (300, 300)]  # for a rank that holds only padding
     for first, last in inside + nothing:
         found, found_bias = store.weight(first, last, "cpu")
         assert torch.equal(found, weight[first:last])  # shapes too: [0, 4] of nothing
@@ -115,13 +115,13 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
 
 
 def record_slowly(folder: Path, first: int) -> None:
-    """In a process of its own: every second window, one by one."""
+    """Record every second window, one after the other; run in a separate process."""
     record(folder, range(first, 60, 2))
 
 
 @pytest.mark.engine
 def test_two_processes_record_and_one_is_killed(tmp_path: Path) -> None:
-    """By SIGKILL, anywhere; what it had written counts, and what is missing is recorded after it."""
+    """After a SIGKILL at any point, the written windows count, and the next run records the missing ones."""
     folder = tmp_path / "store"
     begin(folder, IDENTITY)
     context = multiprocessing.get_context("fork")
@@ -144,7 +144,7 @@ def test_two_processes_record_and_one_is_killed(tmp_path: Path) -> None:
 
 
 def grown(folder: Path, windows: int) -> None:
-    """A run that asks for so many windows: records what is missing, and makes the store of it."""
+    """Do as a run that needs ``windows`` windows: record the missing ones, and seal the store."""
     begin(folder, IDENTITY)
     if wanted := set(range(windows)) - recorded(folder):
         record(folder, sorted(wanted))
@@ -152,11 +152,11 @@ def grown(folder: Path, windows: int) -> None:
 
 
 def test_a_store_grows(tmp_path: Path) -> None:
-    """Windows that it has stay as they are."""
+    """Windows that the store has do not change."""
     folder = state_store(tmp_path / "store", windows=2).path
     before = contents_of(folder)
     record(folder, [1, 2, 3, 6], seed=9)
-    assert recorded(folder) == {0, 1, 2, 3}  # one is recorded again, by a run whose head is compared with the store's
+    assert recorded(folder) == {0, 1, 2, 3}  # 1 is recorded again, to compare the run's head
     record(folder, [6], seed=9)
     assert Reader(folder).n_windows == 2
     seal(folder, {**IDENTITY, "label": "other label"}, 4)
@@ -165,13 +165,13 @@ def test_a_store_grows(tmp_path: Path) -> None:
     assert (store.n_windows, store.identity["label"]) == (4, "other label")
     assert all((folder / name).read_bytes() == data for name, data in before.items() if name != MANIFEST)
     assert torch.equal(store.window(1), numbers(3, 4, seed=1))
-    assert torch.equal(store.window(6), numbers(3, 4, seed=15))  # behind a gap, and kept for a run that closes it
+    assert torch.equal(store.window(6), numbers(3, 4, seed=15))  # after a gap; kept for a run that fills the gap
     assert store.manifest.made
     grown(folder, 6)
     assert Reader(folder).n_windows == 7
     before = contents_of(folder)
     record(folder, [0, 1], closed=False)
-    seal(folder, IDENTITY, 2)  # a store of fewer windows than it has
+    seal(folder, IDENTITY, 2)  # fewer windows than the store has
     assert contents_of(folder) == before
 
 
@@ -179,7 +179,7 @@ def test_a_store_grows(tmp_path: Path) -> None:
 def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """Of every run that is killed before its n-th operation on a file, and of the run after it."""
+    """A run is killed before its n-th operation on a file, for every n, and another run follows."""
     gold = contents_of(state_store(tmp_path / "gold" / "store", windows=4).path)
     for operation in range(100):
         folder = tmp_path / str(operation) / "store"
@@ -210,7 +210,7 @@ def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
 
 
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
-    """A folder that was there before, and a user's files, links and folders with whatever name."""
+    """An existing folder is kept, and so are a user's files, links and folders with any name."""
     folder, outside = tmp_path / "users", tmp_path / "outside"
     folder.mkdir()
     outside.write_text("mine")
@@ -223,7 +223,7 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     made = state_store(tmp_path / "deep" / "ours").path
     discard(made)
     assert not made.exists()
-    discard(made)  # nothing there is fine
+    discard(made)  # a missing folder is accepted
     state_store(made)
     digest = "0" * 40
     for name in ("notes.txt", "row.000007.safetensors", f"mine.{digest}.safetensors", "part.x.jsonl", ".hidden"):
@@ -279,14 +279,14 @@ def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
     record(folder, [0, 2], closed=False)
     with pytest.raises(ValueError, match="window 1 was not kept"):
         seal(folder, IDENTITY, 3)
-    with pytest.raises(ValueError, match="head was not kept"):  # the writer has not come to its end
+    with pytest.raises(ValueError, match="head was not kept"):  # the writer has not finished
         seal(folder, IDENTITY, 1)
     assert not (folder / MANIFEST).exists()
     assert recorded(folder) == {0}
 
 
 def test_windows_of_another_store_are_not_taken(tmp_path: Path) -> None:
-    """A whole file that lies under another key."""
+    """An undamaged file of a store with another key is not read."""
     mine, other = tmp_path / "mine", tmp_path / "other"
     record(mine, [0], closed=False)
     record(other, [0, 1], seed=7)

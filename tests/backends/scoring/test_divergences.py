@@ -1,4 +1,4 @@
-"""The divergences of the second pass against float64 in plain Python loops, in torch and in the Triton kernel."""
+"""The divergences of the second pass, in torch and in the Triton kernel, compared with float64 in Python loops."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_divergences(found: TokenScores, expected: dict[str, list[float]], ato
 def test_every_divergence_is_its_definition(
     second: Second, dtype: torch.dtype, columns: int, cuts: tuple[int, ...]
 ) -> None:
-    """Of one rank and of several, some of which have fewer than five columns, or none."""
+    """One rank, or several ranks of which some have fewer than five columns, or none."""
     logits, reference = draw(3, columns).to(dtype), draw(3, columns, seed=1).bfloat16()
     reference[1] = logits[1] + 0.1 * draw(1, columns, seed=2)[0]
     assert_divergences(compared(second, logits, reference, cuts), divergence_definitions(logits, reference))
@@ -90,7 +90,7 @@ def test_divergences_worked_by_hand(second: Second) -> None:
 
 @pytest.mark.parametrize("cuts", [(), (1000, 2000)], ids=str)
 def test_excluded_tokens(second: Second, cuts: tuple[int, ...]) -> None:
-    """-inf on either side, on both, in all of a shard, and in everything that the other one allows."""
+    """-inf in one model, in both, in a whole shard, and in all entries that the other model allows."""
     logits, reference = draw_excluding()
     reference[5, 1000:] = -INF
     found = compared(second, logits, reference, cuts)

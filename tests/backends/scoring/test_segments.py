@@ -1,5 +1,5 @@
-"""Scores in segments: what is committed comes back bit for bit, for the windows that it was made of and no others;
-segments and records that are damaged, in the wrong place or somebody else's: none serves, none stops a run."""
+"""Scores in segments: committed scores come back bit for bit, and only for their own windows.  Segments and records
+that are damaged, in the wrong folder or from elsewhere are not used, and do not stop a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pairs(windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0) -
 
 
 def by_hand(file: Path) -> dict[int, dict[str, bytes]]:
-    """Window -> column -> bytes of a segment, by safetensors' own description of its format."""
+    """Return window -> column -> bytes of a segment, parsed by the description of safetensors' format."""
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -45,7 +45,7 @@ REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld"
 
 
 def same(*scores: TokenScores) -> bool:
-    """Whether two scores are the same bit for bit, with the same columns absent."""
+    """True if scores are equal bit for bit, with the same columns absent."""
     columns = [[getattr(each, name) for name in COLUMNS] for each in scores]
     a, b = ([column if column is None else (column.dtype, column.tobytes()) for column in each] for each in columns)
     return scores[0].window == scores[1].window and a == b
@@ -53,7 +53,7 @@ def same(*scores: TokenScores) -> bool:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
-    """Random windows in random portions and in any order, some columns absent; read here and by hand."""
+    """Random windows in random groups and order, some columns absent; they are read by compare_q and by hand."""
     rng = np.random.default_rng(seed)
     windows = random_windows(int(rng.integers(1, 30)), seed)
     names = ["logprob", *(name for name in list(segments.COLUMNS)[1:] if rng.random() < 0.6)]
@@ -91,13 +91,13 @@ def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) ->
     assert sorted(loaded.scores) == [0, 1, 2, 3, 4, 5]
     assert loaded.sessions.keys() == {"one", "two"}
     assert all(same(loaded.scores[index], segments.asked_for(one[index][1], ALONE)) for index in (0, 1, 2, 3))
-    few = load(tmp_path, ALONE, windows[3:5])  # all of both have those; those made alone come first
+    few = load(tmp_path, ALONE, windows[3:5])  # both have all of these; ALONE counts first
     assert few.sessions == {"alone": 2.0}
     assert same(few.scores[3], segments.asked_for(alone[0][1], ALONE))
 
 
 def test_no_segment_serves_another_window(tmp_path: Path) -> None:
-    """Another token, other scored positions, fewer tokens; and a window that was not asked for is left out."""
+    """Not a window with another token, other scored positions or fewer tokens; unrequested windows are left out."""
     windows = random_windows(4, longest=10)
     commit(tmp_path, TAG, pairs(windows), "s", 4.0)
     ids, spans = windows[1].token_ids, windows[1].spans
@@ -122,7 +122,7 @@ GIVEN = {window.index: scores for window, scores in pairs(WINDOWS)}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Windows 0-1, 2 and 3-5 in a segment each, and two records."""
+    """A folder with three segments, of the windows 0-1, 2 and 3-5, and two records."""
     for some in ([0, 1], [2], [3, 4, 5]):
         commit(tmp_path, TAG, [(WINDOWS[index], GIVEN[index]) for index in some], "s", 1.0)
     segments.write_record(tmp_path, "s", {"label": "W4A16", "load_seconds": 1.5})
@@ -131,14 +131,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(folder: Path) -> tuple[dict[int, TokenScores], set[Path]]:
-    """(scores, each as it was committed, damaged files)."""
+    """Return (scores, damaged files); assert that each score is as it was committed."""
     loaded = load(folder, TAG, WINDOWS)
     assert all(same(scores, GIVEN[index]) for index, scores in loaded.scores.items())
     return loaded.scores, set(loaded.damaged)
 
 
 def test_every_flipped_bit_is_found(folder: Path) -> None:
-    """A segment's windows are missing and a record is not there; all else is, and no number is another one."""
+    """The windows or the record of the damaged file are missing; everything else is read, and no number differs."""
     whole, held = segments.records(folder), {}
     for file in sorted(folder.iterdir()):
         other = file.rename(folder / "away")
@@ -153,7 +153,7 @@ def test_every_flipped_bit_is_found(folder: Path) -> None:
 
 
 def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second session scores what is missing, and then all is what it would have been; nothing is left behind."""
+    """The second run scores the missing windows; then all windows have scores, and no temporary file is left."""
     for operation in range(40):
         folder = tmp_path / str(operation)
         with killed_at(operation, monkeypatch) as done:
@@ -180,7 +180,7 @@ def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monk
 
 
 def test_whole_files_under_another_key_are_neither_read_nor_deleted(folder: Path) -> None:
-    """Copied by hand, or by a file system that was repaired; the digests of the windows are the same."""
+    """The files were copied by hand, or by a repair of the file system; the digests of the windows are equal."""
     other = folder.with_name("other")
     shutil.copytree(folder, other)
     assert read(folder)[0].keys() == GIVEN.keys()

@@ -1,5 +1,5 @@
-"""Partial statistics and their merging against float64 in plain Python loops, in torch and in the Triton kernel;
-excluded tokens, NaN and infinities, of which nothing becomes a number and nothing is clamped."""
+"""Partial statistics and their merging, in torch and in the Triton kernel, compared with float64 in plain Python loops;
+excluded tokens, NaN and infinities, which are never replaced by a number, and never clamped."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_first_of_equal_maxima_is_the_top(partial: Partial, places: tuple[in
 
 
 def test_excluded_tokens(partial: Partial) -> None:
-    """-inf on either side, both sides, at the target, and in all of a shard."""
+    """-inf in one model, in both, at the target, and in a whole shard."""
     logits, reference = draw_excluding()
     targets = [5, 6, 7, 0, 8, 2999]
     expected = definitions(logits, targets, reference)

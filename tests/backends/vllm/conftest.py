@@ -1,4 +1,4 @@
-"""What the tests of vLLM share: a second model, an engine for it, the noise floor, and Transformers as the judge."""
+"""Fixtures of the tests of vLLM: a second model, an engine for it, the noise floor, and gold logits by Transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.vllm_engine import ARGUMENTS, WINDOWS, WORDS, engine
 
 @pytest.fixture(scope="session")
 def noisy_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy with noise in every matrix: what a quantization would leave."""
+    """The toy with noise in every matrix, similar to a quantization."""
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("noisy") / "noisy"
@@ -44,7 +44,7 @@ def noisy_engine(noisy_model: Path, logs: Path) -> Iterator[VllmEngine]:
 
 @pytest.fixture(scope="session")
 def floor_engine(toy_model: Path, logs: Path) -> Iterator[VllmEngine]:
-    """The toy in float32 with noise, which is far above what the order of additions does."""
+    """The toy in float32 with noise, whose effect is far larger than that of the order of additions."""
     with engine(toy_model, logs / "floor.log", noise="bf16", noise_seed=3) as backend:
         yield backend
 
@@ -71,7 +71,7 @@ def toy_store(toy_engine: VllmEngine, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def stand_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vLLM for tests that start none, where none need be installed: its version and a few of its arguments."""
+    """The version and a few arguments of vLLM, for tests that neither start nor need an installed vLLM."""
     unchecked = replace(VllmEngine.capabilities, packages=())
     monkeypatch.setattr(VllmEngine, "capabilities", unchecked)
     monkeypatch.setattr(compat, "installed", lambda: ("vllm", Version("0.32.0")))

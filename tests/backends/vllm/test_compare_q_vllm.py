@@ -32,7 +32,7 @@ print(names["load_vllm_score"].__module__, sys.modules["compare_q"].__file__)
 
 @pytest.mark.engine
 def test_logits_are_the_models_own(toy_model: Path) -> None:
-    """[1, L, V] for every position, the last included, also when the window is prefilled in chunks of 64."""
+    """Logits [1, L, V] for every position including the last, also if the window is prefilled in chunks of 64."""
     from transformers import AutoModelForCausalLM
 
     model, bpw_layer, bpw_head, vram_bits = compare_q_vllm.load_vllm_score(
@@ -40,9 +40,9 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
     )
     try:
         assert (bpw_layer, bpw_head, vram_bits) == (16.0, 16.0, 16 * (81_920 + 20_480))
-        assert model.planned.max_tokens == 256  # upstream asks for length + 512; the toy's context is 256
+        assert model.planned.max_tokens == 256  # upstream requests length + 512; the toy's context is 256
         reference = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
-        for window in [*toy_windows(2, 150), toy_windows(1, 150)[0]]:  # the first once more: no prefix cache
+        for window in [*toy_windows(2, 150), toy_windows(1, 150)[0]]:  # the first one again: without prefix cache
             ids = torch.from_numpy(window.token_ids).long()[None]
             logits = compare_q_vllm.fwd_vllm_score(model, ids)
             assert logits.shape == (1, 150, TOY_VOCAB)
@@ -58,7 +58,7 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
 
 @pytest.mark.engine
 def test_score_mode_command_line(toy_model: Path, toy_text: Path, tmp_path: Path) -> None:
-    """The same number as compare_q on the same windows, each in a process of its own."""
+    """The result equals compare_q's on the same windows, in a separate process."""
     flags = ["--model", toy_model, "--text", toy_text, "--context-length", "100", "--stride", "50"]
     first = run("compare_q_vllm.py", *flags)
     printed = dict(line.split(": ") for line in first.splitlines())

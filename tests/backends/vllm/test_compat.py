@@ -1,4 +1,4 @@
-"""Which vLLMs are supported, which arguments the installed one takes, and how its ranks are started."""
+"""Supported versions of vLLM, the arguments of the installed version, and the start of its ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.vllm_engine import ARGUMENTS, as_before
 
 @pytest.mark.engine
 def test_arguments_and_names_are_those_of_the_installed_vllm() -> None:
-    """Read from the source without importing it; here compared with the imported classes."""
+    """The arguments are read from vLLM's source without an import, and compared here with the imported classes."""
     import dataclasses
     import inspect
 
@@ -29,7 +29,7 @@ def test_arguments_and_names_are_those_of_the_installed_vllm() -> None:
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     parameters = set(inspect.signature(LLM.__init__).parameters) - {"self", "kwargs"}
     assert compat.arguments() == fields | parameters
-    assert compat.arguments() > ARGUMENTS  # which stand for the others in tests without vLLM
+    assert compat.arguments() > ARGUMENTS  # ARGUMENTS replaces them in tests without vLLM
     assert compat.arguments().isdisjoint(OWN_OPTIONS)
     assert compat.missing() == ()  # of the private names
 
@@ -54,7 +54,7 @@ def test_supported_versions(monkeypatch: pytest.MonkeyPatch, package: str, versi
 def test_each_private_name_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacking: compat.Private
 ) -> None:
-    """In a vLLM package that has every other one."""
+    """The vLLM package has every private name except one."""
     others = [name for name in compat.PRIVATE if name != lacking]
     if any(lacking.text in name.text for name in others if name.file == lacking.file):
         return

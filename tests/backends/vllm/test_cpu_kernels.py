@@ -1,4 +1,4 @@
-"""4-bit kernels where vLLM has none: against the formats' definitions, another implementation, and vLLM's own."""
+"""4-bit kernels that vLLM lacks, compared with the formats' definitions, another implementation, and vLLM's kernels."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.vllm_engine import engine, scores_of
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 EVEN_FIRST = np.array([*E2M1[::2], *E2M1[1::2]])
-"""The values that win ties come first: those whose last bit is 0."""
+"""E2M1 values; those that win ties, whose last bit is 0, come first."""
 
 
 def unpacked(packed: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
-    """Weights [out, in] in float64 of packed ones, uint8 [out, in / 2], the low four bits first: sign, E2M1."""
+    """Unpack weights uint8 [out, in / 2], low four bits first (sign, E2M1), into float64 [out, in]."""
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
     values = torch.tensor(E2M1, dtype=torch.float64)[codes & 7] * (1 - 2 * (codes >> 3))
     groups = values.unflatten(1, (-1, 16)) * scale.double()[:, :, None] / global_scale.double()
@@ -46,13 +46,13 @@ def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
     return (torch.from_numpy(nearest * np.sign(ratios)) * scale).flatten(-2).to(x.dtype)
 
 
-pytestmark = [pytest.mark.engine, pytest.mark.skipif(GPU, reason="on a GPU vLLM has kernels of its own")]
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(GPU, reason="on a GPU vLLM has its own kernels")]
 WINDOWS = toy_windows(3, 100)
 
 
 def reference(toy_model: Path, quantized: Path) -> list[list[float]]:
-    """Log-probabilities of WINDOWS by the toy model in float32 with the checkpoint's weights, by the definition, and
-    its activations rounded where the checkpoint has scales for them."""
+    """Log-probabilities of WINDOWS by the toy model in float32, with the checkpoint's dequantized weights, and with
+    rounded activations if the checkpoint has scales for them."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
@@ -128,7 +128,7 @@ for wanted in sys.argv[1:]:
 
 
 def test_installed_the_plugin_replaces_nothing_of_a_vllm_that_compare_q_did_not_start(tmp_path: Path) -> None:
-    """In one process of vLLM: first as for `vllm serve`, then as for compare_q's worker."""
+    """One process loads vLLM's plugins first as `vllm serve` does, then as compare_q's worker does."""
     (tmp_path / "own-1.dist-info").mkdir()
     (tmp_path / "own-1.dist-info" / "METADATA").write_text("Name: own\nVersion: 1\n")
     entry = "[vllm.general_plugins]\ncompare_q = compare_q.backends.vllm.plugin:register\n"
@@ -139,7 +139,7 @@ def test_installed_the_plugin_replaces_nothing_of_a_vllm_that_compare_q_did_not_
     alone, ours = ran.stdout.splitlines()
     assert alone == "True", ran.stderr
     replaced = {"MarlinNvFp4LinearKernel", "_POSSIBLE_KERNELS", "_POSSIBLE_NVFP4_KERNELS", "backend_to_kernel_cls"}
-    assert replaced < set(ours.split())  # with registers that grow as more of vLLM is imported
+    assert replaced < set(ours.split())  # and registers that grow as more of vLLM is imported
 
 
 EXPERTS, HIDDEN, INNER, CHOSEN, TOKENS = 4, 32, 48, 2, 20
@@ -152,7 +152,7 @@ def random_packed(generator: torch.Generator, *shape: int) -> tuple[torch.Tensor
 
 
 def by_definition(given: torch.Tensor, inputs: Any, made: dict[str, Any], route: tuple[Any, Any]) -> torch.Tensor:
-    """What the experts make of ``given``, token by token, in float64; ``inputs``: global scales of both inputs."""
+    """Return the experts' output for ``given`` in float64, token by token; ``inputs``: global scales of both inputs."""
     out = torch.zeros(given.shape, dtype=torch.float64)
     taken = rounded(given, inputs[0]) if inputs else given
     for token, (experts, weights) in enumerate(zip(*route, strict=True)):
@@ -166,7 +166,7 @@ def by_definition(given: torch.Tensor, inputs: Any, made: dict[str, Any], route:
 
 @pytest.mark.parametrize("name", ["CompareQNvFp4W4A16Experts", "CompareQNvFp4EmulationExperts"])
 def test_experts_against_the_definition(name: str) -> None:
-    """Every expert has a global scale of its own for its weights, and shares those of the inputs."""
+    """Each expert has its own global scale for the weights; all experts share the global scales of the inputs."""
     from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, MoEActivation
 
     from compare_q.backends.vllm import cpu_kernels as classes
@@ -208,7 +208,7 @@ def test_experts_against_the_definition(name: str) -> None:
 
 
 def test_a_mixture_in_vllm(tmp_path: Path) -> None:
-    """Weight-only in float32: as Transformers has it with the dequantized weights."""
+    """Weight-only in float32, compared with Transformers on the dequantized weights."""
     pytest.importorskip("compressed_tensors", reason="compressed_tensors is not installed")
     from tests.support.toy_moe_files import nvfp4_weight_only
 
@@ -244,7 +244,7 @@ def nibbles(numbers: np.ndarray[Any, Any], axis: int) -> torch.Tensor:
 
 
 def parameter(values: torch.Tensor, **dims: int) -> torch.nn.Parameter:
-    """A parameter that says, as vLLM's do, which dimension is which."""
+    """A parameter with attributes that name its dimensions, as vLLM's parameters have."""
     found = torch.nn.Parameter(values, requires_grad=False)
     vars(found).update(dims)
     return found

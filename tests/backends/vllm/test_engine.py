@@ -1,4 +1,4 @@
-"""vllm_score in a real vLLM: scores and divergences against brute force, ranks, the probe, refusals, the noise."""
+"""vllm_score in a real vLLM: scores and divergences compared with brute force, ranks, the probe, refusals, noise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own_logits(engine: VllmEngine, window: Window) -> torch.Tensor:
 
 
 def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH) -> None:
-    """Every score of every window."""
+    """Assert that every score of every window is the same."""
     assert found.keys() == gold.keys()
     for index in gold:
         for field in FIELDS:
@@ -46,7 +46,7 @@ def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], ato
 
 
 def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None:
-    """The same run again is the same to the bit: the scheduler is paused while windows are queued."""
+    """A second run has bit-identical scores, because the scheduler is paused while windows are queued."""
     found = scores_of(toy_engine, WINDOWS)
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
@@ -64,7 +64,7 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
 
 
 def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngine, noisy_engine: VllmEngine) -> None:
-    """vLLM caches prefixes by default; one that is read would leave positions unscored."""
+    """vLLM caches prefixes by default; positions of a cached prefix would not be scored."""
     (window,) = toy_windows(1, 200)
     again = [window, replace(window, index=1), Window.scored_from(2, window.token_ids[:120])]
     for backend in (toy_engine, noisy_engine):
@@ -78,8 +78,8 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngin
 def test_preempted_windows_are_scored_all_the_same(
     toy_engine: VllmEngine, noisy_model: Path, noisy_engine: VllmEngine, logs: Path, tmp_path: Path
 ) -> None:
-    """A KV cache of four blocks of 128 tokens for windows of 200, each growing by 40 tokens a step: four start, and
-    from the second block on they push each other out."""
+    """The KV cache has four blocks of 128 tokens.  Four windows of 200 tokens start, each growing by 40 tokens per
+    step; when they need a second block, they preempt each other."""
     windows = toy_windows(6, 200)
     store = recorded(toy_engine, windows, tmp_path)
     gold = scores_of(noisy_engine, windows, against(store))
@@ -161,7 +161,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
     toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path, toy_model: Path, noisy_model: Path,
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Scores, divergences and the store of a TP=2 run; what is gathered is one row a request, for vLLM's own token."""
+    """Scores, divergences and the store of a TP=2 run; only one row per request is gathered, for vLLM's own token."""
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.SpyExtension")
     gold = scores_of(noisy_engine, WINDOWS, against(toy_store, divergences=True))
     with engine(noisy_model, logs / "tp.log", tensor_parallel_size=2) as backend:
@@ -188,7 +188,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
 def test_logits_that_are_edited_after_the_gather_are_gathered(
     toy_engine: VllmEngine, toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their head alone is not what they serve: logits are kept for a reference, and come back exactly."""
+    """The head alone does not compute the served logits: a reference keeps logits, and returns them exactly."""
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.EditedExtension")
     with engine(toy_model, logs / "edited.log", tensor_parallel_size=2) as backend:
         found = scores_of(backend, WINDOWS)
@@ -217,7 +217,7 @@ def test_scores_that_are_not_vllms_own_stop_the_run(
 def test_a_text_that_repeats_one_word_is_scored(
     toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a model to which all tokens of the word are one, its logits repeat to the bit at different tokens."""
+    """If the model's embeddings of the word's tokens are equal, its logits repeat bit for bit at different tokens."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(toy_model, tmp_path / "alike")
@@ -226,7 +226,7 @@ def test_a_text_that_repeats_one_word_is_scored(
         if "embed_tokens" in name:
             tensor[:] = tensor[7].clone()
         if "o_proj" in name:
-            tensor.zero_()  # what attention adds to itself would differ in the last bits
+            tensor.zero_()  # attention's output would differ in the last bits
     save_file(tensors, tmp_path / "alike" / "model.safetensors", {"format": "pt"})
     word = Window.scored_from(0, np.tile(np.array([5, 6, 7], np.int32), 30))
     other = Window.scored_from(1, np.arange(60, dtype=np.int32))
@@ -247,7 +247,7 @@ def test_a_text_that_repeats_one_word_is_scored(
 
 
 def test_an_architecture_is_inspected_in_this_process(toy_engine: VllmEngine) -> None:
-    """Not in a Python of its own; an unknown one, and a vLLM without these names, are left as they are."""
+    """vLLM starts no other Python; an unknown architecture, or a vLLM without these names, changes nothing."""
     from vllm import ModelRegistry
 
     assert type(ModelRegistry.models["LlamaForCausalLM"]).__name__ == "_RegisteredModel"
@@ -261,7 +261,7 @@ Spoil = Callable[[torch.Tensor], torch.Tensor]
 
 
 def spoil(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, *, always: bool = False) -> None:
-    """A vLLM whose model runner changes states, in steps where no request wants ``prompt_logprobs`` or ``always``."""
+    """Make vLLM's model runner change states: in steps without a request for ``prompt_logprobs``, or ``always``."""
     (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
     step = runner._get_prompt_logprobs_dict
 
@@ -272,7 +272,7 @@ def spoil(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, *
 
 
 def trimmed(states: torch.Tensor) -> torch.Tensor:
-    """All but the last 40 rows are zero, as DeepSeek-V4.1's last layers leave them for what lies before a window."""
+    """Set all but the last 40 rows to zero, as DeepSeek-V4.1's last layers do for tokens before their window."""
     return torch.cat([torch.zeros_like(states[:-40]), states[-40:]])
 
 
@@ -301,7 +301,7 @@ def test_the_probe_runs_what_scoring_runs(
 def test_windows_without_states_are_never_scored(
     toy_engine: VllmEngine, toy_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against a reference whose states are zero as well, they would have a KL divergence of 0."""
+    """Compared with a reference whose states are also zero, such windows would have a KL divergence of 0."""
     route = toy_engine.driver.probe(WINDOWS)
     monkeypatch.setattr(toy_engine.driver, "probe", lambda windows: route)
     spoil(toy_engine, monkeypatch, trimmed)
@@ -311,7 +311,7 @@ def test_windows_without_states_are_never_scored(
 
 @in_this_process
 def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe knows by how much scores differ from run to run, and asks no more of requests of their own."""
+    """The probe measures how much scores differ between runs, and allows this difference without prompt_logprobs."""
     drawn = torch.Generator().manual_seed(0)
     shaken = lambda states: states * (1 + 0.01 * torch.randn(states.shape, generator=drawn))  # noqa: E731
     spoil(toy_engine, monkeypatch, shaken, always=True)
@@ -319,7 +319,7 @@ def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, mo
 
 
 def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) -> None:
-    """A config that asks for one layer more than the file holds: found in the worker, reported in one line."""
+    """The config requires one layer more than the file has: the worker detects this, and one line reports it."""
     broken = tmp_path / "broken"
     shutil.copytree(toy_model, broken)
     config = json.loads((broken / "config.json").read_text())
@@ -333,7 +333,7 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(GPU, reason="TF32 products hide noise of this size")
 def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, floor_engine: VllmEngine) -> None:
-    """Each layer of either engine has the same numbers for the same elements, in whatever steps and order."""
+    """In both engines, a layer's noise is the same for the same elements, in any steps and order."""
     from compare_q.backends.hf.engine import TransformersEngine
 
     windows = toy_windows(3, 100)
@@ -358,7 +358,7 @@ def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, 
 def test_what_vllm_refuses_by_its_config(
     toy_model: Path, tmp_path: Path, quantization: dict[str, Any], reason: str
 ) -> None:
-    """One line with vLLM's reason, and none of pydantic's words; no weights are read."""
+    """The refusal is one line with vLLM's reason, without pydantic's text; no weights are read."""
     config = json.loads((toy_model / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, **quantization}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Which rows are whose in a step, which are scored, what is refused; states beside a model's own in one product."""
+"""The rows of each request in a step, the scored rows, refusals; a reference's and a model's states in one product."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS = SimpleNamespace(extra_args=None)
 
 
 class Seen(list[Any]):
-    """Keeps every step that it receives."""
+    """A list of the steps that it receives."""
 
     def step(self, *given: Any) -> None:
         self.append(given[1:])
@@ -39,7 +39,7 @@ def taken(requests: list[RequestRows]) -> list[tuple[Any, int, int, int, int]]:
 
 
 class RunnerV1:
-    """The parts of a V1 model runner that the hook reads, in the middle of a step."""
+    """The attributes of a V1 model runner that the hook reads, during a step."""
 
     def __init__(self) -> None:
         self.requests = {
@@ -55,7 +55,7 @@ class RunnerV1:
 
 
 def test_v1_rows() -> None:
-    """Request a lies behind b in the batch and is in its middle; b is not ours; c has only a generated token left."""
+    """In the batch, request b, which is not a window, precedes a, which is half computed; c is only generating."""
     runner, seen, idle = RunnerV1(), Seen(), [False]
     assert attach(runner, lambda: None if idle[0] else seen) == "V1"
     states = torch.zeros(10, 2)
@@ -63,7 +63,7 @@ def test_v1_rows() -> None:
     assert runner._get_prompt_logprobs_dict(states, {"b": 3}) == "original"
     idle[0] = True
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
-    ((requests, tokens),) = seen  # of the first step alone: nobody is called without rows of ours
+    ((requests, tokens),) = seen  # only the first step has rows of windows
     assert taken(requests) == [([7, [[1, 10]]], 4, 3, 6, 10)]
     found = tokens([of(requests[0].prompt, 5, 8), of(requests[0].prompt, 0, 2)])
     assert (found.tolist(), found.dtype) == ([5, 6, 7, 0, 1], torch.int64)
@@ -86,7 +86,7 @@ class WorkerV2:
 
 
 def test_v2_rows() -> None:
-    """Batch: b (not ours), a (state 2, from token 4), c (prompt done); a removed request is forgotten."""
+    """Batch: b (not a window), a (state 2, from token 4), c (prompt finished); a removed request is forgotten."""
     worker, seen = WorkerV2(), Seen()
     attach(SimpleNamespace(prompt_logprobs_worker=worker), lambda: seen)
     assert worker.add_request("a", 2, OURS) == "added a"
@@ -133,7 +133,7 @@ def test_the_installed_vllm_has_the_expected_signatures() -> None:
 
 
 class GivenPositions(torch.nn.Module):
-    """A model that is not given its tokens, as one that can take images."""
+    """A model that does not receive token ids, such as a model for images."""
 
     def forward(self, *, input_ids: None, positions: torch.Tensor) -> torch.Tensor:
         return positions
@@ -142,7 +142,7 @@ class GivenPositions(torch.nn.Module):
 @pytest.mark.parametrize("generation", [1, 2])
 @pytest.mark.parametrize("positions", [[0, 1, 4], [[0, 1, 4], [0, 1, 4], [0, 1, 4]]])
 def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
-    """The runner has them, in a buffer longer than a step, and M-RoPE's positions have three equal rows."""
+    """The tokens are in a buffer of the runner that is longer than a step; M-RoPE's positions have three equal rows."""
     model, ids, found = GivenPositions(), torch.tensor([5, 6, 7, 9]), []
     buffers = {"input_ids": SimpleNamespace(gpu=ids)}
     if generation == 2:
@@ -156,7 +156,7 @@ def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
 
 
 STEP = [
-    RequestRows([5, [(1, 10)]], 4, 12, 6, 10, "e"),  # window 5: positions 4 to 9, of which 9 predicts nothing
+    RequestRows([5, [(1, 10)]], 4, 12, 6, 10, "e"),  # window 5: positions 4 to 9; 9 predicts nothing
     RequestRows([2, [(4, 10)]], 0, 0, 8, 10, "b"),  # window 2: scored from token 4 on, so the rows at positions 3 to 7
     RequestRows([7, [(1, 5)]], 4, 8, 1, 5, "g"),  # window 7: its last position alone
     RequestRows([8, [(9, 12)]], 0, 9, 3, 12, "h"),  # window 8: nothing is scored yet
@@ -165,7 +165,7 @@ PARTS = [ScoredRows(StoredRows(2, 6, 0, 5), 3, 5, "b", 4), ScoredRows(StoredRows
 
 
 def test_scored_rows_by_hand() -> None:
-    """The row at position p predicts token p + 1; parts lie as in the hidden states."""
+    """The row at position p predicts token p + 1; parts are ordered as in the hidden states."""
     assert scored_rows(STEP) == PARTS
 
 
@@ -208,11 +208,11 @@ def model_of(*, by_name: bool) -> Any:
 @pytest.mark.engine
 @pytest.mark.parametrize("by_name", [False, True])
 def test_states_beside_enter_the_head_as_they_are(by_name: bool) -> None:
-    """What was kept of a reference are the states that enter the head; the model's own halving is not theirs."""
+    """A reference's stored states are those that enter the head, so that the model's halving does not apply to them."""
     source = LogitsSource(model_of(by_name=by_name))
     hidden, beside = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
     own, reference = source.local_beside(hidden, beside)
     torch.testing.assert_close(own, hidden / 2 @ WEIGHT.T)
     torch.testing.assert_close(reference, beside @ WEIGHT.T)
-    assert torch.equal(source.states, hidden / 2)  # what a recording keeps
-    torch.testing.assert_close(source.local(hidden), own)  # nothing is beside them any more
+    assert torch.equal(source.states, hidden / 2)  # recorded by a reference
+    torch.testing.assert_close(source.local(hidden), own)  # without the reference's states

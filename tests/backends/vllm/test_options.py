@@ -1,4 +1,4 @@
-"""The ``engine`` object of vllm_score: what is refused, and what it becomes."""
+"""The ``engine`` object of vllm_score: refused options, and the resulting arguments of vLLM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def arguments(folder: Path, *, cpu: bool = False, **options: Any) -> dict[str, A
 
 
 def test_defaults_and_options(toy_model: Path) -> None:
-    """The toy's KV cache: 2 layers x 2 heads x 16 x 2 (k, v) x 2 bytes a token, so 256 MiB, the least, suffice."""
+    """The toy's KV cache takes 2 layers x 2 heads x 16 x 2 (k, v) x 2 bytes per token, so that the minimum of 256 MiB
+    is enough."""
     sized = {"kv_cache_memory_bytes": 256 << 20}
     assert arguments(toy_model, cpu=True) == OURS | sized
     assert arguments(toy_model) == OURS | sized | {"gpu_memory_utilization": 0.01}
@@ -42,7 +43,7 @@ def test_defaults_and_options(toy_model: Path) -> None:
 
 
 def test_windows_that_are_not_split(toy_model: Path) -> None:
-    """TurboQuant's prefill would lose their earlier tokens; a step holds the longest window whole."""
+    """With TurboQuant, a split window would lose its earlier tokens; therefore a step holds the longest window."""
     sized = {"kv_cache_memory_bytes": 256 << 20, "gpu_memory_utilization": 0.01}
     given = {"kv_cache_dtype": "turboquant_k8v4"}
     unsplit = {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384}
@@ -52,12 +53,12 @@ def test_windows_that_are_not_split(toy_model: Path) -> None:
     assert "enable_chunked_prefill" not in engine_arguments(decoding(toy_model, **given), config, cpu=False)
 
 
-@pytest.mark.parametrize("chunked", [True, None])  # null leaves it to vLLM, which splits windows
+@pytest.mark.parametrize("chunked", [True, None])  # null: vLLM's default, which splits windows
 @pytest.mark.parametrize("cache", ["turboquant_k8v4", "ultraquant_4bit"])
 def test_windows_that_the_spec_has_split(
     toy_model: Path, cache: str, chunked: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only where vLLM forgets their first part."""
+    """A spec that splits windows is refused only if vLLM would forget their first part."""
     monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {"enable_chunked_prefill"})
     monkeypatch.setattr(compat, "words", lambda _: None)
     given = {"kv_cache_dtype": cache, "enable_chunked_prefill": chunked}
@@ -74,7 +75,7 @@ def decoding(folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **
 
 
 def test_steps_of_decode(toy_model: Path) -> None:
-    """On a GPU compiled, as it serves; noise needs hooks, which graphs do not run.  The cache holds all windows."""
+    """On a GPU decode is compiled, as in serving, but noise needs hooks.  The cache fits all windows."""
     config = CheckpointConfig.read(toy_model).raw
     told = OURS | {"long_prefill_token_threshold": 4, "max_num_seqs": 8, "enable_prefix_caching": False}
     for options, cpu, eager in (({}, True, True), ({}, False, False), ({"noise": "bf16"}, False, True)):
@@ -133,7 +134,7 @@ def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> 
 
 
 def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option that only newer versions have is set to false where it is there; options that are off pass."""
+    """An option of newer versions is set to false if it exists; options that are off are accepted."""
     monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
     assert arguments(toy_model)["swa_bounded_replay"] is False
     said = refusal(VllmEngine.check, request_for(toy_model, swa_bounded_replay=True))
@@ -151,7 +152,7 @@ ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short
      {"rope_parameters": {"full_attention": ROPE}}],
 )  # fmt: skip
 def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
-    """vLLM picks the short or long factors by max_model_len, so following the windows would choose for the user."""
+    """vLLM chooses the short or long factors by max_model_len, so that compare_q must not set it by the windows."""
     long = tmp_path / "long"
     shutil.copytree(toy_model, long)
     (long / "config.json").write_text(json.dumps(json.loads((long / "config.json").read_text()) | keys))

@@ -1,5 +1,5 @@
-"""Memory bounds, want of memory, and head comparison of the scorer in vLLM's workers; ranks that exchange rows of the
-first pass for the second: the same chunks on all, and none is left waiting; what the driver doubts of vLLM's answers.
+"""The scorer in vLLM's workers: memory bounds, out of memory, head comparison; ranks that exchange rows of the first
+pass use the same chunks, and no rank waits for ever; and the driver's checks of vLLM's answers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ OTHER_HEAD: Any = SimpleNamespace(head=None)
 OWN_HEAD: Any = SimpleNamespace(
     head=SimpleNamespace(is_own=True), store=SimpleNamespace(head=SimpleNamespace(soft_cap=None, scale=1.0))
 )
-"""Comparisons with a reference whose head is a copy, or the model's own."""
+"""Comparisons with a reference that has another head, or the model's own head."""
 
 
 def scorer(
     entries: int, /, *, device: str = "cuda", tp_size: int = 1, soft_cap: float | None = None, **plan: Any
 ) -> Scorer:
-    """A scorer that has not been given anything to do."""
+    """A scorer that has not received a step."""
     processor = SimpleNamespace(soft_cap=soft_cap, scale=1.0, org_vocab_size=entries)
     source: Any = SimpleNamespace(processors=[processor], processor=processor, shard=None)
     return Scorer(source, Plan(**plan), torch.device(device), entries, tp_size)
@@ -44,7 +44,7 @@ def scorer(
 @pytest.mark.parametrize(("comparison", "states"), [(None, 1), (OTHER_HEAD, 2), (OWN_HEAD, 5)])
 @pytest.mark.parametrize("hidden_size", [576, 4096, 16384])
 def test_a_chunk_stays_under_256_mib(vocab_size: int, comparison: Any, states: int, hidden_size: int) -> None:
-    """Logits of both, states (gathered; a copy of the reference's; two buffers and both side by side), results."""
+    """The memory of a chunk: logits of both models, states (gathered, the reference's copy, two buffers), results."""
     under_test = scorer(vocab_size)
     under_test.comparison = comparison
     rows = under_test.chunk_rows(hidden_size, 2)
@@ -56,13 +56,13 @@ def test_a_chunk_stays_under_256_mib(vocab_size: int, comparison: Any, states: i
 
 
 def test_chunks_by_hand() -> None:
-    """255 MiB / 264,752 bytes a row = 1,009; against a reference / 529,456 = 505, with one head / 554,032 = 482."""
+    """255 MiB / 264,752 bytes per row = 1,009; with a reference, / 529,456 = 505; with one head, / 554,032 = 482."""
     assert scorer(128_256).chunk_rows(4096, 2) == 768
     against = scorer(128_256)
     for against.comparison in (OTHER_HEAD, OWN_HEAD):
         assert against.chunk_rows(4096, 2) == 384
     second, rows = scorer(128_256, tp_size=2, divergences=True), set()
-    for second.comparison in (OTHER_HEAD, OWN_HEAD):  # ranks that exchange rows cut the same chunks, whosever head
+    for second.comparison in (OTHER_HEAD, OWN_HEAD):  # ranks that exchange rows need equal chunks
         rows.add(second.chunk_rows(16_384, 2))
     assert (len(rows), second.exchanges) == (1, True)
     assert scorer(128_256, tp_size=2).chunk_rows(4096, 2) == 1536
@@ -73,7 +73,7 @@ def test_chunks_by_hand() -> None:
 
 @pytest.mark.parametrize("keys", [{}, {"device": "cpu"}, {"gathered": True}, {"soft_cap": 30.0}])
 def test_when_one_product_gives_both_logits(keys: dict[str, Any]) -> None:
-    """On a GPU, if the reference's head is the model's own."""
+    """One product computes both on a GPU, if the reference's head is the model's own."""
     under_test = scorer(320, **keys)
     for under_test.comparison in (None, OWN_HEAD, OTHER_HEAD):
         assert under_test.has_head_beside == (not keys and under_test.comparison is OWN_HEAD)
@@ -108,7 +108,7 @@ class Small:
 
 
 def stepped(source: Any, **plan: Any) -> Scorer:
-    """A scorer after one step with the whole window."""
+    """Return a scorer after one step with the whole window."""
     one = Scorer(source, Plan(**plan), torch.device("cpu"), 40, 2)
     one.step(STATES, [REQUEST], tokens)
     one.buffers.land()
@@ -125,7 +125,7 @@ def stepped(source: Any, **plan: Any) -> Scorer:
     ],
 )
 def test_chunks_that_do_not_fit_are_halved(fits: int, asked: list[int]) -> None:
-    """And stay so; the scores are the same, bit for bit."""
+    """Later chunks keep the halved size; the scores are bit-identical."""
     source = Small(fits)
     one, whole = stepped(source), stepped(Small(1000))
     assert (one.error, source.asked) == ("", asked)
@@ -136,7 +136,7 @@ def test_chunks_that_do_not_fit_are_halved(fits: int, asked: list[int]) -> None:
 
 
 def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
-    """Over the borders of chunks; a NaN is no zero, and a step that repeats the rows heals them."""
+    """Missing rows may cross chunks; NaN does not count as zero, and a step that computes the rows again fixes them."""
     states = STATES.clone()
     states[200:300], states[300] = 0.0, torch.nan
     one = Scorer(Small(1000), Plan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ class Ranks:
         return one
 
     def step(self) -> list[Scorer]:
-        """Both ranks after one step with the whole window."""
+        """Return both ranks after one step with the whole window."""
         scorers = [self.scorer(0), self.scorer(1)]
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda one: one.step(STATES, [REQUEST], tokens), scorers))
@@ -213,7 +213,7 @@ def test_two_ranks_score_as_one_does() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")], ids=str)
 def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exception) -> None:
-    """Chunks are not halved for want of memory then: the other rank would not halve its own."""
+    """If ranks exchange rows, a rank without memory does not halve its chunks, because the other rank would not."""
     ranks = Ranks((rank, 1), error)
     scorers = ranks.step()
     assert [bool(one.error) for one in scorers] == [rank == 0, rank == 1]
@@ -221,7 +221,7 @@ def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exceptio
 
 
 def test_what_is_collected() -> None:
-    """Windows that are whole; of one with a gap the reason; of a rank that vLLM gives no logits nothing."""
+    """Complete windows are collected; a window with a gap gives the reason; a rank without logits returns nothing."""
     one = stepped(Small(1000))
     rows = one.buffers.windows[7].statistics
     assert one.collect([7]) == ({"error": "", "shard": (0, 40), "entries": 40, "counts": [998]}, rows.tobytes())
@@ -233,7 +233,7 @@ def test_what_is_collected() -> None:
 
 
 class Flat(list[int]):
-    """The parts of vLLM's FlatLogprobs that are read; a list only for its length."""
+    """The attributes of vLLM's FlatLogprobs that are read; the list only provides its length."""
 
     def __init__(self, tokens: list[int], starts: list[int], ends: list[int]) -> None:
         super().__init__(starts)
@@ -269,7 +269,7 @@ TWELVE = Window.scored_from(0, np.array([4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
     ],
 )
 def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, end: int) -> None:
-    """In one of two shards they do change: the other one alone says nothing."""
+    """Logits count as repeated only if they repeat in all shards."""
     shard = np.random.default_rng(0).normal(size=(len(window.targets), 5)).astype(np.float32)
     same = shard.copy()
     same[alike, :3] = same[alike.start, :3]

@@ -1,4 +1,4 @@
-"""Decode in vLLM: which steps count as right, which graphs ran, and a real vLLM that decodes what prefill scores."""
+"""Decode in vLLM: correct steps, the graphs that ran, and a real vLLM whose decode has the scores of prefill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def request(start: int, n_rows: int, length: int = 10, window: int = 7) -> Reque
 
 
 def test_steps_are_counted_by_hand() -> None:
-    """Two windows of ten tokens and one of three, four tokens a step: 4, 4, 2 and 3."""
+    """Two windows of ten tokens and one of three, with four tokens per step: 4, 4, 2 and 3."""
     graph: Any = SimpleNamespace(last="NONE")
     steps = Steps(4, graph)
     assert steps.count([request(0, 4), request(0, 4), request(0, 3, 3)]) == ""
@@ -44,14 +44,14 @@ def test_other_steps_are_told(start: int, n_rows: int) -> None:
 
 @pytest.fixture(scope="module")
 def decoding(toy_model: Path, logs: Path) -> Iterator[VllmEngine]:
-    """One token of each of three windows a step."""
+    """A vLLM that decodes one token of each of three windows per step."""
     with engine(toy_model, logs / "decode.log", decode=Decode(1, 3)) as backend:
         yield backend
 
 
 @pytest.mark.engine
 def test_decode_scores_what_prefill_does(decoding: VllmEngine, toy_store: Path, toy_logits: Any) -> None:
-    """In float32, so that what batches round is small.  Every token of the six windows is a step of its own."""
+    """In float32, so that batches differ little by rounding.  Every token of the six windows is a separate step."""
     found = scores_of(decoding, WINDOWS, against(toy_store))
     for window in WINDOWS:
         assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
@@ -69,7 +69,7 @@ def test_decode_scores_what_prefill_does(decoding: VllmEngine, toy_store: Path, 
 
 @pytest.mark.engine
 def test_a_window_that_is_alone_is_decoded_too(decoding: VllmEngine) -> None:
-    """vLLM 0.32 would give it all tokens of a step at once; and the engine is free for the next windows after it."""
+    """vLLM 0.32 would compute all tokens of such a window in one step.  The engine can then score more windows."""
     for window in (WINDOWS[0], replace(WINDOWS[1], index=0)):
         scores_of(decoding, [window])
         assert decoding.provenance()["scorer"]["steps"]["tokens_a_step"] == {"1": len(window.token_ids)}

@@ -1,4 +1,4 @@
-"""The stand-in server, one a test."""
+"""The stand-in server, one per test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that answer as none should: each costs a row with its reason, and neither the run nor the machine."""
+"""Servers with wrong answers: each fails its own row with the reason, and affects neither the run nor the machine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.toy import Run, Specs
 from tests.support.vllm_server import Handler, Stub, described, request_for
 
 ENOUGH = 1 << 27
-"""Bytes that a test sends at most, of an answer without an end."""
+"""Maximum number of bytes that a test sends of an endless answer."""
 OK = b"HTTP/1.1 200 OK\r\n"
 Act = Callable[[Handler], object]
 
 
 def forever(piece: bytes, head: bytes = OK + b"\r\n", every: float = 0.0) -> Act:
-    """Sends a head, then the same piece until the other side hangs up."""
+    """Send a head, then the same bytes again and again until the client closes the connection."""
 
     def act(handler: Handler) -> None:
         try:
@@ -44,7 +44,7 @@ def whole(body: bytes, status: int = 200, **headers: str) -> Act:
 
 
 def bad(stub: Stub, path: str, act: Act) -> None:
-    """Have the stand-in act so on this path, and else as a server."""
+    """Make the stand-in act badly on this path, and like a server on other paths."""
 
     def answers(handler: Handler) -> bool:
         if handler.path == path:
@@ -83,7 +83,7 @@ def test_each_is_one_line(stub: Stub, manner: str) -> None:
 
 
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
-    """Whatever the server's own limits are; else it says what the model is."""
+    """At the deadline a worker is ended, whatever time limits the server has; before that, it describes the model."""
     stub.tokens = {"tokens": [5], "token_strs": ["water"]}
     good = Workers().ask(request_for(stub.url))
     assert (good.stamp, good.facts) == (described(stub).stamp, ModelFacts(context=255, tokenizer={5: "water"}))
@@ -93,14 +93,14 @@ def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
 
 
 def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """One bad server of each stage, and a good model behind them."""
+    """One bad server for each stage, and a good model after them."""
     stages = {"/v1/models": "deep", "/v1/completions": "endless", "/tokenize": "a byte at a time"}
     stubs = [stub, *(Stub() for _ in range(len(stages)))]
     for each in stubs[1:]:
         threading.Thread(target=each.serve_forever, args=(0.01,), daemon=True).start()
     for each, (path, manner) in zip(stubs, stages.items(), strict=False):
         bad(each, path, MANNERS[manner][0])
-    turns = stubs[-1]  # bad once its windows are asked for
+    turns = stubs[-1]  # bad from the first request for a window on
     turns.hold = lambda prompt: setattr(turns, "edit", lambda body, answer: answer | {"choices": 3})
     served = [
         {"load_fn": "vllm_server", "label": f"bad {at}", "model_dir": each.url, "engine": {"timeout_s": 0.5}}

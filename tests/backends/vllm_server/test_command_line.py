@@ -1,5 +1,5 @@
-"""A server among the models of a run: its scores, its place in the cache, what it cannot be; and one whose model
-changes before it is loaded, while it is scored, and after."""
+"""A server among the models of a run: its scores, its key in the cache, refused uses; and a server whose model changes
+before it is loaded, while it is scored, and after."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     sent = [[gold(ids[at], ids[at - 1]) for at in range(1, 100)] for ids in stub.windows]
     assert found["ppl"] == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
     assert "no KLD: this engine gives no more than the real tokens' log-probabilities" in json.dumps(found)
-    assert not {"cpu", "gpus", "driver", "cores"} & found["provenance"].keys()  # those of this machine say nothing
+    assert not {"cpu", "gpus", "driver", "cores"} & found["provenance"].keys()  # this machine's hardware is irrelevant
     stub.windows.clear()
     assert compare_q("-d", data, "-m", models, "--divergences", "-o", out).status == 0
     assert not stub.windows  # from the cache
@@ -65,11 +65,11 @@ def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], Non
     with pytest.raises(ModelError) as caught:
         VllmServerEngine(stamped).load()
     assert str(caught.value) == f"{stub.url}: the server's model changed before it was scored; run again"
-    VllmServerEngine(request.updated(stamp=ServedModel(request).stamp())).load()  # under a key of its own
+    VllmServerEngine(request.updated(stamp=ServedModel(request).stamp())).load()  # under its own key
 
 
 def test_swapped_while_scored(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """The other weights' scores are under neither key afterwards."""
+    """The scores of mixed weights are not stored under either key."""
     data, models = write_specs([{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}])
     out = tmp_path / "out.json"
 

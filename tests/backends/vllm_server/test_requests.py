@@ -1,4 +1,4 @@
-"""Which servers and requests are refused, how windows are asked for, and what is read from an answer."""
+"""Refused servers and requests, the requests for windows, and the values that are read from an answer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def few(stub: Stub) -> None:
 def test_servers_that_are_refused(
     stub: Stub, change: Callable[[Stub], None], options: dict[str, Any], message: str
 ) -> None:
-    """What the spec can mend is a problem, which ends the run before it begins; the rest fails one model."""
+    """An error that the spec can fix ends the run before it begins; any other error fails one model."""
     change(stub)
     said = described(stub, **options)
     assert bool(said.problem) == (change in (two, short))
@@ -110,7 +110,7 @@ def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, monkeypatch: py
     "quoted", ["""sk-a/"b\\c'+9""", """sk-a/\\"b\\\\c'+9""", "sk-a%2F%22b%5Cc%27%2B9", "sk-a/&quot;b\\c&#x27;+9"]
 )
 def test_a_key_is_masked_in_every_escape(quoted: str) -> None:
-    """As it is, and as JSON, URLs and HTML write it."""
+    """The key is masked unchanged, and as escaped in JSON, URLs and HTML."""
     assert client.without_key(f"no: Bearer {quoted}!", """sk-a/"b\\c'+9""") == "no: Bearer ***!"
     assert client.without_key(quoted, None) == quoted
 
@@ -142,7 +142,7 @@ def test_each_score_is_the_real_tokens(stub: Stub) -> None:
 
 
 def shift(body: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Entry i for token i + 1: the classic mistake."""
+    """Shift the entries by one: entry i scores token i + 1, a common mistake."""
     entries = choice(answer)["prompt_logprobs"]
     choice(answer)["prompt_logprobs"] = [None, *entries[2:], entries[1]]
 
@@ -183,7 +183,7 @@ def test_answers_that_are_not_taken(stub: Stub, edit: Callable[..., Any], messag
 
 @pytest.mark.parametrize(("parent", "answers"), [(None, True), ("toy", False)])
 def test_an_alias_answers_and_an_adapter_does_not(stub: Stub, parent: str | None, answers: bool) -> None:
-    """vLLM answers with the first of several names."""
+    """For an alias, vLLM's answer has the first of the model's names."""
     stub.cards.append({**stub.cards[0], "id": "other", "parent": parent})
     stub.edit = lambda body, answer: answer | {"model": "toy"}
     assert ("toy answers in place of other" in described(stub, model="other").silence) != answers

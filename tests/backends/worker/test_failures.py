@@ -1,4 +1,4 @@
-"""What is said where the memory did not suffice or a process died, and MKL's choice of kernels before a model loads."""
+"""Messages after out-of-memory errors and dead processes, and MKL's choice of kernels before a model loads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ IS_IMPORTED_BY_A_RANK = "import compare_q.backends.vllm.extension; print(mkl.cpu
 @pytest.mark.skipif(mkl.address() is None, reason="the MKL of this torch, if it has one, finds the CPU in another way")
 @pytest.mark.parametrize("code", [LOADS, IS_IMPORTED_BY_A_RANK], ids=["worker", "rank"])
 def test_mkl_knows_the_cpu_before_a_model_loads(code: str) -> None:
-    """torch 2.10 to 2.13 and an Intel CPU: else one thread's share of the first window can be 8e-5 nats off."""
+    """Otherwise, with torch 2.10 to 2.13 on an Intel CPU, one thread's part of the first window may be off by 8e-5."""
     ran = subprocess.run(
         [sys.executable, "-c", f"from tests.support import mkl; print(mkl.cpu_type())\n{code}"],
         cwd=ROOT, capture_output=True, text=True, check=True,

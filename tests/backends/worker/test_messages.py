@@ -1,4 +1,4 @@
-"""Jobs, messages and windows between driver and worker: they come back as they went, and nothing else is taken."""
+"""Commands, messages and windows between driver and worker: they arrive unchanged, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_windows_come_back(tmp_path: Path, count: int) -> None:
-    """In their order, with their own numbers and scored positions."""
+    """Windows keep their order, numbers and scored positions."""
     windows = [replace(window, index=3 * window.index) for window in random_windows(count)][::-1]
     file = tmp_path / "windows.npz"
     messages.write_windows(file, windows)
@@ -87,6 +87,6 @@ print("closed" if theirs.closed else "open")
 
 
 def test_a_fork_of_a_worker_does_not_keep_its_channel_open() -> None:
-    """vLLM's ranks are such forks: the driver would not notice the worker's end."""
+    """vLLM's ranks are such forks; with an open channel, the driver would not notice the worker's end."""
     ran = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["closed", "open"]
