@@ -22,7 +22,7 @@ def finished(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Models:
-    """Run models on the toy text, which ends with ``status``; (what was printed, the rows of results.json)."""
+    """Run models on the toy text, and assert the exit status; return (the outcome, the rows of results.json)."""
 
     def run(models: list[dict[str, Any]], *flags: object, status: int = 0) -> tuple[Ran, list[dict[str, Any]]]:
         data, spec = write_specs(models)

@@ -1,4 +1,4 @@
-"""How many windows an answer takes, worked out by hand; which texts it is asked of; and runs of several texts."""
+"""The number of windows that ``--until`` needs, computed by hand; the texts to which it applies; several texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TWO = 0.02
 
 
 def row(label: str, kld: float, error: float | None, **spec: Any) -> ModelResult:
-    """A row with this KLD, whose error as the whole text's is known."""
+    """A row with this KLD and its error as an estimate of the whole text's KLD."""
     model = with_against(replace(QUANT, label=label, spec=spec), kld=Mean(kld, 40 * kld, 40, 0, kld / 10, kld / 20))
     assert model.estimates
     return replace(model, estimates=replace(model.estimates, sampled=Sampled(0.01, error)))
@@ -38,10 +38,10 @@ def text(name: str = "t", **keys: Any) -> DataSpec:
 
 
 def test_what_is_known_of_klds() -> None:
-    """The row with the largest relative error counts; one without a KLD or an error that is known does not pass.
+    """The row with the largest relative error decides; a row whose error is unknown needs the whole text.
 
-    3 % of 16 windows is 2 % of 36 of an endless text.  Of 100: 9 = c (1/16 - 1/100), 4 = c (1/n - 1/100) for n = 30.
-    A tenth more is asked for.
+    In an endless text, an error of 3 % with 16 windows becomes 2 % with 36.  In a text of 100 windows, 9 = c (1/16 -
+    1/100) and 4 = c (1/n - 1/100), so that n = 30.  A tenth is added to both.
     """
     two = run_of(REF, row("a", 0.1, 0.001), row("b", 0.1, 0.003))
     needed, words = windows_needed(two, TWO, 16, 100)
@@ -56,7 +56,8 @@ def test_what_is_known_of_klds() -> None:
 
 
 def test_a_kld_of_roundings_is_asked_for_no_better_than_roundings_are() -> None:
-    """0.0001 ± 0.00001 is known to 10 %, but to 1 % of 0.001; beside a noise floor of 0.004 to 1 % of 0.008."""
+    """A KLD of 0.0001 ± 0.00001 is known to 10 %, but the error is 1 % of the limit 0.001 (or of 0.008, with a noise
+    floor of 0.004)."""
 
     def is_enough(*rows: ModelResult) -> bool:
         return windows_needed(run_of(REF, *rows), TWO, 16, 100)[0] == 16
@@ -78,7 +79,7 @@ Staged = Callable[..., tuple[list[Any], list[str]]]
 
 @pytest.fixture
 def staged(monkeypatch: pytest.MonkeyPatch) -> Staged:
-    """(windows of each text and ``clear`` of the runs that were made, the lines that were printed)."""
+    """Return a function that returns (the windows per text and ``clear`` of each run, the printed lines)."""
 
     def stages(errors: Mapping[str, float], sizes: Mapping[str, int], signal: int = 0) -> tuple[list[Any], list[str]]:
         asked, lines = [], list[str]()
@@ -99,7 +100,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Staged:
 
 
 def test_each_text_has_its_own_number_of_windows_in_two_stages(staged: Staged) -> None:
-    """3 % of 16 windows of 100 asks for 30 and a tenth more; a short text is used up; 16 are enough for another."""
+    """3 % with 16 of 100 windows requires 30 windows plus a tenth; a short text is scored whole; one text is done."""
     errors: dict[str, float | None] = {"long": 0.003, "short": None, "easy": 0.001}
     asked, lines = staged(errors, {"long": 100, "short": 20, "easy": 50})
     assert asked == [(16, 16, 16, True), (33, 20, 16, False)]
@@ -112,7 +113,7 @@ def test_each_text_has_its_own_number_of_windows_in_two_stages(staged: Staged) -
 
 
 def test_texts_that_it_decides() -> None:
-    """By default texts without a number of windows; if asked for, all spread ones; conversations keep theirs."""
+    """By default, texts without max_rows; with --until, all spread texts; conversations keep their number."""
     chat = text(dataset="chat", eval_stride=None, sample=None, max_rows=7)
     texts = {"own": text(max_rows=5), "free": text(), "chat": chat}
     counts = {asked: [spec.max_rows for spec in settled(asked, texts, reference=True)[1].values()]

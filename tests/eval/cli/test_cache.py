@@ -1,4 +1,4 @@
-"""The cache as a whole: what it holds, and what ``--cache-limit`` removes: the oldest first, never what a run uses."""
+"""The cache as a whole: its content, and what ``--cache-limit`` removes: the oldest entries first, and none in use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def key(digit: str) -> str:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    """Tokens of 1,000 bytes (oldest), a log of 100, scores of 2,000, a reference of 3,000 (newest), and strangers."""
+    """Tokens of 1,000 bytes (oldest), a log of 100, scores of 2,000, a reference of 3,000 (newest), and other files."""
     cache = Cache(tmp_path / "cache")
     cache.check_writable()
     root = cache.root
@@ -83,7 +83,7 @@ def test_the_oldest_go_first_until_the_rest_fits(cache: Cache, limit: int, gold:
 
 
 def test_what_a_run_uses_stays(cache: Cache) -> None:
-    """This run's reference, another's scores with their log; an entry whose lock is held is being written."""
+    """Kept: this run's reference, another run's scores and log, and an entry that is being written (lock held)."""
     cache.use("references", key("c"))
     other = Cache(cache.root)
     other.use("scores", key("b"))
@@ -98,14 +98,14 @@ def test_what_a_run_uses_stays(cache: Cache) -> None:
 
 
 def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
-    """A run's own entries stay whatever the limit; ``cache`` alone lists them, with a limit it empties the cache."""
+    """A run's own entries stay with any limit; ``cache`` alone lists entries, with a limit it empties the cache."""
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "--cache-limit", "1KB")
     assert ran.status == 0, ran.err
     assert re.search(
         r"cache: removed 0 entries, 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out
     )
-    for text in ("20", " 7 ", "0", "0.5", "", "lots", "1e400GB"):  # 20 was read as bytes, and all was removed
+    for text in ("20", " 7 ", "0", "0.5", "", "lots", "1e400GB"):  # 20 must not mean 20 bytes
         assert_refused(compare_q("cache", "--cache-limit", text), f"--cache-limit: {text!r}", "20GB")
     listed = compare_q("cache")
     assert listed.status == 0

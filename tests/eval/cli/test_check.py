@@ -1,4 +1,4 @@
-"""``check`` refuses what a run refuses before anything loads, by the same words, and what takes no time comes first."""
+"""``check`` refuses what a run refuses before it loads a model, with the same messages; fast checks come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subcommands: their pages, their flags, and what misspelled words are told."""
+"""The subcommands: their help, their flags, and the messages for misspelled words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_model_that_is_called_like_a_command(
 
 
 def test_show_has_the_rows_that_a_mask_leaves(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """The reference's row stays, since the others' KLD is against it; what is written has these rows alone too."""
+    """The reference's row stays, because the other rows are compared with it; written files have the same rows."""
     labels = [model["label"] for model in json.loads(finished.read_text())["texts"][0]["models"]]
     assert labels == ["bf16", "W4A16", "broken"]
     ran = compare_q("show", finished, "-mask", "w4", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")

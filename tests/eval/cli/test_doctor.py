@@ -14,7 +14,7 @@ from tests.support.toy import Ran, Run, in_transformers
 
 
 def sections(ran: Ran) -> dict[str, list[str]]:
-    """First line of each model's part -> its other lines."""
+    """Return the first line of each model's section -> the other lines of the section."""
     parts = [part.splitlines() for part in ran.out.split("\n\n")]
     return {part[0]: part[1:] for part in parts}
 

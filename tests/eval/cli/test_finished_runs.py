@@ -12,7 +12,7 @@ from tests.support.toy import Run, assert_refused
 
 
 def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """Nothing is missing, though one of its models failed then: status 0."""
+    """The status is 0, because the results are complete, although one of the run's models failed."""
     files = {flag: tmp_path / name for flag, name in
              {"-o": "o.json", "--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}.items()}  # fmt: skip
     ran = compare_q("show", finished, *(word for pair in files.items() for word in pair), "--plots", tmp_path / "plots")
@@ -52,7 +52,7 @@ def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, fin
 
 
 def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """In the table, in Markdown, in the CSV (with errors) and in the report alike; the label needs no naming."""
+    """The columns of table, Markdown, CSV (with errors) and report are the same; the label need not be named."""
     names = {"--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}
     files = [word for flag, name in names.items() for word in (flag, tmp_path / name)]
     ran = compare_q("show", finished, "--columns", "kld_p99.9, kld,kernel", *files)
@@ -67,7 +67,7 @@ def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path
 
 
 def test_memory_for_a_context(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """One word is a column, the order, a condition and the x axis of a plot: 5.0 + 131,072 B x 32,768 + 0.5 GB."""
+    """``memory:N`` is a column, a sort key, a condition and the x axis of a plot: 5.0 + 131,072 B x 32,768 + 0.5 GB."""
     memory = Memory(
         weights=5 * 10**9, kv=(CachePart(token_bytes=131_072.0),), kv_source="engine", logits=0, step_token=244_140
     )

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written: the table comes first, all others are written, and each failure is one line."""
+"""Outputs that cannot be written: the table is printed first, other outputs are written, each failure is one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import ROOT
 from tests.support.toy import FAKE, Run, Specs
 
 LIMIT = 4000
-"""Bytes of a file on the "full disk": the table as CSV and Markdown is smaller, results, report and pictures larger."""
+"""Largest file (bytes) on the "full disk": CSV and Markdown are smaller; results, report and pictures are larger."""
 
 
 def in_a_process(*words: object, **keys: Any) -> subprocess.CompletedProcess[str]:
@@ -32,7 +32,7 @@ def failures(folder: Path, why: str, *names: str) -> list[str]:
 
 @pytest.mark.engine
 def test_what_has_no_room_takes_nothing_with_it(finished: Path, tmp_path: Path) -> None:
-    """The system refuses files above a size; small ones are still written, and nothing is half-written."""
+    """The system refuses files above a size; smaller files are still written, and no file is incomplete."""
     folder = tmp_path / "out"
     folder.mkdir()
     flags = ["-o", folder / "r.json", "--html", folder / "r.html", "-pf", folder / "p.png", "--csv", folder / "r.csv",
@@ -54,7 +54,7 @@ def test_what_has_no_room_takes_nothing_with_it(finished: Path, tmp_path: Path) 
 
 @pytest.mark.engine
 def test_a_finished_table_on_a_full_disk(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """No file may grow: the table comes from the cache, whose reference lies elsewhere."""
+    """No file can be written, but the table comes from the cache, and the reference store is in another folder."""
     models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
     data, spec = write_specs(models)
     words = ("-d", data, "-m", spec, "-lf", tmp_path / "kept")
@@ -71,7 +71,7 @@ def test_a_finished_table_on_a_full_disk(compare_q: Run, write_specs: Specs, tmp
 
 @pytest.mark.engine
 def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
-    """``engines`` prints more than a buffer holds, --version less, and argparse ends the program there."""
+    """``engines`` prints more than one buffer; --version prints less, and there argparse ends the program."""
     for flags in (["show", finished, "-o", tmp_path / "r.json"], ["engines"], ["--version"]):
         with open("/dev/full", "w") as full:
             ran = in_a_process(*flags, stdout=full)
@@ -87,7 +87,7 @@ def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
      ("2>/dev/full | true", "1")],
 )  # fmt: skip
 def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str, unbuffered: str) -> None:
-    """The files are written, none of them gets the number of a closed stream, and the status is the run's own."""
+    """If standard output is closed, all files are written and stay clean, and the exit status is the run's."""
     words = shlex.join([sys.executable, str(ROOT / "eval" / "compare_q.py"), "show", str(finished)])
     script = f"set -o pipefail; {words} -o {tmp_path / 'r.json'} --csv {tmp_path / 'r.csv'} {shell}"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

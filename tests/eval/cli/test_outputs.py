@@ -1,4 +1,4 @@
-"""What the command line writes and draws, and outputs that cannot be written."""
+"""Files and plots of the command line, and outputs that cannot be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.toy import FAKE, Run, Specs, assert_refused
 
 
 def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To compare_q.png unless a file is named; limits can leave nothing to draw."""
+    """The plot is compare_q.png unless a file is named; axis limits may exclude all points."""
     monkeypatch.chdir(tmp_path)
     models = [{**FAKE, "label": f"EXL3 {bits}", "override_bpw_layer": bits, "override_vram_bits": 8e9 * bits,
                "engine": {"boost": bits}} for bits in (2.0, 3.0, 4.0)]  # fmt: skip
@@ -58,7 +58,7 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
 
 
 def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Two labels with one file name are two files; a failed model leaves its name free."""
+    """Two labels that give the same file name get two files; a failed model does not use its name."""
     models = [{**FAKE, "label": "one [x]"}, {**FAKE, "label": "ONE/[x]", "engine": {"fail": 0}},
               {**FAKE, "label": "one__x_", "engine": {"boost": 1.0}}]  # fmt: skip
     data, spec = write_specs(models)
@@ -79,14 +79,14 @@ READ = (
     "--output files/a.jsonl", "--output a.yaml", "--output base.yaml", "--output held/r.json", "--output code.py",
     "--plots tok/new",
 )  # fmt: skip
-"""Outputs that would replace what is read, or lie in it."""
+"""Outputs that would replace an input file, or be written into an input folder."""
 
 
 @pytest.mark.parametrize("flag", READ)
 def test_nothing_that_is_read_is_written(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
-    """Whatever a spec names by path; a folder is not written into either, of which other files may be read then."""
+    """No path in a spec is written; nor is a file written into a folder of a spec, because it might be read later."""
     monkeypatch.chdir(tmp_path)
     for folder in ("ds", "files", "held", "mod", "tok"):
         (tmp_path / folder).mkdir()
@@ -104,7 +104,7 @@ def test_nothing_that_is_read_is_written(
     for text in texts:
         data, models = write_specs([{**FAKE, **model, "model_dir": ["mod", "over.safetensors"]}], **text)
         specs.append(json.loads(data.read_text()))
-    data.write_text(json.dumps(specs[:1] if flag == "--tokens-out ." else specs))  # of several: in a folder each
+    data.write_text(json.dumps(specs[:1] if flag == "--tokens-out ." else specs))  # several texts have folders
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     ran = compare_q("-d", data, "-m", models, *flag.split())
     assert_refused(ran, f"{flag.split()[0]}: ", "is read here, or lies in a folder that is; name another")
@@ -113,7 +113,7 @@ def test_nothing_that_is_read_is_written(
 
 
 def device(file: Path, minor: int) -> Path:
-    """A copy of /dev/null (3) or /dev/full (7), which a test may break."""
+    """Create a copy of /dev/null (3) or /dev/full (7), which a test may damage."""
     try:
         os.mknod(file, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
     except PermissionError:
@@ -122,7 +122,7 @@ def device(file: Path, minor: int) -> Path:
 
 
 def test_devices_are_written_through_by_every_output(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """To root the device was replaced by a file, and every other program then wrote into that."""
+    """Outputs are written to a device; a file must not replace the device, not even if root runs compare_q."""
     targets = {
         flag: device(tmp_path / f"full{flag}.png", 7)
         for flag in ("-o", "--csv", "--markdown", "--html", "-pf", "--card")

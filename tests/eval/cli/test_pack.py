@@ -1,4 +1,4 @@
-"""Reference packs from the command line: made once, used without the model, refused where something is wrong."""
+"""Reference packs from the command line: they are made once, used without the model, and refused if damaged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KLDS = ("kld", "kld_stderr", "same_top", "ln_ppl_ratio", "ppl")
 
 @pytest.fixture(scope="module")
 def made(toy_model: Path, toy_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of the toy in Transformers, recorded with a cache and a copy of the model that are gone afterwards."""
+    """A pack of the toy in Transformers; the cache and the copy of the model that made it are deleted afterwards."""
     folder = tmp_path_factory.mktemp("big machine")
     model = Path(shutil.copytree(toy_model, folder / "model"))
     spec = {"dataset": "text", "path": str(toy_text), "tokenizer_dir": str(model), "eval_len": 100, "eval_stride": 100}
@@ -51,7 +51,7 @@ def copy(made: Path, tmp_path: Path) -> Path:
 
 
 def with_pack(folder: Path, write_specs: Specs, *models: dict[str, Any], **data: Any) -> tuple[object, ...]:
-    """Words of a run that compares models with a pack, whose text is scored."""
+    """Return the arguments of a run that compares models with a pack on the pack's text."""
     reference = {"load_fn": "pack", "label": "ref", "model_dir": str(folder), "reference": True}
     data_file, models_file = write_specs([reference, *models])
     data_file.write_text(json.dumps({"pack": str(folder), **data}))
@@ -69,7 +69,7 @@ def digest_of(folder: Path) -> dict[str, pack.File]:
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(copy: Path, shape: tuple[int, ...]) -> None:
-    """numpy warns of such a conversion, and refuses it from 2.5 on; a pack may hold a number as an array of one."""
+    """A pack may contain a number as an array of one element; numpy refuses to convert such an array from 2.5 on."""
     file = copy / pack.TOKENS
     with safe_open(file, "np") as opened:
         metadata = opened.metadata()
@@ -85,7 +85,7 @@ def test_rows_equal_those_of_the_run_with_the_model(
     made: Path, toy_model: Path, quantized: Callable[..., Path], compare_q: Run, write_specs: Specs, tmp_path: Path,
     own_cache: Path,
 ) -> None:  # fmt: skip
-    """To the bit, in an engine with the model's dtype and in another one, for all windows and for fewer."""
+    """Rows are bit-identical, in an engine with the model's dtype and with another dtype, for all or fewer windows."""
     w4 = in_transformers(quantized("W4A16"), label="w4")
     others = [w4, in_transformers(toy_model, label="same"), {**FAKE, "engine": {"vocab_size": 300, "boost": 1.0}}]
     whole, few, models = (tmp_path / f"{name}.json" for name in ("whole", "few", "with the model"))
@@ -110,7 +110,7 @@ def test_rows_equal_those_of_the_run_with_the_model(
 
 
 def test_a_pack_is_named_on_the_command_line(made: Path, toy_model: Path, compare_q: Run, tmp_path: Path) -> None:
-    """As the first model, without a text; a text with -d has to be the pack's."""
+    """The pack is the first model, without -d; a text that -d names must be the pack's text."""
     ran = compare_q(made, toy_model, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
     assert rows_of(tmp_path / "r.json").keys() == {f"ref (pack: {pack.read(made).summary})", "toy-llama"}
@@ -148,13 +148,13 @@ def test_a_damaged_file_is_named_before_a_model_loads(
 
 
 def rewritten(folder: Path, **changes: Any) -> None:
-    """Give a pack a manifest with other values, and a checksum that fits."""
+    """Write a manifest with other values and a valid checksum into a pack."""
     content = storage.load((folder / pack.MANIFEST).read_bytes()) | changes
     (folder / pack.MANIFEST).write_bytes(storage.dump(content))
 
 
 def resealed(folder: Path) -> None:
-    """Give a pack a manifest with the checksums of its files as they are now."""
+    """Write a manifest with the current checksums of its files into a pack."""
     rewritten(
         folder, files={name: file.model_dump() for name, file in pack.entries_of(folder) if name != pack.MANIFEST}
     )
@@ -253,7 +253,7 @@ def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
 def test_a_pack_without_its_head_takes_that_of_a_compared_model(
     toy_model: Path, quantized: Callable[..., Path], compare_q: Run, write_specs: Specs, tmp_path: Path
 ) -> None:
-    """The same numbers as with the model; a model whose head was changed does not help."""
+    """The rows equal those with the reference model; a model with a changed head cannot provide the head."""
     small, model = tmp_path / "small.pack", in_transformers(toy_model, label="ref", load_fn="transformers_auto_bf16")
     data, models = write_specs([model])
     ran = compare_q("pack", "-d", data, "-m", models, "-r", 2, "-o", small, "--no-floor", "--no-head")
@@ -280,7 +280,7 @@ def test_a_pack_without_its_head_takes_that_of_a_compared_model(
 
 
 def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Logits only on request; more windows replace a pack; another text or model, or a folder, does not."""
+    """Logits are recorded only on request; a pack is replaced by more windows, but not by another text or model."""
     data, models = write_specs([{**FAKE, "engine": {"vocab_size": 400}}])
     target = tmp_path / "fake.pack"
     words = ["pack", "-d", data, "-m", models, "-o", target, "--no-floor"]
@@ -308,7 +308,7 @@ def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_spe
 
 
 def test_a_large_head_is_split_by_rows(tmp_path: Path) -> None:
-    """[10, 3] in files of at most three rows, and read as one."""
+    """A head [10, 3] is written in files of at most three rows, and read as one."""
     weight = torch.arange(30, dtype=torch.float32).reshape(10, 3)
     (tmp_path / "from").mkdir()
     (tmp_path / "to").mkdir()

@@ -1,4 +1,4 @@
-"""One line, and exit status 2, for each kind of bad input, before anything loads."""
+"""Each kind of bad input gives one line and exit status 2 before a model loads."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_wrong_text_and_missing_files(compare_q: Run, write_specs: Specs, tmp_
 
 @needs_vllm
 def test_context_that_overrides_change(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
-    """The config alone does not say what a model with hf_overrides can read: that is for vLLM to accept or refuse."""
+    """With hf_overrides, the config does not determine the longest context: vLLM accepts or refuses the windows."""
     overrides = {"hf_overrides": {"max_position_embeddings": 512}}
     data, spec = write_specs([in_transformers(toy_model, load_fn="vllm_score", engine=overrides)], eval_len=300)
     assert compare_q("check", "-d", data, "-m", spec).status == 0
@@ -143,7 +143,7 @@ def test_every_flag_of_upstream_is_there() -> None:
 def test_lm_eval_at_the_models_context_is_refused_before_anything_runs(
     compare_q: Run, write_specs: Specs, toy_model: Path
 ) -> None:
-    """Its windows hold one token more than lm-eval feeds."""
+    """compare_q's windows have one token more than the input of lm-eval."""
     context = json.loads((toy_model / "config.json").read_text())["max_position_embeddings"]
     model = {"load_fn": "transformers_auto", "label": "toy", "model_dir": str(toy_model)}
     data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context)

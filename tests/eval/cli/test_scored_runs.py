@@ -1,4 +1,4 @@
-"""Runs of the command line: numbers that are known in advance, the cache, models that fail."""
+"""Runs of the command line: scores that are known in advance, the cache, and failing models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.toy import FAKE, Models, Ran, Run, Specs
 
 
 def shown_ppl(ran: Ran, label: str) -> float:
-    """PPL in the printed table's row of a model whose stored size is n/a."""
+    """Return the PPL in the printed row of a model whose stored size is n/a."""
     found = re.search(rf"^ ?{label} +closed form +n/a +n/a +★?([\d,.]+)±", ran.out, re.MULTILINE)
     assert found, ran.out
     return float(found[1].replace(",", ""))
@@ -42,7 +42,7 @@ def test_results_json_says_what_ran(
 
 
 def test_cleared_scores_are_gone(run_models: Models, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, however slow the machine is
+    monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, even on a slow machine
     models = [{**FAKE, "label": "a", "reference": True}, {**FAKE, "label": "b", "engine": {"boost": 2.0}}]
     found = []
     for flags in ([], ["-cc"]):
@@ -53,7 +53,7 @@ def test_cleared_scores_are_gone(run_models: Models, own_cache: Path, monkeypatc
 
 
 def test_a_failure_or_a_bug_does_not_lose_the_others(run_models: Models, tmp_path: Path) -> None:
-    """The bug is no CompareQError: logits that have no row for a token id."""
+    """The bug is not a CompareQError: the logits do not have a row for a token id."""
     models = [{**FAKE, "label": "bad", "engine": {"fail": 2}}, {**FAKE, "label": "good"},
               {**FAKE, "label": "small", "engine": {"vocab_size": 5}}]  # fmt: skip
     ran, (bad, good, _) = run_models(models, "-pf", tmp_path / "p.png", status=1)
@@ -109,7 +109,7 @@ def test_kld_against_a_reference(run_models: Models, tmp_path: Path) -> None:
 def test_an_engine_that_cannot_describe_itself_loses_no_score(
     run_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor the reference's store; nor does one that cannot be closed."""
+    """If an engine cannot describe or close itself, its scores and the reference store are kept."""
 
     def broken(self: FakeEngine) -> None:
         raise RuntimeError("cannot copy out of meta")

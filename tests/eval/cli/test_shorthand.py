@@ -1,4 +1,4 @@
-"""Models and texts by name: which engine runs them, what is refused, and the specs that repeat the run."""
+"""Models and texts by name: the engine that is chosen, refusals, and the specs that repeat the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def long_text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rounded(toy_model: Path, tmp_path: Path) -> Path:
-    """The toy with weights of one digit less."""
+    """The toy with weights that are rounded to FP8 (e4m3)."""
     folder = tmp_path / "rounded"
     shutil.copytree(toy_model, folder)
     tensors = {name: tensor.to(torch.float8_e4m3fn).bfloat16() for name, tensor in load_file(folder / WEIGHTS).items()}
@@ -51,7 +51,7 @@ def test_weights_that_several_engines_read_go_to_the_one_that_is_installed(
 
 
 def test_exl2_is_no_longer_measured(toy_model: Path, tmp_path: Path) -> None:
-    """As an engine, by its alias, and as the method of a folder's weights; ExLlamaV3 refuses such a folder, too."""
+    """EXL2 is refused as an engine, by its alias, and as a folder's quantization, also for the engine ExLlamaV3."""
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "exl2"}}')
     for word in (f"{toy_model}@exllamav2", f"{toy_model}@exl2", str(tmp_path)):
         with pytest.raises(InputError, match=r"0\.3 does not measure EXL2; quantize to EXL3, or use compare_q 0\.2$"):
@@ -74,7 +74,7 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
 def test_options_of_one_model_in_a_word(
     toy_model: Path, compare_q: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are JSON or words; the port of an address is none of them.  Windows by the keys of a data spec."""
+    """Option values are JSON or plain words; the port of an address is not an option.  Windows are set by flags."""
     word = f"{toy_model}@vllm:kv_cache_dtype=fp8,max_model_len=128,enforce_eager=true"
     spec = shorthand.model(word, set(), Progress(), reference=False).spec
     assert spec.engine == {"kv_cache_dtype": "fp8", "max_model_len": 128, "enforce_eager": True}
@@ -103,9 +103,9 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
     compare_q: Run, toy_model: Path, rounded: Path, long_text: Path, toy_text: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Variables that are part of the scores' key are in the command, and others are not.
+    """The printed command contains the environment variables that are part of the scores' key, and no others.
 
-    The pilot's 16 windows tell the KLD to 40 %, but not to 0.5 %; the second text has 3 windows.
+    The pilot's 16 windows determine the KLD to 40 %, but not to 0.5 %; the second text has 3 windows.
     """
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8 ")
     line = [f"{toy_model}@transformers_auto", f"{rounded}@transformers_auto", "-d", long_text]

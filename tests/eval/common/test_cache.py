@@ -1,4 +1,4 @@
-"""The store: keys by content, files whole or absent."""
+"""The cache: keys depend on content, and files are complete or absent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_key_follows_content_and_not_order() -> None:
 
 
 def test_clear_removes_one_entry(tmp_path: Path) -> None:
-    """Tokens, scores, a reference even if its manifest is damaged; no log."""
+    """Tokens, scores and a reference (even with a damaged manifest) are removed; logs are kept."""
     cache, other = Cache(tmp_path), "1" * 40
     cache.check_writable()
     windows = random_windows(2)
@@ -47,7 +47,7 @@ def test_clear_removes_one_entry(tmp_path: Path) -> None:
     before = {name: data for name, data in files(tmp_path).items() if not name.endswith(".log")}
     for section in ("tokens", "scores", "references", "logs"):
         cache.clear(section, KEY)
-        cache.clear(section, KEY)  # nothing there is fine
+        cache.clear(section, KEY)  # a missing entry is accepted
     gone = {name for name in before if KEY in name}
     assert len(gone) == 1 + 2 + 4
     assert set(files(tmp_path)) == set(before) - gone | {f"logs/label.{key}.log" for key in (KEY, other)}
@@ -55,7 +55,7 @@ def test_clear_removes_one_entry(tmp_path: Path) -> None:
 
 
 def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
-    """A user's files in an entry's folder stay, links stay and so does what they lead to."""
+    """A user's files in an entry's folder are kept, and so are links and their targets."""
     cache, outside = Cache(tmp_path / "cache"), tmp_path / "outside"
     store = state_store(outside).path
     cache.check_writable()
@@ -76,11 +76,11 @@ def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has neither locks nor marks, for which something would have to be written."""
+    """A read-only cache uses no lock files and no marks of use, because these would have to be written."""
     with Cache(tmp_path).write("tokens", KEY, ".npz") as file:
         file.write_bytes(b"tokens")
     before = files(tmp_path)
-    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)  # because root may write everywhere
     cache = Cache(tmp_path)
     cache.use("tokens", KEY)
     file = cache.path("tokens", KEY, ".lock")
@@ -93,7 +93,7 @@ def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monk
 
 @pytest.mark.engine
 def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
-    """Temporary files, locks and marks of a process that was killed while it wrote; those of one that lives stay."""
+    """Temporary files, locks and marks of a killed process are removed; those of a running process are kept."""
     code = (
         "import os, signal, sys, pathlib\n"
         "from compare_q.eval.common.cache import Cache\n"

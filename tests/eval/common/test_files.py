@@ -1,4 +1,4 @@
-"""Outputs: regular files are replaced, whatever else has the name stays what it is and gets the content."""
+"""Outputs: regular files are replaced; links, pipes and devices are kept and receive the content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(target: Path, content: bytes = b"new") -> None:
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A folder like /tmp: all may write in it, and none may replace another's file."""
+    """A folder like /tmp: all users may write into it, but not replace files of other users."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o1777)
         yield Path(folder)
@@ -29,7 +29,7 @@ def common() -> Iterator[Path]:
 
 @contextmanager
 def a_user() -> Iterator[None]:
-    """A block in which this process is not root's, whom no mode of a file stops."""
+    """In this block the process is not root, because file modes do not restrict root."""
     root = os.getuid() == 0
     if root:
         os.setresuid(65534, 65534, 0)

@@ -1,4 +1,4 @@
-"""A function in a process of its own: its result, its progress and its errors here, its prints nowhere."""
+"""A function in a separate process: its result, progress and errors arrive here; its prints are discarded."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(autouse=True)
 def really_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the functions here needs Transformers, which takes some seconds to import."""
+    """Skip the import of Transformers, which takes seconds and which no function here needs."""
     monkeypatch.delenv(processes.ENVIRONMENT)
     monkeypatch.setattr(backends, "TOKENIZING", "")
 
 
 def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
-    """Progress is shown as if it were made here; what the function prints is not."""
+    """Progress is shown as if the function ran here; its prints are not shown."""
     found = run(functions.busy, "being busy", Progress(), words=["ä", "\ud800", None], rows=30000)
     assert found["words"] == ["ä", "\ud800", None]
     assert (found["process"] != os.getpid(), found["nested"]) == (True, found["process"])
@@ -37,7 +37,7 @@ def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_errors_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A user's mistake reads as it would here, a bug names the function; neither prints a traceback."""
+    """An InputError has the same text as in this process, a bug names the function; both without traceback."""
     assert refusal(run, functions.refuse, "refusing", reason="path: x: no such file") == "path: x: no such file"
     assert refusal(run, functions.read, "reading", file=str(tmp_path)).startswith("IsADirectoryError: [Errno 21] ")
     assert refusal(run, functions.divide, "dividing") == "ZeroDivisionError: division by zero"

@@ -1,4 +1,4 @@
-"""A worker as a process: whose code it runs, and what a signal to it means."""
+"""A worker as a process: the code that it runs, and the meaning of signals to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUESTION = InspectEngine(planned("a", "fake", "none", 1))
 
 
 def copy_of_the_code(folder: Path, added: str = "") -> Path:
-    """A copy of ``compare_q`` as an installation has it, with one line more in a file."""
+    """Copy ``compare_q`` as an installation has it, with ``added`` at the end of a file."""
     copied = folder / "compare_q"
     for source, target in (("compare_q", "."), ("eval", "eval"), ("backends", "backends")):
         shutil.copytree(ROOT / source, copied / target, ignore=shutil.ignore_patterns("__pycache__"))
@@ -36,7 +36,7 @@ def copy_of_the_code(folder: Path, added: str = "") -> Path:
 
 
 def test_each_installation_has_a_link_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one on the same cache used the first one's code: a model of perplexity 182 had 68."""
+    """A second installation with the same cache must not run the first one's code."""
     for name in ("first", "second", "first"):
         installed = tmp_path / name / "compare_q"
         installed.mkdir(parents=True, exist_ok=True)
@@ -47,10 +47,10 @@ def test_each_installation_has_a_link_of_its_own(tmp_path: Path, monkeypatch: py
 
 
 def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be written for another Python's link to the code, or for the log; or there is no such Python."""
+    """The link to the code for another Python, or the log, cannot be written; or the Python does not exist."""
     monkeypatch.setattr(processes, "compare_q", SimpleNamespace(__file__=str(tmp_path / "compare_q" / "__init__.py")))
     (tmp_path / "file").touch()
-    gc.collect()  # what other tests have left to it may be closed meanwhile
+    gc.collect()  # files of other tests must not be closed later
     before = set(os.listdir("/proc/self/fd"))
     for cache, log_file, python in (("file", "log", "/other"), ("x", "file/log", "/other"), ("x", "log", "/none")):
         monkeypatch.setenv("COMPARE_Q_CACHE", str(tmp_path / cache))
@@ -62,7 +62,7 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, mon
 
 @pytest.mark.parametrize("added", ["", "# edited\n"])
 def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: str) -> None:
-    """By content: a copy of the same code is as good."""
+    """Code is compared by content: a copy of the same code is accepted."""
     copied = copy_of_the_code(tmp_path, added)
     monkeypatch.setattr(processes, "environment", lambda python: {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
     worker = WorkerProcess()
@@ -98,7 +98,7 @@ def test_a_python_that_cannot_run_our_code_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before it is there", "at work"])
 def test_a_worker_that_is_killed_was_interrupted(tmp_path: Path, when: str) -> None:
-    """And nothing of it is left, whatever it has told by then."""
+    """No process is left, whether or not the worker has performed a command before."""
     worker = WorkerProcess(log_file=tmp_path / "log")
     if when == "at work":
         assert worker.perform(QUESTION, 60.0, ignore)["installed"]

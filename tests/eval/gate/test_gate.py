@@ -1,4 +1,4 @@
-"""The gate: its limit by hand, how often it is wrong, its words, and its exit statuses from the command line."""
+"""The gate: its limit by hand, how often it is wrong, its verdicts, and exit statuses of the command line."""
 
 from __future__ import annotations
 

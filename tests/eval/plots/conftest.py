@@ -1,4 +1,4 @@
-"""What tests of plots do without: placing labels takes up to a second for a figure."""
+"""Tests of plots skip the placement of labels, which takes up to a second per figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a run: which files there are, what is missing and why, and that each shows what the run holds."""
+"""Pictures of a run: the files, the missing pictures with their reasons, and the content of each picture."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ OTHERS = ("kld_percentiles", "loss_by_position", "kld_by_position")
 
 
 def small() -> TextResult:
-    """Four rows of the real table: reference, noise floor, a marked one, EXL3."""
+    """Four rows of the real table: reference, noise floor, a marked row, EXL3."""
     models = {model.label: model for model in real_text().models}
     kept = ("bf16 vLLM", FLOOR, MARKED, "EXL3 4.0 bpw")
     return replace(real_text(), models=tuple(models[label] for label in kept))
@@ -29,7 +29,7 @@ def small() -> TextResult:
 def test_every_picture_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(style, "DPI", 40)  # at 160 the files take three times as long
+    monkeypatch.setattr(style, "DPI", 40)  # 160 takes three times as long
     some = {name: pictures.SCATTER[name] for name in ("ppl_bpw", "kld_p99.9_size")}
     monkeypatch.setattr(pictures, "SCATTER", some)
     pictures.write_all(run_result((small(),)), tmp_path, Outputs())
@@ -58,7 +58,7 @@ def test_a_row_has_one_colour_in_all_pictures_and_legends_name_only_what_differs
 def test_several_texts_have_a_picture_of_their_means_and_a_folder_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder's name is safe, and not that of a file."""
+    """A folder's name is a safe file name, and differs from the names of the files."""
     monkeypatch.setattr(style, "DPI", 40)
     monkeypatch.setattr(pictures, "SCATTER", {"kld_bpw": pictures.SCATTER["kld_bpw"]})
     odd = ("a/b", "texts.png", "a b")

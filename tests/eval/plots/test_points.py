@@ -19,7 +19,7 @@ from tests.support.several_texts import NAMES, text_of, three, with_answers, wit
 ACC = ACCURACIES["acc"]
 RIGHT = {"bf16": "1111", "noise": "1111", "EXL3_4.0": "1010", "GGUF_Q4_K": "0111"}
 SPREAD = 100 * math.sqrt(1 / 12)
-"""Of -1, -1, 0, 0: mean -1/2, squares 1; over 3, over 4."""
+"""Standard error of the mean of -1, -1, 0, 0, in percent: the mean is -1/2, the sum of squares is 1; / 3, / 4."""
 
 
 def shown(found: list[Point]) -> list[tuple[object, ...]]:
@@ -30,9 +30,9 @@ def shown(found: list[Point]) -> list[tuple[object, ...]]:
     ("rows", "gold"),
     [
         ([("a", 2, 5), ("b", 3, 5), ("c", 4, 1), ("d", 5, 2), ("e", 6, 0.5)], "ace"),
-        ([("a", 4, 1), ("b", 4, 2), ("c", 4, 1)], "ac"),  # as good and as small: both
+        ([("a", 4, 1), ("b", 4, 2), ("c", 4, 1)], "ac"),  # equally good and small: both
         ([("a", 4.5, 2), ("b", 4.501, 1), ("c", 4.53, 1)], "b"),  # 4.5 and 4.501 are alike, 4.53 is larger
-        ([("a", 4, 1), ("bf16", 16, 0)], "a"),  # of quantized rows
+        ([("a", 4, 1), ("bf16", 16, 0)], "a"),  # only quantized rows
         ([("bf16", 16, 0)], ""),
     ],
 )
@@ -42,7 +42,7 @@ def test_the_front_by_hand(rows: list[tuple[str, float, float]], gold: str) -> N
 
 
 def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
-    """PPL 8 times the error of ln(ratio), 0.002."""
+    """The error is PPL 8 times the error of ln(ratio), 0.002."""
     quant = with_ppl(with_against(QUANT, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0, 0.002)), Perplexity(8.0, -20.8, 10, 0, 0.9))
     run = run_of(REF, quant)
     assert error_of(run, REF, PPL) == (None, True)
@@ -51,8 +51,8 @@ def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
 
 
 def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
-    """nll off by (0, 0, 0, 4), 0.1 a token of 40, left over (-1, -1, -1, 3): 0.115487
-    (tests/eval/test_ranking.py); times PPL 8."""
+    """The blocks' nll differ by (0, 0, 0, 4), 0.1 per token of 40, and deviate by (-1, -1, -1, 3): the error is
+    0.115487 (tests/eval/test_ranking.py), times PPL 8."""
     server = with_sums(with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0))
     reference = with_sums(with_ppl(REF, Perplexity(5.0, -64.0, 40, 0, 0.8)), nll=(10.0, 20.0, 30.0, 36.0))
     error, paired = error_of(run_of(reference, server), server, PPL)
@@ -82,7 +82,7 @@ def test_points_are_what_is_known() -> None:
 
 
 def test_points_of_file_sizes_and_percentiles() -> None:
-    """The reference's KLD is 0; 0.999 is the 99.9 % KLD of results made by hand, shown with two digits."""
+    """The reference's KLD is 0; 0.999 is the 99.9 % KLD of the results by hand, shown with two digits."""
     files = [replace(model, storage=Storage(file_bytes=size)) for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))]
     drawn, left_out = points_of([run_of(*files, BASE)], FILES, KLD_VALUES["p99.9"])
     assert shown(drawn) == [(0, "bf16", 1.0, 0.0, "reference: 0", None), (1, "W4A16", 0.3, 0.999, "1.0", None)]
@@ -113,7 +113,7 @@ def asked(place: int, **changed: str) -> TextResult:
 
 
 def test_values_errors_and_the_reference_by_hand() -> None:
-    """75 and 50 %; the errors are of the difference from the reference, whose accuracy is a line."""
+    """Accuracies of 75 and 50 %, with errors of the difference from the reference, whose accuracy is a line."""
     drawn, left_out = points_of([asked(1)], BPW, ACC)
     assert left_out == []
     assert [(p.y, p.shown) for p in drawn] == [(100, "100"), (100, "100"), (50, "50"), (75, "75")]
@@ -125,7 +125,7 @@ def test_values_errors_and_the_reference_by_hand() -> None:
 
 
 def test_the_mean_accuracy_is_of_the_texts_that_are_answers() -> None:
-    """Means of 50 and 50, and of 75 and 25; perplexity is of the text that is not."""
+    """Accuracy is averaged over answers (50 and 50; 75 and 25); perplexity is that of the other text."""
     result = run_result((text_of("wiki2", 0), asked(1), asked(2, GGUF_Q4_K="0001")))
     drawn = points_of(result.texts, BPW, ACC)[0]
     assert [p.y for p in drawn] == [100, 100, 50, 50]

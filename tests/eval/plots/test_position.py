@@ -1,4 +1,4 @@
-"""Curves over the position in the window: what lies where, gaps, and names beside their lines' ends."""
+"""Curves over the position in the window: their coordinates, gaps, and names at the ends of lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def text_with(
     edges: tuple[int, ...], errors: tuple[float | None, ...] | None = None, **values_of: tuple[float | None, ...]
 ) -> TextResult:
-    """Models of these labels (underscores are spaces) with these curves and errors, of loss and of KLD."""
+    """Return models with these labels (underscores are spaces), and these curves and errors for both loss and KLD."""
     models = []
     for label, values in values_of.items():
         known = REF if label == "bf16" else QUANT
@@ -27,7 +27,7 @@ def text_with(
 
 
 def test_bins_are_drawn_in_their_middle() -> None:
-    """Positions 1; 2 and 3; 4 to 9: at 1, the roots of 2 * 3 and of 4 * 9."""
+    """Bins of the positions 1; 2 and 3; 4 to 9 are drawn at 1, root(2 * 3) and root(4 * 9)."""
     figure = position.by_position(text_with((1, 2, 4, 10), EXL3_4=(3.0, 2.0, 1.0)))
     (line,) = artists_of_kind(figure, "line")
     assert line.get_xdata().tolist() == pytest.approx([1, 6**0.5, 6])
@@ -37,8 +37,8 @@ def test_bins_are_drawn_in_their_middle() -> None:
 
 
 def test_standard_errors_are_bands() -> None:
-    """Of all rows in KLD, of the reference in loss; on a logarithmic axis of the logarithm; a gap where one is not
-    known, and nothing at all in results without errors."""
+    """All rows have bands in KLD, only the reference in loss.  On a logarithmic axis, a band is the error of the
+    logarithm.  An unknown error is a gap; results without errors have no bands."""
     edges, values, errors = (1, 2, 3, 4), (1.0, 2.0, 40.0), (0.5, 1.0, None)
     text = text_with(edges, errors, a=values, bf16=values)
     log, linear = (position.by_position(text, kld=kld) for kld in (True, False))

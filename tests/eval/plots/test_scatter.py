@@ -1,4 +1,4 @@
-"""Scatter plots: points, bars, lines and legend are the results', and the axes show what matters."""
+"""Scatter plots: points, bars, lines and legend agree with the results, and the axes cover the relevant range."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
 
 @pytest.mark.parametrize(("measure", "size"), [(PPL, BPW), (KLD, VRAM)])
 def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size: Size) -> None:
-    """At its size, or at the edge if it is not quantized; PPL at its excess over the reference's 21.98 in percent."""
+    """x is the size, or the edge if unquantized; for PPL, y is the excess over the reference's 21.98 in percent."""
     text = real_text()
     figure = scatter.scatter_figure(text, measure=measure, size=size)
     points, left_out = points_of([text], size, measure)
@@ -37,7 +37,7 @@ def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size:
 
 
 def of_rows(*labels: str) -> TextResult:
-    """The real table with these rows alone."""
+    """Return the real table with only these rows."""
     run = real_text()
     return replace(run, models=tuple(model for model in run.models if model.label in labels))
 
@@ -71,7 +71,7 @@ def test_several_texts_are_one_plot_of_their_means() -> None:
     ("rows", "near"),
     [
         ([("a", 1.0, None, False), ("b", 50.0, None, False), ("bf16", 0.005, None, True)], 1.0),
-        ([("a", 0.05, 0.5, False), ("b", 50.0, 5.0, False)], 0.5),  # no nearer than its error says
+        ([("a", 0.05, 0.5, False), ("b", 50.0, 5.0, False)], 0.5),  # not below its error
         ([("a", 0.0005, None, False), ("b", 50.0, None, False)], 1e-3),
         ([("a", 0.0, None, False), ("b", 50.0, None, False)], None),
         ([("a", 200.0, None, False)], None),
@@ -79,7 +79,7 @@ def test_several_texts_are_one_plot_of_their_means() -> None:
     ],
 )
 def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(rows: list, near: float | None) -> None:
-    """It is linear throughout (None) within a decade and a half."""
+    """The scale is linear (None) if values span at most a decade and a half."""
     points = [Point(label, 4.0, y, error=error, unquantized=unquantized) for label, y, error, unquantized in rows]
     axes = draw(points, scale="percent").axes[0]
     assert axes.get_yscale() == ("linear" if near is None else "symlog")
@@ -90,7 +90,7 @@ def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(
 def test_a_reference_of_no_finite_perplexity_has_no_excess(
     reference: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The axis is perplexity itself then, and no line is drawn."""
+    """Then the axis shows perplexity itself, without a line."""
     monkeypatch.setattr(TextResult, "reference_ppl", property(lambda run: reference))
     figure = scatter.scatter_figure(of_rows(*TWO), measure=PPL)
     assert (figure.axes[0].get_yscale(), figure.axes[0].get_ylabel()) == ("linear", "Perplexity")
@@ -114,7 +114,7 @@ BARS = [Point("EXL3 2.0", 2, 30.0, error=5.0), Point("EXL3 4.0", 4, 22.0, error=
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_error_bars_are_one_error_long_and_behind_their_points(scale: str) -> None:
-    """None for what has no error."""
+    """A point without an error has no bar."""
     figure = draw(BARS, scale=scale)
     bars = {float(bar.get_xdata()[0]): tuple(bar.get_ydata()) for bar in artists_of_kind(figure, "bar")}
     assert bars == {2.0: (25.0, 35.0), 4.0: (20.0, 24.0), 9.0: (20.999, 21.001)}

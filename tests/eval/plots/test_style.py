@@ -1,4 +1,4 @@
-"""What pictures share: looks of families, told apart on both papers and in grey; names; files of the same bytes."""
+"""Properties of all pictures: looks of families, distinct on both papers and in grey; names; reproducible files."""
 
 from __future__ import annotations
 
@@ -65,21 +65,21 @@ def test_up_to_nine_families_have_nine_colours_and_engines_a_marker_each() -> No
 
 
 def linear(theme: Theme) -> Any:
-    """The families' colours in linear sRGB, [families, 3]."""
+    """Return the families' colours in linear sRGB, [families, 3]."""
     rgb = np.array([to_rgb(colour) for colour in theme.families])
     return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 
 @pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
 def test_colours_differ_in_grey(theme: Theme) -> None:
-    """By 6 of lightness (CIE L*), of which 2 can be seen."""
+    """Lightness (CIE L*) differs by at least 6; a difference of 2 is visible."""
     assert np.diff(np.sort(116 * np.cbrt(linear(theme) @ [0.2126, 0.7152, 0.0722]))).min() > 5.9
 
 
 @pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
 @pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA, TRITANOPIA])
 def test_colours_differ_without_one_kind_of_cones(theme: Theme, seen: Any) -> None:
-    """By 0.06 in Oklab, of which 0.02 can be seen."""
+    """Colours differ by at least 0.06 in Oklab; a difference of 0.02 is visible."""
     cones = np.clip(linear(theme) @ np.array(seen).T, 0, 1) @ np.array(OKLAB_CONES).T
     places = np.cbrt(cones) @ np.array(OKLAB_AXES).T
     assert min(np.linalg.norm(a - b) for a, b in combinations(places, 2)) > 0.06
@@ -103,7 +103,7 @@ def test_names_are_short_where_no_other_label_becomes_the_same(labels: list[str]
 def test_saved_files_are_readable_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("a.png", "a.svg", "A.PDF")
     for folder, seconds in ("first", "1000000000"), ("second", "2000000000"):
-        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # matplotlib uses it as the current time
         (tmp_path / folder).mkdir()
         for name in names:
             with style.canvas(3.0, "Title", "below", dark=False) as (figure, axes, _):

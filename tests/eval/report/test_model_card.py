@@ -1,4 +1,4 @@
-"""The model card: what the hub reads of it, and that it can be published."""
+"""The model card: the values that the hub reads from it, and whether it can be published."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def card_of(compare_q: Run, tmp_path: Path, *texts: Any) -> str:
 
 
 def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
-    """Every known number of each quantized row, unrounded; the reference and unknown values have none."""
+    """The card has every known value of each quantized row, unrounded, but none of the reference."""
     card = ModelCard(card_of(compare_q, tmp_path, text_result("wikitext2", DATA, "", ROWS, REFERENCE)))
     same: dict[str, Any] = {"task_type": "text-generation", "dataset_type": "wiki2", "dataset_name": "wikitext2",
                             "dataset_split": "test"}  # fmt: skip
@@ -52,7 +52,7 @@ def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
 
 
 def test_it_can_be_published_and_repeated(compare_q: Run, tmp_path: Path) -> None:
-    """No folder, host or failed row is in it, and its specs are valid."""
+    """The card contains no folder, host or failed row, and its specs are valid."""
     card = card_of(compare_q, tmp_path, text_result("wikitext2", DATA, "", ROWS, REFERENCE))
     assert not re.search('/home|gpu7|"python|broken', card)
     data, models = map(json.loads, re.findall("```json\n(.*?)```", card, re.DOTALL))

@@ -1,4 +1,4 @@
-"""The report in a real browser, and what its file holds."""
+"""The report in a real browser, and the content of its file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCE = {"method": "exllamav3", "windows": 4, "window_length": 1000, "scored_to
 
 
 def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: int = 0, **fields: Any) -> ModelResult:
-    """A model with random scores of that mean KLD; None: it has no reference."""
+    """Return a model with random scores and this mean KLD; None: without a reference."""
     text, own = np.random.default_rng(0), np.random.default_rng(seed)
     ref = -text.exponential(3, N)
     columns = {"logprob": ref - own.normal(0.0 if kld is None else kld, 0.1, N)}
@@ -133,7 +133,7 @@ class TestBrowser:
         assert opened.locator("img, b").count() == 0
 
     def test_the_table_is_the_terminals_and_can_be_sorted(self, open_page: Callable[..., Any]) -> None:
-        """By numbers or words, up and down; missing values last both times."""
+        """Rows are sorted by numbers or words, ascending or descending; missing values are always last."""
         results = results_of(*MODELS, FAILED)
         opened = open_page(results)
         found = tables.table_of(results).columns
@@ -202,7 +202,7 @@ class TestBrowser:
         assert opened.evaluate("document.documentElement.scrollWidth") == 700
 
     def test_several_texts(self, open_page: Callable[..., Any]) -> None:
-        """All texts together first, then each; a failed text says why."""
+        """The section of all texts comes first, then each text; a failed text shows the reason."""
         results = with_failed_text(three(), "c4", "no <b> file")
         opened = open_page(results)
         assert opened.locator("h2").all_inner_texts() == ["All texts", *(text.name for text in results.texts)]

@@ -1,4 +1,4 @@
-"""The worst tokens of a model, from stored scores written by hand; their texts from a byte tokenizer."""
+"""The worst tokens of a model, from stored scores made by hand; a byte tokenizer decodes them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def worst_of(cache: Cache, data: EvalData, **columns: np.ndarray) -> tuple[WorstToken, ...]:
-    """The worst tokens of a model with these scores [N] in the cache; logprob -1 unless it is given."""
+    """Return the worst tokens of a model with these scores [N] in the cache; logprob is -1 unless given."""
     named = {"logprob": np.full(len(INDEX), -1.0), **columns}
     scored = [
         (window, TokenScores(window.index, **{k: v[window.index == OF_WINDOW].astype(np.float32)
@@ -92,7 +92,7 @@ def test_a_character_of_two_tokens_belongs_to_the_second(data: EvalData, cache: 
 
 
 def test_transformers_decodes_the_same(data: EvalData, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a tokenizer without a tokenizer.json."""
+    """Transformers is used for a tokenizer without a tokenizer.json."""
     found = worst_of(cache, data)
     monkeypatch.setattr(vocabulary, "FILE", "none.json")
     assert worst_of(cache, data) == found
@@ -101,7 +101,7 @@ def test_transformers_decodes_the_same(data: EvalData, cache: Cache, monkeypatch
 def test_tokens_that_cannot_be_decoded_are_left_out(
     data: EvalData, cache: Cache, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows stay as they are, so that results.json is written."""
+    """The rows do not change, so that results.json is written."""
     file = data.tokenizer / "tokenizer.json"
     for damage in (lambda: file.write_text("{"), lambda: [each.unlink() for each in data.tokenizer.glob("*.json")]):
         damage()

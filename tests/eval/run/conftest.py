@@ -20,7 +20,7 @@ def measured(
     compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Measured]:  # fmt: skip
-    """Run models with flags, over 3 windows of the toy text unless ``data`` says otherwise."""
+    """Run models with flags, by default on 3 windows of the toy text; ``data`` replaces keys of the data spec."""
     monkeypatch.setitem(backends.ENGINES, "stub", stub_engine.LOCATION)
 
     def run(models: Models, *flags: object, **data: Any) -> Measured:

@@ -1,4 +1,4 @@
-"""Divergences of every token against float64, on the positions of PPL; what a reference keeps of a model for them."""
+"""Divergences of every token, compared with float64 on the positions of PPL; the content of the reference's store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.transformers_models import changed
 def text_windows(
     text: Path, count: int = N_WINDOWS, length: int = LENGTH, stride: int = 100, prefix: str = ""
 ) -> list[list[int]]:
-    """Token ids of the windows, by hand: one token a letter, its id its place in the sorted alphabet of bytes."""
+    """Return the windows' token ids, by hand: one token per character, its id is the index in the sorted bytes."""
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -48,7 +48,7 @@ def text_windows(
 
 
 def whole_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32") -> list[torch.Tensor]:
-    """The stub's logits [L, V] of every window."""
+    """Return the stub's logits [L, V] of every window."""
     return [stub_logits(folder, window, dtype) for window in windows]
 
 
@@ -56,7 +56,7 @@ def compared(
     reference: Sequence[torch.Tensor], model: Sequence[torch.Tensor], windows: Sequence[Sequence[int]],
     score_from: int = 1,
 ) -> dict[str, list[Any]]:  # fmt: skip
-    """The columns that the token scores of a comparison must have."""
+    """Return the correct columns of the token scores of a comparison."""
     gold: dict[str, list[Any]] = {name: [] for name in ("window", "position", "token_id")}
     for number, window in enumerate(windows):
         scored = slice(score_from - 1, len(window) - 1)
@@ -70,7 +70,7 @@ def compared(
 
 
 def assert_tokens(found: dict[str, list[Any]], gold: dict[str, list[Any]]) -> None:
-    """Every column within 1e-5 (the largest difference seen is 3e-6), at exactly the gold's positions."""
+    """Assert that every column is within 1e-5 of the gold (3e-6 was the largest difference), at the same positions."""
     for name, values in gold.items():
         if name in ("window", "position", "token_id", "same_top"):
             assert found[name] == values, name
@@ -78,7 +78,7 @@ def assert_tokens(found: dict[str, list[Any]], gold: dict[str, list[Any]]) -> No
             np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-5, err_msg=name)
 
 
-PREFIX = "system:\nuser:Say something.\na:"  # of the toy tokenizer's chat template, a token a letter
+PREFIX = "system:\nuser:Say something.\na:"  # from the toy tokenizer's chat template, one token per character
 MORE = ("reverse_kld", "js", "tv", "top5")
 
 
@@ -88,7 +88,7 @@ MORE = ("reverse_kld", "js", "tv", "top5")
 def test_a_model_against_itself_is_exactly_zero(
     measured: Compare, stub_model: Path, toy_model: Path, make: Callable[..., dict[str, Any]], dtype: str
 ) -> None:
-    """Also though the reference's product is of fewer rows than the model's own: the warm-up is not kept."""
+    """The KLD is 0 even if the reference's product has fewer rows than the model's, as the warm-up is not stored."""
     folder = stub_model if make is stub else toy_model
     ran = measured([make(folder, "ref", dtype=dtype, reference=True), make(folder, "same", dtype=dtype)],
                    warmup_tokens=5)  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_model_against_itself_is_exactly_zero(
     ("data", "prefix", "score_from", "dtype"),
     [
         ({}, "", 1, "float32"),
-        ({}, "", 1, "bfloat16"),  # the stored states give the logits that the model had, rounded as the model did
+        ({}, "", 1, "bfloat16"),  # logits from stored states have the model's roundings
         ({"warmup_tokens": 30}, "", 31, "float32"),
         ({"chat_template": True}, PREFIX, len(PREFIX) + 1, "float32"),
         ({"chat_template": True, "warmup_tokens": 30, "eval_stride": 50}, PREFIX, len(PREFIX) + 31, "float32"),
@@ -118,7 +118,7 @@ def test_divergence_of_every_token_against_float64(
     measured: Compare, stub_model: Path, noisy_stub: Path, toy_text: Path,
     data: dict[str, Any], prefix: str, score_from: int, dtype: str,
 ) -> None:  # fmt: skip
-    """On exactly the positions of PPL: neither the warm-up nor the chat prefix counts."""
+    """Exactly the positions of PPL count, without the warm-up and the chat prefix."""
     ran = measured([stub(stub_model, "ref", dtype=dtype, reference=True), stub(noisy_stub, "noisy", dtype=dtype)],
                    **data)  # fmt: skip
     assert ran.status == 0, ran.err
@@ -127,7 +127,7 @@ def test_divergence_of_every_token_against_float64(
     gold, model = compared(*logits, windows, score_from), ran.models["noisy"]
     assert_tokens(ran.tokens("noisy"), gold)
     assert model["kld"] == pytest.approx(np.mean(gold["kld"]), abs=1e-5)
-    assert model["kld"] > 0.01  # the noise is no rounding
+    assert model["kld"] > 0.01  # the noise is larger than rounding
     assert model["same_top"] == pytest.approx(np.mean(gold["same_top"]), abs=1e-12)
     assert model["same_top"] < 1.0
     assert model["kld_tokens"] == model["tokens"] == N_WINDOWS * (len(prefix) + LENGTH - score_from) == len(gold["kld"])
@@ -138,8 +138,8 @@ def test_divergence_of_every_token_against_float64(
 
 @pytest.mark.parametrize("vocab_size", [400, 500, 600])
 def test_vocabularies_are_cut_to_what_both_have(measured: Compare, own_cache: Path, vocab_size: int) -> None:
-    """Uniform logits over 400, 500 or 600 tokens against 500, which the engine gives without a head; what only one
-    model has is in no softmax."""
+    """Uniform logits over 400, 500 or 600 tokens are compared with 500; the engine does not provide a head.  Tokens
+    that only one model has are in neither softmax."""
     assert cut_divergence(3.0, 500) == pytest.approx(KLD, abs=1e-6)
     ran = measured([UNIFORM[0], fake("uniform", vocab_size=vocab_size)])
     assert ran.status == 0, ran.out
@@ -155,7 +155,7 @@ def test_vocabularies_are_cut_to_what_both_have(measured: Compare, own_cache: Pa
 def test_a_padded_head_is_cut_and_the_table_says_so(
     measured: Compare, stub_model: Path, toy_text: Path, tmp_path: Path, entries: int
 ) -> None:
-    """A model whose head is shorter or longer than the reference's, whose other logits it shares."""
+    """The model's head is shorter or longer than the reference's; the shared logits are equal."""
     resized = save_stub_model(tmp_path / "resized", vocab_size=entries)
     ran = measured([stub(stub_model, "ref", reference=True), stub(resized, "resized")])
     assert ran.status == 0, ran.out
@@ -166,7 +166,7 @@ def test_a_padded_head_is_cut_and_the_table_says_so(
 
 
 def test_positions_without_a_number_are_counted_and_not_lost(measured: Compare) -> None:
-    """A NaN in the reference and one in the model: two positions have no divergence, the others theirs."""
+    """One NaN in the reference and one in the model: two positions have no divergence; the others are correct."""
     ref = fake("ref", boost=3.0, nan_windows=[0], reference=True)
     ran = measured([ref, fake("holes", nan_windows=[2]), fake("whole")], "--divergences")
     assert ran.status == 0, ran.out
@@ -184,7 +184,7 @@ def test_positions_without_a_number_are_counted_and_not_lost(measured: Compare) 
 def test_divergences_of_every_token_and_their_means(
     measured: Compare, pair: Models, stub_model: Path, noisy_stub: Path, toy_text: Path
 ) -> None:
-    """``--divergences``: against float64; the reference's own row has none."""
+    """The columns of ``--divergences``, compared with float64; the reference's own row does not have them."""
     ran = measured(pair, "--divergences")
     assert ran.status == 0, ran.err
     windows = text_windows(toy_text)
@@ -204,9 +204,9 @@ def test_divergences_of_every_token_and_their_means(
 
 
 def test_what_the_cache_has_of_divergences(measured: Compare, compare_q: Any, tmp_path: Path) -> None:
-    """Scores without them are measured again when they are asked for; scores with them serve every run.
+    """Cached scores without divergences are measured again for ``--divergences``; scores with them serve every run.
 
-    Results of a run that did not ask for them have none, also when they are shown again.
+    Results of a run without ``--divergences`` do not have them, also when shown again.
     """
 
     def tokens(*flags: str, loaded: Sequence[str] = ()) -> dict[str, list[Any]]:
@@ -230,7 +230,7 @@ def test_what_the_cache_has_of_divergences(measured: Compare, compare_q: Any, tm
 
 
 def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:
-    """A copy of a model with noise on all of its matrices, of ``scale`` times their standard deviation."""
+    """Copy a model, and add noise of ``scale`` times their standard deviation to all its matrices."""
     weights = load_file(folder / "model.safetensors").items()
     generator = torch.Generator().manual_seed(7)
     matrices = {name: each.float() for name, each in weights if each.ndim == 2}
@@ -241,7 +241,7 @@ def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:
 
 
 def transformers_logits(folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32") -> list[torch.Tensor]:
-    """A model's logits [L, V] of every window, by Transformers itself; Gemma 2 with the soft cap of its attention."""
+    """Return a model's logits [L, V] of every window by Transformers; for Gemma 2, attention has its soft cap."""
     soft_cap = "attn_logit_softcapping" in (folder / "config.json").read_text()
     keys = {"attn_implementation": "eager"} if soft_cap else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **keys).eval()
@@ -306,7 +306,7 @@ def test_a_head_that_cannot_be_recomputed(
     measured: Compare, own_cache: Path, stub_model: Path, noisy_stub: Path, pair: Models, toy_text: Path,
     monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any], reason: str,
 ) -> None:  # fmt: skip
-    """Its logits instead, bit for bit, and said."""
+    """The store has the model's logits instead, bit for bit, and a note reports this."""
     monkeypatch.setattr(StubEngine, "head", head)
     ran = measured(pair)
     assert ran.status == 0, ran.out

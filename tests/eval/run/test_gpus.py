@@ -1,4 +1,4 @@
-"""GPUs of a run: which these are, and that no GPU is given to two models at the same time."""
+"""The GPUs of a run, and that no GPU is assigned to two models at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ H100 = Gpu("4", "NVIDIA H100", "580.1", 81559.0)
 
 
 def go_on() -> None:
-    """The run was not stopped."""
+    """Return normally: the run was not stopped."""
 
 
 def test_no_gpu_is_given_twice() -> None:
@@ -74,7 +74,7 @@ def test_a_stopped_run_waits_for_no_gpu() -> None:
     with pool.take(1, go_on) as names, pytest.raises(StoppedError), pool.take(1, stopped):
         pass
     assert (names, pool.free, pool.queue) == (None, {0}, [])
-    pool = GpuPool(slots=3)  # of a cluster, whose GPUs are only counted
+    pool = GpuPool(slots=3)  # on a cluster, GPUs are only counted
     with pool.take(7, go_on) as names:
         assert (names, pool.free) == (None, set())
 
@@ -86,7 +86,7 @@ def test_a_stopped_run_waits_for_no_gpu() -> None:
         (H200, None, H200, ""),
         (H200, ["2", "0"], [H200[2], H200[0]], ""),
         (H200, [], [], ""),
-        ([*H200, H100, H100], None, H200, "4, 4"),  # or the type that scores depend on would be chance
+        ([*H200, H100, H100], None, H200, "4, 4"),  # one type, because scores depend on it
         ([*H200, H100], ["4", "0"], [H100], "0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The parts of the memory of serving, by hand: weight files, the cache of engine or config, logits and activations."""
+"""The parts of the memory of serving, by hand: weight files, the cache of engine or config, logits, activations."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ RAN = {"dtype": "bfloat16"}
 
 
 def cached(*caches: KVCache) -> dict[str, Any]:
-    """The provenance of an engine with these caches."""
+    """Return the provenance of an engine with these caches."""
     return {**RAN, "kv_cache": "fp8", "kv_cache_layers": [asdict(cache) for cache in caches]}
 
 
 def layers(weights: str, kernel: str = "Linear") -> dict[str, Any]:
-    """The provenance of an engine that ran layers of one kind."""
+    """Return the provenance of an engine that ran layers of one kind."""
     return {**RAN, "layers": groups_to_json([Layer("a", weights, "bfloat16", kernel)])}
 
 
 def of(folder: Path, provenance: dict[str, Any], storage: Storage = STORED, **config: Any) -> Memory:
-    """The memory of a model with this config."""
+    """Return the memory of a model with this config."""
     model = planned("m", "transformers", str(write_checkpoint(folder / "m", ENDS, CONFIG | config)), 100)
     return memory_of(model, storage, provenance)
 
 
 def test_parts_by_the_config(tmp_path: Path) -> None:
-    """Keys and values of one head of two numbers in two layers; 4 x 4 and 3 x 8 numbers of a token in a step."""
+    """The cache has one head of two numbers in two layers; a step needs 4 x 4 and 3 x 8 numbers per token."""
     found = of(tmp_path, RAN)
     assert found == Memory(
         weights=1000, kv=(CachePart(token_bytes=2 * 2 * 2 * 2),), kv_source="config", logits=40, step_token=80
@@ -51,7 +51,7 @@ def test_parts_by_the_config(tmp_path: Path) -> None:
 
 
 def test_the_cache_of_the_engine(tmp_path: Path) -> None:
-    """It comes first, in its own format, and a layer with a window holds no more than the window."""
+    """The engine's sizes count before the config's, in their own format; a sliding-window layer holds one window."""
     one, two = KVCache("a", 1, "fp8", token_bytes=4.0), KVCache("b", 1, "fp8", token_bytes=4.0, window=10)
     found = of(tmp_path, cached(one, two), sliding_window=10)
     assert (found.kv_source, found.kv_is_upper, found.missing) == ("engine", False, None)
@@ -66,7 +66,7 @@ def test_the_cache_of_the_engine(tmp_path: Path) -> None:
         (layers("int8 channel", "torch linear (dequantized)"), STORED, {}, "weights: the engine decompresses"),
         (layers("float32"), STORED, {}, "weights: stored with 16 bits per weight, and loaded with 32"),
         (cached(KVCache("a", 2, "fp8")), STORED, {}, "KV cache: "),
-        (cached(KVCache("a", 1, "fp8", token_bytes=4.0)), STORED, {}, "KV cache: "),  # of two layers
+        (cached(KVCache("a", 1, "fp8", token_bytes=4.0)), STORED, {}, "KV cache: "),  # reports one of two layers
         ({**RAN, "kv_cache": "fp8"}, STORED, {}, "KV cache: "),
         (RAN, STORED, {"kv_lora_rank": 3}, "KV cache: "),
         (RAN, STORED, {"intermediate_size": None}, "activations: "),
@@ -75,7 +75,7 @@ def test_the_cache_of_the_engine(tmp_path: Path) -> None:
 def test_a_part_that_is_not_known(
     tmp_path: Path, provenance: dict[str, Any], storage: Storage, config: dict[str, Any], part: str
 ) -> None:
-    """It is named, and there is no sum; layers as stored have one."""
+    """An unknown part is named, and the sum is unknown; if layers run as stored, the sum is known."""
     found = of(tmp_path, provenance, storage, **config)
     assert (found.missing or "").startswith(part)
     assert ";" not in (found.missing or "")

@@ -1,4 +1,4 @@
-"""What a model gets, and what its scores depend on: GPUs by its weights, steps of decode, files, bytes, noise."""
+"""The plan of a model, and the key of its scores: GPUs by its weights, steps of decode, files, bytes, noise."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def model_of(config: RunConfig, max_tokens: int = 100, **keys: Any) -> PlannedMo
 
 @pytest.fixture
 def needs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the fake engine need so many GPUs, and its models so many bytes."""
+    """Return a function that sets how many GPUs the fake engine needs, and the bytes of its models' weights."""
 
     monkeypatch.setattr(machine, "cpu_build_of_torch", lambda: False)
 
@@ -68,10 +68,10 @@ def needs(monkeypatch: pytest.MonkeyPatch) -> Any:
         (1, 1, False, GPU_MIB),
         (ROOM_MIB * MIB, 1, False, GPU_MIB),  # 70 % of the GPU
         (ROOM_MIB * MIB + 1, 2, False, GPU_MIB),
-        (100 * ROOM_MIB * MIB, 4, False, GPU_MIB),  # more than the run has: it gets all
+        (100 * ROOM_MIB * MIB, 4, False, GPU_MIB),  # more than the run has: all
         (None, 4, False, GPU_MIB),
-        (MIB, 4, True, GPU_MIB),  # one that must be downloaded
-        (MIB, 4, False, 0.0),  # GPUs that do not say how large they are
+        (MIB, 4, True, GPU_MIB),  # a model that must be downloaded
+        (MIB, 4, False, 0.0),  # GPUs of unknown size
     ],
 )
 def test_weights_say_how_many_gpus(weights: float | None, gold: int, remote: bool, mib: float, needs: Any) -> None:
@@ -95,7 +95,7 @@ def test_the_spec_and_then_the_engine_say_how_many(
 
 
 def test_ray_does_not_place_what_an_engine_spreads_over_machines(needs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine would wait for the GPUs that the run holds for it."""
+    """The engine would wait for GPUs that the run has already reserved for it."""
     needs(0)
     monkeypatch.setattr(FakeEngine, "spread_by", classmethod(lambda cls, model: "executor"))
     config = config_of(4)
@@ -117,7 +117,7 @@ def test_ray_does_not_place_what_an_engine_spreads_over_machines(needs: Any, mon
     ],
 )
 def test_what_engines_need(load_fn: str, options: dict[str, Any], gold: int | None) -> None:
-    """0: all, since the options name GPUs by their places among all."""
+    """0 means all GPUs, because the options name GPUs by their index among all."""
     engine_class: type[Engine] = backends.resolve(load_fn, None)[1]
     assert engine_class.gpus(planned("m", load_fn, "none", 100, options)) == gold
 
@@ -129,7 +129,7 @@ def flip_last_bit(file: Path) -> None:
 
 
 def test_every_byte_counts_where_weights_are_verified(model: Path) -> None:
-    """A byte that changes without the file's time, and that no sample need hold, is seen; a file is hashed once."""
+    """A changed byte outside of all samples is noticed, even with an unchanged file time; a file is hashed once."""
     file, config = model / "model.safetensors", config_of(verify_weights=True)
     planned_model = planned("m", "transformers", str(model), 100)
     before, stat = identity(config, planned_model, TEXT)["weights"], file.stat()
@@ -180,7 +180,7 @@ def test_the_dtype_of_products(load_fn: str, options: dict[str, Any], gold: str,
 
 @pytest.mark.parametrize("edge", [None, 100])
 def test_rotary_factors_of_long_contexts_are_other_scores(edge: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp takes them by its context, which is as long as the run's longest window: ``-r`` may leave that out."""
+    """llama.cpp chooses them by its context, the run's longest window, which ``-r`` may leave out."""
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
     models = [planned("m", "fake", "none", longest) for longest in (99, 100, 101, 102)]
     short, at_edge, above, long = (identity(config_of(), model, TEXT) for model in models)
@@ -196,7 +196,7 @@ def test_rotary_factors_of_long_contexts_are_other_scores(edge: int | None, monk
      ({"phase": "decode", "unscored": "prefill"}, Decode(1, 32, behind_prompts=True))],
 )  # fmt: skip
 def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
-    """They are part of the key of scores, and prefill's keys are what they were before there was decode."""
+    """The steps are part of the key of scores; keys of prefill are the same as before decode existed."""
     model = model_of(config_of(), **keys)
     found = identity(config_of(), model, TEXT)
     assert model.decode == gold
@@ -221,7 +221,7 @@ def test_an_engine_that_cannot_decode_so(load_fn: str, keys: dict[str, Any], rea
 
 
 def key_of(folder: Path, **options: Any) -> str:
-    """The key of a model's scores in Transformers on the CPU; what the engine refuses is an error."""
+    """Return the key of a model's scores in Transformers on the CPU; a refusal by the engine is an error."""
     model = model_of(config_of(), load_fn="transformers", model_dir=str(folder), engine=options)
     return Cache.key("scores", identity(config_of(), model, TEXT))
 
@@ -237,7 +237,7 @@ def replaced(file: Path, old: bytes, new: bytes) -> None:
 
 
 def install(folder: Path, package: str, patch: pytest.MonkeyPatch) -> None:
-    """A package of this name, beside the model."""
+    """Install a package of this name next to the model."""
     patch.setattr(sys, "path", [str(folder.parent), *sys.path])
     metadata = folder.parent / f"{package}-99.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -245,7 +245,7 @@ def install(folder: Path, package: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def other_processor(patch: pytest.MonkeyPatch, part: str, value: Any) -> None:
-    """This machine's processor, but for one part."""
+    """Change one property of this machine's processor."""
     processor = {**machine.processor(), part: value}
     patch.setattr(machine, "processor", lambda: processor)
 
@@ -268,7 +268,7 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "cores": lambda _, patch: other_processor(patch, "cores", 99),
     "another processor": lambda _, patch: other_processor(patch, "cpu", "another"),
 }  # fmt: skip
-"""What a score depends on; what real engines compute then: ``benchmarks/stale_hits.py``."""
+"""Changes that change the key of scores; ``benchmarks/stale_hits.py`` shows what real engines then compute."""
 
 
 @needs_accelerate

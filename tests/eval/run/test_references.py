@@ -1,4 +1,4 @@
-"""References: which models a run with one loads, where its store lies, what is refused, and references that fail."""
+"""References: the models that a run loads, the location of the store, refusals, and references that fail."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.support.toy import TOY_VOCAB, assert_refused, swap_letters
 
 
 def left_behind(root: Path) -> list[str]:
-    """What lies beside the locks in the cache's folder of references."""
+    """Return the names in the cache's folder of references, without the lock files."""
     return [entry.name for entry in (root / "references").iterdir() if entry.suffix != ".lock"]
 
 
 def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compare) -> None:
-    """The first of two that are marked; a mask keeps it."""
+    """The first of two marked models is the reference; ``--mask`` keeps it."""
     ref, other = fake("ref", boost=3.0, reference=True), fake("other", boost=2.0, out_logits="none")
     models = [fake("one", vocab_size=501), fake("two", boost=1.0), ref, other]
     ran = measured(models)
@@ -59,7 +59,8 @@ def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compar
 def test_a_second_run_does_not_open_the_store(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All from the cache, the store there or not; a model more, and the reference is measured again for its store."""
+    """All rows come from the cache, even if the store is missing; with one more model, the reference is scored again
+    for its store."""
     first, store = measured(UNIFORM), store_of(own_cache)
     before = (store / MANIFEST).read_bytes()
     with monkeypatch.context() as patch:
@@ -99,7 +100,7 @@ def test_divergences_of_another_reference_are_other_scores(measured: Compare) ->
 
 
 def test_out_logits_names_the_folder_of_the_store(measured: Compare, own_cache: Path, tmp_path: Path) -> None:
-    """Stores of two texts lie beside each other there, under their keys."""
+    """The stores of two texts are in this folder, under their keys."""
     folder = tmp_path / "deep" / "kept"
     models = [fake("ref", boost=3.0, out_logits=str(folder)), fake("uniform")]
     ran = measured(models)
@@ -114,7 +115,7 @@ def test_out_logits_names_the_folder_of_the_store(measured: Compare, own_cache: 
 
 
 def test_a_store_at_a_path_is_made_once_and_then_enough(measured: Compare, pair: Models, tmp_path: Path) -> None:
-    """A second run, with another cache, needs neither the reference nor its model, and does not clear it."""
+    """A second run with another cache loads neither the reference nor its files, and does not delete the store."""
     path = tmp_path / "deep" / "bf16.reference"
     first = measured(pair, "-lf", path)
     assert first.status == 0, first.err
@@ -136,7 +137,7 @@ def test_a_store_at_a_path_is_made_once_and_then_enough(measured: Compare, pair:
 
 
 def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
-    """A damaged store is made again, even where nobody looked at it."""
+    """``-cc`` makes a damaged store again, even if no run has noticed the damage."""
     measured(UNIFORM)
     store = store_of(own_cache)
     window = window_of(store, 1)
@@ -155,7 +156,7 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
 
 
 def assert_no_divergence(ran: Measured, reason: str) -> None:
-    """A failed reference: status 1, the reason at its row, PPL and a note for the model "uniform"."""
+    """Assert that the reference failed: status 1, the reason in its row; "uniform" has PPL and a note."""
     assert ran.status == 1, ran.out + ran.err
     assert reason in next(model for model in ran.results["models"] if model["reference"])["error"]
     model = ran.models["uniform"]
@@ -174,7 +175,7 @@ def test_a_failing_reference_leaves_perplexities(measured: Compare, own_cache: P
 def test_a_reference_that_fails_the_second_time(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its scores are in the cache and its store is gone; what needs the store has no divergence, and PPL."""
+    """Its scores are in the cache, but its store was deleted; models that need the store have PPL, but no KLD."""
     models = [fake("ref", boost=3.0, reference=True), fake("old", boost=1.0)]
     measured(models)
     shutil.rmtree(store_of(own_cache))
@@ -189,7 +190,7 @@ def test_a_reference_that_fails_the_second_time(
 
 
 def test_a_full_disk_loses_the_store_alone(measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference keeps its PPL, and the reason is in the table; once there is room, the store is made."""
+    """The reference keeps its PPL, and the table shows the reason; when there is space again, the store is made."""
     keep = storage.keep
 
     def full(folder: Path, what: str, pieces: Any) -> Path:
@@ -226,7 +227,7 @@ def test_what_cannot_be_forgotten_ends_the_run(measured: Compare, monkeypatch: p
 def test_an_interrupted_recording_goes_on_in_the_next_run(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """Two windows of logits were recorded, and stay; then the store is whole."""
+    """The two recorded windows of logits are kept; the next run completes the store."""
     made: list[list[str]] = []
     pieces = FakeEngine.pieces
 
@@ -253,7 +254,7 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
 
 
 def test_an_interrupted_recording_at_a_path_is_no_store_and_in_nobodys_way(measured: Compare, tmp_path: Path) -> None:
-    """Another reference (here: of other engine options) takes the place of what is not finished."""
+    """A different reference (here with other engine options) replaces an unfinished recording."""
     path = tmp_path / "kept"
     assert measured([fake("ref", boost=3.0, fail=2, reference=True), UNIFORM[1]], "-lf", path).status == 1
     assert len(list(path.glob("row.*"))) == 2
@@ -270,7 +271,7 @@ def test_an_interrupted_recording_at_a_path_is_no_store_and_in_nobodys_way(measu
 def test_a_damaged_store_is_found_before_a_model_loads(
     measured: Compare, own_cache: Path, pair: Models, tmp_path: Path, where: str, damage: str, what: str
 ) -> None:
-    """In the cache, or at a path that another run made, where the reference itself would have to be measured, too."""
+    """The store is in the cache, or at a path where another run made it, and the reference must be scored again too."""
     flags = [] if where == "cache" else ["-lf", tmp_path / "kept"]
     assert measured(pair[:1], *flags).status == 0
     (file,) = (store_of(own_cache) if where == "cache" else tmp_path / "kept").glob(f"{what}.*")
@@ -288,28 +289,28 @@ def test_a_damaged_store_is_found_before_a_model_loads(
 
 
 def test_a_store_of_other_windows(measured: Compare, tmp_path: Path) -> None:
-    """Another text, length, stride or warm-up, with the reference's model in the specs or not."""
+    """Text, length, stride or warm-up differ; the specs may or may not contain the reference's model."""
     path, other = tmp_path / "kept", tmp_path / "other.txt"
     assert measured(UNIFORM, "-lf", path).status == 0
     other.write_text("hgfedcba\n" * 100)
     changes = ({"path": str(other)}, {"eval_len": 50}, {"eval_stride": 60}, {"warmup_tokens": 1})
     for change in changes:
         for specs in (UNIFORM, UNIFORM[1:]):
-            for flags in ([], ["-cc"]):  # what the user named is never deleted unless it is what this run makes
+            for flags in ([], ["-cc"]):  # a store that the user named is only deleted if this run makes the same store
                 ran = measured(specs, "-lf", path, *flags, **change)
                 assert_refused(ran, f"{path}: the reference was made of other windows", "give another path")
     assert Reader(path).n_windows == N_WINDOWS
 
 
 def swapped(folder: Path, target: Path) -> Path:
-    """A copy of a model whose tokenizer has "a" and "b" the other way round."""
+    """Copy a model, and exchange "a" and "b" in its tokenizer."""
     swap_letters(shutil.copytree(folder, target))
     return target
 
 
 @pytest.mark.parametrize("letters", ["abcd", "wxyz"])
 def test_a_store_of_another_tokenizer(measured: Compare, stub_model: Path, tmp_path: Path, letters: str) -> None:
-    """Also where the text has none of the tokens that were swapped, so that the windows are the same."""
+    """The store is refused even if the text does not contain the exchanged tokens, so that the windows are equal."""
     text, path = tmp_path / "text.txt", tmp_path / "kept"
     text.write_text(letters * 100)
     assert measured(UNIFORM, "-lf", path, path=str(text)).status == 0
@@ -331,7 +332,7 @@ def test_a_store_of_another_model(measured: Compare, pair: Models, noisy_stub: P
 
 
 def test_a_model_with_another_tokenizer(measured: Compare, stub_model: Path, tmp_path: Path) -> None:
-    """Compared by content: another formatting of the same tokenizer is no other one."""
+    """Tokenizers are compared by content: another formatting of the same tokenizer is accepted."""
     other = swapped(stub_model, tmp_path / "swapped")
     ran = measured([stub(stub_model, "ref", reference=True), stub(other, "bad")])
     assert_refused(ran, "bad: tokenizer_dir: is not this model's tokenizer: token 64 is 'b' in ", str(other))
@@ -347,7 +348,7 @@ def test_a_model_with_another_tokenizer(measured: Compare, stub_model: Path, tmp
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "a folder"])
 def test_a_path_that_holds_something_else(measured: Compare, tmp_path: Path, kind: str) -> None:
-    """It is neither read nor replaced."""
+    """The other content is neither read nor replaced."""
     path = tmp_path / "something"
     if kind == "a folder":
         path.mkdir()

@@ -1,4 +1,4 @@
-"""Token scores of a model: joined from segments, parquet; what is damaged is said and scored again."""
+"""Token scores of a model, joined from segments; parquet; damaged segments are reported and scored again."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def scores(window: int, names: Any) -> tuple[Window, TokenScores]:
-    """The first two entries of each column for window 0, the third for window 3, in the contract's types."""
+    """Return the first two entries of each column for window 0, or the third for window 3, in the contract's types."""
     which = slice(0, 2) if window == 0 else slice(2, 3)
     columns = {name: np.array(FULL[name][which], segments.COLUMNS[name]) for name in names}
     return WINDOWS[window == 3], TokenScores(window, **columns)
 
 
 def keep(cache: Cache, names: Any = FULL, *, session: str = "s", windows: Any = (0, 3)) -> None:
-    """Scores of some windows in one segment, which took 2.5 s, and a session's record."""
+    """Write scores of some windows in one segment, which took 2.5 s, and a run's record."""
     folder = cache.path("scores", KEY, "")
     segments.commit(folder, TAG, [scores(window, names) for window in windows], session, 2.5)
     record = {"known": {"engine": "fake"}, "provenance": {"notes": ["of both", f"of {session}"]}}
@@ -95,7 +95,7 @@ def test_the_file_says_which_token_each_line_is_of(cache: Cache, tmp_path: Path)
 def test_what_is_damaged_is_said_and_scored_again(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """One window in a segment, so that the others need not be scored; without a record the last one says what ran."""
+    """Each window is in its own segment, so that only one is scored again; a missing record is written again."""
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
     first = measured([fake("one", boost=3.0)])
     (folder,) = (own_cache / "scores").iterdir()
@@ -131,7 +131,7 @@ def test_file_names_are_safe_and_differ(labels: list[str], expected: list[str]) 
 
 
 def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) -> None:
-    """With files that replace tensors, and without what the engine does not load."""
+    """The size includes files that replace tensors, and excludes files that the engine does not load."""
     folder = write_checkpoint(tmp_path / "model", {"lm_head.weight": ("BF16", 8, 4)})
     (folder / "tokenizer.json").write_bytes(b"x" * 1000)
     stored = (folder / "model.safetensors").stat().st_size

@@ -1,4 +1,4 @@
-"""Two runs at the same time, whose models and texts are in other orders: neither waits for ever."""
+"""Two runs at the same time, with models and texts in different orders: no run waits for ever."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 class Run(threading.Thread):
-    """A run of models on texts, with workers in threads and GPUs of its own; ``said``: its lines."""
+    """A run of models on texts, with workers in threads and its own GPUs; ``said``: its progress messages."""
 
     def __init__(self, config: RunConfig, texts: dict[str, DataSpec], models: Sequence[dict[str, Any]]) -> None:
         super().__init__(daemon=True)
@@ -49,7 +49,7 @@ class Run(threading.Thread):
         self.outcome = runner.run(self.config, self.texts, specs)
 
     def of(self, label: str) -> list[ModelResult]:
-        """A model's rows, one per text; none of the run's has failed."""
+        """Return a model's rows, one per text; assert that no row of the run has failed."""
         assert self.outcome is not None, "it waits for ever"
         rows = [row for text in self.outcome.results.scored for row in text.models]
         assert [row.error for row in rows if row.error] == []
@@ -81,7 +81,7 @@ def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterat
 
 
 def together(*runs: Run) -> None:
-    """Let runs go on at the same time, up to their end."""
+    """Execute runs at the same time, and wait for their end."""
     for run in runs:
         run.start()
     for run in runs:
@@ -89,12 +89,12 @@ def together(*runs: Run) -> None:
 
 
 def held(cache: Cache, keys: Sequence[str]) -> Any:
-    """The locks of scores, as another run holds them."""
+    """Hold the locks of scores as another run does."""
     return cache.locked([cache.path("scores", key, ".lock") for key in keys], lambda: None)
 
 
 def test_models_and_texts_in_another_order(make: Make, told: Told) -> None:
-    """Each model scores each text once, in whichever run."""
+    """Each model scores each text once, in one of the two runs."""
     runs = (make([fake("a"), fake("b", boost=1.0)], "prose", "code"),
             make([fake("b", boost=1.0), fake("a")], "code", "prose"))  # fmt: skip
     told.may_score = lambda: all(run.ident for run in runs)
@@ -105,7 +105,7 @@ def test_models_and_texts_in_another_order(make: Make, told: Told) -> None:
 
 
 def test_a_model_that_waits_for_a_lock_has_no_gpu(make: Make, told: Told, own_cache: Path) -> None:
-    """Others of its run score meanwhile, unless it is their reference.  That it waits is said once."""
+    """Other models of the run score at the same time, unless they need it as a reference.  Waiting is reported once."""
     before, cache = make(), Cache(own_cache)
     together(before)
     for key in before.keys("ref", "uniform"):
@@ -129,7 +129,7 @@ def test_a_model_that_waits_for_a_lock_has_no_gpu(make: Make, told: Told, own_ca
 
 
 def test_complete_rows_wait_for_no_lock(make: Make, told: Told, own_cache: Path) -> None:
-    """Another run may hold them for long, to compare the same models with another reference."""
+    """Another run may hold the locks for a long time, to compare the same models with another reference."""
     before, run = make(), make()
     together(before)
     told.steps.clear()
@@ -141,17 +141,17 @@ def test_complete_rows_wait_for_no_lock(make: Make, told: Told, own_cache: Path)
 
 
 def assert_right(*runs: Run) -> None:
-    """These runs end, and their models have the KLD of a closed form."""
+    """Assert that these runs end, and that their models have the KLD of the closed form."""
     for run in runs:
         run.join(TOGETHER_S)
         assert [row.kld for row in run.of("uniform") if row.kld] == pytest.approx([KLD], rel=1e-5)
 
 
 def test_two_caches_and_one_place_of_the_reference(make: Make, told: Told, tmp_path: Path) -> None:
-    """The second one records there only when the first one is through, whose end removes what is half-made."""
+    """The second run records there after the end of the first run, which removes unfinished recordings."""
     models = [fake(label, boost=3.0, out_logits=str(tmp_path / "refs")) for label in ("first", "second")]
     one, other = (make([model, fake("uniform")], cache=tmp_path / model["label"]) for model in models)
-    told.may_score = lambda: other.said != []  # it waits for the lock
+    told.may_score = lambda: other.said != []  # ``other`` waits for the lock
     one.start()
     wait_until(lambda: ("first", "score") in told.steps, TOGETHER_S)
     other.start()
@@ -160,7 +160,7 @@ def test_two_caches_and_one_place_of_the_reference(make: Make, told: Told, tmp_p
 
 
 def test_clearing_keeps_a_store_that_another_run_reads(make: Make, told: Told, own_cache: Path) -> None:
-    """And deletes it once that run is over."""
+    """The store is deleted when the other run has ended."""
     reader, clearing = make(), make(clear=True)
     told.first[("uniform", "score")] = ("ref", "again")
     reader.start()
@@ -178,7 +178,7 @@ def test_clearing_keeps_a_store_that_another_run_reads(make: Make, told: Told, o
 
 @pytest.mark.parametrize("name", ["ref", "0" * 40])
 def test_a_store_has_one_lock(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a run's cache is, and however it spells the path; none where nothing can be written."""
+    """The lock does not depend on a run's cache or the spelling of the path; without write access, no lock is used."""
     folder = tmp_path / "references"
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)

@@ -1,4 +1,4 @@
-"""The workers of a model: who begins when, what becomes of those that die, and that no number depends on them."""
+"""The workers of a model: when they start, what happens if they die, and that scores do not depend on them."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_no_model_loads_before_the_reference_is_there(measured: Compare, monkeyp
 def test_the_references_engine_is_imported_while_the_text_is_tokenized(
     measured: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the text is tokenized, an engine is imported for what has to be scored, if anything has."""
+    """After the text is tokenized, an engine is imported only if a model must be scored."""
     told = threaded(monkeypatch)
     monkeypatch.setattr(
         Workers, "import_ahead", lambda self, model, verbose: told.steps.append((model.label, "import"))
     )
     models = [fake("a"), fake("b", boost=1.0, reference=True)]
-    for flags, imports in (((), ["b"]), ((), []), (("-cc",), ["b"])):  # the last one forgets the tokens, too
+    for flags, imports in (((), ["b"]), ((), []), (("-cc",), ["b"])):  # the last one also deletes the tokens
         told.steps.clear()
         assert measured(models, *flags).status == 0
         assert [label for label, step in told.steps if step == "import"] == imports
@@ -88,7 +88,7 @@ def test_the_references_engine_is_imported_while_the_text_is_tokenized(
 def test_replicas_give_the_numbers_of_one_worker(
     measured: Compare, pair: Models, toy_model: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """Also where replicas record the reference: every share of its windows, and one head."""
+    """This also holds for a reference: each replica records its share of the windows, and one head is kept."""
     models = pair if engine == "stub" else [toy(toy_model, "ref", reference=True),
                                             toy(toy_model, "noisy", dtype="bfloat16")]  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_no_speed_where_another_process_uses_the_gpu(measured: Compare, monkeypa
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Python's own handlers, whatever this process was started to ignore; its handlers are there again afterwards."""
+    """Install Python's default signal handlers, even for ignored signals; restore the old handlers afterwards."""
     before = {number: signal.getsignal(number) for number in ENDING}
     for number in ENDING:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -151,7 +151,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 @pytest.mark.usefixtures("handlers")
 def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as nothing has stopped the run: Python swallows what is raised while it deletes an object."""
+    """A second signal still interrupts the run: Python discards exceptions of an object's deletion."""
     running = Workers()
     with signals_interrupt(running):
         with pytest.raises(InterruptedRun):
