@@ -1,4 +1,4 @@
-"""Shared pieces: a toy model that every engine runs, its byte tokenizer, and the command line in this process."""
+"""Shared fixtures: a toy model that every engine runs, its byte tokenizer, and the command line in this process."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.support import fake_engine
 from tests.support.toy import Ran, save_llama
 
 machine.keep_compiled_kernels_apart()
-os.environ[processes.ENVIRONMENT] = "1"  # a process of its own takes 5 s to import torch, which this one has
+os.environ[processes.ENVIRONMENT] = "1"  # another process needs 5 s to import torch
 os.environ[backends.OUTSIDE] = fake_engine.LOCATION
 LONGEST = ("test_whole_runs.py", "test_peers.py")
-"""Files that are begun first, in this order; all others with engines follow, and then what takes seconds."""
+"""Files that start first, in this order; the other files with engines follow, and then the fast files."""
 
 
 def pytest_configure() -> None:
-    """Give this process of several its own share of the cores, and let signals end it.
+    """Give each of several test processes its own share of the cores, and let signals end it.
 
-    A shell starts what runs in its background with Ctrl-C ignored, ``nohup`` with SIGHUP, and so would be the processes
-    that tests start and end.  Two processes whose engines each took both cores waited for each other's threads.
+    A shell starts background processes with SIGINT ignored, ``nohup`` with SIGHUP ignored; processes that tests start
+    and end would inherit this.  Without shares, engines in two processes wait for each other's threads.
     """
     for number in ENDING:
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -46,7 +46,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that no process of several is left with one of them at the end."""
+    """Put the longest files first, so that no test process has to run one of them alone at the end."""
 
     def place(item: pytest.Item) -> tuple[int, bool]:
         name = item.path.name
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No test reads or writes the user's cache, or leaves engine processes behind."""
+    """Give each test its own cache instead of the user's, and end its engine processes."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("COMPARE_Q_CACHE", str(folder))
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "1")
@@ -91,7 +91,7 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quantized(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """(Preset of compressed-tensors, size of groups) -> the toy rounded so, made once; W4 has groups of 32."""
+    """(Preset of compressed-tensors, group size) -> the toy quantized with it, made once; W4 has groups of 32."""
     folder = tmp_path_factory.mktemp("quantized")
 
     def made(preset: str, group_size: int | None = None) -> Path:
@@ -108,7 +108,7 @@ def quantized(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 @pytest.fixture(scope="session")
 def toy_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,000 ASCII letters, so 1,000 toy tokens."""
+    """A text of 1,000 ASCII characters, that is 1,000 toy tokens."""
     letters = np.random.default_rng(0).choice(list("abcdefgh \n"), 1000)
     file = tmp_path_factory.mktemp("text") / "text.txt"
     file.write_text("".join(letters))

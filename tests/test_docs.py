@@ -1,4 +1,4 @@
-"""Documentation is true of the repository: paths, links, commands, keys, flags and columns exist."""
+"""The documentation matches the repository: paths, links, commands, keys, flags and columns exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FENCED = re.compile(r"^```.*?^```|^ {4}.*?$", re.MULTILINE | re.DOTALL)
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Files of the repository, without what git ignores where this is a checkout."""
+    """Return the files of the repository; in a checkout, without those that git ignores."""
     try:
         words = ["git", "ls-files", "-co", "--exclude-standard"]
         listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
@@ -44,7 +44,7 @@ def tracked() -> tuple[Path, ...]:
 
 
 def pages() -> list[Path]:
-    """Every Markdown page except the changelog, which names what is gone."""
+    """Return every Markdown page except the changelog, which names deleted things."""
     return [file for file in tracked() if file.suffix == ".md" and file.name != "CHANGELOG.md"]
 
 

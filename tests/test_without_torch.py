@@ -1,4 +1,4 @@
-"""The driver needs no torch: it is in the environments of the engines, which may be other ones."""
+"""The driver does not need torch, which is in the engines' environments; these may be separate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMPORTED_BY_ENGINES = {
         "hf.layers", "scoring.triton_kernels", "vllm.cpu_kernels", "vllm.extension", "vllm.logits", "vllm.scorer",
     )
 }  # fmt: skip
-"""The modules that import torch at their top."""
+"""Modules that import torch at the top of the file."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 IMPORT_ALL = """
 import importlib, pathlib
@@ -40,7 +40,7 @@ MAIN = "from compare_q.eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Some Python in a process that has no torch."""
+    """Run some Python code in a process without torch."""
     environment = {key: value for key, value in os.environ.items() if key not in SET_BY_OTHER_TESTS}
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code, *map(str, words)],

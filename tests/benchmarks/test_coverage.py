@@ -1,4 +1,4 @@
-"""How often the intervals of eval/stats/uncertainty.py hold, in simulated texts of a fixed seed."""
+"""The coverage of the intervals of eval/stats/uncertainty.py in simulated texts with a fixed seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", list(coverage.SCORES))
 def test_simulated_scores_have_the_mean_that_they_say(name: str) -> None:
-    """200 texts of 60,000 tokens: within four standard errors, as their own spread tells them."""
+    """The mean of 200 texts of 60,000 tokens is within four standard errors, estimated from the texts' spread."""
     means = [float(scores.mean(dtype=np.float64)) for scores in coverage.simulate(name, 60_000, 200)]
     error = float(np.std(means)) / math.sqrt(len(means))
     assert np.mean(means) == pytest.approx(coverage.SCORES[name].mean, abs=4 * error)
@@ -25,7 +25,7 @@ def test_simulated_scores_have_the_mean_that_they_say(name: str) -> None:
     ("kld", 16_000, 500), ("loss", 60_000, 300), ("loss", 300_000, 100),
 ])  # fmt: skip
 def test_intervals_hold(name: str, tokens: int, texts: int) -> None:
-    """93 % of the texts and more (results/coverage.md has every length, and more texts); other errors far less."""
+    """Intervals hold in at least 93 % of the texts (all lengths: results/coverage.md); other errors hold far less."""
     for method, found in coverage.coverage(name, tokens, texts).items():
         assert 93 <= found["blocks"] <= 99, (method, found)
         assert found["independent"] < 75, (method, found)
@@ -38,6 +38,6 @@ def test_intervals_hold(name: str, tokens: int, texts: int) -> None:
 def test_intervals_hold_where_documents_are_long(
     tokens: int, texts: int, articles: tuple[float, float], least: float, most: float
 ) -> None:
-    """Heavy tails as well; but not where a single document may be most of the text, which the footnote says."""
+    """Intervals hold with heavy tails, but not if one document may be most of the text, which a footnote states."""
     found = coverage.coverage("loss", tokens, texts, 0, articles, ["2048/512"])["2048/512"]
     assert least <= found["blocks"] <= most

@@ -1,4 +1,4 @@
-"""Checkpoints of a shape: what they store, and that they are what quantizing the whole bf16 model would give."""
+"""Checkpoints of a shape: their stored tensors, which equal those of quantizing the whole bf16 model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint."""
+    """Return all tensors of a checkpoint."""
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def test_stored_bits(folders: dict[str, Path]) -> None:
-    """FP8 has a bf16 scale for every row: 256 weights of q, k, v, o, gate and up, and 512 of down."""
+    """FP8 has one bf16 scale per row: per 256 weights of q, k, v, o, gate and up, and per 512 of down."""
     rows, weights = 256 + 128 + 128 + 256 + 512 + 512 + 256, 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 512
     expected = {"bf16": 16.0, "w4a16": 4 + 16 / 128, "fp8": 8 + 16 * rows / weights}
     found = {name: storage_of(folder).bpw_layer for name, folder in folders.items()}

@@ -1,5 +1,5 @@
-"""How the benchmark of a whole table reads where the seconds went, by hand, and what it asks compare_q to run; and
-what stands for llama-perplexity in the comparison with it."""
+"""The benchmark of a whole table: its division of the seconds, by hand, the command that it runs, and the replacement
+of llama-perplexity in the comparison with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compare_q.eval.text import cutting
 
 
 def timing(first: float | None, last: float | None) -> timings.Timing:
-    """A row that was scored between two times."""
+    """Return the times of a row that was scored between two times."""
     return {"first_window": first, "last_window": last}
 
 

@@ -1,4 +1,4 @@
-"""GGUF files from Hugging Face folders: the same tensors, and in llama.cpp the same model."""
+"""GGUF files from Hugging Face folders: they have the same tensors, and are the same model in llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCAB = 49_152
 
 @pytest.fixture(scope="session")
 def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's vocabulary and grouped heads; rows of 256 weights, as K-quants need them."""
+    """A small Llama with the demo's vocabulary and grouped heads, and rows of 256 weights, which K-quants need."""
     return toy.save_llama(
         tmp_path_factory.mktemp("small") / "small-llama", vocab_size=VOCAB, hidden_size=256, intermediate_size=256,
         num_attention_heads=4, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.1,
@@ -33,7 +33,7 @@ def read(file: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
-    """Log-probabilities [L, V] by llama.cpp, float32 KV cache, on the CPU."""
+    """Return log-probabilities [L, V] by llama.cpp on the CPU, with a float32 KV cache."""
     import llama_cpp
 
     model = llama_cpp.Llama(
@@ -48,7 +48,7 @@ def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
 @needs_llama_cpp
 @pytest.mark.engine
 def test_llama_cpp_computes_the_same_model(small_llama: Path, tmp_path: Path) -> None:
-    """Float32 weights and KV cache, grouped heads: log-probabilities of Transformers to rounding."""
+    """With float32 weights and KV cache, and grouped heads, log-probabilities equal Transformers' up to rounding."""
     from transformers import AutoModelForCausalLM
 
     gguf_writer.write_gguf(small_llama, tmp_path / "f.gguf", "F32")
@@ -63,7 +63,7 @@ def test_llama_cpp_computes_the_same_model(small_llama: Path, tmp_path: Path) ->
 @needs_llama_cpp
 @pytest.mark.engine
 def test_llama_cpp_quantizes(small_llama: Path, tmp_path: Path) -> None:
-    """Q8_0 by llama.cpp is Q8_0 by the gguf package; a K-quant is what it says and near; a bad file is one error."""
+    """llama.cpp's Q8_0 equals the gguf package's; a K-quant has its type and small errors; a bad file is one error."""
     from demo.llama_quantize import llama_quantize
 
     gguf_writer.write_gguf(small_llama, tmp_path / "b.gguf", "BF16")

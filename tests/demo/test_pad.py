@@ -1,4 +1,4 @@
-"""A padded model, and an equalized one, computes what the original computes."""
+"""A padded model, and an equalized model, compute the same as the original."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 
 def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits [L, V] in float32 of the model in a folder, in its own dtype."""
+    """Return logits [L, V] in float32 of the model in a folder, computed in its own dtype."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
@@ -26,7 +26,7 @@ def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def save_llama(folder: Path, **shape: Any) -> None:
-    """Two layers, hidden size 64, 4 query and 2 key/value heads; random float32 weights, norms and biases too."""
+    """Save a Llama: two layers, hidden size 64, 4 query and 2 key/value heads; random float32 weights."""
     from transformers import AutoModelForCausalLM
 
     shape |= {"intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "rms_norm_eps": 0.1}
@@ -41,7 +41,7 @@ def save_llama(folder: Path, **shape: Any) -> None:
 @pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize("hidden", [64, 96, 160])
 def test_padded_toy_is_the_same_function(tmp_path: Path, tied: bool, biases: bool, hidden: int) -> None:
-    """Float32 with an eps of 0.1, which would show if it were not scaled."""
+    """In float32 with an eps of 0.1, which would change the logits if it were not scaled."""
     shape = {"tie_word_embeddings": tied, "attention_bias": biases, "mlp_bias": biases}
     save_llama(tmp_path / "m", **shape)
     pad.pad(tmp_path / "m", tmp_path / "p", hidden)

@@ -1,4 +1,4 @@
-"""The demo's checkpoints, made of the toy model: sizes, scales, rounding, and what Transformers computes with them."""
+"""The demo's checkpoints, made from the toy model: sizes, scales, rounding, and their logits in Transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def quantize() -> Any:
 
 
 def global_scales(folder: Path) -> dict[str, float]:
-    """The global scales in a checkpoint, by tensor name."""
+    """Return tensor name -> global scale in a checkpoint."""
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
         return {name: tensors.get_tensor(name).item() for name in tensors.keys() if "global_scale" in name}  # noqa: SIM118
 
@@ -39,7 +39,7 @@ def test_fused_layers_share_their_global_scales(quantized: Callable[..., Path]) 
 def test_input_scales_are_those_of_the_largest_activations(
     quantize: Any, quantized: Callable[..., Path], toy_model: Path
 ) -> None:
-    """Against the inputs of every layer themselves, kept whole in one batch over the end of the text."""
+    """Compare with the inputs of every layer, recorded in one batch over the end of the text."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
@@ -70,9 +70,9 @@ def test_input_scales_are_those_of_the_largest_activations(
 def test_checkpoints_load_and_resemble_the_original(
     quantized: Callable[..., Path], toy_model: Path, preset: str, group_size: int | None, error: float
 ) -> None:
-    """Relative error of the logits; random weights of the toy amplify every step (seen: 0.60 0.06 0.08 0.26 0.58 0.74).
+    """Relative errors of the logits; the toy's random weights amplify errors (seen: 0.60 0.06 0.08 0.26 0.58 0.74).
 
-    Logits that have nothing to do with the original's differ by sqrt(2) of it.
+    Unrelated logits would have a relative error of sqrt(2).
     """
     from transformers import AutoModelForCausalLM
 

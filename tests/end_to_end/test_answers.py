@@ -1,4 +1,4 @@
-"""Two tasks of lm-eval from local files to the table, beside lm-eval's own numbers of the same model; and flips."""
+"""Two tasks of lm-eval from local files to the table, compared with lm-eval's own numbers of the model; and flips."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.toy import ATOL_LOGPROB, Run, Specs, in_transformers, needs_a
 TASKS = ROOT / "demo" / "questions"
 QUESTIONS = 40
 EVAL_LEN = 200
-"""The longest prompts of ``common_facts`` have 212 bytes, and a byte is a token of the toy."""
+"""Tokens per window; the longest prompts of ``common_facts`` have 212 bytes, one toy token per byte."""
 
 
 def evaluated(model: Any, task: Path) -> tuple[dict[str, Any], list[float]]:
-    """lm-eval's own results of a task with its defaults, and its sum of log-probabilities of every answer in order."""
+    """Return lm-eval's results of a task with default options, and its summed log-probability of each answer."""
     import lm_eval
 
     found = lm_eval.simple_evaluate(model=model, tasks=[str(task)], limit=QUESTIONS, log_samples=True)
@@ -36,8 +36,8 @@ def evaluated(model: Any, task: Path) -> tuple[dict[str, Any], list[float]]:
 def test_answers_against_lm_evals_own(
     compare_q: Run, write_specs: Specs, tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    """float32 is the reference; of bfloat16, flips and McNemar's p follow from lm-eval's own samples of float32."""
-    monkeypatch.chdir(ROOT)  # where the tasks find their data
+    """float32, the reference, has lm-eval's accuracies; the flips of bfloat16 are consistent with its accuracy."""
+    monkeypatch.chdir(ROOT)  # the tasks' data paths start here
     file = TASKS / f"{task}.yaml"
     models = [in_transformers(toy_model, label=name, engine={"dtype": name}) for name in ("float32", "bfloat16")]
     models[0]["reference"] = True

@@ -1,4 +1,4 @@
-"""Conversations from lines of a file to the table, with a tool call among them, against float64 by brute force."""
+"""Conversations from a JSON lines file to the table, one with a tool call, compared with float64 brute force."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 
 
 def gold(tokenizer_folder: Path, model_folder: Path) -> list[float]:
-    """Log-probabilities of the tokens in Transformers' own mask of the assistant, one position at a time."""
+    """Return the log-probabilities of the tokens in Transformers' assistant mask, one position at a time."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder)

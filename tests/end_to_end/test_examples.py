@@ -1,4 +1,4 @@
-"""Every spec in eval/spec loads and says what its name promises, and the generated schemas are current."""
+"""Every spec in eval/spec loads and matches its file name, and the generated schemas are current."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ENGINES = {
     "vllm_server": "vllm_server", "vllm": "vllm_score", "gguf": "llamacpp", "exl3": "exllamav3",
     "transformers": "transformers", "hf": "transformers",
 }  # fmt: skip
-"""A word of a file's name -> its engine; the first that fits counts."""
+"""Word in a file's name -> its engine; the first match counts."""
 SCHEMAS = {**types.json_schemas(), "results.schema.json": results.json_schema()}
 
 
 @pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
 def test_data_examples(file: Path) -> None:
-    """The spec names a data set that compare_q or the hub knows, or a text, and its windows hold what they score."""
+    """The spec names a data set that compare_q or the hub knows, or a text, and its windows contain what they score."""
     (spec,) = reading.load_data_specs([file])
     assert spec.dataset in ("text", "chat", "lm_eval") or spec.dataset.lower() in SOURCES or "/" in spec.dataset
     assert spec.is_chat == ("chat" in file.stem.split("_"))
@@ -39,7 +39,7 @@ def test_data_examples(file: Path) -> None:
 
 
 def test_specs_of_the_page_of_published_numbers() -> None:
-    """Three whole ones, of which the second is the ready spec, and two that replace a data set by a file."""
+    """The page has three complete specs, of which the second is the ready spec, and two that use a file."""
     page = (FOLDER.parent.parent / "docs" / "published_numbers.md").read_text()
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
     whole = [block for block in blocks if "tokenizer_dir" in block]
@@ -55,7 +55,7 @@ def test_specs_of_the_page_of_published_numbers() -> None:
 
 @pytest.mark.parametrize("file", MODEL_FILES, ids=lambda file: file.stem)
 def test_model_examples(file: Path) -> None:
-    """The engine is the one that the file's name promises, and every model has a label of its own."""
+    """The engine matches the file's name, and every model has its own label."""
     models = reading.load_model_specs([file])
     engines = {backends.resolve(model.load_fn, model.fwd_fn)[0] for model in models}
     assert engines == {next(engine for word, engine in ENGINES.items() if word in file.stem)}

@@ -18,7 +18,7 @@ PLANTED = Path(__file__).parents[1] / "support" / "planted"
 
 
 def python_with(fault: str, folder: Path) -> Path:
-    """A Python that plants a fault (``tests/support/planted``) in the vLLM that it imports."""
+    """Return a Python that adds a fault (``tests/support/planted``) to the vLLM that it imports."""
     file, path = folder / fault, f"$PYTHONPATH:{PLANTED}"
     file.write_text(f'#!/bin/sh\nPLANTED={fault} PLANTED_FROM={FROM} PYTHONPATH="{path}" exec {sys.executable} "$@"\n')
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
@@ -28,8 +28,8 @@ def python_with(fault: str, folder: Path) -> Path:
 def test_planted_faults_are_found(
     compare_q: Run, quantized: Callable[..., Path], toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The toy in W4A16: a group's scale is dropped, attention is wrong from position 64 on, a kernel is wrong at batch
-    1, one is random, values in the KV cache are halved in decode, and an option is ignored."""
+    """Faults of the toy in W4A16: a group's scale is dropped, attention is wrong from position 64 on, a kernel is wrong
+    at batch 1, another one is random, values in the KV cache are halved in decode, and an option is ignored."""
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     model = quantized("W4A16")
     data, models, report = tmp_path / "data.json", tmp_path / "models.json", tmp_path / "gate.json"

@@ -1,4 +1,4 @@
-"""The command line with hub ids: the real clients and an engine meet the stand-in (tests/support/hub.py)."""
+"""The command line with hub ids: the real clients and an engine with a stand-in hub (tests/support/hub.py)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]:
-    """Words of a command line with models of the hub."""
+    """Return the arguments of a command line with models of the hub."""
     text = {"tokenizer_dir": "org/toy", "tokenizer_revision": "v1", **TEXT}
     (folder / "data.json").write_text(json.dumps({**text, **data}))
     found = [
@@ -59,7 +59,7 @@ def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]
 
 @pytest.mark.engine
 def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
-    """One table with a sharded model, a renamed, a gated and a missing one; then from the caches, without the hub."""
+    """One table with a sharded, a renamed, a gated and a missing model; then again from the caches, without the hub."""
     models = [("toy", "org/toy"), ("renamed", "org/old"), ("gated", "org/gated"), ("missing", "org/none")]
     words, home, cache = specs(tmp_path, models), tmp_path / "home", str(tmp_path / "cache")
     with Client(server, home, terminal=True, COMPARE_Q_CACHE=cache) as client:
@@ -103,7 +103,7 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Path) -> None:
-    """By its id: downloaded once, then from the cache without the hub; a revision; a repository that is missing."""
+    """A pack's id: downloaded once, then from the cache without the hub; with a revision; and a missing repository."""
     pack, home = tmp_path / "toy.pack", tmp_path / "home"
     (tmp_path / "text.txt").write_text("abc de\n" * 60)
     data = {"dataset": "text", "path": "text.txt", "tokenizer_dir": str(toy_model), "eval_len": 20, "eval_stride": 20}

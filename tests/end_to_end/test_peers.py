@@ -1,9 +1,9 @@
-"""The numbers llama-perplexity and lm-eval printed for this text (tests/data/peers), from our methods of that name.
+"""The numbers that llama-perplexity and lm-eval printed for a text (tests/data/peers), by the methods of these names.
 
-ggml and torch choose their kernels by the CPU, and another order of float32 additions moves the last digits: without
-llama.cpp's repacked weights the perplexity of Q4_0 is 1.5e-3 higher, without flash attention its divergence 0.6 %.
-Where this CPU's kernels are those of the tool's run, which float64's perplexity shows in eight digits, every
-digit of the tool's has to come out; elsewhere a line has to be within the tool's own standard error.
+ggml and torch choose kernels by the CPU, and another order of float32 additions changes the last digits: without
+llama.cpp's repacked weights, the perplexity of Q4_0 is 1.5e-3 higher; without flash attention, its divergence is 0.6 %
+higher.  If this CPU uses the same kernels as the tool's run (the float64 perplexity is equal in eight digits), every
+digit must be equal; otherwise each number must be within the tool's own standard error.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ PEERS = DATA / "peers"
 OPTICKS = ROOT / "eval" / "spec" / "opticks.txt"
 CHUNKS = 8
 DOCUMENTS = ((600, 640), (700, 780), (1000, 1090))
-"""Lines of the text that are the documents of lm_eval_three.json."""
+"""Line ranges of the text that are the documents of lm_eval_three.json."""
 BOS = "<|im_start|>"
 FLOAT32 = 160 * 2**-24
-"""What float32 leaves on a token, in nats: some twenty roundings (of a sum of 49,152 terms sixteen) of up to eight nats
-between two models' logits.  1.4e-6 was seen."""
+"""Error of float32 per token, in nats: about twenty roundings (sixteen in a sum of 49,152 terms) of up to eight nats
+between two models' logits.  The largest error seen was 1.4e-6."""
 
 
 @dataclass(frozen=True)
 class Llama:
-    """The tool's printed block, compare_q's, and from the same logits float64's and the tool's own 16-bit one."""
+    """The tool's printed block, compare_q's, and from the same logits one in float64 and one in the tool's 16 bits."""
 
     tool: dict[str, tuple[str, ...]]
     ours: Numbers
@@ -53,7 +53,7 @@ class Llama:
 
     @property
     def same_kernels(self) -> bool:
-        """Whether this CPU's kernels are those of the tool's run."""
+        """True if this CPU uses the kernels of the tool's run."""
         return f"{self.exact['Mean PPL(Q)'][0]:.6f}" == self.tool["Mean PPL(Q)"][0]
 
 
@@ -82,7 +82,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(files: Path, model: str, tokenizer: Path) -> argparse.Namespace:
-    """Those of benchmarks/against_llama_perplexity.py."""
+    """Return the arguments of benchmarks/against_llama_perplexity.py."""
     return argparse.Namespace(
         base=files / "F16.gguf", model=files / f"{model}.gguf", text=OPTICKS, tokenizer=tokenizer, eval_len=512,
         chunks=CHUNKS, threads=len(os.sched_getaffinity(0)),
@@ -91,7 +91,7 @@ def arguments(files: Path, model: str, tokenizer: Path) -> argparse.Namespace:
 
 @pytest.fixture(scope="module")
 def llama(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Llama:
-    """Q4_0 against F16, 8 chunks of 512."""
+    """Q4_0 compared with F16, on 8 chunks of 512 tokens."""
     args = arguments(files, "Q4_0", files / "base")
     data, estimates = llama_peer.compare_q(args, tmp_path_factory.mktemp("cache"))
     exact, rounded, _ = llama_peer.by_logits(args, data.windows)
@@ -101,7 +101,7 @@ def llama(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Llama:
 
 @needs_llama_cpp
 def test_the_tools_shortcuts_are_the_whole_difference(llama: Llama) -> None:
-    """Its 16-bit store, its cut at exp(-16) and its float32, put into float64, give what it prints."""
+    """float64 with the tool's 16-bit store, its cut at exp(-16) and its float32 gives the printed numbers."""
     assert llama.rounded.keys() == llama.tool.keys()
     for name, printed in llama.tool.items():
         values = llama.rounded[name]
@@ -118,7 +118,7 @@ def decimals(printed: str) -> int:
 
 @needs_llama_cpp
 def test_our_block_is_that_of_the_exact_logits(llama: Llama) -> None:
-    """On any CPU: what is left is float32 against float64."""
+    """On any CPU, only float32 instead of float64 makes a difference."""
     assert llama.ours.keys() == llama.exact.keys()
     for name, values in llama.exact.items():
         ours = llama.ours[name]
@@ -141,11 +141,11 @@ def test_perplexity_and_its_error_are_the_tools(llama: Llama) -> None:
 
 @needs_llama_cpp
 def test_bos_stands_in_place_of_the_first_token_of_each_chunk(llama: Llama, files: Path, tmp_path: Path) -> None:
-    """The tool with tokenizer.ggml.add_bos_token true: a PPL of 21.8663 for 21.6403, and 17.8371 for 17.7659."""
+    """With tokenizer.ggml.add_bos_token true, the tool's PPL is 21.8663, not 21.6403, and 17.8371, not 17.7659."""
     _, estimates = llama_peer.compare_q(arguments(files, "Q4_0", files / "bos"), tmp_path)
     ours = llama_peer.ours(estimates)
     gold = (PEERS / "llama_perplexity_q4_0_kld_bos.txt").read_text().splitlines()
-    row = next(line.split() for line in gold if line.split()[:1] == [str(CHUNKS)])  # of the lines after each chunk
+    row = next(line.split() for line in gold if line.split()[:1] == [str(CHUNKS)])  # the line of the last chunk
     numbers = [float(word) for word in row[1:] if word not in ("±", "%")]
     names = ("Mean PPL(Q)", "Mean ln(PPL(Q)/PPL(base))", "Mean KLD", "RMS Δp", "Same top p")
     for name, value, error in zip(names, numbers[::2], numbers[1::2], strict=True):
@@ -157,7 +157,7 @@ def test_bos_stands_in_place_of_the_first_token_of_each_chunk(llama: Llama, file
 
 @needs_llama_cpp
 def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path) -> None:
-    """With a byte order mark, with Windows line ends; the tool drops one newline at the end."""
+    """Also with a byte order mark, or with Windows line ends; the tool drops one newline at the end."""
     import llama_cpp
 
     reader, progress = GGUFReader(str(find_gguf())), Progress(quiet=True)
@@ -176,7 +176,7 @@ def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three documents, the first of which is shorter than a window, that alone, and that as a page."""
+    """A folder with files: three documents (the first is shorter than a window), this document alone, and as a page."""
     lines = OPTICKS.read_text().split("\n")
     rows = [json.dumps({"text": "\n".join(lines[a:b])}) + "\n" for a, b in DOCUMENTS]
     folder = tmp_path_factory.mktemp("documents")
@@ -193,8 +193,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lm_evals_three_numbers(
     files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str, file: str
 ) -> None:
-    """Its float64 softmax; its float32 one is 8.5e-6 nats a token too high.  Seven digits are equal on the CPU of its
-    run; another order of float32 additions moved the word perplexity by 3e-6 on an Intel Xeon."""
+    """Compare with lm-eval's float64 softmax; its float32 softmax is 8.5e-6 nats per token too high.  Seven digits are
+    equal on the CPU of its run; on an Intel Xeon, another order of additions changed the word perplexity by 3e-6."""
     model, given = files / (tokenizer or "base"), documents / f"{text}.jsonl"
     args = argparse.Namespace(model=model, text=given, max_length=1024, wikitext=text == "page")
     rates = lm_eval_peer.compare_q(args, tmp_path)

@@ -1,4 +1,4 @@
-"""A table on two nodes of a Ray cluster that share no disk with the driver, one of which dies while it scores."""
+"""A table on two nodes of a Ray cluster that share no disk with the driver; one node dies while it scores."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.toy import Specs
 
 NO_RAY = importlib.util.find_spec("ray") is None
 APART = ["unshare", "-r", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"']
-"""Runs a command that alone sees what it writes into a folder, as a driver whose disk no node has."""
+"""Runs a command with a private view of a folder, like a driver whose disk no node shares."""
 COLUMNS = ("label", "ppl", "ppl_stderr", "kld", "kld_stderr", "same_top", "tokens", "scores_key", "error")
 
 
 def can_be_apart(folder: Path) -> bool:
-    """Whether this machine gives a process mounts of its own."""
+    """True if this machine gives a process its own mounts."""
     try:
         return subprocess.run([*APART, str(folder), "true"], capture_output=True).returncode == 0
     except OSError:
@@ -32,13 +32,13 @@ def can_be_apart(folder: Path) -> bool:
 
 
 def two_segments(node: Path) -> bool:
-    """Whether a worker of this node has committed scores twice: it is not that of the reference, which is quick."""
+    """True if a worker of this node has committed scores twice, which the reference's worker is too fast to do."""
     return len(list(node.glob("nodes/*/*/*/[0-9a-f]*.safetensors"))) >= 2
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head that takes no model, and two nodes, each with a cache of its own: ``node<number>``."""
+    """A head node that runs no model, and two nodes, each with its own cache: ``node<number>``."""
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -59,7 +59,7 @@ def test_a_table_is_finished_on_the_node_that_is_left(
     cluster: Any, tmp_path: Path, write_specs: Specs, compare_q: Callable[..., Any]
 ) -> None:
     if not can_be_apart(tmp_path):
-        pytest.skip("this machine gives a process no mounts of its own")
+        pytest.skip("this machine does not give a process its own mounts")
     models = [
         {"load_fn": "fake", "label": label, "model_dir": "none", "engine": {"vocab_size": 300, **engine}}
         for label, engine in (("a", {}), ("b", {"boost": 1.0, "seconds": 1.0}), ("c", {"boost": 2.0, "seconds": 1.0}))

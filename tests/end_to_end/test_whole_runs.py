@@ -1,4 +1,4 @@
-"""The demo's own models, in real engines, through the real command line in a process of its own.
+"""The demo's models in real engines, with the real command line in a separate process.
 
 On a CPU without arithmetic for bf16 they compute in float32, as in the demo.
 """
@@ -25,7 +25,7 @@ FLOAT32 = emulates_bf16()
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """compare_q on 3 windows of 512 of the demo text: bf16 in both engines, W8A8, W4A16 and NVFP4 in vLLM.
 
-    ``models``: by their labels, without what the demo adds to them in float32.
+    ``models``: label -> row, without the suffix that the demo adds to labels in float32.
     """
     make_models()
     folder = tmp_path_factory.mktemp("run")
@@ -49,7 +49,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_both_engines_agree(demo_run: dict[str, Any]) -> None:
-    """Rounding in another order of operations: within 0.3 % in bf16, and not the same number by accident."""
+    """Engines round in different orders: their perplexities agree within 0.3 % in bf16, but are not identical."""
     transformers, vllm = demo_run["models"]["Transformers bf16"], demo_run["models"]["vLLM bf16"]
     assert vllm["ppl"] == pytest.approx(transformers["ppl"], rel=1e-5 if FLOAT32 else 0.003)
     assert vllm["ppl"] != transformers["ppl"]
@@ -57,7 +57,7 @@ def test_both_engines_agree(demo_run: dict[str, Any]) -> None:
 
 
 def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) -> None:
-    """Round to nearest on 135M weights whose norms are folded: W8A8 loses little, W4A16 a half to three quarters."""
+    """Round to nearest on 135M weights with folded norms: W8A8 loses little, W4A16 a half to three quarters."""
     models = demo_run["models"]
     bf16 = models["vLLM bf16"]["ppl"]
     assert 1.0 < models["vLLM W8A8"]["ppl"] / bf16 < 1.1
@@ -68,7 +68,7 @@ def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) ->
 
 
 def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
-    """Of every row of the table, on every position that its perplexity has."""
+    """Every row has a divergence on every position of its perplexity."""
     models = demo_run["models"]
     assert demo_run["results"]["texts"][0]["reference"]["label"] == "vLLM bf16" + " in float32" * FLOAT32
     assert models["vLLM bf16"]["reference"] is True
@@ -80,8 +80,8 @@ def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
 
 
 def test_every_row_says_what_ran(demo_run: dict[str, Any]) -> None:
-    """Only compare_q's own kernels are marked: the demo turns int8 activations of W4A16 off."""
-    int4 = "CompareQInt4W4A16" if FLOAT32 else "CPUWNA16"  # vLLM has no product for int4 in float32
+    """Only compare_q's own kernels are marked, because the demo turns int8 activations of W4A16 off."""
+    int4 = "CompareQInt4W4A16" if FLOAT32 else "CPUWNA16"  # vLLM lacks an int4 kernel in float32
     dtype = "float32" if FLOAT32 else "bfloat16"
     kernels = {"Transformers bf16": "torch linear", "vLLM bf16": "Unquantized", "vLLM W8A8": "CPUInt8",
                "vLLM W4A16 g32": int4, "vLLM NVFP4 W4A16": "CompareQNvFp4W4A16",
@@ -106,7 +106,7 @@ def test_second_run_comes_from_the_cache(demo_run: dict[str, Any]) -> None:
 
 
 def test_a_checkpoint_that_vllm_refuses(demo_run: dict[str, Any], tmp_path: Path) -> None:
-    """Tensor parallelism over 9 heads and 2 ranks: a row beside a model that finishes."""
+    """9 heads cannot be split over 2 ranks: the model is a failed row, and the other model finishes."""
     engine = {"tensor_parallel_size": 2, "enforce_eager": True}
     refused = {"load_fn": "vllm_score", "label": "refused", "model_dir": str(BASE), "engine": engine}
     fake = {"load_fn": "fake", "label": "fake", "model_dir": "none", "engine": {"vocab_size": 50000}}

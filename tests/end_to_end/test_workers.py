@@ -1,4 +1,4 @@
-"""Workers as processes: what dies, hangs or is ended loses its own row and nothing else, and leaves nothing behind."""
+"""Workers as processes: a worker that dies, hangs or is ended loses only its own row, and leaves no process or file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ fake = partial(comparisons.fake, vocab_size=VOCAB)
 
 @pytest.fixture
 def start(tmp_path: Path, own_cache: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start the command line as a process of its own; its output goes to files in ``tmp_path``."""
+    """Start the command line as a separate process; its output goes to files in ``tmp_path``."""
     started = []
 
     def run(*words: object, **environment: str) -> subprocess.Popen[str]:
@@ -47,13 +47,13 @@ def start(tmp_path: Path, own_cache: Path) -> Iterator[Callable[..., subprocess.
 
 
 def finished(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, str]:
-    """(exit status, standard output, standard error) once the process has ended."""
+    """Wait for the end of a process; return (exit status, standard output, standard error)."""
     status = process.wait(timeout=600)
     return status, (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
 
 
 def results(file: Path) -> dict[str, Any]:
-    """results.json without what differs from run to run: times, and where a row came from."""
+    """Return results.json without the keys that differ between runs: times, and whether a row was cached."""
     found: dict[str, Any] = json.loads(file.read_text())
     for key in ("created", "command"):
         del found[key]
@@ -77,7 +77,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
     assert rows["good"]["error"] is None
     assert "Fatal Python error: Aborted" in rows["abort"]["error"]
     assert not processes_of(own_cache)
-    # They come again in the order of the specs, and begin with the windows that they lack.
+    # These models run again in the order of the specs, and begin with their missing windows.
     again, err = start("-d", data, "-m", specs, "--deadline", 15), tmp_path / "err"
     wait_until(lambda: "loading silence" in err.read_text() or again.poll() is not None)
     order = [line.split()[1].removesuffix(":") for line in err.read_text().splitlines() if line.startswith("loading ")]
@@ -88,13 +88,13 @@ def test_three_bad_models_lose_no_row_but_their_own(
 def test_a_run_that_is_told_to_end_shows_what_it_has(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path, number: signal.Signals
 ) -> None:
-    """All that is told it after the first signal, up to its end, changes nothing: systemd sends two of them."""
+    """Further signals after the first one, until the run ends, change nothing; systemd sends two signals."""
     data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never", boost=1.0)])
     process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
     scores, err = own_cache / "scores", tmp_path / "err"
     wait_until(lambda: list(scores.glob("*/*.safetensors")) and "loading slow" in err.read_text())
     process.send_signal(number)
-    time.sleep(0.5)  # of two signals that wait, Python handles the one with the lower number first
+    time.sleep(0.5)  # Python handles the lower of two pending signals first
     while process.poll() is None:
         for other in ENDING:
             process.send_signal(other)
@@ -112,7 +112,7 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
 def test_a_killed_driver_leaves_no_process_and_loses_no_window(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
-    """Neither the two replicas of the model that was scored nor the process that has forked them is left."""
+    """The two replicas of the running model end, and so does the process that has forked them."""
     data, specs = write_specs([{**fake("slow", seconds=0.8), "replicas": 2}, fake("other", boost=1.0)])
     process = start("-d", data, "-m", specs)
     wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
@@ -131,7 +131,7 @@ def test_a_killed_driver_leaves_no_process_and_loses_no_window(
 def test_two_models_run_at_the_same_time_on_two_gpus(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
-    """nvidia-smi is a stand-in; which GPUs a worker sees is real, and that neither of two models scores alone."""
+    """nvidia-smi is a stand-in, but each worker really sees its GPU, and both models score at the same time."""
     folder = tmp_path / "bin"
     folder.mkdir()
     smi = folder / "nvidia-smi"

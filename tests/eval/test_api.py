@@ -33,7 +33,7 @@ def data(toy_model: Path, toy_text: Path) -> dict[str, Any]:
 def test_a_call_is_the_command_line(
     compare_q: Run, write_specs: Specs, data: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """PPL of uniform logits is V, KLD against the boosted ones 0.07862; the second takes the first's scores."""
+    """The PPL of uniform logits is V, their KLD from the boosted ones 0.07862; the second run uses cached scores."""
     file, models = write_specs([UNIFORM, BOOSTED])
     assert compare_q("-d", file, "-m", models, "-o", tmp_path / "r.json", "-r", 3).status == 0
     found = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
@@ -84,7 +84,7 @@ def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path, capsys: 
 
 
 def test_bad_specs_are_one_line(data: dict[str, Any], tmp_path: Path) -> None:
-    """The command line's, with the place in the call where a file's name would stand."""
+    """The errors are those of the command line, with the argument's name instead of the file's."""
     unknown = refusal(compare, data, [UNIFORM, {**UNIFORM, "label": "x", "modeldir": 1}])
     assert unknown.startswith("models[1]: model 1 (x): modeldir: ")
     assert refusal(compare, {**data, "eval_len": 0}, UNIFORM).startswith("data: eval_len: ")
@@ -98,7 +98,7 @@ def test_bad_specs_are_one_line(data: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Path) -> None:
-    """Single tokens, pairs and the plot are those of the command line; a run that was read back has no tokens."""
+    """Single tokens, pairs and the plot equal those of the command line; a run that was read back has no tokens."""
     found = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
     tokens = found.tokens("uniform")
     assert len(tokens) == 297

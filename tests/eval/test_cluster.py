@@ -1,4 +1,4 @@
-"""A node of a cluster and its driver, without Ray between them: a call is done at once, by a real worker."""
+"""A node of a cluster and its driver, without Ray between them: a real worker performs each call immediately."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ WINDOWS = random_windows(4)
 
 
 class GoneError(Exception):
-    """What Ray raises of a node that is gone."""
+    """Stands for Ray's error about a lost node."""
 
 
 class Direct:
-    """The handle of an actor, or one of its methods, as Ray has them: ``remote`` does at once what it is asked."""
+    """A handle of an actor, or of one of its methods, as in Ray; ``remote`` performs the call immediately."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -49,7 +49,7 @@ class Direct:
 
 
 def cluster_of(nodes: tuple[str, ...] = ("n",), **other: Any) -> Cluster:
-    """A cluster that does at once what it is asked."""
+    """A cluster that performs each call immediately."""
     there = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 2.0}} for node in nodes]
     ray: Any = SimpleNamespace(
         exceptions=SimpleNamespace(GetTimeoutError=TimeoutError, RayError=GoneError), get=lambda asked, timeout: asked,
@@ -79,11 +79,11 @@ def ray_worker(cluster: Cluster | None = None, log_file: Path | None = None) -> 
 
 
 def shown(message: Message) -> None:
-    """Nobody looks."""
+    """Show nothing."""
 
 
 def started(node: Node, log: Path) -> RayWorker:
-    """A worker that has got its place on this node."""
+    """Return a worker that was placed on this node."""
     worker = ray_worker(log_file=log)
     worker.agent, worker.node, worker.name = Direct(node), "n", node.start(worker.model, None)
     return worker
@@ -95,7 +95,7 @@ def score_command(folder: Path, scores: Path, session: str) -> ScoreCommand:
 
 @pytest.mark.engine
 def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path: Path) -> None:
-    """A worker keeps its model for another text.  Its scores are here before it says that they are done."""
+    """A worker keeps its model for another text.  Its scores arrive before it reports that they are done."""
     worker = started(node, tmp_path / "log")
     worker.perform(LoadCommand(request()), 60.0, shown)
     write_windows(tmp_path / "windows", WINDOWS)
@@ -142,7 +142,7 @@ def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node,
 
 
 def brought(worker: RayWorker, store: Path) -> tuple[list[Any], Path]:
-    """(what is told of bringing a reference store, where it is then)."""
+    """Return (the messages while a reference store is transferred, its path on the node)."""
     said: list[Any] = []
     bringing = worker.brought(store)
     while True:
@@ -199,7 +199,7 @@ def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
 
 
 def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray gives an actor one thread and no GPU, which this process was not started with."""
+    """Ray sets variables for one thread and no GPU in an actor; the node restores the original environment."""
     monkeypatch.setenv("OMP_NUM_THREADS", "17")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "17")
     cluster.undo_changes_of_ray()

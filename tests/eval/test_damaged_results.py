@@ -1,4 +1,4 @@
-"""RunResult and excerpts that no run writes: each is refused in one line with its place, so that no reader meets it."""
+"""Damaged results that no run writes: each is refused in one line with the key, before any other code reads it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOGETHER = "its numbers do not go together"
 
 
 def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
-    """A copy without the key at a path, or with another value there."""
+    """Return a copy without the key at a path, or with another value there."""
     copy = at = json.loads(json.dumps(raw))
     for step in path[:-1]:
         at = at[step]
@@ -102,7 +102,7 @@ def test_answers_that_no_run_writes(path: tuple[Any, ...], value: Any, gold: str
 
 
 def test_texts_that_do_not_go_together(tmp_path: Path) -> None:
-    """Names that are one, or models that differ; a text that failed needs no models."""
+    """Texts with equal names, or with different models, are refused; a failed text needs no models."""
     raw = raw_of(run_result((RUN, run_of(REF, QUANT), text_result("chat", error="no such file"))))
     assert "texts: none has rows, or two have one name" in refusal(read_back, raw, tmp_path)
     raw["texts"][1]["name"] = "code"
@@ -118,7 +118,7 @@ def test_results_of_another_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_json_does_not_have(tmp_path: Path, number: float) -> None:
-    """They are refused when a row is made, in estimates and free objects too, and when a file is read."""
+    """NaN and infinity are refused when a row is made, also in estimates and free objects, and when a file is read."""
     assert "JSON" in refusal(read_back, damaged(RAW, *MODEL, "ppl", value=number), tmp_path)
     for changes in ({"load_seconds": number}, {"provenance": {"a": [number]}}):
         with pytest.raises(ValidationError, match="number"):
@@ -128,7 +128,7 @@ def test_numbers_that_json_does_not_have(tmp_path: Path, number: float) -> None:
 
 
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    """A byte that is not UTF-8 is written as Python writes it, wherever it is in a row."""
+    """A byte that is not UTF-8 is written in Python's escaped form, anywhere in a row."""
     odd = "caf\udce9"
     row = replace(QUANT, label=odd, spec={odd: [odd]}, provenance={"log": odd}, notes=(odd,), error=odd)
     text = text_result(odd, {"spec": {"path": odd}}, odd, (row,))
@@ -139,7 +139,7 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
 
 
 def test_every_percentile_is_wanted(tmp_path: Path) -> None:
-    """The percentiles of a run are those that the check wants: a thirteenth would be refused, and so would twelve."""
+    """A run's percentiles are exactly those that the check requires."""
     for name in PERCENTILES:
         fewer = {key: value for key, value in PERCENTILES.items() if key != name}
         assert TOGETHER in refusal(read_back, damaged(RAW, *AGAINST, "kld_percentiles", value=fewer), tmp_path)

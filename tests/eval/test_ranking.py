@@ -1,7 +1,7 @@
-"""Differences, stars and nearly lossless rows, worked by hand: four blocks of ten tokens of a text of 100,000.
+"""Differences, stars and nearly lossless rows, by hand: four blocks of ten tokens of a text of 100,000 tokens.
 
-Three waves: t(0.975, 3) = 3.18245.  Those of sums off by u: 2 (sum of u cos(pi j (g + 1/2) / 4))^2, weighted by
-1 + 0.12 j^2: 1.12, 1.48, 2.08.
+There are three cosines: t(0.975, 3) = 3.18245.  For sums that deviate by u, the squares are 2 (sum of u cos(pi j (g +
+1/2) / 4))^2, with the weights 1 + 0.12 j^2: 1.12, 1.48, 2.08.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from compare_q.eval.table.pairs import pair_lines
 from tests.support.made import BLOCKS, FAILED, PPL, QUANT, REF, replace, run_of, with_against, with_ppl, with_sums
 
 WORSE = replace(BLOCKS, nll=(14.0, 24.0, 34.0, 48.0))
-"""a - b = -4, -4, -4, -8: mean -20 / 40; off the mean by 1, 1, 1, -3; waves 27.3137, 16, 4.6863, weighted mean 21.3397:
-sqrt(21.3397) / 40 = 0.11549."""
+"""a - b = -4, -4, -4, -8: the mean is -20 / 40, the deviations are 1, 1, 1, -3.  The squares of the cosines are
+27.3137, 16, 4.6863, with the weighted mean 21.3397: sqrt(21.3397) / 40 = 0.11549."""
 SAME = replace(BLOCKS, nll=(16.0, 18.0, 36.0, 38.0))
-"""a - b = -6, 2, -6, 2: mean -0.2; off by -4, 4, -4, 4; waves 37.4903, 0, 218.5097: sqrt(165.4964) / 40 = 0.32161."""
+"""a - b = -6, 2, -6, 2: the mean is -0.2, the deviations are -4, 4, -4, 4.  The squares of the cosines are 37.4903, 0,
+218.5097: sqrt(165.4964) / 40 = 0.32161."""
 
 
 A = replace(QUANT, label="a")
@@ -48,14 +49,14 @@ def test_a_difference_by_hand() -> None:
 
 
 def test_the_interval_decides_and_not_two_standard_errors() -> None:
-    """-0.3 +- 0.115 is 2.6 standard errors from 0, and with three waves 0 is still inside."""
+    """-0.3 +- 0.115 is 2.6 standard errors from 0, but with three cosines the 95 % interval still contains 0."""
     found = compare(A, with_sums(B, nll=(12.0, 22.0, 32.0, 46.0)), "nll")
     assert (found.value, found.stderr) == (pytest.approx(-0.3), pytest.approx(0.115487, abs=1e-6))
     assert found.outcome == "equal"
 
 
 def test_several_comparisons_share_the_level() -> None:
-    """-0.5 is 4.33 errors of 0.115487: more than t(0.975, 3) = 3.18, less than t(0.9942, 3) = 5.6 of ten."""
+    """-0.5 is 4.33 errors of 0.115487: more than t(0.975, 3) = 3.18, less than t(0.9942, 3) = 5.6 for ten rows."""
     assert [compare(A, B, "nll", comparisons=count).outcome for count in (1, 2, 10)] == ["less", "less", "equal"]
 
 
@@ -86,19 +87,19 @@ def test_what_cannot_be_compared_says_why(a: ModelResult, b: ModelResult, score:
     ("models", "best"),
     [
         ([A, B], {"a"}),
-        ([B, C, A], {"a", "c"}),  # what cannot be told from it
+        ([B, C, A], {"a", "c"}),  # a and c do not differ significantly
         ([A], set()),
         ([GOOD, A, B], {"good"}),
         ([replace(GOOD, reference=True), A, B], {"a"}),
         ([replace(GOOD, spec={"noise_floor": True}), A, B], {"a"}),
         ([A, B, FAILED], {"a"}),
-        ([HOLES, A, B], set()),  # a star on the next one would say that there is no better
+        ([HOLES, A, B], set()),  # a star would claim that no row is better
         ([A, with_sums(with_ppl(B, replace(PPL, value=20.0)), whole=("kld",))], {"a"}),
-        ([replace(GOOD, storage=Storage(16.0)), A, B], {"a"}),  # 16 bits a weight are not quantized
+        ([replace(GOOD, storage=Storage(16.0)), A, B], {"a"}),  # 16 bits per weight are not quantized
         ([replace(GOOD, storage=Storage(15.9)), A, B], {"good"}),
         ([replace(GOOD, storage=Storage(16.0)), A], set()),
         ([replace(GOOD, storage=Storage(), provenance={}), A, B], {"good"}),
-        (ONE_BLOCK, set()),  # nothing says that 0.4 nats are not by chance
+        (ONE_BLOCK, set()),  # 0.4 nats may be chance
     ],
 )
 def test_the_best(models: list[ModelResult], best: set[str]) -> None:
@@ -113,7 +114,7 @@ def test_no_model_is_the_best_of_a_short_text(length: int, found: frozenset[str]
 
 
 def test_two_windows_rank_nothing() -> None:
-    """A KLD 82 times as large is within an interval of two blocks; neither is the best, nor are they equal."""
+    """With two blocks, even an 82 times larger loss is within the interval: no row is the best, or equal to another."""
     one, other = (with_sums(replace(A, label=x), tokens=(10, 10), nll=nll, kld=None, same_top=None, whole=("nll",))
                   for x, nll in (("a", (0.01, 0.02)), ("b", (0.9, 1.6))))  # fmt: skip
     assert best_labels([one, other], "nll") == frozenset()
@@ -123,10 +124,9 @@ def test_two_windows_rank_nothing() -> None:
 @pytest.mark.parametrize("quiet", [1.0, 0.1])
 @pytest.mark.parametrize("models", [2, 5, 12, 40])
 def test_the_best_in_truth_is_among_the_starred_in_95_percent(models: int, quiet: float) -> None:
-    """All have the same mean, so that any of them may be called the best; also one that varies less than the others.
+    """All models have the same mean, so that model 0 counts as the best; it may vary less than the others.
 
-    600 texts of 700,000 tokens: a share of 95 % is known to 0.9 %.  Two are told apart as any pair is, in 2.5 % of the
-    texts by either.
+    600 texts of 700,000 tokens determine a share of 95 % to 0.9 %.  With two models, stars and pairs agree.
     """
     rng = np.random.default_rng([models, int(10 * quiet)])
     noise = rng.standard_normal((600, models, 30)) * np.r_[quiet, np.ones(models - 1)][:, None]
@@ -147,7 +147,7 @@ def test_more_is_better_of_the_same_top_token() -> None:
 
 
 def row(label: str, kld: float, stderr: float | None = 0.001, **keys: Any) -> ModelResult:
-    """A row of one KLD in every block: two of them differ without any error."""
+    """Return a row with the same KLD in every block, so that differences of two rows have no error."""
     made = with_sums(replace(QUANT, label=label, **keys), kld=tuple(10 * kld for _ in range(4)))
     return with_against(made, kld=Mean(kld, 40 * kld, 40, 0, stderr))
 
@@ -160,11 +160,11 @@ def test_twice_the_floor_is_the_limit_and_belongs_to_it() -> None:
     models = [REF, NOISE, row("smaller noise", 0.015, spec={"noise_floor": True}), NEAR, ALSO, FAR, FAILED]
     assert kld_limit(models) == pytest.approx(0.04)
     assert near_lossless(models) == {"near", "also"}
-    assert near_lossless([REF, NEAR, ALSO, FAR]) == frozenset()  # nothing is said without a floor
+    assert near_lossless([REF, NEAR, ALSO, FAR]) == frozenset()  # unknown without a floor
 
 
 def test_without_a_floor_what_roundings_alone_can_cost_is_not_ranked() -> None:
-    """Another attention backend has 0.00033, compiled instead of eager 0.00038: both are the same weights."""
+    """The same weights have a KLD of 0.00033 with another attention backend, and of 0.00038 compiled."""
     models = [REF, row("attention", 0.00033), row("compiled", 0.00038), row("worse", 0.0011)]
     assert near_lossless(models) == {"attention", "compiled"}
     assert best_labels(models, "kld") == {"attention", "compiled"}
@@ -175,7 +175,7 @@ def test_without_a_floor_what_roundings_alone_can_cost_is_not_ranked() -> None:
 
 
 def test_an_uncertain_floor_reaches_to_the_end_of_its_interval() -> None:
-    """0.02 and 3.182 standard errors of 0.01 (three waves)."""
+    """The limit is 0.02 plus 3.182 standard errors of 0.01 (three cosines)."""
     models = [REF, row("noise", 0.02, 0.01, spec={"noise_floor": True}), NEAR, row("at 0.051", 0.051)]
     assert kld_limit(models) == pytest.approx(0.02 + 3.182 * 0.01, abs=1e-5)
     assert near_lossless(models) == {"near", "at 0.051"}
@@ -184,7 +184,7 @@ def test_an_uncertain_floor_reaches_to_the_end_of_its_interval() -> None:
 
 
 def test_stars_and_verdicts_do_not_rank_them() -> None:
-    """Their differences have no error at all, so that the interval alone would tell each from each."""
+    """The differences of these rows have no error, so that the interval alone would rank all of them."""
     ranked, unranked = [REF, NEAR, ALSO, FAR], [REF, NOISE, NEAR, ALSO, FAR]
     assert best_labels(ranked, "kld") == {"near"}
     assert best_labels(unranked, "kld") == {"near", "also"}

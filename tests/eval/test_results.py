@@ -1,4 +1,4 @@
-"""Rows, runs and results.json, of hand-made results of one text and of several."""
+"""Rows, runs and results.json, from results of one or several texts that are made by hand."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ BROKEN = replace(TEXTS, texts=(*TEXTS.texts, text_result("chat", error="no conve
 
 
 def written(text: TextResult) -> list[dict[str, Any]]:
-    """The rows of a text in results.json, read strictly: NaN and Infinity are no JSON."""
+    """Return the rows of a text in results.json, read strictly: NaN and Infinity are not valid JSON."""
     content = results_of(text).with_origin(["compare_q.py"]).json_text()
     found: dict[str, Any] = json.loads(content, parse_constant=lambda word: pytest.fail(word))
     return list(found["texts"][0]["models"])
 
 
 def scored(seed: int) -> ModelResult:
-    """A model with estimates of 500 scores, some of them not finite."""
+    """Return a model with estimates from 500 scores, some of them not finite."""
     random = np.random.default_rng(seed)
     columns = {
         name: -random.exponential(size=500).astype(np.float32)
@@ -87,7 +87,7 @@ def test_flat_statistics() -> None:
 
 @pytest.mark.parametrize("reference", [None, REFERENCE])
 def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | None) -> None:
-    """Every field of every model: floats to the last bit, tuples as tuples."""
+    """Every field of every model is the same: floats to the last bit, tuples as tuples."""
     failed = replace(FAILED, notes=("a", "b"), reference=True)
     size = replace(storage_of(REF), bpw_head=None, note="unknown", file_bytes=7)
     cached = replace(REF, from_cache=True, scores_key="k", storage=size)
@@ -100,7 +100,7 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
 
 @pytest.mark.parametrize("run", [TEXTS, BROKEN])
 def test_copies_keep_what_made_the_first(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is read back and written on another machine says where it ran, not where it was copied."""
+    """A run that is read and written again on another machine keeps the machine on which it ran."""
     raw = raw_of(run, ["first"])
     assert (raw["format"], raw["command"], raw["title"]) == (8, ["first"], "a title")
     monkeypatch.setattr(results.machine, "versions", lambda: {"python": "0"})
@@ -132,7 +132,7 @@ def test_means_are_worked_out_by_hand() -> None:
 
 
 def test_a_deviation_marks_the_label() -> None:
-    """NVFP4 weights whose activations were to be NVFP4 and stayed bfloat16."""
+    """The checkpoint requests NVFP4 activations, but they stayed bfloat16."""
     group = {"layers": "*.q_proj", "count": 3, "weights": "nvfp4 g16", "activations": "bfloat16", "kernel": "Marlin",
              "asked": "nvfp4"}  # fmt: skip
     row = ModelResult.of("a", "fake", provenance={"layers": [group]})
@@ -152,7 +152,7 @@ def test_a_reference_without_a_row_has_the_perplexity_of_most_of_its_tokens() ->
     (None, ["bfloat16", "float32"], False), (None, ["bfloat16", "nvfp4 g16"], True),
 ])  # fmt: skip
 def test_what_is_quantized(bpw: float | None, weights: list[str], quantized: bool) -> None:
-    """The size decides, or else the layers' weights; a row of which nothing is known counts as quantized."""
+    """The size decides, or if unknown, the layers' weights; a row without both counts as quantized."""
     layers = [{"layers": "a", "count": 1, "weights": each, "activations": "bfloat16", "kernel": "K", "asked": ""}
               for each in weights]  # fmt: skip
     assert replace(QUANT, storage=Storage(bpw), provenance={"layers": layers}).is_quantized == quantized
@@ -172,17 +172,17 @@ def test_the_parts_of_a_workers_life() -> None:
 @pytest.mark.parametrize(
     ("records", "timing"),
     [
-        # of replicas the first begins and the last ends
+        # the first replica begins, the last one ends
         ([ONE], TIMED),
         ([ONE, OTHER], replace(TIMED, loaded=116.0, last_window=130.0, closed=131.0)),
         ([ONE, {name: at for name, at in OTHER.items() if name != "closed"}],
          replace(TIMED, loaded=116.0, last_window=130.0, closed=None)),
         ([], None), ([ONE, {}], None),  # records of compare_q 0.2
-        # moments of replicas that overlap, and of a clock that was set back, are in order
+        # times of overlapping replicas, or of a clock that was set back, are put in order
         ([ONE, {**ONE, "loaded": 119.0, "score_began": 120.0, "first_window": 121.0}],
          Timing(110.0, 119.0, 119.0, 119.0, 127.5, 129.0)),
         ([{**ONE, "first_window": 100.0}], replace(TIMED, first_window=116.0)),
-        # a second text waits for no load, of replicas that were ready at different times
+        # a second text does not wait for loading; its replicas were ready at different times
         ([{**ONE, "started": at, "loaded": at} for at in (112.0, 115.0)], replace(TIMED, started=115.0)),
     ],
 )  # fmt: skip

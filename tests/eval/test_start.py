@@ -1,4 +1,4 @@
-"""How it starts: in a checkout, as ``compare-q`` from an installation, and under a Python that lacks what it needs."""
+"""The start of compare_q: in a checkout, as ``compare-q`` of an installation, and in a Python that lacks packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*words: object, cwd: Path = ROOT, path: Path | None = None) -> subproces
 
 
 def copy_checkout(folder: Path) -> Path:
-    """A copy of what a checkout runs, without an environment."""
+    """Copy the code of a checkout, without an environment."""
     for name in ("compare_q", "eval", "backends"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "Makefile", "compare_q_vllm.py"):
@@ -44,7 +44,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders that stand for the site-packages of ``pip install .`` ("wheel") and ``pip install -e .`` ("editable")."""
+    """Return folders like the site-packages of ``pip install .`` ("wheel") and of ``pip install -e .`` ("editable")."""
     folder = tmp_path_factory.mktemp("installed")
     checkout = copy_checkout(folder / "copy")
     found = {}
@@ -60,7 +60,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_python_without_the_packages_says_what_to_do(checkout: Path) -> None:
-    """-S: without site-packages, as the system's Python is beside an environment that make has left."""
+    """-S: without site-packages, like the system's Python next to an environment that make has created."""
 
     def refused(cwd: Path) -> str:
         ran = run("-S", "-E", os.path.relpath(checkout / "eval" / "compare_q.py", cwd), "-d", "x", cwd=cwd)
@@ -81,7 +81,7 @@ def test_the_version_is_the_checkouts() -> None:
 
 
 def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> None:
-    """Every folder of eval and backends, the page of the report, the examples and their schemas; and no test."""
+    """The wheel has every folder of eval and backends, the report's page, the examples and schemas, and no test."""
     expected = [file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()]
     names = {str("compare_q" / file.relative_to(ROOT)) for file in expected if "__pycache__" not in file.parts}
     shown = ("eval/report/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/plugin.py")
@@ -93,7 +93,7 @@ def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> Non
 
 
 def test_an_installation_runs_outside_a_checkout(installed: dict[str, Path], tmp_path: Path) -> None:
-    """Its script starts, and the commit of what lies around the environment is not taken for compare_q's."""
+    """The script starts, and the commit of a repository around the environment does not count as compare_q's."""
     script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["compare-q"]
     module, _, name = script.partition(":")
     start = f"import sys; sys.argv[0] = 'compare-q'; from {module} import {name}; sys.exit({name}())"
@@ -131,12 +131,12 @@ module, _, name = EXTENSION.rpartition(".")
 extension = getattr(importlib.import_module(module), name)
 print(extension.__name__, callable(extension.compare_q_install))
 """
-"""In a Python where nothing but the given folder has compare_q, and whose vLLM runs on a GPU."""
+"""Runs in a Python in which only the given folder contains compare_q, with a vLLM for GPUs."""
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_vllm_finds_the_plugin_and_the_worker_extension(installed: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    """The entry point of `vllm serve`, and the name that vllm_score gives vLLM's workers, outside the checkout."""
+    """Outside the checkout, vLLM finds the entry point for `vllm serve`, and the class that vllm_score names."""
     ran = run("-c", WHAT_VLLM_IMPORTS, installed[kind], cwd=tmp_path)
     source = installed["wheel"] / "compare_q" if kind == "wheel" else installed["wheel"].parent / "copy"
     plugin = source / "backends" / "vllm" / "plugin.py"

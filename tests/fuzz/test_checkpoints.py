@@ -1,4 +1,4 @@
-"""Damaged checkpoints: headers of safetensors and GGUF, configs and indices; a size or one line, in little memory."""
+"""Damaged checkpoints (headers of safetensors and GGUF, configs, indices) give a size or one line, in little memory."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ INDEX = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(ENTRIES, "mo
 
 
 def framed(header: bytes, random: Random) -> bytes:
-    """A file with this header, whose length now and then is wrong."""
+    """Return a file with this header; the stated length is sometimes wrong."""
     length = random.choice([len(header)] * 9 + [2**64 - 1])
     return struct.pack("<Q", length) + header + BODY
 
 
 def look(folder: Path) -> None:
-    """Everything that a run asks of a checkpoint's files."""
+    """Read everything that a run needs from a checkpoint's files."""
     config = CheckpointConfig.read(folder)
     assert [config.vocab_size, config.context, config.kv_numbers, config.rope_scaling, config.quantization]
     assert config.serving
@@ -99,7 +99,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_other_numbers(content: bytes, random: Random) -> bytes:
-    """A GGUF file with one to three other numbers behind its magic: counts, lengths, types, sizes, offsets, values."""
+    """Return a GGUF file with one to three changed numbers: counts, lengths, types, sizes, offsets, values."""
     found = bytearray(content)
     for _ in range(random.randint(1, 3)):
         at, size = random.randrange(4, len(content) - 8), random.choice([1, 4, 8])
@@ -109,7 +109,7 @@ def with_other_numbers(content: bytes, random: Random) -> bytes:
 
 
 def measured(file: Path) -> Any:
-    """Everything that a run asks of a GGUF file."""
+    """Read everything that a run needs from a GGUF file."""
     model = read_model(file)
     return model.facts, model.storage(), model.stamp()
 

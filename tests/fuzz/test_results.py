@@ -1,4 +1,4 @@
-"""Damaged results and reports, and what damaged workers say."""
+"""Damaged results and reports, and messages from damaged workers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def show(run: RunResult, folder: Path) -> None:
-    """Every reader of a run but the pictures: table, pairs, Markdown, CSV, JSON, report."""
+    """Write all outputs of a run except pictures: table, pairs, Markdown, CSV, JSON, report."""
     for key in (None, *BY_NAME):
         table = columns.ordered(run, key)
     stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""The JSON specs: every key of upstream's and ours, and one line that names file and key for everything else."""
+"""The JSON specs: every key of upstream's compare_q and of compare_q, and one line with file and key for errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
         "chat_template": [True, False], "dataset_display_name": ["WikiText-2"], "display_rows": [20, "all"],
         "display_eval_len": [2048, "2k"],
         "score_last": [None], "score_every": [None],
-        "warmup_tokens": [0, 2046],  # 2,048 tokens less 2,046 less the one after the warm-up: one is scored
+        "warmup_tokens": [0, 2046],  # 2,048 tokens - 2,046 - 1 after the warm-up: one is scored
     }),
     ({**DATA, "eval_stride": None, "method": "once"}, {"method": ["llamacpp", "lm_eval", "gptq", "once"]}),
     (CHAT, {
@@ -54,7 +54,7 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
     }),
     ({**DATA, "score_every": 512, "score_last": 16}, {"score_every": [17, 2048], "score_last": [1, 511]}),
 )  # fmt: skip
-"""Keys of a spec, and values that other keys may have in it."""
+"""Keys of a spec, and allowed values of further keys in this spec."""
 REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (DATA, {"evallen": 5}, "evallen: unknown key (did you mean 'eval_len'?)"),
     (DATA, {"phase": "decode"}, "phase: unknown key; it is a key of model specs"),
@@ -96,7 +96,7 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     *((MODEL, {"model_dir": name}, "model_dir: must be one line of printable text")
       for name in ("a\nb", "a\x1b[2J", "a\u202eb", "a\x00b")),
 )  # fmt: skip
-"""Keys of a spec, what is changed, and how the refusal begins."""
+"""Keys of a spec, the changed keys, and the beginning of the refusal."""
 
 
 def spec_of(keys: dict[str, Any]) -> DataSpec | ModelSpec:
@@ -104,7 +104,7 @@ def spec_of(keys: dict[str, Any]) -> DataSpec | ModelSpec:
 
 
 def test_every_key_is_taken_by_the_parser_and_the_schema() -> None:
-    """And a value counts in the digest if and only if it is not the default of a key that came later."""
+    """A value changes the digest, except the default value of a key that was added later."""
     schemas = [jsonschema.Draft202012Validator(schema) for schema in json_schemas().values()]
     known: dict[bool, set[str]] = {True: set(), False: set()}
     for keys, values in VALUES:
@@ -145,7 +145,7 @@ LATER = {
 
 
 def test_digests_are_those_from_before_later_keys() -> None:
-    """Of canonical JSON with every key of then."""
+    """The digest is that of canonical JSON with all original keys."""
     for spec in (spec_of(DATA), spec_of(MODEL)):
         later, keys = LATER[type(spec)].split(), spec.model_dump()
         then = {key: keys[key] for key in keys.keys() - set(later)}
@@ -170,7 +170,7 @@ def test_model_dir_forms(model_dir: Any, options: dict[str, int], files: list[st
 def test_relative_paths_start_at_the_spec_then_at_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``both`` is in either folder, ``near`` only beside the spec, ``here`` only in the working directory."""
+    """``both`` is in both folders, ``near`` only next to the spec, ``here`` only in the working directory."""
     near, here = tmp_path / "specs", tmp_path / "work"
     for folder in (near / "both", near / "near", here / "both", here / "here"):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Accuracy, flips and McNemar's test: golds worked by hand, and plain loops over random scores."""
+"""Accuracy, flips and McNemar's test, compared with values by hand, and with plain loops over random scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compare_q.eval.text.tokens import Requests
 from tests.support.questions import requests
 
 THREE = requests(np.array([0, 0, 1, 1, 2, 2]), np.array([1, 0, 0, 1, 1, 0], bool), np.array([1, 4, 2, 2, 1, 2]))
-"""Three questions of two answers; right are the first, the second and the first."""
+"""Three questions with two answers each; the correct answers are the first, the second and the first."""
 
 
 def estimated(sums: list[float], reference: list[float] | None = None, asked: Requests = THREE) -> Any:
@@ -23,7 +23,7 @@ def estimated(sums: list[float], reference: list[float] | None = None, asked: Re
 
 
 def test_flips_by_hand() -> None:
-    """The reference has 1, 2 and 3 right; the model 1 only: two lost, none won, p = 2 * (1/2)^2."""
+    """The reference answers all three correctly, the model only the first: two lost, none won, p = 2 * (1/2)^2."""
     found = estimated([-1, -2, -1, -2, -2, -1], [-1, -2, -2, -1, -1, -2]).acc
     assert (found.right, found.flips.lost, found.flips.won) == ("100", 2, 0)
     assert found.flips.flips.value == found.flips.changed.value == 2 / 3

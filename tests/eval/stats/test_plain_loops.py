@@ -1,4 +1,4 @@
-"""All estimates against plain Python loops, one entry at a time; nothing is shared with the code under test."""
+"""All estimates, compared with plain Python loops over entries that share no code with the code under test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compare_q.eval.stats.estimates import summarize
 
 
 def loop_mean(values: list[float], block: list[int]) -> tuple[float, float, float]:
-    """(mean, clustered error, independent error) of the finite ones."""
+    """Return (mean, clustered error, independent error) of the finite values."""
     kept = [(v, g) for v, g in zip(values, block, strict=True) if math.isfinite(v)]
     n = len(kept)
     mean = math.fsum(v for v, _ in kept) / n
@@ -37,7 +37,7 @@ def loop_percentile(values: list[float], percent: float) -> float:
 
 
 def noisy_columns(n: int) -> dict[str, np.ndarray]:
-    """Scores with a nan or an infinity in 2 of 100."""
+    """Return scores of which 2 % are NaN or infinite."""
     draw = random.Random(0)
     reference = [-draw.expovariate(0.3) for _ in range(n)]
     kld = [draw.lognormvariate(-3, 1.5) for _ in range(n)]
@@ -59,7 +59,7 @@ def noisy_columns(n: int) -> dict[str, np.ndarray]:
 
 
 def test_everything_against_plain_loops() -> None:
-    """20 overlapping windows of 100 every 30 of a text that begins at 7; blocks are sixths of 669 tokens."""
+    """20 windows of 100 tokens start every 30 tokens, from token 7 on; the blocks are sixths of 669 tokens."""
     places = [(7 + 30 * row + p, p) for row in range(20) for p in range(1, 100)]
     n = len(places)
     columns = noisy_columns(n)

@@ -36,12 +36,12 @@ from tests.support.toy import refusal
 
 
 def names_of(text: TextResult) -> list[str]:
-    """The columns of a table that nobody chose."""
+    """Return the default columns of a table."""
     return [each.column.name for each in table_of(results_of(text)).columns]
 
 
 def cells(text: TextResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
-    """The cells of a model, by the names of the columns."""
+    """Return column name -> cell of a model."""
     table = table_of(results_of(text), names)
     row = [model.label for model in text.models].index(label)
     return {each.column.name: each.cells[row] for each in table.columns}
@@ -57,7 +57,7 @@ def test_every_column_shows_a_field_of_a_row_and_is_described_in_the_docs() -> N
 
 
 def test_options_in_which_rows_differ_and_what_ran() -> None:
-    """Options that all rows have are left out; what ran differently from the spec is a mark."""
+    """Options that all rows share are left out; a row that ran differently than its spec is marked."""
     ran = {"layers": [], "attention": "B", "engine_version": "e 1", "deviations": ["the spec asks for A, but B ran"]}
     specs = {"W4A16": {"engine": {"x": 1, "seed": 2}}, "b": {"model_dir": ["m", {"x": 1, "y": None}]}}
     text = run_of(*(replace(QUANT, label=label, spec=spec, provenance=ran) for label, spec in specs.items()))
@@ -99,12 +99,12 @@ def test_every_cell_of_a_model() -> None:
     ],
 )  # fmt: skip
 def test_errors_have_two_significant_digits(stderr: float | None, text: str) -> None:
-    """3.55 is 3.54999... in binary."""
+    """3.55 is 3.54999... in binary, and must still be rounded up."""
     assert numbers.error_text(stderr) == text
 
 
 def test_columns_of_a_table_that_nobody_chose() -> None:
-    """What is known, compared or different: file size instead of VRAM, the head's bits if they differ."""
+    """Default columns are those with known or different values: file size, not VRAM; the head's bits if different."""
     compared = ["label", "kernel", "bpw_layer", "vram_gib", "ppl", "ratio", "kld", "kld_p99.9", "same_top", "speed"]
     assert names_of(run_of(REF, QUANT)) == compared
     sized = replace(BASE, storage=replace(storage_of(BASE), file_bytes=10**9))
@@ -124,7 +124,7 @@ def test_columns_of_a_table_that_nobody_chose() -> None:
         # 32 layers of 8 heads of 128 numbers, keys and values, in bf16 and in fp8
         ([{"kv_cache_layers": [asdict(KVCache("*", 32, "x", token_bytes=size))]} for size in (4096.0, 2048.0)],
          "kv_mb", ["131.1", "65.5"]),
-        # llama.cpp names the CPU of its machine too: that is another machine only if two are possible
+        # llama.cpp also names the CPU: the same machine, unless two rows with different CPUs match
         ([{"gpus": ["H200"]}, {"gpus": ["H200"], "cpu": "EPYC"}, {"cpu": "Xeon"}], "where", ["A", "A", "B"]),
         ([{"gpus": ["H200"]}, {"gpus": ["H200"], "cpu": "EPYC"}, {"gpus": ["H200"], "cpu": "Xeon"}],
          "where", ["A", "B", "C"]),
@@ -149,7 +149,7 @@ def test_what_is_not_known_is_not_available() -> None:
 
 
 def test_the_best_of_each_column_is_marked() -> None:
-    """Better by 4 of each 10 tokens' loss, worse by 4 of their KLD; its top token is the reference's as often."""
+    """Per 10 tokens, "other" has 4 nats less loss and 4 nats more KLD; its same top is equal."""
     other = with_sums(replace(QUANT, label="other"), nll=(6.0, 16.0, 26.0, 36.0), kld=(5.0, 5.0, 5.0, 5.0))
     text = run_of(REF, other, QUANT)
     best = {name: [label for label in ("bf16", "other", "W4A16") if cells(text, label)[name].is_best]
@@ -165,7 +165,7 @@ def test_names_of_columns_are_checked() -> None:
 
 
 def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: float | None) -> ModelResult:
-    """A row whose top tokens are as good as its KLD; without KLD it was compared with nothing."""
+    """Return a row whose same top is 1 - KLD; kld None: it was not compared with a reference."""
     size = Storage(bpw, 16.0, None if gib is None else gib * 8 * 2.0**30)
     row = with_ppl(replace(BASE if kld is None else QUANT, label=label, storage=size), replace(PPL, value=ppl))
     if kld is None:
@@ -183,14 +183,14 @@ def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: floa
     ],
 )  # fmt: skip
 def test_order_of_the_rows(key: str | None, order: list[str]) -> None:
-    """The smallest first, or the largest if more is better; then unknown values, then failures; the reference's KLD
-    is 0."""
+    """The smallest values are first, or the largest if more is better; then unknown values, then failures.  The
+    reference's KLD is 0."""
     rows = made("A", 8.0, 0.5, None, 0.5), FAILED, made("b", 9.0, 0.25, 4.0, None), made("c", 7.0, None, 2.0, 0.75), REF
     assert list(ordered(results_of(run_of(*rows)), key).labels) == order
 
 
 def test_order_of_the_rows_of_several_texts() -> None:
-    """By a text's values, or by the means over the texts; a model that failed on the text comes last."""
+    """Rows are sorted by a text's values, or by means over the texts; a model that failed on the text is last."""
     run = three(c4={"EXL3 4.0": "out of memory"})
     klds = {model.label: model.kld or 0.0 for model in run.texts[0].models}
     assert list(ordered(run, f"kld:{run.texts[0].name}").labels) == sorted(run.labels, key=klds.__getitem__)

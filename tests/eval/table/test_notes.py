@@ -1,4 +1,4 @@
-"""Footnotes of tables: the facts that each states, and when."""
+"""Footnotes of tables: their facts, and the tables that have them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEVIATING = {"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations
 
 
 def notes_of(text: TextResult, names: tuple[str, ...] | None = None) -> list[str]:
-    """All footnotes of a text's table."""
+    """Return all footnotes of a text's table."""
     table = table_of(results_of(text), names)
     return [*table.notes, *table.legend_of(table.columns)]
 
@@ -44,7 +44,7 @@ def row(label: str, provenance: dict[str, Any] | None = None, **keys: Any) -> Mo
 
 
 def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
-    """Two rows with the same scores at every token, the second one with options, or with another model."""
+    """Return two rows with equal scores at every token; the second row has these options, or another model."""
     ran = {"layers": [DEVIATING | {"asked": ""}], "dtype": "bfloat16"}
     specs = {"a": {"model_dir": "m"}, "b": {"model_dir": model_dir, "engine": options}}
     return [row(label, ran, spec=spec, scores_digest="a") for label, spec in specs.items()]
@@ -97,7 +97,7 @@ def test_each_fact_has_a_note_and_only_then(text: TextResult, facts: list[str]) 
 
 
 def test_sizes_of_kv_caches() -> None:
-    """Caches that hold the last tokens only, and rows without a size, with the reason; only with their column."""
+    """Notes on caches that hold only the last tokens, and on rows without a size; only if the column is shown."""
     windowed = row("a", {"kv_cache_layers": [asdict(KVCache("*", 32, "x", token_bytes=4096.0, window=4096))]})
     text = run_of(windowed, row("HF", {"no_kv_cache": "none is used"}), replace(QUANT, from_cache=True))
     notes = "\n".join(notes_of(text, ("label", "kv_mb")))
@@ -107,7 +107,7 @@ def test_sizes_of_kv_caches() -> None:
 
 
 def test_spread_windows() -> None:
-    """Errors of 0.02 of ln PPL, and of 0.0006 of a KLD of 0.01235; 2 of 12 windows took 2 s in each row."""
+    """The error of ln PPL is 0.02, and that of the KLD 0.01235 is 0.0006; 2 of 12 windows took 2 s per row."""
 
     def sampled(model: ModelResult, *errors: float | None) -> ModelResult:
         return replace(model, score_seconds=2.0, estimates=replace(model.estimates, sampled=Sampled(*errors)))
@@ -122,7 +122,7 @@ def test_spread_windows() -> None:
 
 
 def test_notes_of_several_texts() -> None:
-    """A note of one text names it, a note of all texts is there once; failures have their reasons."""
+    """A note on one text names the text, a note on all texts appears once; failures have their reasons."""
     table = table_of(with_failed_text(three(chat={"EXL3 4.0": "out of memory"}), "c4", "no such file"))
     notes = [*table.notes, *table.legend]
     assert len(notes) == len(set(notes))

@@ -1,4 +1,4 @@
-"""The lines about two models; the numbers are those of tests/eval/test_ranking.py."""
+"""The lines that compare two models; the numbers are computed in tests/eval/test_ranking.py."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ C = with_sums(replace(QUANT, label="c"), nll=SAME.nll)
 
 
 def lines_of(first: ModelResult, second: ModelResult) -> list[str]:
-    """The lines of one pair, below its heading."""
+    """Return the lines of one pair, without the heading."""
     lines = pairs.pair_lines([(first, second)], run_of(first, second))
     assert lines[: len(pairs.HEADING)] == [*pairs.HEADING]
     return lines[len(pairs.HEADING) + 2 :]
 
 
 def test_the_better_one_is_named() -> None:
-    """exp(-0.5) = 0.60653: 39.347 % less, +- 7.0046 %.  KLD: -1, -1, -1, -2 over 40: -0.125 +- 0.02887."""
+    """PPL: exp(-0.5) = 0.60653, 39.347 +- 7.0046 % less.  KLD: (-1 - 1 - 1 - 2) / 40 = -0.125 +- 0.02887."""
     assert lines_of(A, B) == [
         "  PPL: a is better: 0.50 ± 0.12 nats",
         "       ln(PPL ratio) -0.50, 95 %: -0.87 to -0.13; PPL -39.3 ± 7.0 %",
@@ -36,7 +36,7 @@ def test_the_better_one_is_named() -> None:
 
 
 def test_no_difference_and_no_error() -> None:
-    """exp(-0.2) = 0.81873, times 0.32161 = 0.263; and a model against itself."""
+    """exp(-0.2) = 0.81873, and its error is 0.81873 * 0.32161 = 0.263; also a model compared with itself."""
     assert lines_of(A, C) == [
         "  PPL: no difference to be seen: -0.20 ± 0.32 nats",
         "       ln(PPL ratio) -0.20, 95 %: -1.22 to +0.82; PPL -18 ± 26 %",
@@ -56,7 +56,7 @@ def test_what_is_not_known_has_its_reason() -> None:
 
 
 def test_answers() -> None:
-    """10 of 20 questions lost and none won: p = 2 / 2 ** 10."""
+    """10 of 20 questions are lost and none won: p = 2 / 2 ** 10."""
     models = with_answers(run_of(REF, QUANT), bf16="1" * 20, W4A16="0" * 10 + "1" * 10).models
     lines = "\n".join(lines_of(*models))
     for fact in ("acc: bf16 is better: 100.00 % and 50.00 %", "first: 10, only in the second: 0", "p = 0.00195"):
@@ -64,7 +64,7 @@ def test_answers() -> None:
 
 
 def test_which_pairs() -> None:
-    """Neighbours are measured rows; others are chosen by their labels, which must exist."""
+    """By default, neighbouring rows with scores are pairs; other pairs are chosen by labels, which must exist."""
     text = run_of(C, FAILED, A, B)
     assert [(a.label, b.label) for a, b in pairs.neighbours(text)] == [("c", "a"), ("a", "b")]
     assert [(a.label, b.label) for a, b in pairs.pairs_by_label(text, [["b", "c"]])] == [("b", "c")]

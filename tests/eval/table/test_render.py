@@ -55,7 +55,7 @@ class TestTerminal:
         } <= {*rows}
 
     def test_numbers_and_errors_are_aligned(self) -> None:
-        """Values end and errors begin below the end of the header."""
+        """The end of a value, and the beginning of its error, are below the end of the header."""
         wide = with_ppl(replace(QUANT, label="wide"), Perplexity(1234.5678, -1.0, 40, 0, 12.3))
         lines = shown(run_of(REF, QUANT, wide), 70).partition("left out")[0].splitlines()
         (header,) = (line for line in lines if "PPL" in line)
@@ -70,7 +70,7 @@ class TestTerminal:
     @pytest.mark.parametrize("reference", [None, REFERENCE])
     @pytest.mark.parametrize("label", ["vLLM Llama-3.1-8B W4A16", "字" * 12])
     def test_the_label_is_whole_and_a_line_names_what_is_left_out(self, label: str, reference: Any) -> None:
-        """At every width from 50: large numbers are never cut, and PPL and KLD are always there."""
+        """From a width of 50 on, large numbers are not cut, and PPL and KLD are always shown."""
         large = with_ppl(replace(
             QUANT, label=label, storage=Storage(16.25, 8.5, 8 * 131.5 * 2**30), windows=586, score_seconds=1234.5,
             from_cache=True,
@@ -106,14 +106,14 @@ class TestTerminal:
         assert (counts[0], counts[-1]) == (0, 4)
 
     def test_chosen_columns_are_all_there(self) -> None:
-        """In a narrow terminal too, whose lines are then longer."""
+        """All chosen columns are shown even in a narrow terminal, with longer lines."""
         chosen = ("kld_p99.9", "label", "kernel", "ppl", "ratio", "kld", "same_top", "entropy", "where")
         (line,) = (line for line in shown(run_of(REF, QUANT), 60, chosen).splitlines() if "W4A16" in line)
         numbers = ["7.5000±0.85", "+3.45±0.21", "0.01235±0.00045", "98.77±0.52", "1.2500", "n/a"]
         assert line.split() == ["0.9990", "W4A16", "Linear", *numbers]
 
     def test_several_narrow_texts_drop_errors_and_then_split(self) -> None:
-        """From wide to narrow: all errors, those of PPL, none, and then several tables that have them all again."""
+        """From wide to narrow: all errors, only PPL's errors, no errors, and then several tables with all errors."""
         states = []
         for width in range(200, 40, -1):
             text = re.split("tokens spread|left out", shown(three(), width))[0]
@@ -126,7 +126,7 @@ class TestTerminal:
         assert [is_split for _, is_split in states] == sorted(is_split for _, is_split in states)
 
     def test_what_strangers_wrote_is_shown_as_it_is(self) -> None:
-        """Square brackets are markup to rich; control characters of labels, titles and reasons are escaped."""
+        """Square brackets, which are markup in rich, are shown; control characters in labels and errors are escaped."""
         text = replace(run_of(REF, replace(QUANT, label=HOSTILE), replace(FAILED, error=HOSTILE)), subtitle=HOSTILE)
         lines = [shown(text, 200), *pair_lines([(REF, text.models[1])], text)]
         assert not any(CONTROL.search(line) for found in lines for line in found.split("\n"))
@@ -162,7 +162,7 @@ class TestMarkdown:
 
 class TestCsv:
     def test_rows_and_fields(self) -> None:
-        """All flat fields unrounded, or those of chosen columns with their errors."""
+        """CSV has all flat fields unrounded, or the fields of the chosen columns with their errors."""
         run = results_of(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "two"))))
         failed, reference, row = csv.DictReader(io.StringIO(csv_text(run), newline=""))
         assert (row["notes"], float(row["kld"]), row["entropy"]) == ("a, b; two", QUANT.kld, "1.25")
@@ -182,7 +182,7 @@ class TestCsv:
 
     @pytest.mark.parametrize("sign", [*"=+-@\t", "＝", "＋"])
     def test_no_cell_is_a_formula(self, sign: str) -> None:
-        """Text that a spreadsheet would run has an apostrophe before it; a number below zero stays one."""
+        """Text that a spreadsheet would execute gets an apostrophe; a negative number stays a number."""
         text = f"{sign}HYPERLINK(A1)"
         told = replace(QUANT, label=text, notes=(text,), windows=3)
         run = results_of(replace(run_of(REF, told), name=text), text_result("failed", error=text))

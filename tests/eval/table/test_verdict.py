@@ -1,7 +1,7 @@
-"""The closing sentence: which rows it names as better, worse, equal or unknown, with which numbers, and how certain.
+"""The closing sentence: the rows that it names as better, worse, equal or unknown, their numbers, and its certainty.
 
-Each case is worked out by hand with four blocks of ten tokens.  KLDs are equal in every block, so that differences have
-no error, unless a test says otherwise; the reference's losses are 10, 20, 30 and 40.  Intervals are 3.182 errors wide.
+Each case is computed by hand with four blocks of ten tokens.  KLDs are equal in every block, so that differences have
+no error, except where noted; the reference's losses are 10, 20, 30 and 40.  Intervals are +- 3.182 errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.several_texts import with_answers
 HIGHER, LOWER = (14.0, 24.0, 34.0, 44.0), (9.0, 19.0, 29.0, 39.0)
 """0.1 nats per token above, and 0.025 below, the reference's losses in every block: differences without an error."""
 SWAYING = (16.0, 18.0, 36.0, 38.0)
-"""Off by 6, -2, 6 and -2: 0.2 nats, with an error of 0.32."""
+"""Losses that are higher by 6, -2, 6 and -2: 0.2 nats per token, with an error of 0.32."""
 
 
 def row(label: str, kld: float, top: float = 0.9, *, nll: tuple[float, ...] = HIGHER, **keys: Any) -> ModelResult:
@@ -61,7 +61,7 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ([REF, FP8, Q8, Q4, Q3, FAILED],
          ["the 3 others", "1.2 times (Q8_0) to 10 times (Q3)", "Failed: broken."], ["PPL is"]),
         ([REF, row("copy", 0.0, 1.0), Q4], ["copy keeps 100.0 %", "a KLD of 0.03280"], ["times"]),
-        # rows that are not told apart, and rows within the noise floor (up to twice its 0.005)
+        # rows without a significant difference, and rows within the noise floor (up to twice its 0.005)
         ([REF, FP8, SWAYED], ["cannot be told apart from Q5."], ["loses more"]),
         ([REF, NOISE, FP8, Q8, Q3], ["KLD cannot rank it beside Q8_0", f"Q3 loses more{CERTAIN}: 10 times"], []),
         ([REF, NOISE], ["bf16 has a PPL of 7.50 ± 0.85"], ["noise has"]),
@@ -69,7 +69,7 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), row("exllama", 0.002, storage=Storage(16.0))],
          ["llama.cpp keeps", "exllama loses more"], []),
         ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), FP8, Q4], ["FP8 keeps"], ["llama.cpp"]),
-        # the same scores at every token, also on a short text, and of several rows
+        # equal scores at every token, also on a short text, and in several rows
         ([REF, FP8, replace(FP8, label="copy", scores_digest="b")], ["cannot be told apart from copy"], ["same score"]),
         ([REF, *EQUAL], ["copy has the same scores"], ["more", "told apart from copy"]),
         ([with_sums(m, length=1999) for m in EQUAL], ["copy has the same scores"], ["more", "not known"]),
@@ -100,7 +100,7 @@ def test_one_text_with_klds(models: list[ModelResult], facts: list[str], others:
 
 
 def test_one_text_without_a_reference() -> None:
-    """PPL ranks: 7.5, 7.8 (4 % above), and one whose difference is within its error."""
+    """Rows are ranked by PPL: 7.5, 7.8 (4 % higher), and a row whose difference is within its error."""
     low, high, near = plain("a", 7.5, (10.0, 20.0, 30.0, 40.0)), plain("b", 7.8, HIGHER), plain("c", 7.6, SWAYING)
     lowest = f"a has the lowest PPL, 7.50 ± 0.85; b has a higher one{CERTAIN}: by 4"
     assert said(low, high, reference=None).startswith(lowest)
@@ -129,7 +129,7 @@ def test_answers(right: str, fact: str) -> None:
     ],
 )
 def test_several_texts(klds: list[dict[str, float]], facts: list[str]) -> None:
-    """A difference is certain if it is on each text."""
+    """A difference is certain if it is certain on each text."""
     texts = [
         replace(run_of(REF, *(row(*each) for each in own.items())), name=f"text {i}") for i, own in enumerate(klds)
     ]

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval -> windows: the tokens that lm-eval itself feeds and scores, and every task that is refused."""
+"""Tasks of lm-eval -> windows: the tokens that lm-eval itself computes and scores, and every task that is refused."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ROWS: list[dict[str, Any]] = [
     {"q": "<|end|>Already begun", "c": ["yes", "no"], "a": 0},
     {"q": "Long. " * 30, "c": ["short", "l" * 40], "a": 1},
 ]
-"""Odd questions: white space at the end of the context, no context, a special token, more than fits."""
+"""Unusual questions: white space at the end of the context, no context, a special token, too long for a window."""
 
 
 def write_task(folder: Path, rows: list[dict[str, Any]] | None = None, text: str = "", **keys: Any) -> Path:
-    """A task's YAML with its data beside it; ``text`` is added to it as it is, ``keys`` that are None are left out."""
+    """Write a task's YAML file and its data file; ``text`` is appended unchanged; ``keys`` of None are omitted."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(row) + "\n" for row in (ROWS if rows is None else rows)]
     (folder / "rows.jsonl").write_text("".join(lines))
@@ -48,7 +48,7 @@ def write_task(folder: Path, rows: list[dict[str, Any]] | None = None, text: str
 
 
 def asked(folder: Path, task: Path | str, tokenizer: Path | None = None, **keys: Any) -> EvalData:
-    """The windows of a task; without a tokenizer the toy's."""
+    """Return the windows of a task; the default tokenizer is the toy's."""
     if tokenizer is None:
         tokenizer = folder / "tokenizer"
         tokenizer.mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ SHOTS = {"num_fewshot": 2, "fewshot_config": {"sampler": "first_n", "samples": [
 
 
 def fed_by_lm_eval(kind: str, folder: Path, task: Path, max_length: int) -> list[tuple[list[int], list[int]]]:
-    """(context, answer) as the real class of lm-eval encodes each request: its model is not loaded."""
+    """Return (context, answer) of each request as lm-eval's own class encodes it, without loading the model."""
     from lm_eval.tasks import TaskManager
     from transformers import AutoTokenizer
 
@@ -115,7 +115,7 @@ def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
     assert question == [0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5]
     assert np.flatnonzero(right).tolist() == [0, 4, 6, 9, 10, 13]
     assert chars == [len(choice) for row in ROWS for choice in row["c"]]
-    # A question's windows follow one another in the text; all of them begin where the first one does.
+    # A question's windows follow one another in the text, but all have the start of the first one.
     lengths = [len(window.token_ids) for window in data.windows]
     firsts = [question.index(number) for number in question]
     assert data.documents.begins == tuple(sum(lengths[:first]) for first in firsts)
@@ -131,7 +131,7 @@ def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
 
 
 def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -> None:
-    """As lm-eval's process_results: a list of right answers, a number beyond the choices, and winogrande's form."""
+    """As in lm-eval's process_results: several right answers, an index beyond the choices, and winogrande's form."""
     several = [{"q": "Even?", "c": ["2", "3", "4"], "a": [0, 2]}, {"q": "Odd?", "c": ["2", "3", "4"], "a": [1]}]
     data = asked(tmp_path, write_task(tmp_path / "several", several))
     assert data.requests.right.tolist() == [True, False, True, False, True, False]
@@ -164,7 +164,7 @@ def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: 
 
 
 def test_a_file_that_the_spec_does_not_trust(tmp_path: Path) -> None:
-    """It may be named or found in a folder; nothing of it runs, and nothing of it is read but its name."""
+    """Whether it is named or found in a folder, none of its code runs, and only its name is read."""
     task = write_task(tmp_path / "task", text="process_docs: !function code.run\n")
     (tmp_path / "task" / "code.py").write_text("raise SystemExit('run')\n")
     for keys in ({"task": task}, {"task": "odd", "include_path": str(task.parent)}):
@@ -174,7 +174,7 @@ def test_a_file_that_the_spec_does_not_trust(tmp_path: Path) -> None:
 
 
 def test_changed_files_are_read_again(tmp_path: Path) -> None:
-    """The cache goes by the content of YAML and data; ``datasets`` itself by paths and times."""
+    """The cache key is the content of YAML and data files; ``datasets`` itself only compares paths and times."""
     task = write_task(tmp_path / "task")
     os.utime(tmp_path / "task" / "rows.jsonl", (1, 1))
     first = asked(tmp_path, task)

@@ -1,5 +1,5 @@
-"""Conversations: rows, and the line that each malformed row gets; which tokens are scored, against golds written by
-hand and Transformers' own mask."""
+"""Conversations: rows, and one line per malformed row; the scored tokens, compared with lists written by hand and with
+Transformers' own mask."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ THINKING = """\
 {%- if m.role == 'assistant' and loop.last %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}
 {{- m.content + '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""Keeps the reasoning of the last turn alone, as Qwen3's."""
+"""A template that keeps only the last turn's reasoning, as Qwen3's does."""
 
 
 def encoded(folder: Path, text: str) -> list[int]:
-    """The token ids of a text that holds special tokens, by the tokenizer in ``folder``."""
+    """Return the token ids of a text with special tokens, from the tokenizer in ``folder``."""
     from tokenizers import Tokenizer
 
     ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
@@ -67,7 +67,7 @@ def built(folder: Path, **keys: Any) -> EvalData:
 
 
 def test_a_tool_call_from_lines_and_from_parquet_is_the_same(tmp_path: Path) -> None:
-    """Parquet gives every message every key: what is null there was not there."""
+    """Parquet adds every key to every message; a null key counts as absent."""
     lines = write_lines(tmp_path / "a.jsonl", WEATHER, {"messages": [ASK]})
     table = tmp_path / "a.parquet"
     columns = {"messages": [WEATHER["messages"], [ASK]], "tools": [json.dumps(WEATHER["tools"]), None], "id": [1, 2]}
@@ -113,14 +113,14 @@ SCORED = [
 
 
 def scored_texts(folder: Path, found: Tokens) -> list[str]:
-    """Each run of scored tokens as text; of several documents, since none here begins with a scored token."""
+    """Return each run of scored tokens as text, across documents (no document here begins with a scored token)."""
     tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], found.chat.scored, [False])).astype(int)))
     return [tokenizer.decode(found.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
 
 
 def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
-    """Contents, calls and ends of turns are scored; headers, what others say and the newline behind a turn are not."""
+    """Scored: the assistant's content, calls and ends of turns.  Not scored: headers, other roles, a turn's newline."""
     marked, unmarked = tokenized(tmp_path / "a", MARKED), tokenized(tmp_path / "b", UNMARKED)
     assert (marked.chat.found_by, marked.chat.across) == ("generation mask", 0)
     assert (unmarked.chat.found_by, unmarked.chat.across) == ("rendered prefixes", 0)
@@ -134,7 +134,7 @@ def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
         own = tokenizer.apply_chat_template(
             list(talk.messages), tools=list(talk.tools) or None, return_dict=True, return_assistant_tokens_mask=True
         )
-        if any(own["assistant_masks"]):  # one without an answer has no tokens here
+        if any(own["assistant_masks"]):  # without an answer, no token is scored
             mask += own["assistant_masks"]
             ids += own["input_ids"]
     assert marked.ids.tolist() == ids

@@ -1,4 +1,4 @@
-"""Local data sets and files -> text: the real ``datasets`` on local files; those of the hub: test_hub_datasets.py."""
+"""Local data sets and files -> text, with the real ``datasets``; data sets of the hub are in test_hub_datasets.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROGRESS = Progress(quiet=True)
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real data set library in a cache of its own, off the network."""
+    """Use the real data set library with its own cache, without network."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -42,12 +42,12 @@ def text(**keys: Any) -> str:
 
 
 def refusal(**keys: Any) -> str:
-    """The one line with which the text of a data spec is refused."""
+    """Return the one line that refuses the text of a data spec."""
     return refusal_of(text, **keys)
 
 
 def numbered(file: Path, count: int = 5) -> dict[str, Any]:
-    """Keys of a local data set whose rows are r0, r1, ..."""
+    """Write a local data set with the rows r0, r1, ...; return the keys of its spec."""
     file.write_text("".join(json.dumps({"text": f"r{i}", "id": i}) + "\n" for i in range(count)))
     return {"dataset": "json", "dataset_data_files": str(file), "split": "train"}
 
@@ -112,7 +112,7 @@ def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str,
     ],
 )
 def test_local_text(tmp_path: Path, content: str, gold: str, llamacpp: str) -> None:
-    """As it is, but for its line ends: a copy with Windows line ends scores as the original does."""
+    """The text is unchanged, except for line ends: a copy with Windows line ends gives the same scores."""
     (tmp_path / "a.txt").write_bytes(content.encode())
     found = [corpus.load_texts(spec(tmp_path, path="a.txt", method=method), PROGRESS)  # relative to the spec's folder
              for method in ("exllamav3", "gptq", "lm_eval", "llamacpp")]  # fmt: skip
@@ -160,7 +160,7 @@ def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> N
 
 @pytest.mark.usefixtures("offline")
 def test_identity_of_a_local_data_set_follows_the_names_of_its_files(tmp_path: Path) -> None:
-    """By its name a file belongs to a split: the test split is the middle one of three files, and then the last."""
+    """A file's name decides its split: the test split is first the second of three files, and then the third."""
     folder = tmp_path / "rows"
     folder.mkdir()
     for name, count in (("a", 1), ("test", 2), ("train", 3)):
@@ -181,7 +181,7 @@ def test_identity_of_a_local_data_set_follows_the_names_of_its_files(tmp_path: P
     ],
 )  # fmt: skip
 def test_methods_say_which_form_of_a_text_they_have(method: str, path: str | None, gold: str) -> None:
-    """WikiText-2 has 304,978 tokens of Llama 2 as rows, and 301,948 as a file."""
+    """WikiText-2 has 304,978 Llama 2 tokens if rows are joined, and 301,948 as a file."""
     keys = {"dataset": "text", "path": path} if path else {"dataset": "wiki2"}
     notes = corpus.method_notes(spec(method=method, **keys))
     assert (gold in "".join(notes)) if gold else not notes

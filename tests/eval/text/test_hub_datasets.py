@@ -1,4 +1,4 @@
-"""Data sets of the hub: the real ``datasets`` and ``huggingface_hub`` meet the stand-in (tests/support/hub.py)."""
+"""Data sets of the hub: the real ``datasets`` and ``huggingface_hub`` with a stand-in (tests/support/hub.py)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ value = [talk.messages for talk in found]
 """
 WIKI2 = "wikitext-2-raw-v1"
 EIGHT = [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)]
-# name: repository, first row, number of rows, the files with data that are asked for
+# name: repository, first row, number of rows, the requested data files
 KNOWN: dict[str, tuple[str, str, int, list[str]]] = {
     "wiki2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, [f"{WIKI2}/test-00000-of-00001.parquet"]),
-    "wikitext2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, []),  # in the cache by then
+    "wikitext2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, []),  # already in the cache
     "code": ("code-search-net/code_search_net", "def test_0(): pass", 1000, ["python/test/0000.parquet"]),
     "ptb": ("ptb-text-only/ptb_text_only", " = ptb test = \n", 3, ["penn_treebank/test/0000.parquet"]),
     "c4": ("allenai/c4", "c4 en validation file 0", 8, EIGHT),
@@ -62,7 +62,7 @@ def client(hub: Hub, home: Path) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def away(hub: Hub, home: Path, client: Client) -> Iterator[Client]:
-    """A client with the cache that the others have filled, and no hub."""
+    """A client with the cache that other tests have filled, without a hub."""
     client.run(READ.format(keys={"dataset": "wiki2"}))
     with Client(hub, home, HF_ENDPOINT="http://127.0.0.1:1") as process:
         yield process
@@ -79,7 +79,7 @@ def refusal(client: Client, **keys: Any) -> str:
 
 
 def data_files(client: Client, path: str) -> list[str]:
-    """The files whose contents the last question asked a repository for, without what describes it."""
+    """Return the data files that the last run of a client requested from a repository, without metadata files."""
     mine = [each for each in client.asked if each.path.startswith(f"/datasets/{path}/resolve/")]
     names = {each.path.partition("/resolve/")[2].partition("/")[2] for each in mine if "." in each.path}
     about = ("README.md", ".huggingface.yaml", "dataset_infos.json")
@@ -88,7 +88,7 @@ def data_files(client: Client, path: str) -> list[str]:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_name(name: str, client: Client) -> None:
-    """Its rows, and that no other split's, language's or dump's file is asked for."""
+    """The rows are right, and no file of another split, language or dump is requested."""
     path, first, count, files = KNOWN[name]
     rows = read(client, dataset=name.upper())
     assert (rows[0], len(rows)) == (first, count)
@@ -98,7 +98,7 @@ def test_known_name(name: str, client: Client) -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "eval" / "spec").glob("chat_*.json")), ids=lambda file: file.stem)
 def test_ready_specs_of_conversations(file: Path, client: Client) -> None:
-    """As they are, but for the tokenizer: the first rows of one split, streamed."""
+    """The specs, with another tokenizer, stream the first rows of one split."""
     keys = json.loads(file.read_text())
     talks = client.run(TALKS.format(file=str(file)))
     path = keys["dataset_path"]
@@ -139,7 +139,7 @@ def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, client: Client
 def test_what_is_not_there_is_one_line(
     keys: dict[str, Any], read_reason: str, probe_reason: str, client: Client
 ) -> None:
-    """To a run, and to what says beforehand what it would fetch; that looks at no column."""
+    """A run has this error, and so does ``would_fetch``, which does not check columns."""
     assert read_reason in refusal(client, **keys)
     if probe_reason:
         assert probe_reason in client.refusal(f"value = hub_datasets.would_fetch(spec(**{keys}))")

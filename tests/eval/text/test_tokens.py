@@ -1,5 +1,5 @@
-"""Text -> tokens: bytes of each token, what the methods ask of a tokenizer beside the text's own tokens, and ordinary
-tokens by their ids, which a model and the text must have alike."""
+"""Text -> tokens: the bytes of each token, the methods' additional tokens, and the check that a model and a text have
+equal ordinary tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokenized(folder: Path, tokenizer: Path, text: str, method: str = "exllamav3
 
 @pytest.fixture
 def with_bos(tmp_path: Path) -> Path:
-    """The toy tokenizer with a BOS, id 257, before each text; its config does not say so."""
+    """The toy tokenizer with a BOS, id 257, before each text, which its config does not mention."""
     from tokenizers import Tokenizer, processors
 
     folder = toy_tokenizer(tmp_path / "bos", bos_token="<|bos|>")
@@ -56,11 +56,11 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def same(content: dict[str, Any]) -> None:
-    """Changes nothing."""
+    """Change nothing."""
 
 
 def toy_tokenizer(folder: Path, change: Change = same, **config: Any) -> Path:
-    """The toy tokenizer in a folder of its own, its tokenizer.json changed, with more keys in its config."""
+    """Write the toy tokenizer into a folder, with a changed tokenizer.json and additional keys in its config."""
     folder.mkdir()
     save_toy_tokenizer(folder)
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
@@ -88,13 +88,13 @@ def no_split(content: dict[str, Any]) -> None:
         (same, "GemmaTokenizerFast", "llama", True, False),
         (no_split, "GPT2TokenizerFast", "gpt2", True, False),
         (no_split, "PreTrainedTokenizerFast", "llama", False, False),
-        (metaspace, "PreTrainedTokenizerFast", "llama", False, True),  # saved again after it was loaded wrongly
+        (metaspace, "PreTrainedTokenizerFast", "llama", False, True),  # saved after a wrong load
     ],
 )
 def test_tokens_are_those_of_tokenizer_json(
     tmp_path: Path, change: Change, tokenizer_class: str, model_type: str, differs: bool, loses: bool
 ) -> None:
-    """Transformers chooses a class by the configs, and some classes put their own rules over the file's."""
+    """Transformers chooses a class by the configs, and some classes replace the rules of the file by their own."""
     from tokenizers import Tokenizer
 
     folder = toy_tokenizer(tmp_path / "t", change, tokenizer_class=tokenizer_class)
@@ -113,7 +113,7 @@ def test_tokens_are_those_of_tokenizer_json(
         ("😀a", [(0, 1), (0, 1), (0, 1), (1, 2)], [4, 0, 0, 1]),  # one character in three byte-level tokens
         ("ab", [(0, 0), (0, 1), (1, 2)], [0, 1, 1]),  # BOS
         ("\x7f\x80\u07ff\u0800\uffff\U00010000", [(i, i + 1) for i in range(6)], [1, 2, 2, 3, 3, 4]),
-        ("a  b ", [(0, 1), (3, 4)], [1, 4]),  # white space that no token stands for: with the next one, or the last
+        ("a  b ", [(0, 1), (3, 4)], [1, 4]),  # white space without a token counts for the next token, or the last
         ("", [], []),
     ],
 )
@@ -122,7 +122,7 @@ def test_byte_sizes(text: str, offsets: list[tuple[int, int]], gold: list[int]) 
 
 
 def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
-    """A byte-level token is a byte, but of a character's several tokens the first has all."""
+    """A byte-level token is one byte; if a character has several tokens, its first token has all its bytes."""
     found = tokenized(tmp_path, with_bos, "aé😀 b\n")
     assert found.sizes.tolist() == [0, 1, 2, 0, 4, 0, 0, 0, 1, 1, 1]
     assert (found.n_bytes, found.n_words) == (10, 3)
@@ -138,7 +138,7 @@ def test_special_tokens_in_the_text_are_text_for_llamacpp(tmp_path: Path, with_b
 
 
 def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Path) -> None:
-    """Each with its BOS, but for the one whose text begins with it; empty ones count a word, as in lm-eval."""
+    """Each document gets a BOS unless its text begins with BOS; an empty document counts as a word, as in lm-eval."""
     rows = ["ab c", "", "<|bos|>d", None, " \n"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     found = tokenized(tmp_path, with_bos, "", "lm_eval", path="a.jsonl")
@@ -163,7 +163,7 @@ KINDS = {
 def test_what_changes_while_it_is_read_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, put_back: bool
 ) -> None:
-    """The key is the digest of the old content, and the tokens may be of the new one."""
+    """The key is the digest of the old content, but the tokens may be those of the new content."""
     (tmp_path / "t").mkdir()
     save_toy_tokenizer(tmp_path / "t")
     (tmp_path / "a.txt").write_text("abcdefgh")
@@ -184,7 +184,7 @@ def test_what_changes_while_it_is_read_is_not_kept(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_of_kept_tokens_makes_them_again(tmp_path: Path, kind: str) -> None:
-    """A flipped bit in the name of the array that says which tokens are scored had the whole conversation scored."""
+    """Without the check, a flipped bit in the name of the array of scored tokens would score a whole conversation."""
     cache = Cache(tmp_path)
     with cache.write("tokens", "k", ".npz") as file:
         tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]), "k")
@@ -212,7 +212,7 @@ def test_pages_of_wikitext(page: str, gold: str) -> None:
     assert tokens.detokenized(page) == gold
 
 
-A, B = 64, 65  # ids of "a" and "b" in the toy tokenizer: the bytes' letters in sorted order, "!" being 0
+A, B = 64, 65  # ids of "a" and "b" in the toy tokenizer: characters of the bytes in sorted order, "!" is 0
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -226,12 +226,12 @@ def other_a(content: dict[str, Any]) -> None:
 
 
 def renamed(content: dict[str, Any]) -> None:
-    """Another name of the one special token."""
+    """Rename the only special token."""
     content["added_tokens"][0]["content"] = "<|stop|>"
 
 
 def added(*tokens: str, special: bool) -> Change:
-    """Adds tokens from id 257 on."""
+    """Return a change that adds tokens from id 257 on."""
     entries = [{"id": 257 + at, "content": token, "special": special, **FLAGS} for at, token in enumerate(tokens)]
     return lambda content: content["added_tokens"].extend(entries)
 
@@ -256,7 +256,7 @@ def test_disagreements(tmp_path: Path, data: Change, model: Change, config: dict
 
 
 def test_special_tokens_that_a_conversation_holds(tmp_path: Path) -> None:
-    """Control tokens in another order, under the same ordinary tokens."""
+    """The control tokens are in another order; the ordinary tokens are the same."""
     data = toy_tokenizer(tmp_path / "data", added("<|user|>", "<|stop|>", special=True))
     model = toy_tokenizer(tmp_path / "model", added("<|stop|>", "<|user|>", special=True))
     assert disagreement(model, data) == disagreement(model, data, frozenset({A, 256})) == ""
@@ -280,7 +280,7 @@ WORD = {"added_tokens_decoder": {"257": {"content": "word", "special": True, **F
 def test_a_tokenizer_file_says_what_transformers_says(
     tmp_path: Path, change: Change, config: dict[str, Any], n_plain: int
 ) -> None:
-    """Ordinary tokens: one a byte, and added ones that are not special."""
+    """Ordinary tokens are the tokens of the bytes, and added tokens that are not special."""
     folder = toy_tokenizer(tmp_path / "a", change, **config)
     found = vocabulary.of_file(folder)
     assert found == vocabulary.plain_tokens(vocabulary.load_tokenizer(folder, trust_remote_code=False))
@@ -288,7 +288,7 @@ def test_a_tokenizer_file_says_what_transformers_says(
 
 
 def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
-    """The tokenizer takes the default of the additional ones, so a plain text's chat prefix depends on it."""
+    """Among additional templates, the tokenizer uses "default", so that a plain text's chat prefix depends on it."""
     (tmp_path / "a.txt").write_text("ab\n")
     save_toy_tokenizer(tmp_path)
     data = spec(tmp_path, chat_template=True)
@@ -299,6 +299,6 @@ def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
         (folder / "default.jinja").write_text(text)
         assert vocabulary.load_tokenizer(tmp_path, trust_remote_code=False).chat_template == text
         seen.append(windows.identity(data, tmp_path))
-    (folder / "default.jinja").rename(tmp_path / "default.jinja")  # which no tokenizer reads
+    (folder / "default.jinja").rename(tmp_path / "default.jinja")  # no tokenizer reads it there
     seen.append(windows.identity(data, tmp_path))
     assert len({each["tokenizer"] for each in seen}) == 4

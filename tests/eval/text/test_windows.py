@@ -1,4 +1,4 @@
-"""Windows of each method against lists written by hand, and against what the tools themselves cut."""
+"""Windows of each method, compared with lists written by hand, and with the windows of the original tools."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_exllamav3_starts(n_tokens: int, eval_len: int, stride: int, gold: list[
     ],
 )
 def test_windows_that_follow_one_another(n_tokens: int, eval_len: int, bos: int | None, gold: Any) -> None:
-    """Of llamacpp, and of gptq: ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``, of
-    which ``[:, 1:]`` is scored: the same windows, scored from 1, with the text's own first token."""
+    """llamacpp's windows, and gptq's: ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``.
+    gptq scores ``[:, 1:]`` of the same windows, with the text's own first token."""
     ids = text(n_tokens)
     assert plain(cutting.llamacpp(ids, eval_len, bos)) == gold
     own = [(start, text(n_tokens)[start : start + eval_len].tolist(), 1) for start, _, _ in gold]
@@ -81,7 +81,7 @@ def test_windows_that_follow_one_another(n_tokens: int, eval_len: int, bos: int 
 
 
 # lm_eval.utils of lm-eval 0.4.13: make_disjoint_window of each of get_rolling_token_windows(tokens, 90, L, 1), as
-# (context, continuation); what is fed is their sum without its last token.
+# (context, continuation); the model's input is both together, without the last token.
 LM_EVAL = {
     (0, 4): [],
     (1, 4): [([90], [10])],
@@ -113,7 +113,7 @@ def test_lm_eval(n_tokens: int, eval_len: int) -> None:
         (8, 4, 3, [(0, [10, 11, 12, 13], 1), (3, [13, 14, 15, 16], 1), (4, [14, 15, 16, 17], 3)]),
         (5, 4, 1, [(0, [10, 11, 12, 13], 1), (1, [11, 12, 13, 14], 3)]),
         (4, 4, 2, [(0, [10, 11, 12, 13], 1)]),
-        (3, 4, 2, [(0, [10, 11, 12], 1)]),  # shorter than a window: all the context there is
+        (3, 4, 2, [(0, [10, 11, 12], 1)]),  # shorter than a window: all available context
         (1, 4, 2, []),
         (0, 4, 2, []),
     ],
@@ -137,7 +137,7 @@ SECOND = [(5, [15, 16, 17], ((1, 2),)), (7, [17, 18], ((1, 2),))]
     ],
 )
 def test_conversations(long: Long, gold: Any, counts: tuple[int, int]) -> None:
-    """Of 3, 6, 0 and 2 tokens, windows of 3; of the second the 4th token and the last are scored; one is empty."""
+    """Conversations of 3, 6, 0 and 2 tokens in windows of 3; the second one scores its 4th and its last token."""
     scored = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 0, 1], bool)
     found = cutting.chat(text(11), scored, np.array([3, 9, 9, 11]), 3, long)
     assert [(cut.start, cut.token_ids.tolist(), cut.spans) for cut in found[0]] == gold
@@ -159,7 +159,7 @@ def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> EvalData:
 
 
 def test_spread_windows_lie_over_the_whole_text() -> None:
-    """The first of them are a systematic sample, and a longer run adds to a shorter one's windows."""
+    """The first n windows are a systematic sample, and a longer run adds windows to those of a shorter run."""
     tokens = replace(TEN, ids=np.arange(21, dtype=np.int32) % 10)  # windows of 2 tokens at 0, 2, ..., 18
     spread = spec(eval_len=2, eval_stride=2, sample="spread")
     runs = [cut(tokens, spread, count) for count in (2, 4, None)]
@@ -177,8 +177,8 @@ def test_warm_up_is_not_scored() -> None:
 
 
 def test_the_last_tokens_of_each_stretch_are_scored() -> None:
-    """Of windows of 9 tokens in stretches of 4: positions 3 and 7, the last one of each; of 2, also 2 and 6.  The tenth
-    token of a text is in no whole stretch of a window.  Other positions are another text to caches."""
+    """In windows of 9 tokens with stretches of 4, the last position of each is 3 and 7; the last two are also 2 and 6.
+    The ninth token of a window is in no whole stretch.  Cache keys differ if other positions are scored."""
     text = replace(TEN, ids=np.arange(10, dtype=np.int32))
     data = [cut(text, spec(eval_len=9, eval_stride=1, score_every=4, score_last=last), None) for last in (1, 2, 3)]
     spans = [each.windows[0].spans for each in data]
@@ -235,7 +235,7 @@ def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: i
 
 
 def test_digest_follows_windows_and_what_is_scored() -> None:
-    """Not their names.  Among them: the same windows at another place, or scored from another position on."""
+    """The digest does not depend on names, but on the place of the windows and on their scored positions."""
     hashed = hashlib.sha256(b"exllamav3")
     for start in (0, 2, 4):
         hashed.update(f" {start} 4 1 ".encode() + np.arange(start, start + 4, dtype=np.int32).tobytes())
@@ -256,7 +256,7 @@ def test_digest_follows_windows_and_what_is_scored() -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("engine", [{}, {"streaming": True}, {"streaming": True, "streaming_windows": 3}])
 def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: dict[str, object]) -> None:
-    """Documents of 1 to 40 tokens, each scored as float64 brute force scores it from the model by itself."""
+    """Documents of 1 to 40 tokens, each compared with float64 brute force on this document alone."""
     from transformers import AutoModelForCausalLM
 
     ends = np.cumsum([1, 40, 3, 17, 2])
@@ -286,7 +286,7 @@ def test_rows_flag_replaces_max_rows(compare_q: Run, write_specs: Specs, tmp_pat
 
 
 def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
-    """The server says when the file was changed; if it says nothing, a note says that the text was not compared."""
+    """The server sends the time of the last change; without it, a note reports that the text was not compared."""
     folder, said = tmp_path / "served", list[str]()
     folder.mkdir()
     save_toy_tokenizer(tmp_path)
