@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from pydantic import ByteSize, TypeAdapter
 
@@ -19,6 +19,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.common.cache import default_root
 from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES, size_of
+from compare_q.eval.specs.types import Sample
 from compare_q.eval.table import columns, conditions, pairs
 from compare_q.eval.table.memory import Fit
 
@@ -210,6 +211,8 @@ OPTIONS: dict[str, list[Option]] = {
         on("--logits", "pack", "allow a pack of logits where states do not suffice; it is much larger"),
         option("--eval-len", RUNS, "N", "with MODELs: tokens in a window", COUNT),
         option("--eval-stride", RUNS, "N", "with MODELs: tokens between the starts of two windows", COUNT),
+        option("--sample", "run check pack", "WHICH",
+               f"with MODELs: windows that -r takes: {' or '.join(get_args(Sample))}", one_of(get_args(Sample))),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
         option("-r --rows", RUNS, "N", "number of windows, or all", WINDOWS),
         option("--until", RUN, "kld:PERCENT%", "choose the number of windows by the KLD's error", relative_error),
@@ -324,6 +327,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def converted(name: str, given: object) -> Any:
+    """Return the value of a flag of a run that is given in Python: 0 for ``rows`` and "all"; InputError names it."""
+    known = parser("run")
+    try:
+        return known._get_value(known._option_string_actions[f"--{name.replace('_', '-')}"], str(given))
+    except argparse.ArgumentError as error:
+        raise InputError(f"{name}: {error.message}") from None
+
+
 def normalize_flags(words: Sequence[str], command: str, known: Iterable[str]) -> list[str]:
     """Return the words with flags as they are declared: - and _ are the same in them, and one - as good as two.
 
@@ -376,7 +388,7 @@ def check_run(args: argparse.Namespace) -> None:
          "--gpus: cannot be combined with --ray, which assigns the cluster's GPUs; remove --gpus"),
         *((not args.models and getattr(args, flag.strip("-").replace("-", "_")),
            f"{flag}: is for models that are named without specs; give MODEL arguments instead of -m")
-          for flag in ("--save-specs", "--tokenizer", "--no-reference", "--eval-len", "--eval-stride")),
+          for flag in ("--save-specs", "--tokenizer", "--no-reference", "--eval-len", "--eval-stride", "--sample")),
     )  # fmt: skip
 
 

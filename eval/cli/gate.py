@@ -62,7 +62,7 @@ def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, D
     spec = given[0]
     keys = spec.model_dump(mode="json", exclude_unset=True) | ({} if spec.is_chat else {"sample": "first"})
     from_spec = str((args.dataspec or [""])[0]).endswith(".json") or "eval_stride" not in keys
-    length = spec.eval_len if from_spec else min(spec.eval_len, LENGTH)
+    length = spec.eval_len if from_spec or args.eval_len else min(spec.eval_len, LENGTH)
     found, rows = {}, spec.max_rows or WINDOWS if args.rows is None else args.rows
     for name, size, count in ((FULL, length, rows), (ONE, length // 4, 1)):
         sizes = {"eval_len": size} | ({"eval_stride": size} if spec.eval_stride else {})

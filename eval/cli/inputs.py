@@ -26,11 +26,10 @@ def specs_of(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]
     if args.models:
         from compare_q.eval.cli import shorthand
 
-        elsewhere = {engine for engine, _ in args.python} | set(reading.load_settings().python)
-        named = shorthand.models(args.models, elsewhere, Progress(), reference=not args.no_reference)
-        data, said = shorthand.texts(texts, named, args.tokenizer, args.eval_len, args.eval_stride)
-        models = [each.spec for each in named]
-        said = [*(f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named), *said]
+        data, models, said = shorthand.specs(
+            args.models, texts, Progress(), pythons=dict(args.python), reference=not args.no_reference,
+            tokenizer=args.tokenizer, eval_len=args.eval_len, eval_stride=args.eval_stride, sample=args.sample,
+        )  # fmt: skip
     else:
         data = reading.load_data_specs(reading.expand(texts), NO_DATA_SPEC)
         models = reading.load_model_specs(reading.expand(args.modelspec), NO_MODEL_SPEC, print_note)

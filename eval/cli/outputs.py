@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -139,7 +140,9 @@ def write_run(
 
         with outputs.writing(args.save_specs):
             command = shorthand.save(args.save_specs, list(texts.values()), models, done)
-            print(command, file=sys.stderr)  # not broken, so that it can be pasted
+            flags = ["--divergences"] * args.divergences + ["--verify-weights"] * args.verify_weights
+            flags += [f"--python={shlex.quote(f'{engine}={python}')}" for engine, python in args.python]
+            print(" ".join([command, *flags]), file=sys.stderr)  # not broken, so that it can be pasted
     files = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
     for text, data in zip(results.texts, done.data, strict=True):
         for model in text.models if files else ():

@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
 import shlex
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +41,8 @@ CHAT = {"dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "data
 SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
 TASK = "lm_eval:"
+PATHS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files", "include_path", "task")
+"""Keys of a data spec that may be paths."""
 NO_MODEL = """is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's \
 address; specs are given with -m, texts with -d, and finished runs are shown by compare-q show"""
 
@@ -51,6 +54,21 @@ class Named(NamedTuple):
     why: str
     tokenizer: str | None  # folder or hub id of its tokenizer
     context: int | None
+
+
+def specs(
+    words: Sequence[str], texts_named: Sequence[str | DataSpec], progress: Progress, *, reference: bool = True,
+    tokenizer: str | None = None, pythons: Collection[str] = (), **windows: Any,
+) -> tuple[list[DataSpec], list[ModelSpec], list[str]]:  # fmt: skip
+    """Return (the texts, the models, lines about the engines and the text that were chosen) of a run without specs.
+
+    ``words``, ``reference``: as ``models`` takes them.  ``texts_named``, ``tokenizer``, ``windows``: as ``texts`` takes
+    them.  ``pythons``: engines and load_fns with another Python, in addition to the settings file.
+    """
+    named = models(words, {*pythons, *reading.load_settings().python}, progress, reference=reference)
+    data, said = texts(texts_named, named, tokenizer, **windows)
+    engines = [f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named]
+    return data, [each.spec for each in named], engines + said
 
 
 def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, reference: bool) -> list[Named]:
@@ -142,21 +160,19 @@ def near(path: Path, *others: str) -> str:
 
 
 def texts(
-    words: Sequence[str],
-    named: Sequence[Named],
-    tokenizer: str | None = None,
-    length: int | None = None,
-    stride: int | None = None,
+    words: Sequence[str | DataSpec], named: Sequence[Named], tokenizer: str | None = None, **windows: Any
 ) -> tuple[list[DataSpec], list[str]]:
     """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without a word).
 
-    A word is a spec file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text.  Without
-    a word: WikiText-2 if the hub or its cache has it, or else the shipped text.  ``tokenizer``: a folder or hub id, for
-    models without a tokenizer.  ``length``, ``stride``: tokens of a window, and between the starts of two windows.
+    A word is a spec or its file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text.
+    Without a word: WikiText-2 if the hub or its cache has it, or else the shipped text.  ``tokenizer``: a folder or hub
+    id, for models without a tokenizer.  ``windows``: ``eval_len``, ``eval_stride`` and ``sample`` of texts without a
+    spec, if not None; InputError if a text has a spec.
     """
     said: list[str] = []
-    first = named[0].spec.located
+    first, keys = named[0].spec.located, {key: value for key, value in windows.items() if value is not None}
     if not words and pack.is_pack(Path(first)):
+        refuse_windows(keys, "a reference pack")
         return [reading.parse_data_spec({"pack": first}, reading.COMMAND_LINE)], ["text: of the pack"]
     if not words:
         words = ["wiki2"]
@@ -168,13 +184,23 @@ def texts(
             said = [f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"]
     specs: list[DataSpec] = []
     for word in words:
-        if word.endswith(".json"):
+        if isinstance(word, DataSpec):
+            refuse_windows(keys, "this text")
+            specs.append(word)
+        elif word.endswith(".json"):
+            refuse_windows(keys, word)
             specs += reading.load_data_specs(reading.expand([word]))
         else:
-            keys = {**text(word), **common(named, word, tokenizer, length, stride)}
-            specs.append(reading.parse_data_spec(keys, reading.COMMAND_LINE, f"-d {word}: "))
+            whole = {**text(word), **common(named, word, tokenizer, keys)}
+            specs.append(reading.parse_data_spec(whole, reading.COMMAND_LINE, f"-d {word}: "))
     reading.check_labels(specs)
     return specs, said
+
+
+def refuse_windows(keys: Mapping[str, Any], owner: str) -> None:
+    """InputError if there are keys of windows for a text that has a data spec."""
+    for key in keys:
+        raise InputError(f"{key}: is for a text without a data spec, and {printable(owner)} has one; leave {key} out")
 
 
 def text(word: str) -> dict[str, Any]:
@@ -192,18 +218,16 @@ def text(word: str) -> dict[str, Any]:
                      f"(.json), {TASK}TASK, or one of {', '.join(known)}")  # fmt: skip
 
 
-def common(
-    named: Sequence[Named], word: str, tokenizer: str | None, length: int | None, stride: int | None
-) -> dict[str, Any]:
-    """Return the keys that follow from the models: the tokenizer, and windows that fit all contexts."""
+def common(named: Sequence[Named], word: str, tokenizer: str | None, windows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``windows`` and what follows from the models: the tokenizer, and windows that fit all contexts."""
     tokenizer = tokenizer or next(filter(None, (each.tokenizer for each in named)), None)
     if tokenizer is None:
         raise InputError(f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
                          "--tokenizer the folder or hub id of the unquantized model")  # fmt: skip
     is_task = word.startswith(TASK)  # lm-eval's windows have one more token, which is predicted, not fed
-    length = length or min([LENGTH, *(each.context - is_task for each in named if each.context)])
-    strides = {} if word == "chat" or is_task else {"eval_stride": stride or length}
-    return {"tokenizer_dir": tokenizer, "eval_len": length, **strides}
+    length = windows.get("eval_len") or min([LENGTH, *(each.context - is_task for each in named if each.context)])
+    strides = {} if word == "chat" or is_task else {"eval_stride": length}
+    return {"tokenizer_dir": tokenizer, "eval_len": length, **strides, **windows}
 
 
 def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], done: RunOutcome) -> str:
@@ -213,7 +237,7 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], don
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = [
-        {**keys_of(spec, "tokenizer_dir", "path", "dataset_path"), "max_rows": found.max_rows if found else 0}
+        {**keys_of(spec, *PATHS), "max_rows": found.max_rows if found else 0}
         for spec, found in zip(data, done.data, strict=True)
     ]
     words = []
@@ -230,7 +254,10 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], don
 def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:
     """Return the keys that a spec sets, with absolute paths and without secrets."""
     keys: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
-    for name in paths:
-        if isinstance(keys.get(name), str) and exists(Path(spec.locate(keys[name]))):
-            keys[name] = os.path.abspath(spec.locate(keys[name]))
+
+    def absolute(name: str) -> str:
+        found = spec.locate(name)
+        return os.path.abspath(found) if exists(Path(found)) or glob.glob(found) else name
+
+    keys |= {key: hub_datasets.map_names(keys[key], absolute) for key in keys.keys() & set(paths)}
     return redacted(keys)  # type: ignore[no-any-return]

@@ -28,6 +28,8 @@ Long = Literal["truncate", "split", "skip"]
 CHAT = 'with dataset "chat":'
 """Begins the description of keys of conversations."""
 Phase = Literal["prefill", "decode"]
+Sample = Literal["first", "spread"]
+"""Which windows of a text ``max_rows`` takes."""
 MOST_STEP = 16
 """Largest number of tokens per decode step."""
 Length = Annotated[int, Field(gt=0)]
@@ -168,9 +170,7 @@ class DataSpec(Spec):
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: int = Field(ge=2, description="tokens in a window; the first one is never scored")
     max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
-    sample: Literal["first", "spread"] = Field(
-        "first", description="which windows max_rows takes: the first, or some spread over the text"
-    )
+    sample: Sample = Field("first", description="which windows max_rows takes: the first, or some spread over the text")
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
     score_last: Length | None = Field(None, description="with score_every: number of last tokens that are scored")
     score_every: Length | None = Field(None, description="tokens per window, if score_last of them are scored")

@@ -17,6 +17,7 @@ from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading
 from tests.support.toy import Run, assert_refused, in_transformers, needs_accelerate
 
 WEIGHTS = "model.safetensors"
@@ -88,7 +89,14 @@ def test_options_of_one_model_in_a_word(
     (tmp_path / "t.txt").write_text("abc de " * 60)
     words = ("check", f"{toy_model}@hf", "-d", tmp_path / "t.txt", "--eval-len", 64, "--eval-stride", 32)
     assert "windows of 64 every 32 tokens" in compare_q(*words).out
-    assert_refused(compare_q("-d", "d.json", "-m", "m.json", "--eval-len", 64), "--eval-len: is for models")
+    for flag, given in (("--eval-len", 64), ("--sample", "spread")):
+        assert_refused(compare_q("-d", "d.json", "-m", "m.json", flag, given), f"{flag}: is for models")
+    (tmp_path / "d.json").write_text("{}")
+    assert_refused(
+        compare_q(*words[:2], "-d", tmp_path / "d.json", "--eval-len", 64), "eval_len: is for a text without"
+    )
+    assert_refused(compare_q(*words[:2], "-d", "chat", "--sample", "spread"), "-d chat: sample: cannot go with")
+    assert_refused(compare_q(*words, "--sample", "last"), "--sample: 'last' is none of first, spread")
 
 
 def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +142,51 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
         for name in ("first.json", "again.json")
     )  # fmt: skip
     assert first == second
+
+
+def test_saved_specs_repeat_every_choice_of_the_line(
+    compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options of each model, paths from here, and windows that overlap: the keys and digests of the repeat are equal.
+
+    The text has 1,000 tokens, so 30 windows of 64 every 32: the first five begin at 0, 32, 64, 96 and 128.
+    """
+    monkeypatch.chdir(toy_model.parent)
+    words = [f"ref={toy_model.name}@fake:vocab_size=500,boost=3.0", f"{toy_model.name}@fake:vocab_size=500,kernel=a b"]
+    found = {}
+    for which in ("first", "spread"):
+        folder, files = tmp_path / which, [tmp_path / f"{which}{number}.json" for number in (1, 2)]
+        line = ["--eval-len", 64, "--eval-stride", 32, "--sample", which, "-r", 5, "--save-specs", folder]
+        ran = compare_q(*words, "-d", toy_text, *line, "--divergences", "-o", files[0])
+        command = next(each for each in ran.err.splitlines() if "compare-q -d" in each)
+        again = compare_q(*shlex.split(command.partition("compare-q ")[2]), "-o", files[1])
+        assert (ran.status, again.status) == (0, 0), again.err
+        first, second = (json.loads(file.read_text())["texts"][0] for file in files)
+        assert all(model.pop("from_cache") for model in second["models"])
+        assert not any(model.pop("from_cache") for model in first["models"])
+        for text in (first, second):
+            for each in (text["data"], *text["models"]):  # the paths of the second are absolute
+                del each["spec"], each["spec_sha256"]
+        assert first == second
+        assert [model["label"] for model in first["models"]] == ["ref", f"{toy_model.name} vocab_size=500 kernel=a b"]
+        found[which] = first["data"]
+    assert found["first"]["windows_sha256"] != found["spread"]["windows_sha256"]
+
+
+def test_paths_of_a_given_data_spec_are_absolute_in_the_saved_one(tmp_path: Path) -> None:
+    """They start next to the file that was given; names of the hub and of lm-eval stay."""
+    for name in ("own.yaml", "a.jsonl", "b.jsonl"):
+        (tmp_path / name).touch()
+    common = {"tokenizer_dir": "owner/name", "eval_len": 64}
+    for keys, saved in (
+        ({"dataset": "lm_eval", "task": "own.yaml", "include_path": "."}, {"task": "own.yaml", "include_path": ""}),
+        ({"dataset": "lm_eval", "task": "hellaswag"}, {}),
+        ({"dataset": "json", "dataset_data_files": ["*.jsonl"], "eval_stride": 64}, {"dataset_data_files": "*.jsonl"}),
+    ):
+        spec = reading.parse_data_spec({**common, **keys}, tmp_path / "given.json")
+        paths = {key: str(tmp_path / name) for key, name in saved.items()}
+        paths |= {key: [paths[key]] for key in paths.keys() & {"dataset_data_files"}}
+        assert shorthand.keys_of(spec, *shorthand.PATHS) == {**common, **keys, **paths}
 
 
 def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path) -> None:

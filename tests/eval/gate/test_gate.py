@@ -224,6 +224,12 @@ def test_the_arbiter_says_which_is_nearer_or_why_that_is_not_known(gate: Any) ->
     assert not found["variants"][2]["worst_tokens"]
 
 
+def test_windows_of_a_gate_are_as_long_as_the_flag_says(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("abc de " * 200)
+    words = ("gate", f"{toy_model}@fake", "-d", tmp_path / "t.txt", "--phase", "prefill", "-r", 2)
+    assert "2 × 600 tokens" in compare_q(*words, "--eval-len", 600).out
+
+
 def test_conditions_have_a_status_of_their_own_on_ordinary_runs(
     compare_q: Run, write_specs: Specs, tmp_path: Path
 ) -> None:
