@@ -1,6 +1,7 @@
 """compare_q from Python: the runs of the command line, as a pandas DataFrame.
 
-result = compare("data.json", ["bf16.json", {"load_fn": "vllm_score", "label": "NVFP4", "model_dir": "nvfp4"}])
+result = compare("bf16", "fp8=w8a8@vllm", data="wiki2", rows="all")
+result = compare(data="data.json", models=["bf16.json", {"load_fn": "vllm_score", "model_dir": "nvfp4"}])
 print(result.frame()[["label", "ppl", "kld", "kld_stderr"]])
 show(load("a/results.json", "b/results.json"))  # the rows of finished runs in one table
 """
@@ -11,7 +12,7 @@ import html
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -21,6 +22,7 @@ from rich.console import Console
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.eval import results as run_results
+from compare_q.eval.cli import adaptive, flags, shorthand
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.ranking import compare as compare_rows
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Spec = str | Path | Mapping[str, Any]
+Spec = str | os.PathLike[str] | Mapping[str, Any]
 """A spec file, or a dict with a spec's keys."""
+Given = Spec | Sequence[Spec]
+results_schema = run_results.json_schema
 DTYPES = {bool: "bool", int: "Int64", float: "float64"}
 """Type of a field of results.json -> dtype of its column; others are objects."""
 
@@ -193,35 +197,76 @@ def dtype_of(annotation: Any) -> str:
 
 
 def compare(
-    data: Spec | Sequence[Spec], models: Spec | Sequence[Spec], *, rows: int | None = None,
-    logits_file: str | Path | None = None, cache_dir: str | Path | None = None, clear_cache: bool = False,
-    divergences: bool = False, verbose: bool = False, quiet: bool = False,
+    *named: Given, data: Given | None = None, models: Given | None = None, rows: int | str | None = None,
+    eval_len: int | None = None, eval_stride: int | None = None, sample: str | None = None,
+    tokenizer: str | Path | None = None, logits_file: str | Path | None = None, cache_dir: str | Path | None = None,
+    clear_cache: bool = False, divergences: bool = False, verbose: bool = False, quiet: bool = False,
 ) -> Comparison:  # fmt: skip
     """Score models on one or several texts; cached scores are not computed again.
 
-    ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
-    ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``quiet``: no progress on standard error;
-    the other arguments are as on the command line.  Bad input raises InputError (``compare_q.backends.common.errors``)
-    with one line per problem, before any engine starts.  A model that fails later becomes a row with its ``error``.
+    ``named``: MODEL arguments of the command line, ``[LABEL=]MODEL[@ENGINE][:KEY=VALUE,...]``; the first of several is
+    the reference.  ``data`` is then what ``-d`` takes with them, or a dict with the keys of a data spec, and without
+    ``rows`` the run chooses the number of windows, as ``--until kld:2%``.
+
+    ``models``: instead, spec files, or dicts with the same keys, whose relative paths start at the working directory;
+    ``data`` is then a data spec, and ``rows`` replaces its ``max_rows``.  Specs may also come by position, data first.
+
+    ``rows``: number of windows, 0 or "all" for all; ``quiet``: no progress on standard error; the other arguments are
+    as on the command line.  Bad input raises InputError with one line per problem, before any engine starts.  A
+    model that fails later becomes a row with its ``error``.
     """
-    if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
-        raise InputError(f"rows: {rows!r}: expected a number of windows; 0 means all")
+    words, data, models = by_position(named, data, models)
+    given = {"rows": rows, "eval_len": eval_len, "eval_stride": eval_stride, "sample": sample, "tokenizer": tokenizer}
+    cut = {name: flags.converted(name, each) for name, each in given.items() if each is not None}
+    n_windows = cut.pop("rows", None)
     config = local_config(
         Cache(Path(cache_dir or default_root())), Progress(quiet=quiet), clear=clear_cache, verbose=verbose,
         logits_file=Path(logits_file) if logits_file is not None else None, divergences=divergences,
     )  # fmt: skip
-    named = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
-    chosen, said = spec_files.one_reference(named, stored=logits_file is not None)
+    if words:
+        specs, chosen, said = shorthand.specs(words, text_words(data), config.progress, **cut)
+    else:
+        shorthand.refuse_windows(cut, "a run of models=")
+        own = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
+        chosen, said = spec_files.one_reference(own, stored=logits_file is not None)
+        specs = specs_of(DataSpec, data, "data")
+        spec_files.check_labels(specs)
     for line in said:
         config.progress.say(line)
-    specs = specs_of(DataSpec, data, "data")
-    spec_files.check_labels(specs)
-    texts = dict(zip(corpus.names_of(specs), specs, strict=True))
-    finished = runner.run(config, texts, chosen, rows)
+    texts, until = dict(zip(corpus.names_of(specs), specs, strict=True)), None
+    if words and n_windows is None:
+        has_reference = logits_file is not None or any(spec.is_reference for spec in chosen)
+        until, texts = adaptive.settled(None, texts, reference=has_reference)
+    finished = adaptive.run(config, until, texts, chosen) if until else runner.run(config, texts, chosen, n_windows)
     config.cache.release()  # the result keeps the cache
     if finished.signal:
         raise KeyboardInterrupt
     return Comparison(finished.results, finished.data, config.cache)
+
+
+def by_position(
+    named: Sequence[Given], data: Given | None, models: Given | None
+) -> tuple[list[str], Given | None, Given | None]:
+    """Return (MODEL arguments, data, models) of a call: specs by position are those of the data, then of the models."""
+    words = list(named)
+    has_specs = any(not isinstance(each, str | os.PathLike) or str(each).endswith(".json") for each in words)
+    if words and data is None and (has_specs or models is not None):
+        data = words.pop(0)
+    if words and models is None and has_specs:
+        models = words.pop(0)
+    if words and models is not None:
+        raise InputError("models: specs cannot be combined with MODEL arguments; give one or the other")
+    if not words and models is None:
+        raise InputError('models: missing; name them, as in compare("bf16", "w8a8", data="wiki2"), or give models=')
+    return list(map(str, words)), data, models
+
+
+def text_words(data: Given | None) -> list[str | DataSpec]:
+    """Return what ``data`` names for MODEL arguments: words of ``-d``, and specs from dicts."""
+    found: list[str | DataSpec] = []
+    for each in listed(data, "data"):
+        found += specs_of(DataSpec, each, "data") if isinstance(each, Mapping) else [str(each)]
+    return found
 
 
 def load(*files: str | Path) -> Comparison:
@@ -242,17 +287,25 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
     return shown
 
 
-def specs_of(kind: type[S], given: Spec | Sequence[Spec], name: str) -> list[S]:
+def listed(given: Given | None, name: str) -> list[Spec]:
+    """Return a list of what is given: nothing, one, or several."""
+    if isinstance(given, str | os.PathLike | Mapping):
+        return [given]
+    if given is not None and not isinstance(given, Iterable):
+        raise InputError(f"{name}: {given!r}: expected names, spec files or dicts")
+    return list(given or ())
+
+
+def specs_of(kind: type[S], given: Given | None, name: str) -> list[S]:
     """Return specs from files (each may hold several; wildcards allowed) and from dicts, in the given order."""
-    listed = [given] if isinstance(given, str | Path | Mapping) else list(given)
     found: list[S] = []
-    for number, each in enumerate(listed):
+    for number, each in enumerate(listed(given, name)):
         if isinstance(each, Mapping):
             try:  # as a file would give it: paths as strings, tuples as lists
                 keys = json.loads(json.dumps(dict(each), default=os.fspath))
             except (TypeError, ValueError) as error:
                 raise InputError(f"spec: holds what JSON cannot: {one_line(error)}") from None
-            found += spec_files.specs_in(kind, keys, Path(name if listed == [given] else f"{name}[{number}]"))
+            found += spec_files.specs_in(kind, keys, Path(name if each is given else f"{name}[{number}]"))
         else:
             found += spec_files.load(kind, spec_files.expand([str(each)]))
     if not found:

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,6 +19,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.eval import api
 from compare_q.eval.api import compare, load
 from compare_q.eval.table.verdict import verdict
+from tests.support import ROOT
 from tests.support.made import FAILED, QUANT, REF, replace, results_of, run_of, storage_of
 from tests.support.toy import Run, Specs, refusal
 
@@ -48,6 +50,58 @@ def test_a_call_is_the_command_line(
     same = load(tmp_path / "r.json").frame().drop(columns="from_cache")
     pd.testing.assert_frame_equal(found.frame().drop(columns="from_cache"), same)
     assert capfd.readouterr() == ("", "")
+
+
+def test_models_by_name_are_those_of_the_command_line(
+    compare_q: Run, toy_model: Path, toy_text: Path, data: dict[str, Any], tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The text has 9 windows of 100 with a token after them; of the 24 of 50 every 40, 16 suffice."""
+    words = [f"{toy_model}@fake:vocab_size=500,boost=3.0", f"uniform={toy_model}@fake:vocab_size=500"]
+    line = ("-d", toy_text, "-r", "all", "--eval-len", 100, "--sample", "first", "-o", tmp_path / "r.json")
+    assert compare_q(*words, *line).status == 0
+    found = compare(*words, data=str(toy_text), rows="all", eval_len=100, sample="first", quiet=True)
+    frame = found.frame()
+    assert frame.label.tolist() == [f"{toy_model.name} vocab_size=500 boost=3.0", "uniform"]
+    assert frame.reference.tolist() == [True, False]
+    assert frame.ppl[1] == pytest.approx(500, rel=1e-6)
+    assert frame.kld[1] == pytest.approx(0.078622, abs=1e-6)
+    assert frame.tokens.tolist() == [891, 891]
+    assert frame.from_cache.all()
+    same = load(tmp_path / "r.json").frame().drop(columns="from_cache")
+    pd.testing.assert_frame_equal(frame.drop(columns="from_cache"), same)
+    chosen = compare(*words, data=toy_text, eval_len=50, eval_stride=40, quiet=True)
+    assert chosen.frame().tokens.tolist() == [16 * 49] * 2
+    first, second = (compare(*words, data=data, rows=rows, quiet=True).frame() for rows in (2, "2"))
+    assert first.tokens.tolist() == second.tokens.tolist() == [198, 198]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_names_that_a_call_cannot_mean_are_one_line(toy_model: Path, toy_text: Path, data: dict[str, Any]) -> None:
+    model = f"{toy_model}@fake"
+    for arguments, keys, begin in (
+        ((), {"data": "wiki2"}, "models: missing; "),
+        ((model,), {"data": "nowhere"}, "-d: nowhere: no such file"),
+        ((f"{toy_model}@fak",), {"data": toy_text}, f"{toy_model}@fak: load_fn: unknown engine 'fak'"),
+        ((f"{model}:boots=1",), {"data": toy_text}, f"{toy_model.name} boots=1: engine.boots: unknown"),
+        ((model,), {"data": toy_text, "rows": "some"}, "rows: 'some': expected a number of windows, or all"),
+        ((model,), {"data": toy_text, "rows": True}, "rows: 'True': expected "),
+        ((model,), {"data": toy_text, "rows": -1}, "rows: '-1': expected "),
+        ((model,), {"data": toy_text, "sample": "middle"}, "sample: 'middle' is none of first, spread"),
+        ((model,), {"data": toy_text, "eval_len": 0}, "eval_len: '0': expected a number above 0"),
+        ((model,), {"data": data, "eval_len": 64}, "eval_len: is for a text without a data spec"),
+        ((data, UNIFORM), {"sample": "first"}, "sample: is for a text without a data spec"),
+        ((model,), {"data": data, "models": UNIFORM}, "models: specs cannot be combined with MODEL arguments"),
+        ((3,), {"models": UNIFORM}, "data: 3: expected names, spec files or dicts"),
+    ):  # fmt: skip
+        assert refusal(compare, *arguments, quiet=True, **keys).startswith(begin), keys
+
+
+def test_the_schema_of_results_is_that_of_the_file(data: dict[str, Any], tmp_path: Path) -> None:
+    compare_q.compare(data=data, models=[BOOSTED, UNIFORM], rows=2, quiet=True).save(tmp_path / "r.json")
+    schema = compare_q.results_schema()
+    assert schema == json.loads((ROOT / "eval" / "spec" / "schema" / "results.schema.json").read_text())
+    jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), schema)
 
 
 def test_specs_are_files_dicts_or_both_and_paths_start_here(
