@@ -24,15 +24,19 @@ __all__ = ["BASE", "MODELS", "ROOT", "make_models"]
 
 RESULTS = HERE / "results"
 SPECS = "eval/spec"
+MODEL_SPECS = [f"{SPECS}/demo_{name}.json" for name in ("vllm_bf16", "transformers", "vllm")]
+"""The models by format: the reference, the same weights in another engine, and the quantized ones."""
+OWN_MODELS = """
+Compare your own models: the first is the reference, and each is a folder, a hub id, a .gguf file or a server's address.
+$ source {environment}/bin/activate
+$ compare-q BF16 QUANTIZED ... -p --html report.html"""
 FLOAT32_WINDOWS = 8
 """Windows of the text's 16 to score in float32, at a fifth of the speed of real bf16; the table takes minutes."""
 
 
 def command(*, everything: bool, float32: bool = False) -> list[str]:
     """The command line of the demo; ``everything``: with GGUF; ``float32``: with the specs of ``in_float32``."""
-    models = [f"{SPECS}/demo_transformers.json", f"{SPECS}/demo_vllm.json"]
-    if float32:
-        models = in_float32(models, RESULTS)
+    models = in_float32(MODEL_SPECS, RESULTS) if float32 else MODEL_SPECS
     return [
         "eval/compare_q.py",
         *("-d", f"{SPECS}/demo_text.json"),
@@ -64,6 +68,23 @@ def in_float32(specs: Sequence[str], folder: Path) -> list[str]:
     return copies
 
 
+def introduction(*, everything: bool, float32: bool) -> str:
+    """Return what the demo will do, and how long it takes."""
+    text = json.loads((ROOT / SPECS / "demo_text.json").read_text())
+    files = [*MODEL_SPECS, *([f"{SPECS}/demo_gguf.json"] if everything else [])]
+    models = [model for name in files for model in json.loads((ROOT / name).read_text())]
+    labels = ", ".join(model["label"] + " (the reference)" * model.get("reference", False) for model in models)
+    windows = FLOAT32_WINDOWS if float32 else text["max_rows"]
+    tokens = f"{windows * (text['eval_len'] - 1):,} tokens of {text['dataset_display_name']}"
+    return f"""\
+The demo measures on this machine what quantization costs SmolLM2-135M.
+1. It makes the checkpoints in demo/models, once: bf16, W8A8, W4A16, and NVFP4 with bf16 and with 4-bit activations.
+2. It scores {tokens} ({windows} windows of {text["eval_len"]:,}) with each of {len(models)} models:
+   {labels}.
+3. It writes table, plot, report and results to demo/results.
+It takes three to six minutes on two CPU cores{", and more with GGUF" * everything}."""
+
+
 def main() -> int:
     """Make missing models and run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo", description="Make the demo's models and compare them.")
@@ -72,6 +93,9 @@ def main() -> int:
     arguments = parser.parse_args()
     machine.keep_compiled_kernels_apart()
     os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: no progress bars of three libraries
+    float32 = emulates_bf16()
+    if not arguments.presets:
+        print(introduction(everything=arguments.all, float32=float32), flush=True)
     make_models()
     for preset in arguments.presets:
         make_once(MODELS / f"smollm2-135m-{preset.lower()}", partial(make_checkpoint, preset=preset))
@@ -82,11 +106,14 @@ def main() -> int:
     # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row's label would be wrong.
     os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")
     RESULTS.mkdir(exist_ok=True)
-    if float32 := emulates_bf16():
+    if float32:
         print("this CPU has no arithmetic for bf16: the models compute in float32, on fewer windows")
     words = command(everything=arguments.all, float32=float32)
     print("\n$ python " + " ".join(f'"{word}"' if " " in word else word for word in words), flush=True)
-    return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
+    status = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
+    if not status:
+        print(OWN_MODELS.format(environment=os.path.relpath(sys.prefix)))
+    return status
 
 
 if __name__ == "__main__":

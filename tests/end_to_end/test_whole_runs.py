@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from demo.__main__ import BASE, ROOT, emulates_bf16, in_float32, make_models
+from demo.__main__ import BASE, MODEL_SPECS, ROOT, emulates_bf16, in_float32, make_models
 
 pytestmark = pytest.mark.engine
 FLOAT32 = emulates_bf16()
@@ -33,10 +33,9 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     data = {"tokenizer_dir": str(BASE), "dataset": "text", "path": text, "eval_len": 512, "eval_stride": 256,
             "max_rows": 3}  # fmt: skip
     (folder / "data.json").write_text(json.dumps(data))
-    specs = ["eval/spec/demo_transformers.json", "eval/spec/demo_vllm.json"]
     command = [
         sys.executable, "eval/compare_q.py", "-d", str(folder / "data.json"), "-m",
-        *(in_float32(specs, folder) if FLOAT32 else specs), "-o", str(folder / "r.json"), "-pf",
+        *(in_float32(MODEL_SPECS, folder) if FLOAT32 else MODEL_SPECS), "-o", str(folder / "r.json"), "-pf",
         str(folder / "p.png"), "--cache-dir", str(folder / "cache"),
     ]  # fmt: skip
     environment = {**os.environ, "VLLM_CPU_INT4_W4A8": "0"}  # as the demo sets it
