@@ -10,6 +10,8 @@ from rich.text import Text
 
 from compare_q.backends.common.messages import printable
 
+WORD = re.compile(r" *[^ ]+(?: ±(?: [^ ]+)?)?(?: (?:%|(?:s|nats|bpw|[kMG]i?B)\b)[^ ]*)?")
+"""A word and the spaces before it; a number has its error and its unit."""
 INDENT = "  "
 """Before the further lines of a broken line, after the line's own indent."""
 
@@ -28,7 +30,7 @@ def broken(line: str, width: int) -> str:
     """Return the line with a line break before each word that would end beyond ``width``; no word is broken."""
     indent = re.match(" *", line)[0] + INDENT  # type: ignore[index]
     lines = [""]
-    for word in re.findall(r" *[^ ]+", line):
+    for word in WORD.findall(line):
         if lines[-1].strip() and cell_len(lines[-1] + word) > width:
             lines.append(indent + word.lstrip(" "))
         else:

@@ -63,7 +63,7 @@ def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:
         yield (f"noise floor at {text}: {floor.limit:.4g} nats; {len(floor.klds)} copies of {first.label} with other "
                f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}, and a fault is found that adds "
                f"{floor.limit - min(floor.klds):.2g}")  # fmt: skip
-    own = [f"{shape_of(row)} {row.kld:.4g}" for row in first.rows if row.kld is not None and not row.reference]
+    own = [f"{row.kld:.4g} ({shape_of(row)})" for row in first.rows if row.kld is not None and not row.reference]
     yield f"KLD of {first.label} from itself: {', '.join(own)}"
 
 

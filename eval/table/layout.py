@@ -149,5 +149,5 @@ def left_out_line(table: Table, left_out: Collection[str], width: int) -> list[s
     if not columns and not errors:
         return []
     titles = [*(named(name).title for name in columns), *(f"the ± of {named(name).title}" for name in errors)]
-    names = ",".join([*columns, *errors])
-    return [f"left out in {width} columns: {', '.join(titles)}; a wider terminal or --columns {names} shows them"]
+    names = ", ".join([*columns, *errors])
+    return [f"left out in {width} columns: {', '.join(titles)}; a wider terminal or --columns '{names}' shows them"]
