@@ -37,7 +37,7 @@ DOT = 8.0
 """Pixels between the dots that stand for a line."""
 NEAREST = 120
 """Number of places of a label that are compared."""
-OVERLAP, MARKER, LEADER, BESIDE, HEIGHT, LINE = 1e4, 200.0, 300.0, 25.0, 1.0, 0.1
+OVERLAP, MARKER, LEADER, BESIDE, HEIGHT, LINE = 1e4, 200.0, 600.0, 25.0, 1.0, 0.1
 """Costs, where a pixel between marker and label costs 1: a label on a label or marker; a leader through a marker; a
 leader through a label or leader; another marker as near as the label's own; a pixel above or below the point; dots
 under the label, squared."""

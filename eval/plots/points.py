@@ -16,7 +16,7 @@ from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
 from compare_q.eval.plots.style import Look
 from compare_q.eval.results import MARK, ModelResult, TextResult, geometric_mean
 
-MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
+NOT_AS_REQUESTED = f"{MARK}: not run as requested"
 """Explanation of marked labels, for a subtitle."""
 ALIKE = 1.005
 """Sizes that differ by less are equal: with its global scales, NVFP4 of 4.5 bits has 4.501."""
@@ -129,7 +129,7 @@ def subtitle_of(texts: Sequence[TextResult], labels: Collection[str]) -> str:
     words = texts[0].subtitle
     if len(texts) > 1:
         words = f"mean of {len(texts)} texts: {', '.join(unicode(text.name) for text in texts)}"
-    return words + (MARKED if any(MARK in label for label in labels) else "")
+    return words + (f" ({NOT_AS_REQUESTED})" if any(MARK in label for label in labels) else "")
 
 
 def series(points: Sequence[Point]) -> list[list[Point]]:

@@ -23,7 +23,7 @@ from compare_q.eval.results import MARK, TextResult
 
 EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"
-HEIGHT, MORE = 8.4, 0.06
+HEIGHT, MORE = 8.4, 0.12
 """Height (inches), and its increase for each point beyond the first ``labels.FEW``."""
 MARKER_SIZE, RING, COVERED = 9.0, 5.0, 10.0
 """Size of a marker (points); growth of a marker that another one covers (points; less per further covering marker);
@@ -36,7 +36,6 @@ WRAP = 24, 28
 """Characters per line of a label, if there are many labels and if there are at most ``labels.FEW``."""
 NAMES_ON_CARD = 8
 """Largest number of points on a card that all have labels; beyond it, only the ends of the Pareto front have."""
-MARK_ON_CARD = f"{MARK}: not run as requested"
 TICKS, CARD_TICKS = 16, 7
 """Maximum number of ticks of the y axis, in a plot and on a card."""
 
@@ -68,7 +67,7 @@ def scatter_figure(
     ends = " (" if card else "\n"  # a card's axis is named up to the parenthesis
     if card:
         is_marked = len(shown) <= NAMES_ON_CARD and any(MARK in point.label for point in shown)
-        notes = [data.subtitle_of(texts, []), "; ".join(filter(None, [origin, MARK_ON_CARD * is_marked]))]
+        notes = [data.subtitle_of(texts, []), "; ".join(filter(None, [origin, data.NOT_AS_REQUESTED * is_marked]))]
         name = data.reference_name(texts)
         title = f"{name}, quantized" if title is None and name else title
     return scatter_plot(

@@ -95,7 +95,7 @@ def test_pictures_show_what_the_run_holds() -> None:
         assert found[name].axes[0].get_xlabel().startswith(words[name.rpartition("_")[2]])
     rows = [text.get_text() for text in artists_of_kind(found["kld_percentiles"], "label")]
     assert rows == [FLOOR, "EXL3 4.0 bpw", f"{MARKED} †"]
-    assert "†: ran otherwise" in found["kld_percentiles"].axes[0].texts[0].get_text()
+    assert "†: " in found["kld_percentiles"].axes[0].texts[0].get_text()
     loss, kld = found["loss_by_position"], found["kld_by_position"]
     assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)
     assert (loss.axes[0].get_yscale(), kld.axes[0].get_yscale()) == ("linear", "log")
