@@ -224,7 +224,10 @@ def compare(
         logits_file=Path(logits_file) if logits_file is not None else None, divergences=divergences,
     )  # fmt: skip
     if words:
-        specs, chosen, said = shorthand.specs(words, text_words(data), config.progress, **cut)
+        named_texts = list[str | DataSpec]()
+        for each in listed(data, "data"):
+            named_texts += specs_of(DataSpec, each, "data") if isinstance(each, Mapping) else [str(each)]
+        specs, chosen, said = shorthand.specs(words, named_texts, config.progress, **cut)
     else:
         shorthand.refuse_windows(cut, "a run of models=")
         own = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
@@ -259,14 +262,6 @@ def by_position(
     if not words and models is None:
         raise InputError('models: missing; name them, as in compare("bf16", "w8a8", data="wiki2"), or give models=')
     return list(map(str, words)), data, models
-
-
-def text_words(data: Given | None) -> list[str | DataSpec]:
-    """Return what ``data`` names for MODEL arguments: words of ``-d``, and specs from dicts."""
-    found: list[str | DataSpec] = []
-    for each in listed(data, "data"):
-        found += specs_of(DataSpec, each, "data") if isinstance(each, Mapping) else [str(each)]
-    return found
 
 
 def load(*files: str | Path) -> Comparison:
