@@ -122,6 +122,7 @@ class Ranking:
 
     best: ModelResult
     same: Sequence[ModelResult] = ()  # with the same score at every token
+    unranked: Sequence[ModelResult] = ()  # nearly lossless, as the best one is
     equal: Sequence[ModelResult] = ()
     worse: Sequence[ModelResult] = ()
     unknown: Sequence[ModelResult] = ()
@@ -146,13 +147,16 @@ def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ())
     first, *others = sorted(rows, key=mean)
     same = [model for model in others if model.scores_equal(first)]
     others = [model for model in others if model not in same]
-    if reason := too_short(rows) or missing(first, score):
-        return Ranking(first, same, unknown=others, reason=reason)
-    found: dict[str, list[ModelResult]] = {"equal": [], "worse": [], "unknown": []}
+    reason = too_short(rows) or missing(first, score)
+    found: dict[str, list[ModelResult]] = {"unranked": [], "equal": [], "worse": [], "unknown": []}
     for model in others:
-        outcome = compare(model, first, score, near=near, comparisons=len(others)).outcome
-        found[{"unranked": "equal", "less": "worse", "more": "worse"}.get(outcome, outcome)].append(model)
-    return Ranking(first, same, found["equal"], found["worse"], found["unknown"])
+        outcome: str = compare(model, first, score, near=near, comparisons=len(others)).outcome
+        if score == "kld" and model.label in near and first.label in near:
+            outcome = "unranked"
+        elif reason:
+            outcome = "unknown"
+        found[{"less": "worse", "more": "worse"}.get(outcome, outcome)].append(model)
+    return Ranking(first, same, **found, reason=reason)
 
 
 def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[ModelResult]:
@@ -175,7 +179,7 @@ def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
     """
     rows = candidates_for_best(models, score)
     found = ranking(rows, score, near_lossless(models)) if len(rows) > 1 else None
-    equal = (found.best, *found.same, *found.equal) if found and not found.reason else ()
+    equal = (found.best, *found.same, *found.unranked, *found.equal) if found and not found.reason else ()
     return frozenset(model.label for model in equal)
 
 
@@ -186,14 +190,16 @@ def kld_limit(models: Sequence[ModelResult]) -> float | None:
         return None
     error = floor.kld_stderr
     end = 0.0 if error is None else interval(floor.kld, error, floor.estimates.blocks.waves)[1]
-    return max(TIMES_FLOOR * floor.kld, end)
+    return max(TIMES_FLOOR * floor.kld, end, 0.0)
 
 
 def why_unranked(models: Sequence[ModelResult]) -> str:
     """The reason why nearly lossless rows are not ranked, which follows their KLDs in a sentence."""
-    if kld_limit(models) is None:
+    limit, floor = kld_limit(models), noise_floor_of(models)
+    if limit is None or floor is None:
         return f"at most {ROUNDINGS:g}, which roundings alone can cost (no noise floor was measured)"
-    return "at most about twice the noise floor's"
+    is_twice = limit <= TIMES_FLOOR * (floor.kld or 0.0)
+    return "at most twice the noise floor's" if is_twice else "at most the upper end of the noise floor's interval"
 
 
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:

@@ -26,7 +26,7 @@ def kld_in_words(kld: float) -> str:
 
 def kld_text(kld: float) -> str:
     """Return a KLD with five decimals, or three significant digits if it is small: 0.03280, 4.52e-06."""
-    return f"{kld:.5f}" if kld >= SMALLEST or kld == 0 else f"{kld:.2e}"
+    return number_text(kld, KLD_DIGITS) if kld >= SMALLEST or kld == 0 else f"{kld:.2e}"
 
 
 def error_text(stderr: float | None) -> str:

@@ -17,7 +17,8 @@ from compare_q.eval.table.numbers import decimals_of_error, number_with_error
 
 HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",
-    "Each interval is for one pair: of 20 equal pairs, one will seem to differ",
+    "Each interval is for one pair: of 20 equal pairs, one will seem to differ; "
+    "★ and the last line compare all rows at once, and find fewer differences",
 )
 SAID = {
     "equal": "no difference to be seen",

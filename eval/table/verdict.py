@@ -71,9 +71,9 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
     more = [kld / least for kld in klds.values() if kld > least > 0]
     if 0 < max(klds.values()) <= MOST_TIMES * least and all(times(ratio) != "1" for ratio in more):
         sizes = {label: f"{times(kld / least)} times" for label, kld in klds.items()}
-        return ranked(found, "kld", first, sizes, "{} the KLD", near)
+        return ranked(found, "kld", first, sizes, "{} the KLD")
     sizes = {label: kld_in_words(kld) or kld_text(kld) for label, kld in klds.items()}
-    return ranked(found, "kld", first, sizes, "a KLD of {}", near)
+    return ranked(found, "kld", first, sizes, "a KLD of {}")
 
 
 def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
@@ -85,13 +85,12 @@ def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
     best, size = found.best, number_with_error(found.best.ppl or 0.0, found.best.ppl_stderr)
     if len(rows) == 1:
         return [f"{best.marked_label} has a PPL of {size} on this text; there is no other to compare it with."]
-    sizes = {model.label: f"{times(100 * ((model.ppl or 0.0) / (best.ppl or 1.0) - 1))} %" for model in rows}
+    above = {model.label: 100 * ((model.ppl or 0.0) / (best.ppl or 1.0) - 1) for model in rows}
+    sizes = {label: f"{times(ratio)} %" if ratio >= 0.01 else "less than 0.01 %" for label, ratio in above.items()}
     return ranked(found, "nll", f"{best.marked_label} has the lowest PPL, {size}", sizes, "by {}")
 
 
-def ranked(
-    found: Ranking, score: str, first: str, sizes: Mapping[str, str], frame: str, near: frozenset[str] = frozenset()
-) -> list[str]:  # fmt: skip
+def ranked(found: Ranking, score: str, first: str, sizes: Mapping[str, str], frame: str) -> list[str]:
     """Return ``first``, a clause on the best row, followed by how the others compare with it.
 
     ``sizes``: label -> how much worse a row is, which goes into ``frame``.
@@ -100,18 +99,17 @@ def ranked(
     if found.same:
         has = "has" if len(found.same) == 1 else "have"
         clauses.append(f"{listed([model.marked_label for model in found.same])} {has} {SAME}")
-    if found.equal:
-        unranked = {model.label for model in found.equal} <= near
-        same = "KLD cannot rank it beside" if unranked else "it cannot be told apart from"
-        clauses.append(f"{same} {listed([model.marked_label for model in found.equal])}")
-    certain = certainly([found.best, *found.equal, *found.worse, *found.unknown])
+    for others, words in ((found.unranked, "KLD cannot rank it beside"), (found.equal, "it cannot be told apart from")):
+        if others:
+            clauses.append(f"{words} {listed([model.marked_label for model in others])}")
+    certain = certainly([found.best, *found.unranked, *found.equal, *found.worse, *found.unknown])
     for others, surely in ((found.worse, certain), (found.unknown, "")):
         if not others:
             continue
         who, verb = listed([model.marked_label for model in others]), VERBS[score][len(others) > 1]
         shown = " and ".join(sizes[model.label] for model in others)
         if len(others) >= NAMED:
-            who = f"the {len(others)} others"
+            who = who if found.worse and found.unknown else f"the {len(others)} others"
             shown = " to ".join(f"{sizes[model.label]} ({model.marked_label})" for model in (others[0], others[-1]))
         clauses.append(f"{who} {verb}{surely}: {frame.format(shown)}")
         if others is found.unknown:

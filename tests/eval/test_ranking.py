@@ -190,7 +190,7 @@ def test_stars_and_verdicts_do_not_rank_them() -> None:
     assert best_labels(unranked, "kld") == {"near", "also"}
     assert best_labels([REF, NOISE, FAR, row("farther", 0.05)], "kld") == {"far"}
     for pair, said in (
-        ((NEAR, ALSO), "not ranked: both are at most about twice the noise floor's"),
+        ((NEAR, ALSO), "not ranked: both are at most twice the noise floor's"),
         ((ALSO, FAR), "also is better: 0.0001"),
     ):
         (kld,) = [line for line in pair_lines([pair], run_of(*unranked)) if line.startswith("  KLD")]

@@ -6,13 +6,17 @@ no error, except where noted; the reference's losses are 10, 20, 30 and 40.  Int
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compare_q.backends.base import Storage
+from compare_q.eval.ranking import near_lossless
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
+from compare_q.eval.table.pairs import pair_lines
 from compare_q.eval.table.verdict import listed, percent, times, verdict
 from tests.support import made
 from tests.support.made import BASE, FAILED, REF, replace, results_of, run_of, with_against, with_ppl, with_sums
@@ -37,7 +41,8 @@ def plain(label: str, ppl: float, nll: tuple[float, ...]) -> ModelResult:
 
 
 FP8, Q4, Q8, Q3 = row("FP8", 0.008, 0.989, nll=SWAYING), row("Q4_K_M", 0.0328), row("Q8_0", 0.01), row("Q3", 0.08)
-NOISE = row("noise", 0.005, spec={"noise_floor": True})
+NOISE, UNSURE = (row("noise", kld, spec={"noise_floor": True}) for kld in (0.005, 0.0))
+UNSURE = with_against(UNSURE, kld=Mean(0.0, 0.0, 40, 0, 0.01))
 SWAYED = row("Q5", 0.028, blocks={"kld": tuple(0.08 + each for each in (0.6, -0.2, 0.6, -0.2))})
 """0.02 nats above FP8, with an error of 0.032."""
 EQUAL = [replace(FP8, label=label, scores_digest="a") for label in ("FP8", "copy")]
@@ -65,6 +70,9 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ([REF, FP8, SWAYED], ["cannot be told apart from Q5."], ["loses more"]),
         ([REF, NOISE, FP8, Q8, Q3], ["KLD cannot rank it beside Q8_0", f"Q3 loses more{CERTAIN}: 10 times"], []),
         ([REF, NOISE], ["bf16 has a PPL of 7.50 ± 0.85"], ["noise has"]),
+        ([with_sums(m, length=1999) for m in (REF, NOISE, FP8, Q8, Q3)], ["rank it beside Q8_0;", "Whether Q3 "], []),
+        ([REF, UNSURE, FP8, Q8], ["the upper end of the noise floor's interval", "beside Q8_0"], ["twice"]),
+        ([REF, NOISE, FP8, Q8, SWAYED], ["rank it beside Q8_0; it cannot be told apart from Q5."], ["more"]),
         # unquantized rows are compared only if there are no others
         ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), row("exllama", 0.002, storage=Storage(16.0))],
          ["llama.cpp keeps", "exllama loses more"], []),
@@ -89,6 +97,8 @@ def said(*models: ModelResult, **keys: Any) -> str:
          ["Whether Q4_K_M", "no errors are known"], [CERTAIN + ":"]),
         ([REF, row("FP8", 0.008, **HOLES), Q4], ["Whether Q4_K_M", "FP8 has positions without"], []),
         ([REF, FP8, Q4, row("Q3", 0.08, **HOLES)], [f"Q4_K_M loses more{CERTAIN}", "Whether Q3 really"], []),
+        ([REF, FP8, *(row(f"{end}{i}", 0.08, **keys) for end, keys in (("a", {}), ("b", HOLES)) for i in range(3))],
+         [f"a0, a1 and a2 lose more{CERTAIN}", "Whether b0, b1 and b2 really"], ["others"]),
         ([REF, Q4, replace(BASE, label="server")], ["No KLD: server."], []),
         ([FAILED], ["Failed: broken."], ["PPL"]),
     ],
@@ -97,6 +107,47 @@ def test_one_text_with_klds(models: list[ModelResult], facts: list[str], others:
     text = said(*models)
     assert [fact for fact in facts if fact not in text] == [], text
     assert [fact for fact in others if fact in text] == [], text
+
+
+def random_rows(seed: int) -> list[ModelResult]:
+    """A reference, perhaps a noise floor, and one to seven rows: KLDs tied, tiny or below 0, large errors, short texts
+    and missing scores."""
+    rng = np.random.default_rng(seed)
+    size, length = rng.choice([-1e-8, 1e-7, 4e-4, 0.01, 0.5]), int(rng.choice([150, 2500, 100_000]))
+    floor = row("floor", float(rng.choice([-1e-9, 2e-4, 0.01])), spec={"noise_floor": True})
+    rows = [REF, *([floor] if rng.random() < 0.5 else [])]
+    for label in "ABCDEFG"[: rng.integers(1, 8)]:
+        sums = 10 * size * (rng.choice([1, 1.0005, 1.1, 3, 50]) + rng.choice([0, 0.01, 0.5]) * rng.standard_normal(4))
+        nll = 10 * rng.integers(1, 5) + rng.choice([0, 2, -2]) * rng.random(4)
+        whole = {"whole": ("nll", "same_top")} if rng.random() < 0.1 else {}
+        rows.append(row(label, sums.mean() / 10, nll=tuple(nll), blocks={"kld": tuple(sums), **whole}))
+    return [with_sums(each, length=length) for each in rows]
+
+
+def test_no_statement_contradicts_pairs_or_noise_floor() -> None:
+    """What is called worse is worse in ``--pairs`` too, and what KLD cannot rank is not called worse.
+
+    "cannot be told apart" may be a difference in ``--pairs``, where an interval is of one pair and not of all rows.
+    """
+    for models in map(random_rows, range(60)):
+        rows, near, text = {model.label: model for model in models}, near_lossless(models), said(*models)
+        (best, *_), (_, *clauses) = text.split(), re.split("; |[.] ", text)
+        assert f"{CERTAIN}:" not in text or "nothing of this is certain" not in text
+        for clause in clauses:
+            kind, names = ("PPL" if clause.startswith("PPL") else "KLD"), clause.removeprefix("Whether ")
+            names = names.partition(" really ")[0] if names != clause else clause.partition(" it ")[2] or clause
+            for label in re.findall(r"\b[A-G]\b", names):
+                pair = (rows[label], rows["bf16"]) if kind == "PPL" else (rows[best], rows[label])
+                lines = pair_lines([pair], run_of(*models))
+                shown = next(line for line in lines if line.startswith(f"  {kind}: "))[7:]
+                unknown = clause.startswith("Whether") or f"Whether {clause.partition(' lose')[0]} really" in text
+                unranked = {best, label} <= near
+                fits = {
+                    "PPL is higher": shown.startswith("bf16 is"), "PPL is lower": shown.startswith(f"{label} is"),
+                    "PPL cannot": shown.startswith("no difference"), "KLD cannot": unranked, "it cannot": not unranked,
+                }  # fmt: skip
+                worse = not unranked and unknown != shown.startswith(f"{best} is better")
+                assert next((fit for begin, fit in fits.items() if clause.startswith(begin)), worse), (text, shown)
 
 
 def test_one_text_without_a_reference() -> None:
