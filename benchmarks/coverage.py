@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/coverage.py -o results/coverage.json
 
-A text is a row of articles (lognormal lengths, ``ARTICLES``: 4,870 tokens in the mean, as WikiText-2's 62, and longer
-and heavier tails).  Each article has its own level.  Within the article the level drifts, with autocorrelation times of
-20, 200 and 1,000 tokens.  The token's score is drawn around the level:
+A text consists of articles with lognormal lengths (``ARTICLES``: a mean of 4,870 tokens, as in WikiText-2, longer
+articles, and heavier tails).  Each article has its own level.  Within the article the level drifts, with
+autocorrelation times of 20, 200 and 1,000 tokens.  The token's score is drawn around the level:
 
 - ``loss``: exponential, as WikiText-2's losses are (mean 2.95, standard deviation 2.98);
 - ``difference`` of two models' losses: Laplace, kurtosis 6 (a W4A16 checkpoint on Opticks: 7);
@@ -88,9 +88,11 @@ SCORES = {
 
 @dataclass(frozen=True)
 class Windows:
-    """The entries that a method scores in a text: for each token how often (``times`` [tokens]), for each block where
-    it begins, its entries, and the context's excess (``starts``, ``entries``, ``excess`` [G]); the windows' first and
-    last token + 1 (``first``, ``last`` [W]) and excess (``window_excess`` [W]); ``span``: tokens from first to last."""
+    """The entries that a method scores in a text.
+
+    ``times`` [tokens]: how often each token is scored.  ``starts``, ``entries``, ``excess`` [G]: beginning, entries,
+    and excess by short contexts of each block.  ``first``, ``last``, ``window_excess`` [W]: first token, last token
+    + 1, and excess of each window.  ``span``: tokens from first to last."""
 
     times: NDArray[np.float32]
     starts: NDArray[np.int64]
@@ -126,7 +128,7 @@ def levels(
     for memory, deviation in score.drift.items():
         ratio = memory / CELL
         keep = math.exp(-1 / ratio)
-        # A level that forgets within a cell varies less in the cell's mean.
+        # If the autocorrelation time is shorter than a cell, the mean over the cell varies less.
         deviation *= math.sqrt(2 * ratio * (1 - ratio * (1 - keep)))
         steps = rng.standard_normal((cells, texts), np.float32) * np.float32(deviation)
         steps[1:] *= np.float32(math.sqrt(1 - keep**2))
@@ -155,7 +157,7 @@ def simulate(
 
 
 def by_cluster(total: NDArray[Any], tokens: NDArray[Any]) -> float | None:
-    """The clustered error of Liang and Zeger of sum(total) / sum(tokens), of clusters [G] that are independent."""
+    """The clustered error of Liang and Zeger of sum(total) / sum(tokens), for independent clusters [G]."""
     off = total - total.sum() / tokens.sum() * tokens
     groups = len(off)
     return math.sqrt(groups / (groups - 1) * float(off @ off)) / float(tokens.sum()) if groups > 1 else None

@@ -53,7 +53,7 @@ def make(model_type: str, class_name: str, folder: Path) -> None:
 
     defaults = transformers.CONFIG_MAPPING[model_type]()
     if hasattr(defaults, "text_config"):
-        raise ValueError("its text model is an architecture of its own")
+        raise ValueError("its text model is a separate architecture")
     # A property is computed from other keys.
     keys = {name: value for name, value in SIZES.items() if hasattr(defaults, name)
             and not isinstance(getattr(type(defaults), name, None), property)}  # fmt: skip

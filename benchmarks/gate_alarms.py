@@ -1,4 +1,4 @@
-"""Count false alarms of the gate: a model in vLLM against itself with other batch shapes, threads and texts.
+"""Count false alarms of the gate: a model in vLLM compared with itself, with other batch shapes, threads and texts.
 
     python -m benchmarks.gate_alarms OUT.json MODEL [--gates 20]
 

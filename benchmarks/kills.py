@@ -167,7 +167,7 @@ class Run:
         self.process.wait()
 
     def kill_one(self, seen: Seen) -> None:
-        """Kill a process of a random kind, or end the driver politely."""
+        """Kill a process of a random kind, or end the driver by SIGTERM."""
         there = self.processes()
         kinds = sorted(set(there.values()) - {"other"}) or ["driver"]
         kind = random.choice([*kinds, "driver, by SIGTERM"])
@@ -215,7 +215,7 @@ def comparable(file: Path) -> Any:
 
 
 def differing_fields(a: Any, b: Any, where: str = "") -> Iterator[str]:
-    """Where two results differ, with both values."""
+    """Yield the places where two results differ, with both values."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys((*a, *b)):
             yield from differing_fields(a.get(key), b.get(key), f"{where}/{key}")

@@ -60,19 +60,19 @@ Resources = Mapping[str, Mapping[str, float]]
 Names = tuple[str, ...] | None
 """GPUs in CUDA_VISIBLE_DEVICES; None: none."""
 Sent = tuple[Any, list[tuple[Path, bytes]], bytes]
-"""A message, None after the last one; files, by the driver's paths; what was added to the log."""
+"""(a message, None after the last one; files by their paths on the driver; new output for the log)."""
 
 
 @dataclass(frozen=True)
 class HardwareClass(Hardware):
-    """Nodes (ids) on which a model has the same scores wherever it runs; ``gpus`` are those of the largest."""
+    """Nodes (ids) on which a model has the same scores; ``gpus``: the GPUs of the node with the most."""
 
     cpus: float  # processors that a model takes on a node without GPUs
     nodes: tuple[str, ...]
 
     @classmethod
     def of(cls, nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Resources) -> HardwareClass:
-        """Return the hardware class of nodes, from the facts that these report."""
+        """Return the hardware class of nodes, from the facts that the nodes report."""
         largest, facts = max(nodes, key=lambda each: len(each[1]["gpus"]))
         cpus, ids = there[largest].get("CPU", 0), tuple(node for node, _ in nodes)
         return cls(tuple(facts["gpus"]), facts["processor"], facts["settings"], cpus, ids)
@@ -84,7 +84,7 @@ class HardwareClass(Hardware):
 
     @property
     def name(self) -> str:
-        """The name of their GPUs, or of their processor."""
+        """The name of the nodes' GPUs, or of their processor."""
         return self.gpus[0].name if self.gpus else str(self.processor["cpu"])
 
     def most_replicas(self, n_gpus: int) -> int:
@@ -92,7 +92,7 @@ class HardwareClass(Hardware):
 
     @property
     def slots(self) -> int:
-        """Number of models that they can run at the same time, each on one GPU."""
+        """Number of models that the nodes can run at the same time, each on one GPU."""
         return self.most_replicas(min(len(self.gpus), 1))
 
 
@@ -201,7 +201,7 @@ class Node:
         self.workers: dict[str, NodeWorker] = {}
 
     def facts(self) -> dict[str, Any]:
-        """Return what this node is: its compare_q, the hardware, and what of the environment changes arithmetic."""
+        """Return facts about this node: its compare_q, its hardware, and the settings that change arithmetic."""
         return {"code": code(), "processor": machine.processor(), "gpus": machine.gpus(),
                 "settings": machine.settings()}  # fmt: skip
 
@@ -263,7 +263,7 @@ class Cluster:
     """A connected cluster."""
 
     ray: Any
-    say: Callable[[str], None]  # says a line that has not been said yet
+    say: Callable[[str], None]  # prints a line, but only once
     agents: dict[str, Any] = field(default_factory=dict)  # by node
     hosts: dict[str, str] = field(default_factory=dict)  # node -> its name in messages
     classes: list[HardwareClass] = field(default_factory=list)

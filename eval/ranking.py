@@ -33,8 +33,8 @@ LEAST_BLOCKS = 4
 TIMES_FLOOR = 2.0
 """Rows up to this many times the noise floor's KLD are nearly lossless."""
 ROUNDINGS = 0.001
-"""Nats: the KLD that roundings can cost where no row is the noise floor.  Another order of roundings costs SmolLM2-135M
-0.0017, another attention backend an 8B model on an H100 0.0003 (docs/statistics.md)."""
+"""Nats: the KLD that roundings alone may cause, if no row is the noise floor.  Other roundings cause a KLD of 0.0017 in
+SmolLM2-135M; another attention backend causes 0.0003 in an 8B model on an H100 (docs/statistics.md)."""
 
 TOO_SHORT = "the text is too short to tell"
 Outcome = Literal["less", "more", "equal", "same", "unranked", "unknown"]
@@ -83,7 +83,7 @@ def compare(
 
 
 def too_short(models: Sequence[ModelResult]) -> str:
-    """Why no model can be called better on what was scored of the text; empty if one can."""
+    """Return why no model can be called better on the scored part of the text; empty if one can."""
     blocks = [model.estimates.blocks for model in models if model.estimates]
     held, length = (min(found, default=0) for found in ([b.held for b in blocks], [b.length or 0 for b in blocks]))
     if held >= LEAST_BLOCKS and length >= LEAST_TOKENS:
@@ -93,7 +93,7 @@ def too_short(models: Sequence[ModelResult]) -> str:
 
 
 def missing(model: ModelResult, score: str) -> str:
-    """Why a model cannot be compared with others by a score; empty if it can."""
+    """Return why a model cannot be compared with others by a score; empty if it can."""
     if model.estimates is None:
         return f"{model.label} failed"
     if score == "kld" and model.reference:
@@ -132,10 +132,9 @@ class Ranking:
 def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ()) -> Ranking:
     """Rank one or more measured rows by their means of ``score``.  ``near``: labels of rows that KLD does not rank.
 
-    The model that is best in truth is the best one, or equal to it, in 95 % of texts or more.  It is missing only where
-    one of the other k - 1 is measured better by more than each of them would be in 0.05 / (k - 1) of the texts if it
-    were not better: Bonferroni's bound, for comparisons with the best (Hsu, Annals of Statistics 9, 1981).  Of two
-    models it is 0.025, as for any pair.
+    In at least 95 % of texts, the truly best model is the measured best one, or equal to it.  It is missing only if one
+    of the other k - 1 models is measured significantly better, at the level 0.05 / (k - 1): Bonferroni's bound, for
+    comparisons with the best (Hsu, Annals of Statistics 9, 1981).  For two models the level is 0.025, as for any pair.
     """
     blocks = {model.label: model.estimates.blocks for model in rows if model.estimates}
 
@@ -174,8 +173,8 @@ def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[Model
 def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
     """Labels of the candidate with the best ``score``, and of those that are equal to it.
 
-    None for a single candidate, for a short text, and if the model with the best mean left scores out: a mark on the
-    next one would say that none is better.
+    None for a single candidate, for a short text, and if the model with the best mean has non-finite scores: a mark on
+    the next one would claim that no model is better.
     """
     rows = candidates_for_best(models, score)
     found = ranking(rows, score, near_lossless(models)) if len(rows) > 1 else None
@@ -233,8 +232,8 @@ def worst_kld(text: TextResult) -> Worst | None:
 
 
 def rest_in_words(text: TextResult) -> str:
-    """The seconds that the other windows of the text would take, as the end of a sentence; empty where that is not
-    known, or where nothing was left out."""
+    """Return the seconds that the other windows of the text would take, as the end of a sentence; empty if unknown, or
+    if all windows were scored."""
     left = (text.data.get("windows_of_the_text") or 0) - text.data.get("windows", 0)
     seconds = sum(left * (model.score_seconds or 0.0) / model.windows for model in text.models if model.windows)
     return f"; the other {left:,} would take about {seconds:,.0f} s of scoring" if left > 0 < seconds else ""

@@ -33,7 +33,7 @@ def measured(jobs: dict[str, Job], folder: Path) -> dict[str, dict[str, Any]]:
         found |= {line.pop("job"): line for line in lines}
         if not set(waiting) & set(found):
             last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            found[next(iter(waiting))] = {"error": "".join(last) or "the process died without a word"}
+            found[next(iter(waiting))] = {"error": "".join(last) or "the process died without output"}
     return found
 
 

@@ -285,7 +285,7 @@ OPTIONS: dict[str, list[Option]] = {
 
 
 def parser(command: str) -> Parser:
-    """The parser of a subcommand; what only other subcommands take has its default."""
+    """Return the parser of a subcommand; options of other subcommands have their defaults."""
     arguments = {"show": " FILE ...", "cache": "", "engines": ""}.get(command, " MODEL ...")
     p = Parser(
         prog=f"compare-q {command}", usage=f"compare-q {command}{arguments} [flags]", allow_abbrev=False,
@@ -337,7 +337,7 @@ def converted(name: str, given: object) -> Any:
 
 
 def normalize_flags(words: Sequence[str], command: str, known: Iterable[str]) -> list[str]:
-    """Return the words with flags as they are declared: - and _ are the same in them, and one - as good as two.
+    """Return the words with flags as they are declared: - and _ in them are equal, and so are one and two leading -.
 
     InputError for an unknown flag: argparse would read ``-output x`` as ``-o utput`` and a MODEL x.
     """
@@ -355,7 +355,7 @@ def normalize_flags(words: Sequence[str], command: str, known: Iterable[str]) ->
 
 
 def unknown(name: str, command: str) -> str:
-    """A line about a word or flag that a subcommand does not know."""
+    """Return a line about a word or flag that a subcommand does not know."""
     name, see = printable(name), f"see compare-q {command} --help"
     if not name.startswith("-"):
         return f"{name}: compare-q {command} takes no such word; {see}"

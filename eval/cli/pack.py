@@ -1,7 +1,7 @@
 """``pack``: record a model as a reference pack (``backends/reference/pack.py``).
 
-The model is scored like the reference of any run, so that what an interrupted run has recorded is in the cache, and
-more windows are added to it later.  The pack is made in a temporary folder, and then renamed.
+The model is scored like the reference of any run: the windows that an interrupted run has recorded are in the cache,
+and later runs can add more.  The pack is made in a temporary folder, and then renamed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WINDOWS = 64
 LICENSES = dict.fromkeys(("wiki2", "wikitext2", "wiki103", "wikitext103"), "cc-by-sa-3.0")
 """Known data sets -> their licenses."""
 PRIVATE = ("python_path",)
-"""Facts about a run that say something about the machine's user."""
+"""Facts about a run that may reveal the machine's user."""
 LARGEST_FILE = 2_000_000_000
 """Bytes of a head's file above which it is split, so that no file of a pack is larger."""
 
@@ -162,7 +162,7 @@ def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, cut: 
 def appearing(target: Path) -> Iterator[Path]:
     """A folder to fill, which gets the name of the target when the block succeeds, and is deleted otherwise."""
     place, old = (target.absolute().parent / f".{target.name}.{word}" for word in ("unfinished", "old"))
-    if old.exists() and not target.exists():  # of a killed run, as are both below
+    if old.exists() and not target.exists():  # left by a killed run, like both below
         old.rename(target)
     for left in (place, old):
         shutil.rmtree(left, ignore_errors=True)
@@ -245,7 +245,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def write_scores(config: RunConfig, row: ModelResult, cut: EvalData, file: Path) -> None:
-    """Write the reference's own scores of every scored token, which a user's states must give again."""
+    """Write the reference's own scores of every scored token, which users must reproduce from the pack's states."""
     from safetensors.numpy import save_file
 
     stored = token_scores.of_row(config.cache, row.scores_key, cut.windows)
@@ -285,7 +285,7 @@ def license_of(folder: Path) -> str | None:
 
 
 def warnings(manifest: Manifest) -> list[str]:
-    """Return what to know before a pack is published: the head and the tokens are somebody's work."""
+    """Return warnings before a pack is published: the head and the tokens are other people's work."""
     said = [
         "the pack holds the model's head (weights) and the text's tokens: publish it only if both licenses allow it"
     ]

@@ -48,7 +48,7 @@ address; specs are given with -m, texts with -d, and finished runs are shown by 
 
 
 class Named(NamedTuple):
-    """A model of the command line, the reason for its engine, and what of it is known."""
+    """A model of the command line, the reason for its engine, and known facts about the model."""
 
     spec: ModelSpec
     why: str
@@ -224,7 +224,7 @@ def common(named: Sequence[Named], word: str, tokenizer: str | None, windows: Ma
     if tokenizer is None:
         raise InputError(f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
                          "--tokenizer the folder or hub id of the unquantized model")  # fmt: skip
-    is_task = word.startswith(TASK)  # lm-eval's windows have one more token, which is predicted, not fed
+    is_task = word.startswith(TASK)  # lm-eval's windows have one more token, which is only predicted
     length = windows.get("eval_len") or min([LENGTH, *(each.context - is_task for each in named if each.context)])
     strides = {} if word == "chat" or is_task else {"eval_stride": length}
     return {"tokenizer_dir": tokenizer, "eval_len": length, **strides, **windows}

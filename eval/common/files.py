@@ -28,9 +28,9 @@ CURE = "free space or name another place, and run again: what was measured is ke
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path; its file replaces the target if the block succeeds, with the mode of the old file.
 
-    A link is followed.  A device or pipe is written into, or root would replace /dev/null.  A file that may be written
-    but not replaced, such as a mount point of ``docker -v``, is also written into.  OSError if the target cannot be
-    written.
+    A link is followed.  A device or pipe is written into; otherwise root would replace /dev/null.  A file that may be
+    written but not replaced, such as a mount point of ``docker -v``, is also written into.  OSError if the target
+    cannot be written.
     """
     if is_device(target):
         with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
@@ -68,7 +68,7 @@ def is_writable(target: Path) -> bool:
     real = os.path.realpath(target)
     if json_files.exists(target) and (json_files.is_folder(target) or not os.access(target, os.W_OK)):
         return False
-    return is_device(target) or (os.access(Path(real).parent, os.W_OK) and not os.path.islink(real))  # to itself
+    return is_device(target) or (os.access(Path(real).parent, os.W_OK) and not os.path.islink(real))  # a link to itself
 
 
 def file_names(labels: Sequence[str]) -> list[str]:
@@ -130,7 +130,7 @@ def text_stream(descriptor: int, encoding: str = "utf-8") -> io.TextIOWrapper:
 
 
 def protect_standard_streams() -> None:
-    """Replace stdout and stderr by streams that end no run, before a file gets the number of a closed one (``>&-``)."""
+    """Replace stdout and stderr by streams whose errors do not end a run, even if one was closed (``>&-``)."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

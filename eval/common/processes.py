@@ -45,7 +45,7 @@ END_S = 5.0
 """Seconds that an engine process may take to end by itself."""
 LOG_TAIL = 1 << 20
 TOGETHER_S = 0.5
-"""Seconds within which a killed engine process is seen to have ended, after its workers."""
+"""Seconds to wait for the exit status of an engine process after the loss of a worker, since a kill may end both."""
 
 
 def in_process() -> bool:

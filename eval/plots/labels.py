@@ -157,7 +157,7 @@ def _pair_costs(boxes: Sequence[Boxes], spots: Boxes) -> list[Pairs]:
 
 
 def _costs(own: Boxes, pairs: Pairs, chosen: NDArray[np.intp], pressure: float) -> Boxes:
-    """Return what each place of a label costs [P] while the others stay where they are; ``own``: the place alone."""
+    """Return the cost [P] of each place of a label while other labels stay; ``own``: the cost of each place alone."""
     total = own.copy()
     for j, (overlap, cost) in pairs.items():
         total += pressure * overlap[:, chosen[j]] + cost[:, chosen[j]]

@@ -33,8 +33,8 @@ class GpuPool:
     def take(self, count: int, check: Callable[[], None]) -> Iterator[tuple[str, ...] | None]:
         """Wait for ``count`` GPUs, at most all, and hold them; yield their names in CUDA_VISIBLE_DEVICES.
 
-        None on a machine without GPUs, and where Ray hands them out.  ``check`` is called every ``POLL_S`` seconds, and
-        raises StoppedError if the run was stopped.  A waiting model is not overtaken by one that needs fewer.
+        None on a machine without GPUs, and if Ray assigns them.  ``check`` is called every ``POLL_S`` seconds, and
+        raises StoppedError if the run was stopped.  A model that needs fewer GPUs does not overtake a waiting one.
         """
         count, ticket = max(1, min(count, self.slots)), object()
         with self.changed:

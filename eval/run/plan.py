@@ -247,9 +247,9 @@ def is_settled(model: PlannedModel) -> bool:
 
 
 def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
-    """Return a model that is on this machine, with the fingerprint of its files; InputError if these do not fit.
+    """Return a model that is on this machine, with the fingerprint of its files; InputError if the files do not fit.
 
-    They are downloaded if need be.  A server is asked now what its model is; ModelError if it does not answer.
+    Missing files are downloaded.  A server is asked for its model now; ModelError if it does not answer.
     """
     config.workers.check()
     files, settled = backends.files_of(model), is_settled(model)

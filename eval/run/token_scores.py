@@ -1,9 +1,9 @@
 """Token scores of one model: read from segments in the cache, made into a row of the results, written as parquet.
 
-Columns of the parquet file, which has a row for each scored token: ``window``, ``position`` (of the scored token in its
-window), ``token_id``, ``logprob``, and every other field of ``TokenScores``, under its name, that the engine and the
-reference gave.  A column that they did not give is absent; the others have no nulls, and nan is nan.  Any
-statistic can be made from them later without running a model.
+The parquet file has one row per scored token, with the columns ``window``, ``position`` (of the scored token in its
+window), ``token_id``, ``logprob``, and every other field of ``TokenScores`` that the engine and the reference computed.
+Columns that they did not compute are absent.  The other columns have no nulls, and NaN stays NaN.  All other statistics
+can be computed from these columns later, without running a model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from compare_q.eval.text.windows import EvalData
 INDEX = ("window", "position", "token_id")
 FIRST = ("started", "score_began", "first_window")
 LAST = ("loaded", "last_window")
-"""Moments that every run has: with replicas, the first one's or the last one's."""
+"""Times that every run records; with replicas, the earliest counts in ``FIRST``, and the latest in ``LAST``."""
 
 
 @dataclass

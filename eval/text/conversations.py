@@ -120,7 +120,7 @@ def message_of(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_call(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """One tool call, its arguments an object; InputError if it has no name, or arguments that are no JSON object."""
+    """Return a tool call with its arguments as an object; InputError without a name, or for other arguments."""
     function = raw.get("function", raw)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputError(f"{where}: must have a function with a name")

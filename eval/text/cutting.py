@@ -135,7 +135,7 @@ def chat(
 
 def answers(ids: Ids, ends: NDArray[np.int64], scored: Ids, eval_len: int) -> list[Cut]:
     """Windows of requests that end before the text indices ``ends`` int64 [D], and whose last ``scored`` [D] tokens are
-    scored: the last ``eval_len`` + 1 tokens of each.  lm-eval feeds all but the last (its ``max_length``)."""
+    scored: the last ``eval_len`` + 1 tokens of each.  lm-eval's input is all but the last (its ``max_length``)."""
     cuts, begin = [], 0
     for end, count in zip(ends.tolist(), scored.tolist(), strict=True):
         start = max(begin, end - eval_len - 1)

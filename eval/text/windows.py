@@ -301,7 +301,7 @@ def tokens_of(spec: DataSpec, cache: Cache) -> Tokens:
 
 
 def kept(spec: DataSpec, cache: Cache, key: str, progress: Progress) -> Tokens | None:
-    """Return the tokens in the cache, with a note if a remote text may have changed; None without tokens, or if it has.
+    """Return the cached tokens, with a note if a remote text may have changed; None without tokens of this text.
 
     A text that has changed is deleted from the cache.
     """
