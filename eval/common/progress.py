@@ -27,8 +27,8 @@ EVERY_S = 0.1
 """Seconds between two messages about one phase: a data set has millions of rows."""
 WIDE = 80
 """Width in characters of a terminal that shows a bar and the elapsed time, too."""
-OTHERS, OTHERS_WIDE = 30, 50
-"""Characters of a phase's line next to its title, without and with a bar of ten."""
+BAR = 10
+"""Width in characters of a bar."""
 Show = Callable[[Message], None]
 """Shows a ``Progress`` or ``Log`` of another process, or sends it to the process that shows it."""
 
@@ -38,6 +38,21 @@ def counted(unit: str, done: float, total: float | None = None) -> str:
     numbers = [bytes_in_words(each) if unit == "bytes" else f"{each:.0f}" for each in (done, total) if each is not None]
     one = unit.removesuffix("s") if numbers[-1] == "1" else unit
     return "/".join(numbers) + ("" if unit == "bytes" else f" {one}") if unit else ""
+
+
+class Title(rich_progress.ProgressColumn):
+    """The title of a phase, without its end if the other columns leave too little room."""
+
+    def render(self, task: rich_progress.Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
+class Left(rich_progress.TimeRemainingColumn):
+    """The time that is left, and the word that distinguishes it from the elapsed time."""
+
+    def render(self, task: rich_progress.Task) -> Text:
+        text = super().render(task)
+        return text.append(" left" if text else "")
 
 
 class Counter(rich_progress.ProgressColumn):
@@ -93,13 +108,14 @@ class Progress:
             file = files.text_stream(os.dup(2))
             weakref.finalize(self, file.close)
             self.console = Console(file=file, quiet=quiet)
-            text = rich_progress.TextColumn("{task.description}", markup=False)
-            wide = [rich_progress.BarColumn(), rich_progress.TimeElapsedColumn()] if self.console.width >= WIDE else []
-            self.room = self.console.width - (OTHERS_WIDE if wide else OTHERS)
+            whole = Column(no_wrap=True)  # only titles are cut
+            columns = [Counter(whole), Left(compact=True, table_column=whole)]
+            if self.console.width >= WIDE:
+                bar = rich_progress.BarColumn(BAR, table_column=whole)
+                columns = [bar, rich_progress.TimeElapsedColumn(whole), *columns]
             self.bars = rich_progress.Progress(  # if rich redirected, engines would print above the bar, not into logs
-                rich_progress.SpinnerColumn(), text, *wide, Counter(table_column=Column(no_wrap=True)),
-                rich_progress.TimeRemainingColumn(), console=self.console, transient=True, redirect_stdout=False,
-                redirect_stderr=False, disable=not self.console.is_terminal,
+                rich_progress.SpinnerColumn(table_column=whole), Title(), *columns, console=self.console,
+                transient=True, redirect_stdout=False, redirect_stderr=False, disable=not self.console.is_terminal,
             )  # fmt: skip
 
     def say(self, line: str) -> None:
@@ -123,9 +139,7 @@ class Progress:
         with self.lock:
             if not (self.bars.tasks or self.bars.disable):
                 self.bars.start()
-            shown = Text(printable(title))
-            shown.truncate(self.room, overflow="ellipsis")
-            task = self.bars.add_task(shown.plain, total=total, unit=unit)
+            task = self.bars.add_task(printable(title), total=total, unit=unit)
 
         def draw(message: Message) -> None:
             if isinstance(message, messages.Progress):
