@@ -4,8 +4,12 @@ The logits at position i predict token i + 1.  All engines share the definitions
 (``backends/scoring/statistics.py``), the comparison with a reference store (``backends/reference/comparison.py``) and
 the recorder of a store (``backends/reference/recorder.py``).
 
-This is a complete engine.  Its model has 1,000 tokens that are all equally probable.  A line in
-``backends/__init__.py`` registers it:
+This is a complete engine, in which all tokens of a vocabulary of 49,152 are equally probable.  CONTRIBUTING.md says how
+an engine is registered:
+
+    import torch
+    from compare_q.backends.base import Capabilities, ModelFiles, Window
+    from compare_q.backends.logits_engine import LogitsEngine
 
     class UniformEngine(LogitsEngine):
         capabilities = Capabilities(
@@ -14,12 +18,10 @@ This is a complete engine.  Its model has 1,000 tokens that are all equally prob
         files = ModelFiles  # the default, without files; HuggingFaceFolder: a folder with config.json and safetensors
 
         def load(self) -> None:
-            import torch
-
-            self.table = torch.zeros(1000, 1000)
+            self.table = torch.zeros(49_152)
 
         def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-            yield self.table[window.token_ids]
+            yield self.table.expand(len(window.token_ids), -1)
 """
 
 from __future__ import annotations

@@ -217,8 +217,8 @@ def compare(
     """
     words, data, models = by_position(named, data, models)
     given = {"rows": rows, "eval_len": eval_len, "eval_stride": eval_stride, "sample": sample, "tokenizer": tokenizer}
-    cut = {name: flags.converted(name, each) for name, each in given.items() if each is not None}
-    n_windows = cut.pop("rows", None)
+    window_flags = {name: flags.converted(name, each) for name, each in given.items() if each is not None}
+    n_windows = window_flags.pop("rows", None)
     config = local_config(
         Cache(Path(cache_dir or default_root())), Progress(quiet=quiet), clear=clear_cache, verbose=verbose,
         logits_file=Path(logits_file) if logits_file is not None else None, divergences=divergences,
@@ -227,20 +227,22 @@ def compare(
         named_texts = list[str | DataSpec]()
         for each in listed(data, "data"):
             named_texts += specs_of(DataSpec, each, "data") if isinstance(each, Mapping) else [str(each)]
-        specs, chosen, said = shorthand.specs(words, named_texts, config.progress, **cut)
+        data_specs, model_specs, said = shorthand.specs(words, named_texts, config.progress, **window_flags)
     else:
-        shorthand.refuse_windows(cut, "a run of models=")
+        shorthand.refuse_windows(window_flags, "a run of models=")
         own = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
-        chosen, said = spec_files.one_reference(own, stored=logits_file is not None)
-        specs = specs_of(DataSpec, data, "data")
-        spec_files.check_labels(specs)
+        model_specs, said = spec_files.one_reference(own, stored=logits_file is not None)
+        data_specs = specs_of(DataSpec, data, "data")
+        spec_files.check_labels(data_specs)
     for line in said:
         config.progress.say(line)
-    texts, until = dict(zip(corpus.names_of(specs), specs, strict=True)), None
+    texts, until = dict(zip(corpus.names_of(data_specs), data_specs, strict=True)), None
     if words and n_windows is None:
-        has_reference = logits_file is not None or any(spec.is_reference for spec in chosen)
+        has_reference = logits_file is not None or any(spec.is_reference for spec in model_specs)
         until, texts = adaptive.settled(None, texts, reference=has_reference)
-    finished = adaptive.run(config, until, texts, chosen) if until else runner.run(config, texts, chosen, n_windows)
+    finished = (
+        adaptive.run(config, until, texts, model_specs) if until else runner.run(config, texts, model_specs, n_windows)
+    )
     config.cache.release()  # the result keeps the cache
     if finished.signal:
         raise KeyboardInterrupt

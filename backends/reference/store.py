@@ -51,6 +51,7 @@ MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
 WINDOW, HEAD = re.compile(r"row\.(\d{6,9})"), re.compile(r"head\.(\d{6,9})")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
+CANNOT = "an engine that cannot record a reference sets reference=False in its capabilities"
 AGAIN = "run with -cc, or give another path, so that it is made again"
 FileName = Annotated[str, Field(pattern=r"^(row|head)\.\d{6,9}\.[0-9a-f]{40}\.safetensors$")]
 
@@ -248,15 +249,15 @@ def unfinished_in(folder: Path) -> dict[str, Any]:
 def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
     """Add the writers' files to the store in a folder, or create a store from these files.
 
-    Windows of the store are not replaced.  ValueError if one of the ``n_windows`` windows, or the head, is missing;
-    ModelError if the store has another head or other contents; InputError if it belongs to another reference.
+    Windows of the store are not replaced.  ModelError if one of the ``n_windows`` windows, or the head, is
+    missing, or if the store has another head or other contents; InputError if it belongs to another reference.
     """
     old = manifest_in(folder, identity)
     listed = old.files if old else {}
     new = unlisted(folder, old)
     windows = numbered(new, WINDOW) | numbered(listed, WINDOW)
     if (n_there := unbroken(windows)) < n_windows:
-        raise ValueError(f"the reference's window {n_there} was not kept")
+        raise ModelError(f"the reference's window {n_there} was not kept; {CANNOT}")
     if not new:
         return
     written = written_in(folder, new)
@@ -265,7 +266,7 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
     contents, reason, new_head = written
     head = old.head if old else new_head
     if head is None:
-        raise ValueError("the reference's head was not kept")
+        raise ModelError(f"the reference's head was not kept; {CANNOT}")
     if old and (old.contents != contents or new_head not in (None, head) or numbered(new, HEAD)):
         raise ModelError(f"{folder}: this run kept a reference with another head or other contents; {AGAIN}")
     names = sorted([*windows.values(), *(numbered(new, HEAD) | numbered(listed, HEAD)).values()])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends import base, logits_engine
+from compare_q.backends import logits_engine
 from compare_q.backends.base import ScoreRequest, TokenScores, Window
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import comparison, head
@@ -130,10 +130,10 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
 
 
 def test_the_engine_in_the_docstring_is_whole() -> None:
-    """Each of its 1,000 tokens has the probability 1 / 1,000."""
+    """Each of its 49,152 tokens has the probability 1 / 49,152."""
     assert logits_engine.__doc__ is not None
-    shown = logits_engine.__doc__[logits_engine.__doc__.index("    class ") :]
-    names: dict[str, Any] = dict(vars(base)) | dict(vars(logits_engine))
+    shown = logits_engine.__doc__[logits_engine.__doc__.index("    import ") :]
+    names: dict[str, Any] = {}
     exec(f"from __future__ import annotations\n{textwrap.dedent(shown)}", names)
     request = planned("uniform", "uniform", "none", 100)
     engine = names["UniformEngine"](request)
@@ -141,7 +141,7 @@ def test_the_engine_in_the_docstring_is_whole() -> None:
     engine.load()
     windows = toy_windows(2, 50)
     for scores in engine.score(windows, ScoreRequest()):
-        np.testing.assert_allclose(scores.logprob, -np.log(1000), rtol=1e-6)
+        np.testing.assert_allclose(scores.logprob, -np.log(49_152), rtol=1e-6)
     engine.close()
     assert engine.files(request).storage().vram_bits is None
     assert "torch" in engine.versions()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
@@ -92,7 +92,7 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
     folder = tmp_path / "store"
     begin(folder, IDENTITY)
     for window, first, last in ((0, 200, 300), (1, 0, 200)):
-        with pytest.raises(ValueError, match="was not kept"):
+        with pytest.raises(ModelError, match="was not kept"):
             seal(folder, IDENTITY, 2)  # a part of the head is missing
         assert recorded(folder) == set()
         recorder = Recorder(folder, "states")
@@ -274,12 +274,12 @@ def test_every_flipped_bit_of_a_file_is_found(folder: Path, kind: str) -> None:
 
 def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
     folder = tmp_path / "store"
-    with pytest.raises(ValueError, match="window 0 was not kept"):
+    with pytest.raises(ModelError, match="window 0 was not kept"):
         seal(folder, IDENTITY, 1)
     record(folder, [0, 2], closed=False)
-    with pytest.raises(ValueError, match="window 1 was not kept"):
+    with pytest.raises(ModelError, match="window 1 was not kept"):
         seal(folder, IDENTITY, 3)
-    with pytest.raises(ValueError, match="head was not kept"):  # the writer has not finished
+    with pytest.raises(ModelError, match="head was not kept"):  # the writer has not finished
         seal(folder, IDENTITY, 1)
     assert not (folder / MANIFEST).exists()
     assert recorded(folder) == {0}
