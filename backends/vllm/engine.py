@@ -140,12 +140,13 @@ class VllmEngine(Engine):
     @classmethod
     def refusal(cls, model: PlannedModel) -> str:
         """Ask vLLM for its config of the model and the quantization; no weights are loaded."""
-        raw = CheckpointConfig.read(Path(model.model_dir)).raw
+        config = CheckpointConfig.read(Path(model.model_dir))
         set_environment(verbose=False)
+        allow_whole_context(model, config)
         from vllm import EngineArgs
 
         try:
-            arguments = engine_arguments(model, raw, cpu=compat.is_cpu_build())
+            arguments = engine_arguments(model, config.raw, cpu=compat.is_cpu_build())
             EngineArgs(model.model_dir, skip_tokenizer_init=True, **arguments).create_engine_config()
         except Exception as error:
             return f"vLLM refuses {model.model_dir}: {reason_of(error)}"
@@ -184,10 +185,7 @@ class VllmEngine(Engine):
         log = self.planned.log_file
         self.log_start = log.stat().st_size if log is not None and log.exists() else 0
         try:
-            if self.planned.max_tokens == config.stated_context:
-                # The one token that vLLM must generate is sampled from the window's last position and never fed back,
-                # so that no position beyond the context is computed.
-                os.environ.setdefault("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+            allow_whole_context(self.planned, config)
             from vllm import LLM
 
             register()  # also if this process has imported the extension before the variable was set
@@ -281,6 +279,16 @@ def reason_of(error: BaseException) -> str:
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         return " ".join(found["msg"].removeprefix("Value error, ").split())
     return one_line(error)
+
+
+def allow_whole_context(model: PlannedModel, config: CheckpointConfig) -> None:
+    """Let vLLM accept windows as long as the model's context, which need one token more; before vLLM is imported.
+
+    The token that vLLM must generate is sampled from the window's last position and never fed back, so that no
+    position beyond the context is computed.
+    """
+    if model.max_tokens == config.stated_context:
+        os.environ.setdefault("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
 
 
 def set_environment(*, verbose: bool) -> None:

@@ -358,11 +358,12 @@ def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, 
 def test_what_vllm_refuses_by_its_config(
     toy_model: Path, tmp_path: Path, quantization: dict[str, Any], reason: str
 ) -> None:
-    """The refusal is one line with vLLM's reason, without pydantic's text; no weights are read."""
+    """The refusal is one line with vLLM's reason, without pydantic's text; no weights are read.  The window is as long
+    as the context."""
     config = json.loads((toy_model / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, **quantization}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = VllmEngine.refusal(planned("toy", "vllm_score", str(tmp_path), 64))
+    found = VllmEngine.refusal(planned("toy", "vllm_score", str(tmp_path), config["max_position_embeddings"]))
     assert reason in found
     assert bool(found) == bool(reason)
     assert len(found.splitlines()) <= 1
