@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import ServingFacts
-from compare_q.backends.checkpoint.files import INDEX, SINGLE
+from compare_q.backends.checkpoint.files import ADAPTER, INDEX, SINGLE
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, read_object
+from compare_q.backends.common.json_files import exists, is_file, read_object
 from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.layers.schemes import objects_in, part
 
@@ -76,7 +76,11 @@ class CheckpointConfig:
         """The config of a folder; InputError if a file is missing or is not a JSON object."""
         file = folder / "config.json"
         if not exists(file):
-            raise InputError(f"{printable(file)}: missing; model_dir must be a Hugging Face model folder")
+            if is_file(folder):
+                raise InputError(f"{printable(folder)}: is a file; name the folder that holds config.json and weights")
+            adapter = "; it holds a LoRA adapter: merge that into its model, and name the merged folder"
+            hint = adapter if exists(folder / ADAPTER) else "; model_dir must be a Hugging Face model folder"
+            raise InputError(f"{printable(file)}: missing{hint}")
         config = cls(read_object(file, strict=False))
         if fault := wrong_size(config.text, strict=True):
             raise InputError(f"{printable(file)}: {fault}")

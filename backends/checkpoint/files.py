@@ -76,6 +76,13 @@ def weight_files(folder: Path) -> list[Path]:
     return [file for file in files if file.name.startswith("model")] or files
 
 
+def no_weights(folder: Path) -> str:
+    """Why a folder without safetensors files has no weights that can be loaded, and what to do."""
+    pickled = next((file.name for suffix in (".bin", ".pt", ".pth") for file in sorted(folder.glob(f"*{suffix}"))), "")
+    cure = f"save the model with safetensors instead of {pickled}" if pickled else "are its weights downloaded?"
+    return f"{printable(folder)}: no .safetensors files; compare_q loads no pickled weights; {printable(cure)}"
+
+
 def strays(folder: Path) -> list[Path]:
     """The other safetensors files of the folder; an engine that loads every file would load another model."""
     known = set(weight_files(folder))
@@ -96,12 +103,16 @@ def header_bytes(file: Path) -> bytes:
     """The JSON header of a safetensors file, as stored."""
     try:
         with open_regular(file) as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
+            start = stream.read(8)
+            if start == b"version ":  # of the specification of Git LFS
+                raise ValueError("it is a pointer of Git LFS; download the file itself, as with git lfs pull")
+            (length,) = struct.unpack("<Q", start)
             if length > min(os.fstat(stream.fileno()).st_size - 8, LARGEST):
-                raise ValueError("its header is longer than the file, or than a header can be")
+                raise ValueError("its header is longer than the file, or than a header can be; download it again")
             return stream.read(length)
     except (OSError, ValueError, struct.error) as error:
-        raise InputError(f"{printable(file)}: not a readable safetensors file: {json_files.reason(error)}") from None
+        why = "it ends too early; download it again" if isinstance(error, struct.error) else json_files.reason(error)
+        raise InputError(f"{printable(file)}: not a readable safetensors file: {why}") from None
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
@@ -111,7 +122,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
         with safe_open(file, "numpy"):  # safe_open checks names, dtypes, shapes and offsets
             pass
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{where}: {one_line(error)}") from None
+        raise InputError(f"{where}: {one_line(error)}; download it again") from None
     found, data = {}, 8 + len(raw)
     for name, entry in parsed(raw, where).items():
         if name != "__metadata__":

@@ -58,7 +58,7 @@ class Checkpoint:
     def files(self) -> list[Path]:
         """The safetensors files that engines load."""
         if not (found := weight_files(self.folder)):
-            raise InputError(f"{self.folder}: no .safetensors files; compare_q loads no pickled weights")
+            raise InputError(files.no_weights(self.folder))
         return found
 
     @cached_property
@@ -193,7 +193,7 @@ class HuggingFaceFolder(ModelFiles):
     def facts(self) -> ModelFacts:
         config, options = self.config, self.planned.options
         if not weight_files(self.folder):
-            raise InputError(f"model_dir: {self.folder}: no .safetensors files; compare_q loads no pickled weights")
+            raise InputError(f"model_dir: {files.no_weights(self.folder)}")
         if options.get("trust_remote_code") and (code := config.foreign_code):
             raise InputError(
                 f"model_dir: {self.folder}: auto_map names code of another repository, {printable(code)}, which may "

@@ -90,7 +90,9 @@ def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
     try:
         with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
-    except (OSError, ValueError, OverflowError, MemoryError, struct.error) as error:
+    except struct.error:
+        raise InputError(f"{printable(file)}: not a readable GGUF file: it ends too early; download it again") from None
+    except (OSError, ValueError, OverflowError, MemoryError) as error:
         raise InputError(f"{printable(file)}: not a readable GGUF file: {one_line(error)}") from None
 
 

@@ -28,6 +28,7 @@ TOO_DEEP = f"brackets are nested more than {DEEPEST} deep"
 LARGEST_INTEGER = 10**40
 """Largest absolute value of an integer; model configs use up to 10 ** 30, which means "no limit"."""
 SURROGATE = re.compile("[\ud800-\udfff]")
+BYTE_ORDER_MARK = "\ufeff"
 exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
 """Unlike Path's methods, these return False for an invalid path and for a path without permission."""
 
@@ -107,16 +108,33 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
-        at = error.pos + error.doc.startswith(",", error.pos)  # Python 3.13 points at the comma
-        ends = error.doc[:at].rstrip().endswith(",") and error.doc[at:].lstrip()[:1] in ("", "}", "]")
-        reason = "a comma with nothing after it" if ends else error.msg
-        raise InputError(f"{where}: line {error.lineno}, column {error.colno}: not valid JSON: {reason}") from None
+        place = f"line {error.lineno}, column {error.colno}: "
+        raise InputError(f"{where}: {place if error.doc.strip() else ''}not valid JSON: {fault(error)}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{where}: cannot be read: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
+        bad = f"{error.reason} at byte {error.start:,}"
+        raise InputError(f"{where}: cannot be read: not UTF-8 text: {bad}; save it as UTF-8") from None
     except RecursionError:
         raise InputError(f"{where}: {TOO_DEEP}") from None
     except ValueError:  # Python converts at most 4,300 digits to an integer
         raise InputError(f"{where}: an integer of thousands of digits") from None
+
+
+def fault(error: json.JSONDecodeError) -> str:
+    """The fault in invalid JSON: a frequent mistake by its name, or what Python expected and what is there instead."""
+    at = error.pos + error.doc.startswith(",", error.pos)  # Python 3.13 points at the comma
+    rest = error.doc[at:].lstrip()
+    if not error.doc.strip():
+        return "there is nothing in it"
+    if not rest:
+        return "it ends too early"
+    if rest[0] == BYTE_ORDER_MARK:
+        return "a byte order mark; save it as UTF-8 without one"
+    if error.doc[:at].rstrip().endswith(",") and rest[0] in "}]":
+        return "a comma with nothing after it"
+    if rest.startswith(("//", "/*", "#")):
+        return "a comment, which JSON does not have"
+    there = re.match(r"\w+|.", rest)
+    return f"{error.msg}, not {there[0]}" if there and error.msg.startswith("Expecting") else error.msg
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -128,18 +146,22 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def check_values(value: Any, *, strict: bool = True, depth: int = 0) -> None:
-    """Raise InputError for JSON that is too deep, with too large integers, lone surrogates or, if ``strict``, NaN."""
+def check_values(value: Any, *, strict: bool = True, depth: int = 0, key: str = "") -> None:
+    """Raise InputError for JSON that is too deep, with too large integers, lone surrogates or, if ``strict``, NaN.
+
+    ``key``: of the value, or of the list that it is in.
+    """
     if isinstance(value, dict | list):
         if depth == DEEPEST:
             raise InputError(TOO_DEEP)
-        for each in (*value, *value.values()) if isinstance(value, dict) else value:
-            check_values(each, strict=strict, depth=depth + 1)
+        for name, each in value.items() if isinstance(value, dict) else ((key, each) for each in value):
+            check_values(name, strict=strict, depth=depth + 1)
+            check_values(each, strict=strict, depth=depth + 1, key=name)
     elif isinstance(value, str):
         if not value.isascii() and SURROGATE.search(value):
             raise InputError("no Unicode text: half of a surrogate pair")
     elif isinstance(value, float):
         if strict and not math.isfinite(value):
-            raise InputError(f"{value} is not a number in JSON")
+            raise InputError(f"{f'{shortened(printable(key))}: ' if key else ''}{value} is not a number in JSON")
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise InputError(f"an integer beyond {LARGEST_INTEGER:.0e}")

@@ -19,6 +19,10 @@ MOST_FILES = 1_000
 """Largest number of files in a folder that an option names, such as a draft model."""
 SAMPLE = 1 << 20
 """Bytes read at the beginning of such a file; for larger files, size and time are also part of the digest."""
+OBJECTS = ("model_type", "dict_type", "model_attributes_type")
+"""Pydantic's types of errors for a value that is not an object."""
+TAGS = ("str", "list[any]", "list[str]", "dict[str,any]")
+"""Steps of pydantic's paths that are not keys: which of several possible types it tried."""
 WRITTEN = ("offload_folder", "download_dir")
 """Options that name a folder for output."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -43,12 +47,14 @@ def describe(error: ValidationError, known: Iterable[str]) -> str:
     errors = error.errors(include_url=False)
     unknown = [each for each in errors if each["type"] == "extra_forbidden"]
     first = errors[0] if errors[0]["type"] != "missing" else (*unknown, errors[0])[0]  # misspelled keys first
-    key = shortened(printable(".".join(str(step) for step in first["loc"]))) or "(whole object)"
+    steps = [str(step) for step in first["loc"] if step not in TAGS]
+    key = shortened(printable(".".join(steps))) or "(whole object)"
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key{nearest(str(first['loc'][-1]), known)}"
     if first["type"] == "missing":
         return f"{key}: missing"
     message = printable(first["msg"].removeprefix("Value error, "))
+    message = "must be a JSON object" if first["type"] in OBJECTS else message
     given = "" if isinstance(first["input"], dict) else f" (got {shortened(repr(first['input']))})"
     return f"{key}: {message[0].lower()}{message[1:]}{given}"
 

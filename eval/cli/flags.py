@@ -18,7 +18,7 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.common.cache import default_root
-from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES, size_of
+from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES, SUFFIXES, size_of
 from compare_q.eval.specs.types import Sample
 from compare_q.eval.table import columns, conditions, pairs
 from compare_q.eval.table.memory import Fit
@@ -56,7 +56,11 @@ FOREIGN_FLAGS = {
     "-ngl": 'n_gpu_layers in "engine" of a model spec',
     **dict.fromkeys(("-c", "--context", "--ctx", "--ctx-size"), "--eval-len, or eval_len in a data spec,"),
     **dict.fromkeys(("--dtype", "--kv-cache-dtype"), 'dtype and kv_cache_dtype in "engine" of a model spec'),
-    **dict.fromkeys(("--model", "--model_args"), "the models alone, as compare-q MODEL MODEL ..."),
+    **dict.fromkeys(("--model", "--model_args"), "MODEL arguments (compare-q MODEL MODEL ...)"),
+    **dict.fromkeys(("--reference", "--ref", "--kl-divergence", "--kl-divergence-base"), "the first MODEL"),
+    **dict.fromkeys(("--quantization", "--tensor-parallel-size", "-tp", "--max-model-len", "--trust-remote-code"),
+                    '"engine" in a model spec, or MODEL@vllm:option=value,'),
+    "--json": "-o", "-hf": "MODEL arguments, also as owner/name,",
 }  # fmt: skip
 """Flags of llama-perplexity and lm-eval, and what compare-q has instead."""
 
@@ -112,7 +116,7 @@ def value(pattern: str, expected: str, convert: Callable[[re.Match[str]], Any]) 
 
 
 WINDOWS = value(r"\d+|all", "a number of windows, or all", lambda found: int(found[0]) if found[0].isdigit() else 0)
-COUNT = value(r"0*[1-9]\d{0,8}", "a number above 0", lambda found: int(found[0]))
+COUNT = value(r"0*[1-9]\d{0,8}", "a whole number from 1 to 999999999", lambda found: int(found[0]))
 PYTHON = value(r"([^=]+)=(.+)", "ENGINE=PYTHON", lambda found: found.groups())
 BYTES = value(  # a number without a unit is refused: 20 for 20 GB would empty the cache
     r"\s*\d{0,15}\.?\d{1,15}\s*([kmgtpe]i?b?|b)\s*", "a size with a unit, for example 20GB or 500MiB",
@@ -317,6 +321,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise InputError(unknown(left[0], command))
     args.command = command
     args.cache_dir = args.cache_dir or default_root()
+    if json_files.is_file(args.cache_dir):
+        raise InputError(f"--cache-dir: {args.cache_dir}: is a file; name the folder of the cache")
     if args.plot and args.plot_file is None:
         args.plot_file = Path("compare_q.png")
     if args.kld_value and (args.measure or "kld") != "kld":
@@ -324,6 +330,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args.measure = "kld" if args.kld_value else args.measure
     if command in RUNS.split():
         check_run(args)
+    if lost := [str(each) for each in args.source if str(each) in columns.BY_NAME and not json_files.exists(each)]:
+        raise InputError(f"{lost[0]}: no such file; the columns of --columns have commas between them, and no spaces")
     return args
 
 
@@ -364,7 +372,8 @@ def unknown(name: str, command: str) -> str:
     for other in COMMANDS:
         if name in parser(other)._option_string_actions:
             return f"{name}: is a flag of compare-q {other}, not of compare-q {command}"
-    return f"{name}: compare-q {command} has no such flag{nearest(name, parser(command)._option_string_actions)}; {see}"
+    near = nearest(name, parser(command)._option_string_actions) if name.startswith("--") else ""
+    return f"{name}: compare-q {command} has no such flag{near}; {see}"
 
 
 def refuse(*cases: tuple[object, str]) -> None:
@@ -380,6 +389,8 @@ def check_run(args: argparse.Namespace) -> None:
     cure = f"; -d has taken all of {printable(' '.join(texts))}: put models before it" if len(texts) > 1 else ""
     first = printable("".join(args.models[:1]))
     refuse(
+        *((args.plot and name.lower().endswith(tuple(SUFFIXES)),
+           f"{printable(name)}: is no model; -pf names the file of the plot") for name in args.models),
         (not args.models and not args.modelspec, f"name models, or give -d and -m{cure}; {see}"),
         (args.models and args.modelspec, f"{first}: cannot be combined with -m; give either MODEL arguments or -m"),
         (not args.models and not texts, f"-d: is missing: specs of models go with a spec of a text; {see}"),
@@ -407,7 +418,8 @@ def check_content(
         (args.measure in ACCURACIES and not answers,
          f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")'),
         (column and args.sort != column.name and not (several and text in texts),
-         f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}"),
+         f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}" if several
+         else f"--sort: {args.sort}: there is one text; leave the colon and what follows out"),
         (args.logits_file is not None and several,
          "--logits_file: a reference store is of one text; leave it out, or run once for each text"),
     )  # fmt: skip

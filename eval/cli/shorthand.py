@@ -40,6 +40,7 @@ CHAT = {"dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "data
         "max_text_rows": 200, "dataset_display_name": "UltraChat"}  # fmt: skip
 SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
+HUB_SITES = ("huggingface.co", "hf.co")
 TASK = "lm_eval:"
 PATHS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files", "include_path", "task")
 """Keys of a data spec that may be paths."""
@@ -148,8 +149,11 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
             return None
         with progress.phase(f"fetching the config of {name}", unit="bytes") as phase:
             folder = hub.resolve(name, None, tokenizer_only=True, watch=phase)
+    elif urlsplit(name).netloc in HUB_SITES:
+        raise InputError(f"is a page of the hub; name the model as {'/'.join(urlsplit(name).path.split('/')[1:3])}")
     elif not exists(folder) and not urlsplit(name).netloc:
         hint = "" if "/" in name else "; a model on the hub is named owner/name"
+        hint = "; a server's address begins with http://" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name) else hint
         raise InputError(f"no such folder or file{near(folder)}{hint}")
     return CheckpointConfig.read(folder) if exists(folder / "config.json") else None
 
@@ -214,6 +218,8 @@ def text(word: str) -> dict[str, Any]:
     if exists(expanded(word)):
         return {"dataset": "text", "path": word, "sample": "spread"}
     known = [*hub_datasets.SOURCES, "chat"]
+    if re.match("https?:/", word):
+        raise InputError(f"-d: {printable(word)}: is an address; download the text, and name its file")
     raise InputError(f"-d: {printable(word)}: no such file{near(Path(word), *known)}; a text is a file, a spec "
                      f"(.json), {TASK}TASK, or one of {', '.join(known)}")  # fmt: skip
 

@@ -154,7 +154,8 @@ class Workers:
         except ModelError as error:
             if here:
                 named = str(error).startswith("python: ")
-                raise InputError(str(error) if named else f"python: {model.python}: {error}") from None
+                cure = "give a Python that has the engine, or the folder of its virtual environment"
+                raise InputError(str(error) if named else f"python: {model.python}: {error}; {cure}") from None
             return EngineInfo(installed=("", ""), facts=ModelFacts(), silence=str(error)), hardware
 
     def ask(self, model: PlannedModel) -> EngineInfo:

@@ -53,10 +53,12 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
         raise InputError(f"{place}{error}") from None
     except ValidationError as error:
         reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
-        other = ModelSpec if issubclass(kind, DataSpec) else DataSpec
+        other, what = (ModelSpec, "model") if issubclass(kind, DataSpec) else (DataSpec, "data")
         if reason.removesuffix(": unknown key") in other.model_fields:
-            what = "model specs, which -m takes" if other is ModelSpec else "data specs, which -d takes"
-            reason += f"; it is a key of {what}"
+            reason += f"; it is a key of {what} specs, which {'-m' if other is ModelSpec else '-d'} takes"
+        elif isinstance(raw, dict) and raw and not raw.keys() & kind.model_fields:
+            required = ", ".join(name for name, field in kind.model_fields.items() if field.is_required())
+            reason += f"; it holds no key of a {'data' if other is ModelSpec else 'model'} spec ({required}, ...)"
         raise InputError(f"{place}{placed(reason, places)}") from None
     spec._folder, spec._place, spec._places = file.parent, place, {key: place + at for key, at in places.items()}
     return spec

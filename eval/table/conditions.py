@@ -56,7 +56,7 @@ def parse(given: str) -> Condition:
     with suppress(ValueError):
         limit = float(found[3]) if found else math.nan
     if found is None or not math.isfinite(limit):
-        raise InputError(f"{printable(given)!r}: expected COLUMN SIGN NUMBER, such as 'kld > 0.05'")
+        raise InputError(f"{printable(given)!r}: expected COLUMN SIGN NUMBER with <, <=, > or >=, such as 'kld > 0.05'")
     column = named(found[1])
     if column.digits is None:
         raise InputError(f"{found[1]}: is a column of words; a condition needs a column of numbers")

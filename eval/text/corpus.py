@@ -151,7 +151,8 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
     try:
         text = read_bytes(file, sys.maxsize).decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"path: {printable(file)}: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
+        bad = f"{error.reason} at byte {error.start:,}"
+        raise InputError(f"path: {printable(file)}: not UTF-8 text: {bad}; save it as plain text in UTF-8") from None
     if not text.strip():
         raise InputError(f"path: {printable(file)}: no text in it")
     return text if raw else text.replace("\r\n", "\n").replace("\r", "\n")

@@ -26,7 +26,9 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers, sentencepiece and Transformers each raise their own
-        raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {one_line(error)}") from None
+        held = any(True for name in ("*token*", "vocab*", "*.model") for _ in folder.glob(name))
+        reason = one_line(error) if held else f"no {FILE}; name the folder or hub id of the unquantized model"
+        raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {reason}") from None
 
 
 def plain_tokens(tokenizer: Any, seen: Iterable[int] = NONE) -> dict[int, str]:

@@ -11,6 +11,7 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import files as checkpoint
+from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.engine import TransformersEngine
@@ -34,7 +35,10 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Path) -> None:
-    """Transformers loads model.safetensors and applies an adapter; vLLM loads the index's files, and no adapter."""
+    """Transformers loads model.safetensors and applies an adapter; vLLM loads the index's files, and no adapter.
+
+    A message names what was given instead of a model: an adapter, a file, a pointer of Git LFS, pickled weights.
+    """
     folder = write_checkpoint(tmp_path, ENDS)
     (folder / "model-1.safetensors").write_bytes(safetensors_bytes(ENDS))
     index = folder / "model.safetensors.index.json"
@@ -45,6 +49,15 @@ def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Pat
     assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
     (folder / "adapter_config.json").write_text("{}")
     assert refusal(checkpoint.weight_files, folder).startswith(f"{folder / 'adapter_config.json'}: an adapter")
+    (folder / "config.json").unlink()
+    assert refusal(CheckpointConfig.read, folder).startswith(f"{folder / 'config.json'}: missing; it holds a LoRA adap")
+    single = folder / "model.safetensors"
+    assert refusal(CheckpointConfig.read, single).startswith(f"{single}: is a file; name the folder")
+    for content, reason in ((b"version https://git-lfs.github.com/spec/v1", "Git LFS"), (b"", "ends too early")):
+        single.write_bytes(content)
+        assert reason in refusal(checkpoint.read_header, single)
+    single.rename(folder / "pytorch_model.bin")
+    assert "pytorch_model.bin" in checkpoint.no_weights(folder)
 
 
 def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> None:

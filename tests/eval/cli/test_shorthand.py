@@ -198,6 +198,9 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
     for line, *parts in (
         ([tmp_path / "modles.json"], "modles.json: no such folder or file (did you mean 'models.json'?)"),
         ([toy, "-d", tmp_path / "wiki.tset.raw"], "no such file (did you mean 'wiki.test.raw'?); a text is a file"),
+        (["localhost:8000"], "localhost:8000: ", "http://"),
+        (["https://huggingface.co/a/b/tree/main"], "tree/main: ", "name the model as a/b"),
+        ([toy, "-d", "https://a.org/b.txt"], "-d: https:/a.org/b.txt: ", "download"),
         (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
         ([f"{toy_model}@vlm"], "unknown engine 'vlm' (did you mean 'vllm'?)"),
         ([toy_text], "text.txt: is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id"),

@@ -36,6 +36,9 @@ def models(*labels: str, **keys: Any) -> list[ModelSpec]:
         ([MODEL, [MODEL]], "model 2: "),
         ([{**MODEL, "label": "two\nlines", "bits": 4}], "model 1"),
         ([], "holds no model"),
+        ({"models": [MODEL]}, "model 1: models: unknown key (did you mean 'model_dir'?); it holds no key of a model"),
+        ("[null]", "model 1: must be a JSON object"),
+        ([{**MODEL, "model_dir": 1}], "model 1: model_dir: input"),
         ('{\n  "a": 1,\n  "b": x\n}', "line 3, column 8: not valid JSON"),
     ],
 )
