@@ -10,10 +10,11 @@ Options that the spec's ``engine`` object does not set are llama.cpp's defaults,
   Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds llama.cpp without that code.
 
 Some models exclude tokens by a logit of -inf or -3.4e38.  If a reference gives such a token any probability, the KL
-divergence is infinite, and no position of the model would have a finite one.  Logits below ``FLOOR``, the lowest
-float16, are therefore set to ``FLOOR``: the probability stays exactly 0 in float32, log-probabilities and entropies do
-not change, and the divergence becomes p_ref * (65504 + ...).  A *target* below ``FLOOR`` is set to -inf: its position
-is left out and counted.  So is a position without any logit above ``FLOOR``.  NaN stays NaN.
+divergence of that position is infinite, and no position of such a model would have a finite one.  Logits below
+``FLOOR``, the lowest float16, are therefore set to ``FLOOR``: the probability stays exactly 0 in float32,
+log-probabilities and entropies do not change, and the divergence becomes p_ref * (65504 + ...).  A *target* below
+``FLOOR`` is set to -inf: its position is left out and counted.  A position without any logit above ``FLOOR`` is left
+out and counted too.  NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ def kv_caches(said: str, tokens: int) -> Iterator[KVCache]:
 
 
 def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -> Any:
-    """``llama_model_params`` of the module ``llama_cpp``; ``repacks``: whether ggml may repack the weights."""
+    """``llama_model_params`` of the module ``llama_cpp``; ``repacks``: True if ggml may repack the weights."""
     parameters = library.llama_model_default_params()
     parameters.n_gpu_layers, parameters.main_gpu = options.n_gpu_layers, options.main_gpu
     parameters.split_mode = getattr(library, f"LLAMA_SPLIT_MODE_{options.split_mode.upper()}")

@@ -202,7 +202,7 @@ class LogitsScorer:
                 rows = StoredRows(window.index, window.n_scored, done, done := done + len(logits))
                 kept = self.rows_to_record(logits, chosen)
                 shard.append(self.statistics(rows, logits, window.targets[rows.begin : rows.end]))
-                del logits  # otherwise it would be in memory together with the next piece
+                del logits  # otherwise this piece would be in memory together with the next piece
                 yield kept
                 del kept
         if begin != length:

@@ -1,7 +1,7 @@
 """A reference pack as a model: its logits are recomputed from the stored states and head.
 
-With ``reference: true``, other models are compared with it; its states are then read in place.  Scoring a
-pack checks it: the logits of every scored token must give the scores that the reference's own engine computed, up to
+With ``reference: true``, other models are compared with the pack, and its states are read from its own files.  Scoring
+a pack checks it: the logits of every scored token must give the scores that the reference's own engine computed, up to
 rounding.  Nothing else about the model is known or needed.
 """
 

@@ -236,7 +236,7 @@ def layer_of(module: str) -> str:
 
 def tied(model: Any) -> Mapping[str, str]:
     """Name of a tensor that the config ties to another tensor -> name of the other tensor."""
-    found = getattr(model, "all_tied_weights_keys", None)  # Transformers 5.0 has only the class's own
+    found = getattr(model, "all_tied_weights_keys", None)  # 5.0 has only the class's names
     return dict(found if found is not None else getattr(model, "_tied_weights_keys", None) or {})
 
 

@@ -142,7 +142,7 @@ def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
         form = quantization.get("format") or quantization.get("quant_algo") or nested.get("quant_algo") or ""
         yield "config", shortened(printable(f"{checkpoint.config.quant_method or 'quantization'} {form}".strip()), 80)
     scheme_text = kv_cache(quantization)
-    yield "KV cache", f"{scheme_text}, as the config asks" if scheme_text else "in the model's dtype"
+    yield "KV cache", f"{scheme_text}, as the config requires" if scheme_text else "in the model's dtype"
     if quantization:
         made = part(quantization, "producer") or part(quantization, "meta")
         known = [f"{key} {made[key]}" for key in ("name", "version", "quantizer") if key in made]
@@ -242,7 +242,7 @@ def differing_tensors(checkpoint: Checkpoint, found: Contents) -> Iterator[Findi
     yield from one_finding(
         "wrong", [f"{checkpoint.files[0].name}: {name}" for name in sorted(found.missing)
                   if name.rpartition(".")[2] not in INPUT_SCALES],
-        "missing, although the config requires it: engines refuse, or make numbers up",
+        "missing, although the config requires it: engines refuse, or use arbitrary numbers",
         "download the files again, or save the model with the class that its config names",
     )  # fmt: skip
     shapes: dict[str, list[str]] = {}
@@ -376,7 +376,7 @@ def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
             "embedding": f"the embedding{tied}: quantized ({stored}); many engines read embeddings in 16 bits only",
         }.get(checkpoint.role(module))
         if what:
-            yield Finding("warning", checkpoint.where(module), what, "mind it where models are compared")
+            yield Finding("warning", checkpoint.where(module), what, "consider it when you compare models")
 
 
 def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -429,7 +429,7 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
         fix = "save the model in one dtype, and state this dtype in its config.json"
         yield from one_finding("warning", places, what, fix)
     yield from one_finding(
-        "wrong", bare, "no float, and no scale with it: engines take its bytes as numbers, or refuse",
+        "wrong", bare, "in a quantized type, without a scale: engines read the bytes as numbers, or refuse",
         "quantize again; the scales are missing",
     )  # fmt: skip
 

@@ -29,10 +29,10 @@ SCALE = 2.0**-9
 VERSION = 2
 """Version of the numbers that follow from a seed; part of the key of a noise floor's token scores."""
 TABLE = 1 << 22
-"""Count of the numbers drawn from a seed, on the CPU for every device.
+"""How many random numbers are drawn from a seed; they are drawn on the CPU, whatever the device.
 
-The noise of a token in a layer is a stretch of these numbers.  One in 512 pairs of stretches of 4,096 overlaps; in the
-overlap, a number is the noise of different elements.
+The noise of a token in a layer is a consecutive part of these numbers.  Of the pairs of parts with 4,096 numbers, one
+in 512 overlaps; a number in the overlap is the noise of two different elements.
 """
 TOKENS: ContextVar[torch.Tensor] = ContextVar("TOKENS")
 """Hashes (``mixed``) of the tokens and positions of the current forward, int64 [n]; one per greenlet."""
@@ -98,8 +98,8 @@ class Noise:
         if not known or not 1 <= len(stream) <= 2 or any(part.shape != stream[0].shape for part in stream):
             found = ", ".join(str(tuple(getattr(part, "shape", [type(part).__name__]))) for part in parts)
             raise ModelError(f"engine.noise: layer {number} returns {found}, not one tensor or two of a shape")
-        # vLLM's next layer adds the two tensors, or uses only the first (Cohere, EXAONE 4).  With the same factor on
-        # both, the stream gets this factor in either case.
+        # vLLM's next layer adds the two tensors, or uses only the first (Cohere, EXAONE 4).  Both tensors get the same
+        # factor, so the residual stream gets this factor in either case.
         factor = self.factor(number, stream[0])
         noisy = tuple(None if part is None else (factor * part).to(part.dtype) for part in parts[:end])
         return (*noisy, *parts[end:]) if isinstance(output, tuple) else noisy[0]
@@ -120,7 +120,7 @@ class Noise:
         return stretches[places].view(len(tokens), *rest).movedim(0, axis)
 
     def missed(self) -> str:
-        """Return an error if a layer has run without noise, else ""; to be called after all layers have run."""
+        """Return an error if a layer has run without noise, otherwise ""; call this after all layers have run."""
         missed = f"layer {min(self.silent, default=0)} has run without it; this model cannot be given noise"
         return f"engine.noise: {missed}" if self.silent else ""
 

@@ -22,7 +22,7 @@ from compare_q.backends.layers.names import bare, parts_of, spellings
 UNKNOWN = "unknown"
 Config = Mapping[str, Any]
 POWERS_OF_TWO = "e8m0"
-"""The last word of a scheme if scales were rounded up to powers of two."""
+"""The last word of a scheme whose scales were rounded up to powers of two."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def declared(config: Config) -> Declared:
 
 
 def integers(config: Config) -> Declared:
-    """GPTQ, AWQ, and Intel's auto-round (inc in vLLM) in integers; these have extra keys for some layers.
+    """GPTQ, AWQ and Intel's auto-round (``inc`` in vLLM), all with integers; extra keys describe some layers.
 
     GPTQModel's ``dynamic``: ``+:pattern``, or ``-:pattern`` for layers that are not quantized.  auto-round's
     ``extra_config``: name or pattern.
@@ -239,8 +239,8 @@ def compressed(config: Config) -> Declared:
 def fp8(config: Config) -> Declared:
     """FP8 of DeepSeek, Qwen and vLLM; DeepSeek-V4's experts are MXFP4, with FP8 activations, or NVFP4.
 
-    With blocks, activations are in groups as long as a block; ``scale_fmt`` "ue8m0": scales are powers of two.
-    ``expert_dtype`` is a key of the model's config, which ``CheckpointConfig.quantization`` adds.
+    If weights have blocks, activations have groups as long as a block.  If ``scale_fmt`` is "ue8m0", scales are powers
+    of two.  ``CheckpointConfig.quantization`` adds ``expert_dtype``, a key of the model's config.
     """
     sizes = config.get("weight_block_size")
     if not sizes:

@@ -1,10 +1,10 @@
 """Check that decode computes the same scores as prefill: both score one short window, once per model.
 
 The mean difference of their log-probabilities, in nats, is compared with the largest difference that rounding explains.
-Measured on correct models: 0.0001 in float32 on a CPU, 0.05 to 0.07 in bfloat16 (SmolLM2-135M).  If activations or
-cached keys are rounded to few bits, a different rounding anywhere moves them by a whole step: 0.44 as W8A8, 1.33 as
-NVFP4 with 4-bit activations.  This check does not find a smaller fault, or a fault that begins after ``TOKENS`` tokens;
-such a fault appears in the row's KLD.
+Correct models differ by 0.0001 in float32 on a CPU, 0.05 to 0.07 in bfloat16 (SmolLM2-135M).  If activations or
+cached keys are rounded to few bits, a different rounding anywhere moves them by a whole step; the difference is then
+0.44 with W8A8 and 1.33 with NVFP4 and 4-bit activations.  This check does not find a smaller fault, or a fault that
+begins after ``TOKENS`` tokens; such a fault appears in the row's KLD.
 """
 
 from __future__ import annotations

@@ -6,16 +6,17 @@ With p = softmax(r) of the reference and q = softmax(z) of the model, as in ``ba
     js           1/2 sum p ln(p / m) + 1/2 sum q ln(q / m), m = (p + q) / 2
     top5         |A and B| / 5, A and B the five most probable tokens of each (of equals, the lowest ids)
 
-JS and TV of a token need both of its probabilities, and therefore the sums over the whole vocabulary.  Ranks therefore
+JS and TV of a token need both of its probabilities, and these need the sums over the whole vocabulary.  Ranks therefore
 exchange their rows of the first pass (``normalizers``) before ``partial`` reads the logits again.  With
 x = ln q - ln p, M the larger of p and q, and y = 1 - exp(-|x|), a token adds
 
     q x      to reverse_kld        M y / 2      to tv        M ((y - 2) ln(1 - y / 2) - (1 - y) |x|) / 2      to js
 
-Equal logits give x = 0 and exactly 0.  Nothing is added or clamped: rounding leaves about 1e-7, of either sign, also
-a tv of 1 + 1e-7.  A token that both exclude (-inf) adds 0; one that only the model allows makes reverse_kld +inf;
-tv and js stay finite, 1 and ln 2 at most.  A NaN, a +inf, or nothing but excluded tokens make all four NaN.  For top5,
-every token counts, excluded tokens last, so that there are always five; if V < 5, all V tokens are used.
+Equal logits give x = 0 and exactly 0.  Nothing is added or clamped: rounding leaves an error of about 1e-7, of either
+sign, so tv may be 1 + 1e-7.  A token that both models exclude (-inf) adds 0.  A token that only the model allows makes
+reverse_kld +inf; tv and js stay finite, at most 1 and ln 2.  All four are NaN if a logit is NaN or +inf, or if all
+tokens are excluded.  For top5, excluded tokens count too, after all others, so that there are always five; if V < 5,
+all V tokens are used.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WIDTH = SUMS + 4 * TOP
 FIRST = statistics.width(True)
 """Columns of the first pass, which come before those of the second."""
 LOWEST = -1e30
-"""For ``TOP``, all logits below it are equal, so that an excluded token ranks above a token that is already taken."""
+"""Lower logits count as equal to this one in ``TOP``; an excluded token then ranks above a token already taken."""
 
 
 def width(has_reference: bool, with_divergences: bool = False) -> int:
@@ -134,8 +135,8 @@ def _sums(z: torch.Tensor, r: torch.Tensor, whole: torch.Tensor, out: torch.Tens
 def _tops(x: torch.Tensor, first: int, out: torch.Tensor) -> None:
     """Values and global ids of the largest logits of x [n, V] into out [n, 2 TOP], the first of equals first.
 
-    torch.topk does not define the order of equal values, and bf16 logits often are equal.  Calling numpy's argmax five
-    times takes as long (256 rows of 49,152: 16 ms against 18 ms).
+    torch.topk does not define the order of equal values, and bf16 logits often are equal.  Five calls of numpy's argmax
+    take about as long as torch.topk (256 rows of 49,152: 16 ms and 18 ms).
     """
     out[:, :TOP], out[:, TOP:] = -math.inf, math.inf
     left = x.clamp(min=LOWEST)
@@ -161,7 +162,7 @@ def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float
 
 
 def _first_five(tops: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The ids [T, TOP] of the largest of all shards' [R, T, 2 TOP] values, of equals the lowest."""
+    """The ids [T, TOP] of the largest of all shards' [R, T, 2 TOP] values; if values are equal, the lowest ids."""
     values, ids = (np.concatenate(list(part), axis=-1) for part in (tops[..., :TOP], tops[..., TOP:]))
     order = np.lexsort((ids, -values), axis=-1)[:, :TOP]
     return np.take_along_axis(ids, order, -1)

@@ -18,7 +18,7 @@ the roundings of its products are small too.  The remaining error is about 1e-7 
 of either sign (at most 7e-7 nats per token against float64).  A KLD near 0 may be -1e-7, and is not changed.
 
 Not finite: a token with logit -inf has probability 0, and a term of probability 0 contributes 0.  A token that the
-reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf.  A NaN or +inf makes logprob NaN.
+reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf.  A logit NaN or +inf makes logprob NaN.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     import torch
 
 CPU_ELEMENTS = 1 << 19
-"""Logits at a time on a CPU (10 rows of 49,152), so that float32 temporaries fit the processor's cache: 4 times as fast
-as 64 rows."""
+"""Logits at a time on a CPU (10 rows of 49,152).  Their float32 temporaries fit the processor's cache, which makes this
+4 times as fast as 64 rows."""
 DEVICE_ELEMENTS = 1 << 24
-"""Logits at a time on a device without Triton, 64 MiB of float32: few launches, little memory."""
+"""Logits at a time on a device without Triton: 64 MiB of float32 need few kernel launches and little memory."""
 
 
 class Column(IntEnum):
@@ -121,7 +121,7 @@ def torch_partial(
             z = logits[part].float()
             r = None if reference is None else reference[part].float()
             _fill(z, r, targets[part] - first, first, out[part], careful=not on_cpu)
-            # The careful way costs three more passes.  A GPU always uses it: reading results would stop its queue.
+            # The careful way costs three more passes.  A GPU always takes it: reading a result would stop its queue.
             if on_cpu and bool(out[part, Column.SHIFTED :: Column.REF_MAX].isnan().any()):
                 _fill(z, r, targets[part] - first, first, out[part], careful=True)
 
@@ -131,7 +131,7 @@ def _fill(
 ) -> None:
     """One sub-chunk, float32; ``local`` are columns.  Unless ``careful``, 0 * inf gives a NaN in SHIFTED or GAP."""
     weight, shifted = _side(z, local, first, out[:, : Column.REF_MAX])
-    # Not einsum or bmm: a float32 dot product on a CPU loses three digits that multiplying and then summing keeps.
+    # einsum and bmm are not used: a float32 dot product on a CPU loses three digits that a product and then a sum keep.
     if careful:
         shifted.masked_fill_(weight == 0, 0.0)
     out[:, Column.SHIFTED] = shifted.mul_(weight).sum(-1)

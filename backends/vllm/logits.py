@@ -86,8 +86,8 @@ class LogitsSource:
     def probed(self, hidden_states: Any) -> tuple[Any, float, float | str]:
         """Return (``local``, its difference from gathered logits, its difference from the head's product or a reason).
 
-        The model's own edits are left out, because an edit by token id would miss its token, or fail, on a rank's share
-        of the vocabulary.
+        The model's own edits of logits are left out: on one rank's share of the vocabulary, an edit by token id would
+        change another token, or fail.
         """
         whole = self.gathered(hidden_states)
         if self.shard is None:

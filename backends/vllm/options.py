@@ -40,7 +40,7 @@ BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
 """Upper bounds of vLLM's own max_num_batched_tokens, used to compute the size of the KV cache."""
 LOSES_CHUNKS = ("turboquant", "ultraquant")
 """Caches with a bug in vLLM (0.26 to 0.32, its issue 46460): if a step of prefill holds the rest of a window and a
-whole window of the same length, it forgets the first window's earlier tokens (mean KLD 0.24 instead of 0.0007)."""
+whole window of the same length, vLLM forgets the first window's earlier tokens (mean KLD 0.24 instead of 0.0007)."""
 CHOOSES_CACHE = (
     "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
 )  # fmt: skip
@@ -57,7 +57,7 @@ BLOCK = 256
 
 
 class CheckedOptions(BaseModel):
-    """Options whose values matter to the scoring; other logprobs modes return logits."""
+    """Options whose values scoring depends on; in other logprobs modes vLLM returns logits."""
 
     model_config = ConfigDict(strict=True)
 

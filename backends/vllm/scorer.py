@@ -1,9 +1,9 @@
 """Scores in vLLM's worker: statistics of every scored position, computed next to the lm_head in bounded chunks.
 
-All scored rows of a step, of any windows, are scored together.  A window arrives in parts, in any step, and again after
-a preemption.  Its statistics are written by absolute position into a buffer on the host.  Repeated rows therefore
-overwrite the same entries, and gaps are detected.  This module never waits for the GPU: results are copied
-asynchronously, and an event shows when the results of a step have arrived.
+All scored rows of a step, of any windows, are scored together.  The rows of a window arrive in parts, in any step,
+and again after a preemption.  Its statistics are written by absolute position into a buffer on the host.  Repeated
+rows therefore overwrite the same entries, and gaps are detected.  This module never waits for the GPU: results are
+copied asynchronously, and an event shows when the results of a step have arrived.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Scorer:
 
     @property
     def goes_on(self) -> bool:
-        """True if the next chunk is computed: no error occurred, or the other ranks would hang without this rank."""
+        """True if the next chunk must be computed: no error occurred, or other ranks would wait for this rank."""
         return not self.error or self.gathers or self.exchanges
 
     @property
@@ -327,7 +327,7 @@ class Scorer:
         except Exception as error:
             self.fail(error)
         finally:
-            if self.exchanges and not self.exchanged:  # the other ranks wait for this rank's rows, right or wrong
+            if self.exchanges and not self.exchanged:  # the other ranks wait for these rows, even if they are wrong
                 self.exchange(chunk.first_pass)
         return True
 

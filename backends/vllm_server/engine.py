@@ -8,7 +8,7 @@ returned rank does not identify the top token either, because it also counts tok
 Before anything is scored, a sample is taken: ``SAMPLE_IDS`` are scored with ``TOP`` entries per position, which shows
 whether the server returns log-probabilities or logits.  The sample, rounded to 0.01 nats, is part of the scores' key
 (``stamp``), because a server may be restarted with other weights under the same name.  It is taken again after loading
-and before scores are kept.  If a model was replaced and restored in between, this is not noticed.
+and before scores are kept.  A model that was replaced and restored in between is not noticed.
 
 The server must split ``WORDS`` into tokens that the tokenizer of the data also has.
 """
@@ -183,7 +183,7 @@ class ServedModel(ModelFiles):
         variable, key = self.options.api_key_env, None
         if variable is not None:
             key = os.environ.get(variable, "").strip()
-            if not (key.isascii() and key.isprintable() and key):  # quote neither: the variable's name may be the key
+            if not (key.isascii() and key.isprintable() and key):  # no name in the message: it may be the key itself
                 raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
         return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 

@@ -1,8 +1,9 @@
 """An engine process: it imports an engine once, and forks a worker for each model.
 
-The driver starts one engine process per Python and engine (``eval/common/processes.py``).  An engine process uses no
-GPU.  Each worker leads a process group.  When the worker ends, the engine process kills the rest of the group and sends
-the driver the exit status.  When the driver ends, even by kill -9, the engine process kills all groups and ends.
+The driver starts one engine process for each pair of a Python and an engine (``eval/common/processes.py``).  An engine
+process uses no GPU.  Each worker leads a process group.  When the worker ends, the engine process kills the rest of the
+group and sends the driver the exit status.  When the driver ends, even by kill -9, the engine process kills all groups
+and ends.
 
 If the engine process cannot be forked after importing its engine (``fork_blockers``), it restarts itself without the
 engine, and its workers import the engine themselves.  The workers of an engine process without an engine do the same.
@@ -43,7 +44,7 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
     """
     faulthandler.enable()  # a crash logs its traceback
     control = socket.socket(fileno=int(descriptor))
-    control.set_inheritable(False)  # a program that an import starts must not keep it open
+    control.set_inheritable(False)  # a program that an import starts must not keep the socket open
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the driver may have inherited SIG_IGN
     before: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     refusal = missing_package()

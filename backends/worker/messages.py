@@ -119,7 +119,7 @@ def parse_message(data: bytes) -> Message:
     """Return a worker's message; ModelError if the data are not a message."""
     try:
         return MESSAGE.validate_python(json.loads(data))
-    except (ValueError, RecursionError) as error:  # of pydantic too
+    except (ValueError, RecursionError) as error:  # also pydantic's ValidationError
         raise ModelError(f"its worker sent an unknown message: {one_line(error, 120)}") from None
 
 

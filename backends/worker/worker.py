@@ -95,11 +95,11 @@ class Worker:
     def __init__(self, requested: float, alone: str = "") -> None:
         machine.keep_compiled_kernels_apart()
         self.requested, self.alone = requested, alone
-        self.notes = list[str]()  # about the weights of the loaded model
+        self.notes = list[str]()  # notes about the weights of the loaded model
         self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
         self.engine: Engine | None = None
-        self.moments: dict[str, float] = {}  # for a second text, without those of loading
+        self.moments: dict[str, float] = {}  # for a second text, without the moments of loading
         self.load_seconds = 0.0
         self.last: tuple[ScoreCommand, dict[str, Any]] | None = None  # with its record
 
@@ -256,7 +256,7 @@ def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str)
     if model is None or not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""
     numbers = []
-    with suppress(Exception):  # must not hide the error itself
+    with suppress(Exception):  # a failure here must not hide the error itself
         if weights := backends.files_of(model).storage().vram_bits:
             numbers.append(f"its weights take {bytes_in_words(weights / 8)}")
     with suppress(Exception):

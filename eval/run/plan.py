@@ -249,7 +249,7 @@ def is_settled(model: PlannedModel) -> bool:
 def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
     """Return a model that is on this machine, with the fingerprint of its files; InputError if the files do not fit.
 
-    Missing files are downloaded.  A server is asked for its model now; ModelError if it does not answer.
+    Missing files are downloaded.  A server must now name its model; ModelError if it does not answer.
     """
     config.workers.check()
     files, settled = backends.files_of(model), is_settled(model)
