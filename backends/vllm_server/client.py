@@ -53,7 +53,7 @@ class ServerError(Exception):
 
 
 def base_url(name: str) -> str:
-    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if not a URL, or with a secret."""
+    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if it is not a URL or has a secret."""
     if any(mark in name for mark in "@?#"):
         raise InputError("model_dir: the server's URL must hold no password, key or query; give engine.api_key_env")
     try:

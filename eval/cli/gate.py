@@ -1,6 +1,6 @@
 """The command ``gate``: check that several ways to run one model compute the same.
 
-Exit status 0: every variant is as before; 1: a variant is not, or a condition of ``--fail-if`` holds; 2: bad input; 3:
+Exit status 0: every variant is as before; 1: a variant differs, or a condition of ``--fail-if`` holds; 2: bad input; 3:
 a variant failed.  No score is read from the cache, because the code may have changed without a new version.
 """
 

@@ -26,8 +26,8 @@ BOLD = "bold: no other model is as small and better"
 HEIGHT, MORE = 8.4, 0.12
 """Height (inches), and its increase for each point beyond the first ``labels.FEW``."""
 MARKER_SIZE, RING, COVERED = 9.0, 5.0, 10.0
-"""Size of a marker (points); growth of a marker that another one covers (points; less per further covering marker);
-distance (pixels) below which a marker that is drawn later covers this one."""
+"""Size of a marker (points); growth of a covered marker (points, less for each further marker that covers it); distance
+(pixels) below which a marker that is drawn later covers this one."""
 FLOOR, ZERO = 0.045, 0.1
 """Share of a linear axis below y = 0, and of a logarithmic axis between 0 and the smallest value."""
 NEGLIGIBLE = 0.01
@@ -35,7 +35,7 @@ NEGLIGIBLE = 0.01
 WRAP = 24, 28
 """Characters per line of a label, if there are many labels and if there are at most ``labels.FEW``."""
 NAMES_ON_CARD = 8
-"""Largest number of points on a card that all have labels; beyond it, only the ends of the Pareto front have."""
+"""Largest number of points on a card that all have labels; with more, only the ends of the Pareto front have labels."""
 TICKS, CARD_TICKS = 16, 7
 """Maximum number of ticks of the y axis, in a plot and on a card."""
 

@@ -64,7 +64,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
     make_models()
     patch = pytest.MonkeyPatch()
-    patch.setenv("VLLM_CPU_INT4_W4A8", "0")  # else a CPU with AMX quantizes the activations of W4A16
+    patch.setenv("VLLM_CPU_INT4_W4A8", "0")  # otherwise a CPU with AMX quantizes the activations of W4A16
     folder = tmp_path_factory.mktemp("divergence")
     ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "eval" / "spec" / "opticks.txt").read_text()[:20000])["input_ids"]
     windows = [
@@ -135,7 +135,7 @@ def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> No
 
 
 def test_more_bits_diverge_less(measured: Measured) -> None:
-    """With either reference, the KLD grows from another engine to 8 bits to 4 bits."""
+    """With either reference, the KLD of the other engine is smallest, and that of 4 bits is larger than that of 8."""
     for store, other in (REFERENCES, REFERENCES[::-1]):
         means = [
             np.mean([measured.scores[name, store, window.index].kld for window in measured.windows])

@@ -43,7 +43,7 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
 
 
 def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
-    """Batches of 7 leave a last one of 2.  Flash attention's kernel for few tokens has other roundings."""
+    """With batches of 7 tokens, the last batch has 2.  Flash attention's kernel for few tokens has other roundings."""
     (window,) = toy_windows(1)
 
     def run(n_batch: int, n_ubatch: int, **options: Any) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
 
 
 def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
-    """llama.cpp's references are logits: neither all of the window's own nor all of the reference's are in memory."""
+    """llama.cpp's references are logits; only a part of the window's and of the reference's logits is in memory."""
     save_llama(tmp_path / "model", vocab_size=VOCAB, max_position_embeddings=LONG)
     file = write_gguf(tmp_path / "model", tmp_path / "toy.gguf")
     assert growth("llamacpp", file) < LOGITS / 2

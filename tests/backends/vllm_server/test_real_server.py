@@ -73,7 +73,7 @@ def test_real_server_against_vllm_in_this_process(real_server: str, toy_engine: 
     backend.load()
     served = scores_of(backend, windows)
     assert {index: len(scores.logprob) for index, scores in served.items()} == dict.fromkeys(range(6), TOY_CONTEXT - 4)
-    again = scores_of(backend, windows[:1])  # a cached prefix must not shorten it
+    again = scores_of(backend, windows[:1])  # a cached prefix must not shorten the answer
     np.testing.assert_allclose(again[0].logprob, served[0].logprob, atol=ATOL_REAL)
 
     for scores in toy_engine.score(windows, ScoreRequest()):

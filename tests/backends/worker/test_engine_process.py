@@ -1,4 +1,5 @@
-"""Engine processes: models share one and do not harm each other, none outlives the driver, none is forked unsafely."""
+"""Engine processes: models share one process without harming each other; no process outlives the driver, and no unsafe
+process is forked."""
 
 from __future__ import annotations
 
