@@ -177,14 +177,16 @@ class Comparison:
         return f"<Comparison of {len(labels)} models on {texts} text{'s' * (texts > 1)}: {named}>"
 
     def _repr_html_(self) -> str:
-        """The table with its footnotes and the finding, for notebooks."""
-        import pandas as pd
-
-        table = tables.table_of(self.results)
-        cells = [[cell.shown + cell.marks + cell.plus_minus for cell in each.cells] for each in table.columns]
-        frame = pd.DataFrame(zip(*cells, strict=True), columns=[each.column.title for each in table.columns])
-        with pd.option_context("display.max_colwidth", None):
-            drawn = frame.to_html(index=False)
+        """The table with its footnotes and the finding, for notebooks; a number and its error are on one line."""
+        table, columns = tables.table_of(self.results), list[list[str]]()
+        for each in table.columns:
+            side, wrap = ("left", "normal") if each.column.digits is None else ("right", "nowrap")
+            texts = [html.escape(cell.shown + cell.marks + cell.plus_minus) for cell in each.cells]
+            head = f'<th style="text-align: {side}">{html.escape(each.column.title)}</th>'
+            style = f"text-align: {side}; white-space: {wrap}"
+            columns.append([head, *(f'<td style="{style}">{text}</td>' for text in texts)])
+        head, *rows = (f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))
+        drawn = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
         lines = [table.title, *table.notes, verdict(self.results)]
         title, *below = (f"<p>{html.escape(line)}</p>" for line in lines)
         return "".join([title, drawn, *below])

@@ -171,7 +171,7 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     assert "2026-01-02, compare_q 0.1" in card
     assert repr(found) == "<Comparison of 2 models on 1 text: uniform, boosted>"
     shown = found._repr_html_()
-    assert "<td>uniform</td>" in shown
+    assert ">uniform</td>" in shown
     assert shown.count("<p>method exllamav3: ") == 1  # a footnote
     assert f"<p>{html.escape(verdict(found.results))}</p>" in shown
     found.save(tmp_path / "r.json")
