@@ -1,7 +1,7 @@
 """Write the same Llama with other weights: norms folded into the next matrices, channels equalized across layers.
 
-The demo's weights come from a Q4_1 file and are on its grid, which flatters every format of a similar grid.  These
-changes move every weight, but keep the model's function the same in exact arithmetic:
+The demo's weights come from a Q4_1 file, so that they lie on its grid. A format with a similar grid would therefore
+look better than it is. These changes move every weight, but do not change the model's function in exact arithmetic:
 
 - RMSNorm multiplies by its weights.  The matrices that read its output absorb these weights, and the norm's weights
   become 1.  The last norm keeps its weights, since the tied head is also the embedding.
@@ -46,8 +46,8 @@ def fold(norm: torch.Tensor, *readers: torch.Tensor) -> None:
 def equalize(writer: torch.Tensor, reader: torch.Tensor, *, groups: int, width: int) -> None:
     """Divide the rows of ``writer`` [C, *] and multiply the columns of ``reader`` [*, C * groups] that read them.
 
-    Channels come in runs of ``width``.  The reader reads ``groups`` consecutive copies of each run, as query heads read
-    their key/value head.  Works in place; a channel of zeros is not changed.
+    Channels come in runs of ``width``. The reader has ``groups`` consecutive copies of each run in its input, because
+    several query heads share one key/value head. Works in place; a channel of zeros is not changed.
     """
     read = reader.abs().amax(0).view(-1, groups, width).amax(1).flatten()
     factors = torch.sqrt(writer.abs().amax(1) / read)

@@ -1,4 +1,4 @@
-"""Pad a Llama folder with zeros to a larger hidden size: the same function, in a shape that every kernel takes.
+"""Pad a Llama folder with zeros to a larger hidden size. Its function is the same, and every kernel accepts its shape.
 
 Machete, Marlin and EXL3 need features in multiples of 128, and llama.cpp's K-quants need rows in multiples of 256.
 SmolLM2-135M has a hidden size of 576.  Transformers requires hidden = heads x head size, so heads are added: query
@@ -6,10 +6,10 @@ heads of zeros, and enough key/value heads that each query head stays with its o
 
     python -m demo.pad demo/models/smollm2-135m OUT --hidden 768
 
-Why it is the same function: the added features of the residual stream are zero and stay zero, and a mean over the
-stream is old/new of the original's.  RMSNorm with eps * old/new therefore returns sqrt(new/old) times the original,
-and norm weights times sqrt(old/new) undo this.  In bf16 these weights are rounded, and the result is a different model.
-The demo pads in float32, and rounds once (``demo/smollm2.py``).
+Why the function is the same: the added features of the residual stream stay zero, so that a mean over the stream is
+old/new times the original's. RMSNorm with eps * old/new therefore returns sqrt(new/old) times the original output, and
+norm weights times sqrt(old/new) undo this. In bf16, rounding these weights would change the model. The demo therefore
+pads in float32, and rounds once (``demo/smollm2.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def padded_config(config: LlamaConfig, hidden: int) -> LlamaConfig:
 
 
 def padded_tensor(name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """``tensor`` in the low corner of zeros of ``shape``; a norm's weight is scaled as well (float32, then rounded)."""
+    """Return ``tensor`` padded with zeros at the end of each axis; a norm's weight is also scaled, in float32."""
     if name.endswith("norm.weight"):
         tensor = (tensor.float() * math.sqrt(tensor.shape[0] / shape[0])).to(tensor.dtype)
     result = torch.zeros(shape, dtype=tensor.dtype)

@@ -44,7 +44,7 @@ def usable_rows(out: Path, rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def has_one_embedding(one: Path, other: Path) -> bool:
-    """Return True if two folders hold the same embedding: GPTQ does not change the base's."""
+    """Return True if the embeddings of two folders are equal. GPTQ does not change the embedding of its base."""
     import torch
     from safetensors import safe_open
 

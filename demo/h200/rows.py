@@ -1,4 +1,4 @@
-"""Which models the GPU table has, and its rows."""
+"""The models and the rows of the GPU table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GGUF_QUANTIZED = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
 GGUF_WITH_IMATRIX = ("Q2_K", "Q3_K_M", "Q4_K_M")
 EXL3_BITS = (2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0)
 KINDS = {"W4A16": "INT", "W8A16": "INT", "W8A8": "INT", "NVFP4": "FP4", "MXFP4": "FP4"}
-"""First word of a label -> the kind of number that its weights are."""
+"""First word of a label -> number format of the weights."""
 VLLM = {"enforce_eager": True}
 FP8_CACHE = {"kv_cache_dtype": "fp8"}
 
