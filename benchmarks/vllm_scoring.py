@@ -30,7 +30,7 @@ from compare_q.backends.base import PlannedModel, ScoreRequest, Window  # noqa: 
 from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
 from compare_q.backends.reference.comparison import ReferenceWindows, StoredRows  # noqa: E402
-from compare_q.backends.vllm.driver import Plan, VllmDriver, own_logprobs  # noqa: E402
+from compare_q.backends.vllm.driver import ScoringPlan, VllmDriver, own_logprobs  # noqa: E402
 from compare_q.backends.vllm.engine import VllmEngine  # noqa: E402
 from compare_q.backends.vllm.hooks import TAG  # noqa: E402
 
@@ -83,22 +83,22 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     route = run.probe(windows)
     store = folder / "store"
     store.mkdir()
-    recording = seconds(lambda: list(run.score(windows, Plan(record=str(store)))))
+    recording = seconds(lambda: list(run.score(windows, ScoringPlan(record=str(store)))))
     reference.seal(store, {}, count)
     opened_store = reference.Reader(store)
     scorer: dict[str, Any] = {}
-    plan, more = (Plan(reference=str(store), vocab_size=VOCAB, divergences=more) for more in (False, True))
+    plan, more = (ScoringPlan(reference=str(store), vocab_size=VOCAB, divergences=more) for more in (False, True))
     comparing_heads = seconds(lambda: run.call("compare_q_begin", vars(plan)))  # once for each engine and store
     run.end()
 
-    def scored(plan: Plan, name: str) -> None:
+    def scored(plan: ScoringPlan, name: str) -> None:
         list(run.score(windows, plan))
         scorer[name] = run.report
 
     paths = {
         "prefill": lambda: list(run.run(windows, None)),
         "prompt_logprobs_0": lambda: list(run.run(windows, None, prompt_logprobs=0, flat_logprobs=True)),
-        "ppl": lambda: scored(Plan(), "ppl"),
+        "ppl": lambda: scored(ScoringPlan(), "ppl"),
         "kld": lambda: scored(plan, "kld"),
         "kld_and_divergences": lambda: scored(more, "kld_and_divergences"),
     }

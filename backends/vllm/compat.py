@@ -27,7 +27,7 @@ PLUGINS = {
     "bitsandbytes": ("0.28", "vllm-bnb-plugin", ""),
 }
 """Format -> first vLLM without it, plugin that reads it instead (vllm PRs 39612 and 43529), alternative."""
-WORDS = {
+ALLOWED = {
     "kv_cache_dtype": ("config/cache.py", "CacheDType"),
     "attention_backend": ("v1/attention/backends/registry.py", "AttentionBackendEnum"),
 }
@@ -161,9 +161,9 @@ def arguments() -> frozenset[str]:
 
 
 @cache
-def words(option: str) -> frozenset[str]:
-    """Return the values that the installed vLLM accepts for an option of ``WORDS``; empty if its files differ."""
-    path, name = WORDS[option]
+def allowed_values(option: str) -> frozenset[str]:
+    """Return the values that the installed vLLM accepts for an option of ``ALLOWED``; empty if its files differ."""
+    path, name = ALLOWED[option]
     text = text_of(path)
     if listed := re.search(rf"^{name} = Literal\[(.*?)^\]", text, re.M | re.S):
         return frozenset(re.findall(r'"(\w+)"', listed[1]))

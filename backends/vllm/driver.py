@@ -62,7 +62,7 @@ class Beside(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScoringPlan:
     """Options of one scoring run; JSON types, since they are sent to the workers."""
 
     gathered: bool = False  # use the logits that vLLM gathers
@@ -102,14 +102,18 @@ class VllmDriver:
         answers: list[Any] = self.llm.collective_rpc(method, args=args)
         return answers
 
-    def plan(self, request: ScoreRequest, route: Route) -> Plan:
+    def plan(self, request: ScoreRequest, route: Route) -> ScoringPlan:
         """Return the plan of a request, with a probed route."""
         ranks = self.llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size
         gathered = route.gathered or (request.record is not None and not route.states and ranks > 1)
         contents: Contents = "states" if route.states else "logits"
-        return Plan(gathered, record_contents=contents, record_reason=route.reason, **request.model_dump(mode="json"))
+        return ScoringPlan(
+            gathered, record_contents=contents, record_reason=route.reason, **request.model_dump(mode="json")
+        )
 
-    def score(self, windows: Sequence[Window], plan: Plan, noise_seed: int | None = None) -> Iterator[TokenScores]:
+    def score(
+        self, windows: Sequence[Window], plan: ScoringPlan, noise_seed: int | None = None
+    ) -> Iterator[TokenScores]:
         """Yield the scores of each window when it finishes; ModelError if a position is missing, or logits repeat."""
         doubtful: list[tuple[Window, int, list[NDArray[np.float32]]]] = []
         for window, shards, _ in self.run(windows, plan, noise_seed):
@@ -124,7 +128,7 @@ class VllmDriver:
         self.report = report
 
     def run(
-        self, windows: Sequence[Window], plan: Plan | None, noise_seed: int | None = None, **sampling: Any
+        self, windows: Sequence[Window], plan: ScoringPlan | None, noise_seed: int | None = None, **sampling: Any
     ) -> Iterator[tuple[Window, list[NDArray[np.float32]], Any]]:
         """Queue all windows, then step; yield (window, statistics of each shard, RequestOutput) when a window finishes.
 
@@ -229,7 +233,7 @@ class VllmDriver:
                     f"{limit[worst]:.3g}), {mean:.3g} on average: compare_q does not score this model right"
                 )
             alone = {}
-            for scores in self.score(short, Plan(gathered=gathered)):
+            for scores in self.score(short, ScoringPlan(gathered=gathered)):
                 alone[scores.window] = scores.logprob
             self.check_alone(alone, found, gathered=gathered)
             if self.step and self.compares:
@@ -242,7 +246,7 @@ class VllmDriver:
 
     def beside_own(self, windows: Sequence[Window], *, gathered: bool) -> Beside:
         """Score windows by compare_q and by ``prompt_logprobs=0`` in the same steps."""
-        found, plan = {}, Plan(gathered=gathered, probe=True)
+        found, plan = {}, ScoringPlan(gathered=gathered, probe=True)
         for window, shards, output in self.run(windows, plan, prompt_logprobs=0, flat_logprobs=True):
             found[window.index] = shards, own_logprobs(window, output.prompt_logprobs)
         shards_of, theirs = map(list, zip(*(found[window.index] for window in windows), strict=True))
@@ -280,7 +284,7 @@ class VllmDriver:
         threshold, scheduler.long_prefill_token_threshold = scheduler.long_prefill_token_threshold, 0
         try:
             for window in windows:
-                whole += [scores.logprob for scores in self.score([window], Plan(gathered=gathered))]
+                whole += [scores.logprob for scores in self.score([window], ScoringPlan(gathered=gathered))]
             is_prefill = self.n_steps < len(windows[-1].token_ids) // step
         finally:
             self.step, scheduler.long_prefill_token_threshold = step, threshold

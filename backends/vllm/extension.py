@@ -22,7 +22,7 @@ from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.layers import schemes
 from compare_q.backends.layers.noise import Noise, vllm_decoder_layers
 from compare_q.backends.vllm import layers as vllm_layers
-from compare_q.backends.vllm.driver import Plan
+from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import Graphs, Steps, attach, before_forwards, check_decodes
 from compare_q.backends.vllm.logits import KeptLogits, LogitsSource
 from compare_q.backends.vllm.plugin import register
@@ -78,7 +78,7 @@ class ScoringExtension:
         return json.dumps([[asdict(layer) for layer in found], [asdict(cache) for cache in caches]])
 
     def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:
-        """Start a scoring run by the fields of ``Plan``; with a seed, this rank's layers get noise until its end."""
+        """Start a scoring run by the fields of ``ScoringPlan``; with a seed, its layers on this rank get noise."""
         from vllm.distributed import get_pp_group, get_tp_group
 
         self._compare_q_quiet()  # after an interrupted run
@@ -90,7 +90,7 @@ class ScoringExtension:
         step = plan.get("step")
         # States and gathered logits are the same on every tensor-parallel rank; the first rank keeps them.
         self._compare_q_scorer = Scorer(
-            self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
+            self._compare_q_source, ScoringPlan(**plan) if last_stage else ScoringPlan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
             reports=last_stage, of_all_ranks=lambda rows: tp.all_gather(rows.contiguous()[None], dim=0),
             steps=None if step is None else Steps(step, self._compare_q_graphs),

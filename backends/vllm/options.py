@@ -76,8 +76,8 @@ def check_options(model: PlannedModel) -> None:
     if options.get("load_format") in PICKLED:
         raise InputError(f"engine.load_format: {options['load_format']} loads pickled weights; leave it out")
     check_names(options, compat.arguments() | OWN_OPTIONS, "the installed vLLM")
-    for name in compat.WORDS:
-        given, known = options.get(name), compat.words(name)
+    for name in compat.ALLOWED:
+        given, known = options.get(name), compat.allowed_values(name)
         if known and isinstance(given, str):
             spelled = given.upper() if name == "attention_backend" else given  # as vLLM reads it
             if spelled not in known and given.lower() != "auto":

@@ -27,7 +27,7 @@ from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import divergences, statistics
 from compare_q.backends.scoring.statistics import Column
-from compare_q.backends.vllm.driver import Plan
+from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, Steps, Tokens, scored_rows, states_of
 from compare_q.backends.vllm.logits import LogitsSource
 
@@ -154,7 +154,7 @@ class Scorer:
     """One rank's scorer in one scoring run."""
 
     source: LogitsSource
-    plan: Plan
+    plan: ScoringPlan
     device: Any
     vocab_size: int
     tp_size: int

@@ -22,7 +22,7 @@ from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import bytes_in_words
 from compare_q.eval.cli import adaptive
-from compare_q.eval.cli.doctor import compared
+from compare_q.eval.cli.doctor import contents_of
 from compare_q.eval.cli.outputs import print_errors
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.terminal import say
@@ -89,7 +89,7 @@ def checked_files(
     with suppress(InputError):  # reported below, for its own model
         folders = [Path(model.model_dir) for model, files in owned if isinstance(files, HuggingFaceFolder)
                    and not files.is_remote and not files.other_config]  # fmt: skip
-        found = compared(folders, config.progress)
+        found = contents_of(folders, config.progress)
     reference = next((Path(model.model_dir) for model in models if model.is_reference), None)
     for model, files in owned:
         label, path = model.label, Path(model.model_dir)

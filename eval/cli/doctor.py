@@ -31,7 +31,7 @@ def run(names: Sequence[str]) -> int:
         pack.verified(expanded(name))
         say(name, *described(expanded(name)), "  nothing wrong found")
     models = [model for name in names if name not in packs for model in models_of(name, progress)]
-    found, wrong = compared([path for _, path in models], progress), False
+    found, wrong = contents_of([path for _, path in models], progress), False
     for number, (name, path) in enumerate(models):
         with progress.phase(f"examining {name}", unit="bytes") as phase:
             report = examine(path, models[0][1] if number else None, found.get(path), phase)
@@ -69,7 +69,7 @@ def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
     raise InputError(f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)")
 
 
-def compared(paths: Sequence[Path], progress: Progress) -> dict[Path, Contents]:
+def contents_of(paths: Sequence[Path], progress: Progress) -> dict[Path, Contents]:
     """Folder -> its ``Contents``, from a separate process, since Transformers is imported."""
     folders = [path for path in paths if not is_gguf(path)]
     for folder in folders:  # what cannot be read is reported before a process starts

@@ -99,7 +99,7 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
     if not exists(expanded(name)) and (found := re.fullmatch(r"(.+)@([\w.-]+)(?::(\w+=.+))?", name)):
         name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
         pairs = (each.partition("=") for each in re.split(r",(?=\w+=)", found[3] or "") if each)
-        options = {key: reading.value(text) for key, _, text in pairs}
+        options = {key: reading.json_or_word(text) for key, _, text in pairs}
     try:
         config = config_of(name, progress)
     except InputError as error:

@@ -99,8 +99,8 @@ def axis(word: str) -> tuple[str, list[Any]]:
     key, _, given = word.partition("=")
     if not (key and given):
         raise InputError(f"--sweep: {printable(word)!r}: expected KEY=VALUE,VALUE, as engine.enforce_eager=true,false")
-    values = reading.value(given)
-    return key, values if isinstance(values, list) else list(map(reading.value, given.split(",")))
+    values = reading.json_or_word(given)
+    return key, values if isinstance(values, list) else list(map(reading.json_or_word, given.split(",")))
 
 
 def changes_of(word: str) -> tuple[str, dict[str, Any]]:
@@ -111,5 +111,5 @@ def changes_of(word: str) -> tuple[str, dict[str, Any]]:
         raise InputError(f"--variant: {printable(word)!r}: expected LABEL:KEY=VALUE, as new:python=~/vllm-new")
     keys: dict[str, Any] = {"engine": {}}
     for key, _, text in pairs:
-        (keys["engine"] if key.startswith(ENGINE) else keys)[key.removeprefix(ENGINE)] = reading.value(text)
+        (keys["engine"] if key.startswith(ENGINE) else keys)[key.removeprefix(ENGINE)] = reading.json_or_word(text)
     return label, keys

@@ -241,7 +241,7 @@ def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | 
     return f"{', '.join(labels)}: {said}{remedy}" if labels else None
 
 
-def is_settled(model: PlannedModel) -> bool:
+def is_known(model: PlannedModel) -> bool:
     """Return True if the model is known before it runs: no download, and no request to a server, is needed."""
     return backends.engine_class(model.engine).capabilities.here and not backends.files_of(model).is_remote
 
@@ -252,11 +252,11 @@ def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
     Missing files are downloaded.  A server must now name its model; ModelError if it does not answer.
     """
     config.workers.check()
-    files, settled = backends.files_of(model), is_settled(model)
+    files, known = backends.files_of(model), is_known(model)
     if files.is_remote:
         with config.progress.phase(f"fetching {model.model_dir}", unit="bytes") as phase:
             model = files.fetch(config.workers.stoppable(phase))
-    if not settled:
+    if not known:
         model = checked(config, model)
         if model.info.silence:
             raise ModelError(model.info.silence)

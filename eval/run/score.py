@@ -156,7 +156,7 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
     if the store of a reference is another reference's, or damaged.
     """
     cache, progress, check = config.cache, config.progress, config.workers.check
-    works, settled = list[Work](), plan.is_settled(model)
+    works, settled = list[Work](), plan.is_known(model)
     try:
         model = downloads.result(model)
         if model.is_reference and backends.files_of(model).is_store:

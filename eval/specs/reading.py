@@ -149,14 +149,14 @@ def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
     return different
 
 
-def packed(spec: DataSpec) -> dict[str, Any]:
-    """Return a data spec as JSON types for another process; ``unpacked`` reverses it."""
+def as_json(spec: DataSpec) -> dict[str, Any]:
+    """Return a data spec as JSON types for another process; ``from_json`` reverses it."""
     return {"keys": spec.model_dump(mode="json", exclude_unset=True), "folder": str(spec._folder)}
 
 
-def unpacked(packed: Mapping[str, Any]) -> DataSpec:
-    """Return the data spec that ``packed`` returned."""
-    return parse_data_spec(packed["keys"], Path(packed["folder"]) / "data spec")
+def from_json(saved: Mapping[str, Any]) -> DataSpec:
+    """Return the data spec that ``as_json`` returned."""
+    return parse_data_spec(saved["keys"], Path(saved["folder"]) / "data spec")
 
 
 def expand(patterns: Iterable[str]) -> list[Path]:
@@ -204,7 +204,7 @@ def one_reference(specs: Sequence[ModelSpec], *, stored: bool = False) -> tuple[
     return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
 
 
-def value(text: str) -> Any:
+def json_or_word(text: str) -> Any:
     """Return what JSON reads in a word of the command line, else the word."""
     with suppress(ValueError):
         return json.loads(text)

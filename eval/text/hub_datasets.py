@@ -288,13 +288,13 @@ def would_fetch(spec: DataSpec) -> str:
         with in_one_line(spec, source):
             size = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
         return f"{source.path}, {size}"
-    processes.run_in_subprocess(check_split, f"asking for {source.path}", spec=reading.packed(spec))
+    processes.run_in_subprocess(check_split, f"asking for {source.path}", spec=reading.as_json(spec))
     return ", ".join(filter(None, (source.path, source.name, source.split)))
 
 
 def check_split(spec: Mapping[str, Any]) -> None:
     """Raise InputError unless ``datasets`` finds the data set, the configuration and the split of a packed ``spec``."""
-    unpacked = reading.unpacked(spec)
+    unpacked = reading.from_json(spec)
     source = source_of(unpacked)
     with in_one_line(unpacked, source):
         builder = ask_library(quiet_library().load_dataset_builder, source)

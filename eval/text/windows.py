@@ -261,7 +261,7 @@ def build(
     """
     n_windows = spec.max_rows if n_windows is None else n_windows
     if spec.pack is not None:
-        return cut(tokens.of_pack(packed := pack.resolve(spec.pack)), spec, n_windows, packed / pack.TOKENIZER)
+        return cut(tokens.of_pack(folder := pack.resolve(spec.pack)), spec, n_windows, folder / pack.TOKENIZER)
     name = spec.locate(spec.tokenizer_dir)
     fetching = progress.phase(f"fetching the tokenizer of {name}", unit="bytes") if hub.is_hub_id(name) else None
     with fetching or nullcontext(hub.SILENT) as phase:
@@ -277,7 +277,7 @@ def build(
             progress.say(f"{file}: damaged, or of another text or tokenizer; it is made again")
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
-            keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file), "key": key,
+            keys = {"spec": reading.as_json(spec), "tokenizer": str(folder), "file": str(file), "key": key,
                     "deadline_s": min(deadline_s, MOST_S)}  # fmt: skip
             processes.run_in_subprocess(make, what, progress, **keys)
             if changed := states(spec, folder) ^ before:
@@ -340,23 +340,23 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def make(
     spec: Mapping[str, Any], tokenizer: str, file: str, key: str, progress: Progress, deadline_s: float = DEADLINE_S
 ) -> None:  # fmt: skip
-    """Read the text of a packed ``spec``, tokenize it and write the tokens into ``file``; InputError with the reason.
+    """Read the text of a ``spec`` as JSON, tokenize it and write the tokens into ``file``; InputError with the reason.
 
     ``tokenizer``: its folder; ``key``: of the tokens.  Runs in a subprocess, because it imports Transformers and
     ``datasets`` or lm-eval.
     """
-    unpacked, folder = reading.unpacked(spec), Path(tokenizer)
-    if unpacked.is_answers:
-        limit = time_limit(f"task: {unpacked.task}: its templates", deadline_s)
-        with progress.phase(f"tokenizing {corpus.display_name(unpacked)}", unit="questions"), limit:
-            return tokens.save(Path(file), tasks.read(unpacked, folder), key)
-    source = hub_datasets.version(unpacked) if hub_datasets.is_remote(unpacked) else ""
-    hub_datasets.fetch(unpacked, progress)
+    data, folder = reading.from_json(spec), Path(tokenizer)
+    if data.is_answers:
+        limit = time_limit(f"task: {data.task}: its templates", deadline_s)
+        with progress.phase(f"tokenizing {corpus.display_name(data)}", unit="questions"), limit:
+            return tokens.save(Path(file), tasks.read(data, folder), key)
+    source = hub_datasets.version(data) if hub_datasets.is_remote(data) else ""
+    hub_datasets.fetch(data, progress)
     render_s = min(deadline_s, RENDER_S)
-    if unpacked.is_chat:
-        text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress, render_s)
+    if data.is_chat:
+        text = conversations.tokenize(conversations.read(data, progress), folder, data, progress, render_s)
     else:
-        text = tokens.tokenize(corpus.load_texts(unpacked, progress), folder, unpacked, progress, render_s)
+        text = tokens.tokenize(corpus.load_texts(data, progress), folder, data, progress, render_s)
     read = datetime.now().isoformat(" ", "minutes")
     return tokens.save(Path(file), replace(text, source=source, read=read), key)
 

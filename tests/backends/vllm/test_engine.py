@@ -170,7 +170,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
         for window in WINDOWS[-2:]:
             ref, logits = own_logits(toy_engine, window), own_logits(backend, window)
             assert_exact(found[window.index], logits, window, EXACT, ref)
-        plan = driver.Plan(reference=str(toy_store), vocab_size=TOY_VOCAB, divergences=True)
+        plan = driver.ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB, divergences=True)
         backend.llm.collective_rpc("compare_q_spied")
         list(backend.driver.score(WINDOWS, plan))
         for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):

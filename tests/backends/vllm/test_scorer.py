@@ -18,7 +18,7 @@ from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.scoring import divergences
 from compare_q.backends.vllm import driver
-from compare_q.backends.vllm.driver import Plan
+from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows
 from compare_q.backends.vllm.scorer import CPU_ROWS, Scorer
 from tests.support.definitions import assert_divergences_of, draw
@@ -37,7 +37,7 @@ def scorer(
     """A scorer that has not received a step."""
     processor = SimpleNamespace(soft_cap=soft_cap, scale=1.0, org_vocab_size=entries)
     source: Any = SimpleNamespace(processors=[processor], processor=processor, shard=None)
-    return Scorer(source, Plan(**plan), torch.device(device), entries, tp_size)
+    return Scorer(source, ScoringPlan(**plan), torch.device(device), entries, tp_size)
 
 
 @pytest.mark.parametrize("vocab_size", [320, 32_000, 49_152, 128_256, 151_936, 262_144, 1_000_000, 200_000_000])
@@ -109,7 +109,7 @@ class Small:
 
 def stepped(source: Any, **plan: Any) -> Scorer:
     """Return a scorer after one step with the whole window."""
-    one = Scorer(source, Plan(**plan), torch.device("cpu"), 40, 2)
+    one = Scorer(source, ScoringPlan(**plan), torch.device("cpu"), 40, 2)
     one.step(STATES, [REQUEST], tokens)
     one.buffers.land()
     return one
@@ -139,7 +139,7 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
     """Missing rows may cross chunks; NaN does not count as zero, and a step that computes the rows again fixes them."""
     states = STATES.clone()
     states[200:300], states[300] = 0.0, torch.nan
-    one = Scorer(Small(1000), Plan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
+    one = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
     one.step(states, [REQUEST], tokens)
     one.buffers.land()
     assert one.buffers.windows[7].written.tolist() == [not 199 <= row < 299 for row in range(998)]
@@ -184,7 +184,7 @@ class Ranks:
             return found
 
         source: Any = SimpleNamespace(processors=[], processor=None, shard=(first, last), local=local)
-        one = Scorer(source, Plan(divergences=True), torch.device("cpu"), 40, 2, of_all_ranks=of_all_ranks)
+        one = Scorer(source, ScoringPlan(divergences=True), torch.device("cpu"), 40, 2, of_all_ranks=of_all_ranks)
         one.comparison = SimpleNamespace(  # type: ignore[assignment]
             head=None, logits=lambda parts: torch.cat([REFERENCE[a.begin + 1 : a.end + 1, first:last] for a in parts])
         )
@@ -228,7 +228,7 @@ def test_what_is_collected() -> None:
     one.step(STATES, [REQUEST._replace(n_rows=500)], tokens)
     header, data = one.collect([7])
     assert (header["error"], data) == ("window 7: vLLM computed no hidden states for 499 of its positions", b"")
-    silent = Scorer(Small(1000), Plan(), torch.device("cpu"), 40, 2, reports=False)  # type: ignore[arg-type]
+    silent = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2, reports=False)  # type: ignore[arg-type]
     assert silent.collect([7])[0]["counts"] == []
 
 
