@@ -36,6 +36,8 @@ WRAP = 24, 28
 """Characters per line of a label, if there are many labels and if there are at most ``labels.FEW``."""
 NAMES_ON_CARD = 8
 """Largest number of points on a card that all have labels; with more, only the ends of the Pareto front have labels."""
+CARD_MARGIN = 0.25
+"""Share of the data's height that is free above it and below it on a card where all points have labels."""
 TICKS, CARD_TICKS = 16, 7
 """Maximum number of ticks of the y axis, in a plot and on a card."""
 
@@ -98,6 +100,9 @@ def scatter_plot(
         near = _set_scale(axes, points, scale)
         marks = _draw_points(axes, points, theme)
         names = _draw_levels(axes, levels, theme)
+        few = len(points) <= NAMES_ON_CARD
+        if card and few:
+            axes.margins(y=CARD_MARGIN)
         axes.autoscale_view()
         axes.autoscale(False)
         if scale == "zero" or (scale == "log" and near):
@@ -113,7 +118,7 @@ def scatter_plot(
         if edge is not None:
             name = unquantized.pop() if len(unquantized) == 1 else "unquantized"
             _draw_edge(axes, max(p.x for p in points if not p.unquantized), edge, name, theme)
-        texts = _draw_labels(axes, points, theme, card=card and len(points) > NAMES_ON_CARD)
+        texts = _draw_labels(axes, points, theme, card=card and not few)
         style.freeze_layout(figure)
         spots = axes.transData.transform([(point.x, point.y) for point in points])
         for i, mark in enumerate(marks):  # enlarge covered markers so that their rims stay visible
