@@ -15,8 +15,10 @@ from compare_q.eval.plots import measures, points, style
 from compare_q.eval.plots.style import Look, Theme
 from compare_q.eval.results import ModelResult, TextResult
 
-HEIGHT, LARGEST, PITCH, NAME_WIDTH = 7.8, 10.5, 0.62, 3.5
-"""Height (inches), and of the names: largest font (points), its share of a name's height, largest width (inches)."""
+HEIGHT, MORE = 7.8, 0.06
+"""Height (inches), and its increase for each line beyond the first ``MOST``."""
+LARGEST, PITCH, NAME_WIDTH = 10.5, 0.7, 3.5
+"""Of the names: largest font (points), its share of a name's height, largest width (inches)."""
 MOST = 12
 """Maximum number of coloured lines."""
 X_LABEL = "Position in the window (tokens before it)"
@@ -56,7 +58,8 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
     subtitle = points.subtitle_of([text], labels) + (GREY.format(grey) if grey else "") + (bands if banded else "")
     if title is None:
         title = f"{'KL divergence' if kld else 'Loss'} by position in the window"
-    with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
+    height = HEIGHT + MORE * max(len(lines) - MOST, 0)
+    with style.canvas(height, title, subtitle, dark=dark) as (figure, axes, theme):
         y_label = measures.kld_axis(text) if kld else "Loss (nats, mean over tokens)"
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
