@@ -98,6 +98,12 @@ class TestTerminal:
         assert max(map(len, stream.getvalue().splitlines())) <= 50
         assert f"W4A16: {'word ' * 40}end" in shown(run, 50).splitlines()
 
+    def test_no_line_begins_with_the_error_or_unit_of_a_number(self) -> None:
+        for width in range(30, 90):
+            stream = io.StringIO()
+            render.conclude(results_of(run_of(REF, QUANT)), Console(width=width, file=stream, force_terminal=True))
+            assert not [line for line in stream.getvalue().splitlines() if line.split()[:1] in (["±"], ["%"])]
+
     def test_a_wider_terminal_never_shows_less(self) -> None:
         long = replace(QUANT, label="x" * 30, storage=replace(storage_of(QUANT), bpw_head=4.5))
         texts = [shown(run_of(REF, long), width).partition("left out")[0] for width in range(80, 160)]
