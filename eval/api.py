@@ -231,7 +231,7 @@ def compare(
             named_texts += specs_of(DataSpec, each, "data") if isinstance(each, Mapping) else [str(each)]
         data_specs, model_specs, said = shorthand.specs(words, named_texts, config.progress, **window_flags)
     else:
-        shorthand.refuse_windows(window_flags, "a run of models=")
+        shorthand.refuse_keys(window_flags, "a run of models=")
         own = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
         model_specs, said = spec_files.one_reference(own, stored=logits_file is not None)
         data_specs = specs_of(DataSpec, data, "data")

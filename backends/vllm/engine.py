@@ -277,7 +277,8 @@ def reason_of(error: BaseException) -> str:
     """Return one line: an exception's message, or the first one of a failed validation of vLLM's configs."""
     if isinstance(error, ValidationError):
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        return " ".join(found["msg"].removeprefix("Value error, ").split())
+        place = "".join(f"{step}: " for step in found["loc"])
+        return place + " ".join(found["msg"].removeprefix("Value error, ").split())
     return one_line(error)
 
 

@@ -392,7 +392,7 @@ def check_run(args: argparse.Namespace) -> None:
         *((args.plot and name.lower().endswith(tuple(SUFFIXES)),
            f"{printable(name)}: is no model; -pf names the file of the plot") for name in args.models),
         (not args.models and not args.modelspec, f"name models, or give -d and -m{cure}; {see}"),
-        (args.models and args.modelspec, f"{first}: cannot be combined with -m; give either MODEL arguments or -m"),
+        (args.models and args.modelspec, f"{first}: is a MODEL argument, which cannot be combined with -m"),
         (not args.models and not texts, f"-d: is missing: specs of models go with a spec of a text; {see}"),
         (args.until and args.rows is not None, "--until: chooses the number of windows itself; remove -r"),
         (args.ray and args.gpus,

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from compare_q.eval.run.runner import RunOutcome
 
 FILES = ("--output", "--csv", "--markdown", "--model-card", "--junit", "--html", "--plot_file", "--card")
+SPECS = ("data.json", "models.json")
+"""The files of ``--save-specs``, which replace none."""
 FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 
 
@@ -80,6 +82,9 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: 
         there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
         if not (is_folder(there) and os.access(there, os.W_OK | os.X_OK)):
             raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
+    for file in (args.save_specs / name for name in SPECS) if args.save_specs else ():
+        if os.path.lexists(file):
+            raise InputError(f"--save-specs: {file}: is there already; name another folder")
 
 
 def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
@@ -135,7 +140,7 @@ def write_run(
     from compare_q.eval.run import token_scores
 
     results = done.results
-    if args.save_specs:
+    if args.save_specs and not done.signal:
         from compare_q.eval.cli import shorthand
 
         with outputs.writing(args.save_specs):

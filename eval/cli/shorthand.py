@@ -175,8 +175,9 @@ def texts(
     """
     said: list[str] = []
     first, keys = named[0].spec.located, {key: value for key, value in windows.items() if value is not None}
+    own_tokenizer = {"tokenizer": tokenizer} if tokenizer else {}
     if not words and pack.is_pack(Path(first)):
-        refuse_windows(keys, "a reference pack")
+        refuse_keys({**keys, **own_tokenizer}, "a reference pack")
         return [reading.parse_data_spec({"pack": first}, reading.COMMAND_LINE)], ["text: of the pack"]
     if not words:
         words = ["wiki2"]
@@ -186,13 +187,15 @@ def texts(
         except InputError as error:
             words = [str(SHIPPED)]
             said = [f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"]
+    if all(isinstance(word, DataSpec) or word.endswith(".json") for word in words):
+        keys |= own_tokenizer
     specs: list[DataSpec] = []
     for word in words:
         if isinstance(word, DataSpec):
-            refuse_windows(keys, "this text")
+            refuse_keys(keys, "this text")
             specs.append(word)
         elif word.endswith(".json"):
-            refuse_windows(keys, word)
+            refuse_keys(keys, word)
             specs += reading.load_data_specs(reading.expand([word]))
         else:
             whole = {**text(word), **common(named, word, tokenizer, keys)}
@@ -201,8 +204,8 @@ def texts(
     return specs, said
 
 
-def refuse_windows(keys: Mapping[str, Any], owner: str) -> None:
-    """InputError if there are keys of windows for a text that has a data spec."""
+def refuse_keys(keys: Mapping[str, Any], owner: str) -> None:
+    """InputError if there are keys, of windows or ``tokenizer``, for a text that has a data spec."""
     for key in keys:
         raise InputError(f"{key}: is for a text without a data spec, and {printable(owner)} has one; leave {key} out")
 

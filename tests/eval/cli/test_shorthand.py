@@ -135,6 +135,8 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
     assert not variables.keys() & {"PATH", "HOME", "COMPARE_Q_CACHE"}
     again = compare_q(*repeat.split()[1:], "-o", tmp_path / "again.json")
     assert again.status == 0, again.err
+    refused = compare_q(*line, "--save-specs", specs)  # these specs may have been edited
+    assert (refused.status, f"error: --save-specs: {specs / 'data.json'}: " in refused.err) == (2, True)
     assert "loading" not in again.err
     first, second = (
         [(each["data"]["windows_sha256"], [model["estimates"] for model in each["models"]])
@@ -201,6 +203,7 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
         (["localhost:8000"], "localhost:8000: ", "http://"),
         (["https://huggingface.co/a/b/tree/main"], "tree/main: ", "name the model as a/b"),
         ([toy, "-d", "https://a.org/b.txt"], "-d: https:/a.org/b.txt: ", "download"),
+        ([toy, "-d", tmp_path / "data.json", "--eval-len", "32"], "eval_len: ", "data.json"),
         (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
         ([f"{toy_model}@vlm"], "unknown engine 'vlm' (did you mean 'vllm'?)"),
         ([toy_text], "text.txt: is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id"),
