@@ -88,7 +88,7 @@ def test_names_that_a_call_cannot_mean_are_one_line(toy_model: Path, toy_text: P
         ((model,), {"data": toy_text, "rows": True}, "rows: 'True': expected "),
         ((model,), {"data": toy_text, "rows": -1}, "rows: '-1': expected "),
         ((model,), {"data": toy_text, "sample": "middle"}, "sample: 'middle' is none of first, spread"),
-        ((model,), {"data": toy_text, "eval_len": 0}, "eval_len: '0': expected a number above 0"),
+        ((model,), {"data": toy_text, "eval_len": 0}, "eval_len: '0': expected a whole number"),
         ((model,), {"data": data, "eval_len": 64}, "eval_len: is for a text without a data spec"),
         ((data, UNIFORM), {"sample": "first"}, "sample: is for a text without a data spec"),
         ((model,), {"data": data, "models": UNIFORM}, "models: specs cannot be combined with MODEL arguments"),
