@@ -108,8 +108,10 @@ def markdown(result: GateResult) -> str:
         found += [f"- {mark} **{escaped(verdict.label)}**: {escaped(verdict.words)}"]
         found += [f"  - {escaped(line)}" for line in lines(verdict, rows=True)]
     found += [f"- {escaped(line)}" for line in (*result.nearer, *result.conditions)]
-    machine = {name: each for name in ("gpus", "driver", "cpu") if (each := result.hardware.get(name))}
-    facts = [", ".join(f"{name} {each}" for name, each in known.items()) for known in (result.versions, machine)]
+    versions = [f"{name} {version}" for name, version in result.versions.items()]
+    has = result.hardware
+    machine = [*(has.get("gpus") or ()), *(f"{name} {has[name]}" for name in ("driver", "cpu") if has.get(name))]
+    facts = (", ".join(versions), ", ".join(machine))
     found += ["", *(f"{escaped(line)}  " for line in (result.text, *result.floor, *facts, result.created))]
     return "\n".join([*found, "", "```sh", shlex.join(result.command), "```", ""])
 
