@@ -79,8 +79,8 @@ def weight_files(folder: Path) -> list[Path]:
 def no_weights(folder: Path) -> str:
     """Why a folder without safetensors files has no weights that can be loaded, and what to do."""
     pickled = next((file.name for suffix in (".bin", ".pt", ".pth") for file in sorted(folder.glob(f"*{suffix}"))), "")
-    cure = f"save the model with safetensors instead of {pickled}" if pickled else "are its weights downloaded?"
-    return f"{printable(folder)}: no .safetensors files; compare_q loads no pickled weights; {printable(cure)}"
+    advice = f"save the model with safetensors instead of {pickled}" if pickled else "are its weights downloaded?"
+    return f"{printable(folder)}: no .safetensors files; compare_q loads no pickled weights; {printable(advice)}"
 
 
 def strays(folder: Path) -> list[Path]:

@@ -84,7 +84,7 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: 
             raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
     for file in (args.save_specs / name for name in SPECS) if args.save_specs else ():
         if os.path.lexists(file):
-            raise InputError(f"--save-specs: {file}: is there already; name another folder")
+            raise InputError(f"--save-specs: {file}: exists already; name another folder")
 
 
 def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
