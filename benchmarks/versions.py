@@ -41,7 +41,7 @@ def environment(name: str, whole: Sequence[str], alone: Sequence[str]) -> Path:
         pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q"]
         if whole:
             subprocess.run([*pip, *whole], check=True)
-        subprocess.run([*pip, "--no-deps", *alone], check=True)
+        subprocess.run([*pip, "--upgrade", "--no-deps", *alone], check=True)
         ready.touch()
     return folder / "bin" / "python"
 
