@@ -76,4 +76,4 @@ def stand_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VllmEngine, "capabilities", unchecked)
     monkeypatch.setattr(compat, "installed", lambda: ("vllm", Version("0.32.0")))
     monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS)
-    monkeypatch.setattr(compat, "words", WORDS.get)
+    monkeypatch.setattr(compat, "allowed_values", WORDS.get)

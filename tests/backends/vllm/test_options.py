@@ -60,7 +60,7 @@ def test_windows_that_the_spec_has_split(
 ) -> None:
     """A spec that splits windows is refused only if vLLM would forget their first part."""
     monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {"enable_chunked_prefill"})
-    monkeypatch.setattr(compat, "words", lambda _: None)
+    monkeypatch.setattr(compat, "allowed_values", lambda _: None)
     given = {"kv_cache_dtype": cache, "enable_chunked_prefill": chunked}
     assert refusal(VllmEngine.check, request_for(toy_model, **given)) == (
         f"engine.enable_chunked_prefill: with a cache in {cache} vLLM forgets the first part of a window that it "
