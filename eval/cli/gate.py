@@ -97,20 +97,22 @@ class Gate:
 
     def result(self) -> GateResult:
         """Score and judge all variants; the gate ends early if the first variant cannot be compared with the others."""
+        name, rows = self.ways[0].spec.name, list[Row]()
         copies = [self.ways[0].noisy(number) for number in range(1, COPIES + 1)]
-        begin = [self.before, self.ways[0].copied(AGAIN), *copies]
-        self.score(begin[1:], (FULL, ONE))
-        rows = [self.rows[text][spec.name] for spec in begin for text in (FULL, ONE)]
         known = self.baseline and {row.scores_key for row in self.baseline.variants[0].rows}
-        if known and not (rows[0].model.scores_key in known and all(row.model.from_cache for row in rows)):
-            raise InputError(f"--baseline: {self.args.baseline}: its scores are not in the cache, or another version "
-                             "of the engine made them; remove --baseline")  # fmt: skip
+        for specs in ([self.before, self.ways[0].copied(AGAIN)], copies):
+            self.score([spec for spec in specs if spec is not self.before], (FULL, ONE))
+            rows += [self.rows[text][spec.name] for spec in specs for text in (FULL, ONE)]
+            if known and not (rows[0].model.scores_key in known and all(row.model.from_cache for row in rows)):
+                raise InputError(f"--baseline: {self.args.baseline}: its scores are not in the cache, or another "
+                                 "version of the engine made them; remove --baseline")  # fmt: skip
+            if failed := first_verdict(name, rows, {}):
+                return self.reported({}, [failed])
         floors, comparisons = dict[str, Floor](), sum(len(texts) for *_, texts in self.passes)
-        if not any(row.tokens is None or row.model.kld_non_finite for row in rows):
-            for text in (FULL, ONE):
-                found = [self.rows[text][spec.name].tokens for spec in copies]
-                floors[text] = Floor([each for each in found if each], comparisons)
-        if ended := first_verdict(self.ways[0].spec.name, rows, floors):
+        for text in (FULL, ONE):
+            found = [self.rows[text][spec.name].tokens for spec in copies]
+            floors[text] = Floor([each for each in found if each], comparisons)
+        if ended := first_verdict(name, rows, floors):
             return self.reported(floors, [ended])
         for texts in ((FULL, ONE), (ONE,)):
             specs = [spec for _, spec, own in self.passes if own == texts and spec.name not in self.rows[ONE]]

@@ -37,8 +37,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     if words is None:
         files.protect_standard_streams()
+    kept = "; what was finished is in the cache"
     try:
         args = flags.parse(sys.argv[1:] if words is None else words)
+        kept = "; a gate keeps no scores" if args.command == "gate" else kept
         status = COMMANDS[args.command](args)
     except SystemExit as end:  # --help, --version
         status = int(end.code or 0)
@@ -47,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:  # a name that is too long, a file without permission, a full disk
         status = print_errors(one_line(error))
     except KeyboardInterrupt as interrupt:
-        print("\ninterrupted; what was finished is in the cache", file=sys.stderr)
+        print(f"\ninterrupted{kept}", file=sys.stderr)
         status = 128 + getattr(interrupt, "signal", signal.SIGINT)
     if lost := files.stdout_error():
         status = max(status, print_errors(f"standard output: could not be written: {lost}; {files.CURE}"))

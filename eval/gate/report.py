@@ -61,10 +61,11 @@ def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:
     """Yield lines about the noise floors: their limits, their parts, and what the gate would have found."""
     for text, floor in floors.items():
         yield (f"noise floor at {text}: {floor.limit:.4g} nats; {len(floor.klds)} copies of {first.label} with other "
-               f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}, and a fault is found that adds "
+               f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}; faults are found that add at least "
                f"{floor.limit - min(floor.klds):.2g}")  # fmt: skip
     own = [f"{row.kld:.4g} ({shape_of(row)})" for row in first.rows if row.kld is not None and not row.reference]
-    yield f"KLD of {first.label} from itself: {', '.join(own)}"
+    if own:
+        yield f"KLD of {first.label} from itself: {', '.join(own)}"
 
 
 def shape_of(row: ModelResult) -> str:
@@ -97,6 +98,9 @@ def terminal(result: GateResult) -> list[str]:
     found = [result.text, *result.floor, ""]
     for verdict in result.variants:
         found += [f"{verdict.label}: {verdict.words}", *(f"    {line}" for line in lines(verdict))]
+        if others := [row for row in verdict.rows if row.kld is not None and not row.reference]:
+            most = max(others, key=lambda row: row.kld or 0.0)
+            found.append(f"    largest KLD {most.kld:.4g} ({shape_of(most)})")
     return [*found, *result.nearer, *(f"failed: {line}" for line in result.conditions)]
 
 

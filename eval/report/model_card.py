@@ -45,6 +45,8 @@ def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
         eval_results=[each for text, model in found for each in eval_results(run, text, model)],
     )  # fmt: skip
     kept = run.masked([label for label in run.labels if label not in failed])
+    kept = kept.updated(texts=tuple(text.updated(models=tuple(m.updated(from_cache=False) for m in text.models))
+                                    for text in kept.texts))  # fmt: skip
     table = tables.table_of(kept, names)
     body = ["## What quantization lost", "", render.escaped(verdict(kept)), "", *render.markdown_lines(table.columns)]
     body += ["", *render.note_lines(table), ""]

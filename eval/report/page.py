@@ -130,8 +130,11 @@ def sort_key(filled: Filled, cell: Cell) -> str:
 
 
 def percent(logprob: float | None) -> str:
-    """Return a probability in percent, with two significant digits."""
-    return "" if logprob is None else f"{100 * math.exp(min(logprob, 0.0)):.2g} %"
+    """Return a probability in percent, with two significant digits from 0.0001 % on."""
+    if logprob is None:
+        return ""
+    value = 100 * math.exp(min(logprob, 0.0))
+    return "<0.0001 %" if value < 1e-4 else f"{value:.2g} %" if value < 99.5 else "100 %"
 
 
 def figures_of(drawn: dict[str, Picture], name: str) -> list[dict[str, Any]]:

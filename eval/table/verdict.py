@@ -50,7 +50,7 @@ def of_text(text: TextResult) -> list[str]:
                  "same": f"is {reference.label}'s, with the same score at every token"}  # fmt: skip
         for kind in [each for each in dict.fromkeys(outcomes.values()) if each in kinds]:
             labels = [label for label, outcome in outcomes.items() if outcome == kind]
-            said.append(f"PPL {kinds[kind]}: {listed(labels)}.")
+            said.append(f"The PPL of {listed(labels)} {kinds[kind]}.")
     without = [model.label for model in measured if model.kld is None]
     return [*said, *([f"No KLD: {listed(without)}."] if without else []), *caution(rows)]
 
