@@ -55,15 +55,11 @@ def drawn(filled: Filled) -> Drawn:
     after = max(map(len, errors), default=0)
     before = max([*map(cell_len, shown), max(map(cell_len, lines)) - after])
     cells = [
-        Text(flush(value, before), "bold" if cell.is_best else "").append(error, "not bold")
+        Text(" " * (before - cell_len(value)) + value, "bold" if cell.is_best else "").append(error, "not bold")
         for value, cell, error in zip(shown, filled.cells, errors, strict=True)
     ]
-    return Drawn(filled, before + after, before + after, "\n".join([flush(line, before) for line in lines]), cells)
-
-
-def flush(text: str, width: int) -> str:
-    """Return the text flush right in ``width`` characters of a terminal; some of Unicode are two characters wide."""
-    return " " * (width - cell_len(text)) + text
+    header = "\n".join([" " * (before - cell_len(line)) + line for line in lines])
+    return Drawn(filled, before + after, before + after, header, cells)
 
 
 def fitting(table: Table, width: int) -> tuple[list[list[Drawn]], tuple[str, ...]]:
