@@ -6,9 +6,9 @@ look better than it is. These changes move every weight, but do not change the m
 - RMSNorm multiplies by its weights.  The matrices that read its output absorb these weights, and the norm's weights
   become 1.  The last norm keeps its weights, since the tied head is also the embedding.
 - If one matrix writes a channel and another matrix reads it, the writer may be divided by a factor and the reader
-  multiplied by it: from up to down, and from v to o (attention averages v, head by head).  The factor sqrt(r1 / r2)
-  makes the largest weights r1 of the channel's row and r2 of its column equal (Nagel et al. 2019, arXiv 1906.04721,
-  equation 11).
+  multiplied by it.  Such pairs are up and down, and v and o (attention averages v, head by head).  With the factor
+  sqrt(r1 / r2), the largest weight r1 of the channel's row becomes equal to the largest weight r2 of its column (Nagel
+  et al. 2019, arXiv 1906.04721, equation 11).
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def check_values(value: Any, *, strict: bool = True, depth: int = 0, key: str = "") -> None:
     """Raise InputError for JSON that is too deep, with too large integers, lone surrogates or, if ``strict``, NaN.
 
-    ``key``: of the value, or of the list that it is in.
+    ``key``: the key of the value, or of the list that contains it.
     """
     if isinstance(value, dict | list):
         if depth == DEEPEST:

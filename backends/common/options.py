@@ -18,11 +18,12 @@ from compare_q.backends.common.messages import nearest, printable, shortened
 MOST_FILES = 1_000
 """Largest number of files in a folder that an option names, such as a draft model."""
 SAMPLE = 1 << 20
-"""Bytes read at the beginning of such a file; for larger files, size and time are also part of the digest."""
+"""Bytes that are read at the beginning of a file that an option names; of a larger file, size and time are also part of
+the digest."""
 OBJECTS = ("model_type", "dict_type", "model_attributes_type")
 """Pydantic's types of errors for a value that is not an object."""
 TAGS = ("str", "list[any]", "list[str]", "dict[str,any]")
-"""Steps of pydantic's paths that are not keys: which of several possible types it tried."""
+"""Parts of a path in pydantic's errors that name a type instead of a key, if an option may have several types."""
 WRITTEN = ("offload_folder", "download_dir")
 """Options that name a folder for output."""
 Model = TypeVar("Model", bound=BaseModel)

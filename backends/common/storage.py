@@ -3,8 +3,8 @@
 Scores, reference stores and the cache use these files.  A file is written under a temporary name and renamed, so that
 a kill leaves the old file, the new file or no file.  Every flipped bit is found:
 
-- tensors are in ``<what>.<digest>.safetensors``; the digest covers all bytes (the first 40 digits of SHA-256).  Such a
-  file never changes.  Its header contains metadata with a checksum, so that no list of files is needed;
+- tensors are in ``<what>.<digest>.safetensors``; the digest is the first 40 digits of the SHA-256 of all bytes.  Such a
+  file never changes, and its header contains metadata with a checksum;
 - a JSON file (a manifest, which is written after the files that it lists, or the record of a run) ends with an entry
   ``sha256`` of all bytes before that entry;
 - an .npz file ends with a line with the same checksum, because its own checksums do not cover the arrays' names.
@@ -164,7 +164,7 @@ def keep(folder: Path, what: str, pieces: Iterable[Any]) -> Path:
     with beside(folder / what) as temporary:
         with temporary.open("wb") as stream:
             for piece in pieces:
-                stream.write(piece)  # Python's lock is released here and in the next line
+                stream.write(piece)  # releases the global interpreter lock, as does the next line
                 digest.update(piece)
         file = folder / f"{what}.{digest.hexdigest()[:40]}.safetensors"
         os.replace(temporary, file)

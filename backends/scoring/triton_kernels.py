@@ -8,8 +8,8 @@ a power of two is the cheaper exponential.
 
 In the second pass, ``partial`` of ``backends/scoring/divergences.py``, the maxima are known.  To find the five largest
 logits (ordered by value, then by id), each lane keeps only its largest logit, which takes two instructions per logit.
-The five largest logits are in the five lanes with the largest maxima.  Therefore, five times, the largest logit of all
-lanes is taken, and its lane (one of 256) is read again to find the lane's next largest logit.
+The five largest logits are in at most five lanes: those with the largest maxima.  Therefore, five times, the largest
+logit of all lanes is taken, and its lane (one of 256) is read again to find the next largest logit of this lane.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import triton
 import triton.language as tl
 
 LANES, GROUP, WARPS = 256, 16, 8
-"""This triple was the best or second-best of 7, for 768 rows without and for 384 rows with a reference.  On an H200
-the kernel reaches 0.91 and 0.75 of the bandwidth of a copy."""
+"""The best or second-best of 7 triples.  On an H200 the kernel reaches 0.91 of the bandwidth of a copy for 768 rows
+without a reference, and 0.75 for 384 rows with a reference."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 EXCLUDED = tl.constexpr(-1e30)
-"""Lower logits are replaced by this value.  Its exponential is 0, and 0 times it is 0; 0 times -inf would be NaN."""
+"""Lower logits are replaced by this value.  Its exponential is 0, and their product is 0; with -inf it would be NaN."""
 
 START = tl.constexpr(-5e29)
 """Maximum of a lane before its first value.  If all tokens of the lane are excluded, the sums stay 0."""
@@ -40,7 +40,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TOP = tl.constexpr(5)
 TILES = tl.constexpr(16)
-"""Number of tiles of a lane per repeated read; 16 tiles cover 65,536 logits of a row."""
+"""Number of tiles that are read at once when a lane is read again; 16 tiles of all lanes have 65,536 logits."""
 NOWHERE = tl.constexpr(2147483647)
 
 
@@ -89,7 +89,7 @@ def _load(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
 
 @_jit
 def _tile(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
-    """The next logits of every lane, [lanes, group / 2, 2], from 16 bytes at ``at`` and the next 16 bytes."""
+    """The next logits of every lane, [lanes, group / 2, 2], in two loads of group / 2 logits, the first at ``at``."""
     return tl.join(_load(row, at, columns), _load(row, at + at.shape[1], columns))
 
 
@@ -113,8 +113,8 @@ def _bits(peak: tl.tensor) -> tl.tensor:
 
 @_jit
 def _move(peak: tl.tensor, x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Lanes' maxima and their next logits -> (new maxima; these in bits; the old ones minus the new ones, in bits; two
-    to the power of that difference; True for each maximum that is new)."""
+    """Lanes' maxima and their next logits -> (new maxima; new maxima in bits; old maxima minus new maxima, in bits; two
+    to the power of this difference; True for each maximum that is new)."""
     top = _most(x)
     higher = top > peak  # False for NaN
     moved = tl.where(higher, top, peak)
@@ -128,7 +128,7 @@ def _total(peaks: tl.tensor, sums: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.
     """Lanes' maxima and sums -> (the row's maximum; its sum; each lane's maximum minus the row's, in bits; two to the
     power of that difference)."""
     peak = tl.max(peaks, 0)
-    # One rounding, of a small number: the product is exact within fma.
+    # fma rounds once, and only the difference, which is small: its product is exact.
     move = tl.where(peak <= START, START, tl.fma(-peak, LOG2_E, _bits(peaks)))
     scale = tl.exp2(move)
     return peak, tl.sum(sums * scale, 0), move, scale
@@ -216,7 +216,7 @@ def _statistics(
         target = tl.load(r + local, mask=here, other=float("-inf")).to(tl.float32)
         peak, total, _, scale = _total(rm, rs)
         gaps = tl.sum(d * scale, 0)
-        if tl.max(widest, 0) > WIDE:  # rare; a finite logit this low is not an exclusion
+        if tl.max(widest, 0) > WIDE:  # rare; a very low finite logit makes such a gap too, but is not excluded
             gaps = tl.where(_excludes(z, r, columns, lanes * 4), float("inf"), gaps)
         _store(out + 5 * out_column, out_column, peak, total, gaps, target,
                first + _first_top(r, columns, rm, peak, rgroups, group))  # fmt: skip
@@ -226,7 +226,7 @@ def _statistics(
 def _higher(
     best: tl.tensor, groups: tl.tensor, x: tl.tensor, begin: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Lanes' largest logits, and the first column of the group in which each was first seen, after the next tile."""
+    """Update each lane's largest logit, and the first column of the group that has it first, by the next tile."""
     top = _most(x)
     higher = top > best  # False for NaN
     return tl.where(higher, top, best), tl.where(higher, begin, groups)
@@ -237,7 +237,8 @@ def _after(
     row: tl.tensor, columns: tl.tensor, home: tl.tensor, peak: tl.tensor, taken: tl.tensor, lanes: tl.constexpr,
     group: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """(value, column) of a lane's largest logit after the logit ``peak`` in column ``taken``; ``home``: its start."""
+    """(value, column) of a lane's next smaller logit after ``peak``, which is in column ``taken``; ``home``: the lane's
+    first column."""
     value = tl.full([], float("-inf"), tl.float32)
     column = tl.full([], NOWHERE, tl.int32)
     place = home + tl.arange(0, TILES)[:, None] * (lanes * group) + tl.arange(0, group)[None, :]
@@ -307,7 +308,7 @@ def _divergences(
         js += _over((larger + smaller) * (1 - tl.log2(1 + less)) - smaller * far)
 
     reverse = tl.sum(reverse, 0) * LN_2
-    if tl.max(widest, 0) > WIDE:  # rare; a finite logit this low is not an exclusion
+    if tl.max(widest, 0) > WIDE:  # rare; a very low finite logit makes such a gap too, but is not excluded
         known = (s == s) & (rs == rs)
         reverse = tl.where(known & _excludes(r, z, columns, lanes * 4), float("inf"), reverse)
     tl.store(out, reverse)

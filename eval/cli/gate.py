@@ -1,7 +1,8 @@
 """The command ``gate``: check that several ways to run one model compute the same.
 
-Exit status 0: every variant is as before; 1: a variant differs, or a condition of ``--fail-if`` holds; 2: bad input; 3:
-a variant failed.  No score is read from the cache, because the code may have changed without a new version.
+Exit status 0: every variant computes what the first one does; 1: a variant differs, or a condition of ``--fail-if``
+holds; 2: bad input; 3: a variant failed.  No score is read from the cache, because the code may have changed without a
+new version.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, DataSpec]:
-    """Return two specs, the text's first windows and a quarter of the first one; InputError for an unusable text."""
+    """Return two specs: of the first windows, and of a quarter of the first window; InputError for an unusable text."""
     if len(given) > 1 or given[0].is_answers:
         raise InputError("-d: a gate needs exactly one text, without questions")
     spec = given[0]
@@ -147,7 +148,7 @@ class Gate:
         return verdict.updated(worst_tokens=found.worst_tokens[:WORST])
 
     def run(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> list[tuple[TextResult, EvalData]]:
-        """Return the rows of specs, and the windows, of some texts; KeyboardInterrupt after a signal."""
+        """Score specs on some texts; return each text's rows and windows.  KeyboardInterrupt after a signal."""
         done = runner.run(self.config, {name: self.data[name] for name in texts}, specs)
         for text in done.results.texts:
             for row in text.models:

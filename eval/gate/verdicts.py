@@ -19,8 +19,8 @@ Outcome = Literal["as before", "differs", "not deterministic", "not applied", "f
 BATCH = 2.0
 """Log-probabilities of a full batch and of batch 1 may differ by this many times the floor's ``change_limit``."""
 STEP, STILL = 3.0, 1.5
-"""A fault begins at a position if the KLD is at most STILL times the copies' KLD before it, and at least STEP times the
-copies' KLD from there on."""
+"""A fault begins at a position if the KLD is at most STILL times the copies' KLD at earlier positions, and at least
+STEP times at this and later positions."""
 LEAST = 0.1
 """Lower limit of the ratio of the KLD to the copies' KLD, because 0 does not have a logarithm."""
 GROWTH = 2.0
@@ -58,7 +58,7 @@ def verdict_of(
     """Return the verdict of a variant from its rows and the floors of the texts.
 
     ``first``: the first variant's rows; empty if this is the first variant.  ``must_change``: True if the variant has
-    an option that changes roundings unless the engine ignores the option.
+    an option that always changes roundings, if the engine applies it.
     """
     before = {row.shape: row.model for row in first}
     equal = bool(first) and all(row.shape in before and row.model.scores_equal(before[row.shape]) for row in rows)
@@ -70,7 +70,7 @@ def verdict_of(
 def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) -> Verdict | None:
     """Return the verdict of a first variant that cannot be compared with others; None if it can be compared.
 
-    ``rows``: the variant, its second run, and its copies with other roundings.  ``floors``: empty if a row lacks KLDs.
+    ``rows``: the variant, its second run, and its copies with other roundings.  ``floors``: empty if not known yet.
     """
     kept = tuple(slim(row) for row in rows if row.of in (PREFILL, AGAIN))
     for row in rows:
@@ -141,8 +141,9 @@ def differences(rows: Sequence[Row], floors: Mapping[str, Floor], differing: Seq
 def where(own: NDArray[np.float64], floor: NDArray[np.float64]) -> str:
     """Return where in the windows a variant differs; empty if it differs equally everywhere.
 
-    ``own`` and ``floor``: mean KLD at each position, of the variant and of the copies.  A fault begins at the position
-    where two constants, one before and one after it, best fit the logarithm of the ratio (of at least ``LEAST``).
+    ``own`` and ``floor``: mean KLD at each position, of the variant and of the copies.  Their ratio counts as ``LEAST``
+    if it is lower.  A fault begins at the position where two constants, one before and one after it, best fit the
+    logarithm of the ratio.
     """
     places = np.flatnonzero(floor[: len(own)] > 0)
     if len(places) < 4:

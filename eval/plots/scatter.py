@@ -26,8 +26,8 @@ BOLD = "bold: no other model is as small and better"
 HEIGHT, MORE = 8.4, 0.12
 """Height (inches), and its increase for each point beyond the first ``labels.FEW``."""
 MARKER_SIZE, RING, COVERED = 9.0, 5.0, 10.0
-"""Size of a marker (points); growth of a covered marker (points, less for each further marker that covers it); distance
-(pixels) below which a marker that is drawn later covers this one."""
+"""Size of a marker (points).  Growth of a covered marker (points); if several markers cover it, it grows less for each.
+Distance (pixels) below which a marker covers one that was drawn earlier."""
 FLOOR, ZERO = 0.045, 0.1
 """Share of a linear axis below y = 0, and of a logarithmic axis between 0 and the smallest value."""
 NEGLIGIBLE = 0.01
@@ -48,9 +48,9 @@ def scatter_figure(
 ) -> Figure:  # fmt: skip
     """Return the plot of a measure over a size; with several texts, of their mean.  ValueError without a point.
 
-    ``title`` None: the title names the measure, on a card the reference.  ``origin``: where and when the models ran,
-    for a card.  ``log_y`` None: the y axis is logarithmic if values span more than a decade and a half.  Accuracy is
-    always linear; perplexity is drawn as the excess over the reference's perplexity, if that is known.
+    ``title`` None: the title names the measure; on a card it names the reference.  ``origin``: where and when the
+    models ran, for a card.  ``log_y`` None: the y axis is logarithmic if values span more than a decade and a half.
+    Accuracy is always linear; perplexity is drawn as the excess over the reference's perplexity, if that is known.
     """
     found = data.points_of(texts, size, measure)[0]
     shown = [p for p in found if p.x <= max_x and p.y <= max_y and math.isfinite(p.x) and math.isfinite(p.y)]
@@ -130,7 +130,7 @@ def scatter_plot(
 
 
 def _set_scale(axes: Axes, points: Sequence[Point], scale: str) -> float:
-    """Set the scale of the y axis; return the y below which it is linear, 0 if it is logarithmic or linear throughout.
+    """Set the scale of the y axis; return the y below which a logarithmic axis is linear; 0 if there is none.
 
     Percentages are linear up to the smallest excess or error (the larger of both) of a quantized point.
     """
@@ -199,7 +199,7 @@ def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) ->
 
 
 def _draw_labels(axes: Axes, points: Sequence[Point], theme: Theme, *, card: bool) -> dict[int, Text]:
-    """Return index -> label with name and value, on its point for now; ``card``: only names, of the front's ends."""
+    """Return index -> label with name and value, placed on its point; on a ``card`` only names of the front's ends."""
     best = data.pareto_front(points)
     ends = [*{p.look.family: p for p in best}.values(), *{p.look.family: p for p in reversed(best)}.values()]
     texts, wrap = {}, WRAP[len(points) <= labels.FEW]

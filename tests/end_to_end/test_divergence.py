@@ -2,8 +2,9 @@
 
 References: SmolLM2 bf16 in vLLM and in Transformers.  Tests: both again, W8A8 and W4A16 in vLLM.
 
-The logits of vLLM's bf16 kernels depend on the shape of the batch (on a CPU with AMX, the KLD of single tokens moved by
-up to 0.2 between two windows at once and one at a time).  Therefore the logits are kept from the steps that are scored.
+The logits of vLLM's bf16 kernels depend on the shape of the batch (on a CPU with AMX, the KLD of single tokens differed
+by up to 0.2 if two windows ran together instead of one after the other).  Therefore the logits are kept from the steps
+that are scored.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def test_every_token_against_float64(measured: Measured, name: str, store: str) 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> None:
-    """Roundings may differ: Transformers computes the logits of all rows of a window, the comparison all but one."""
+    """Roundings may differ: Transformers computes the logits of all rows of a window; the comparison omits the last."""
     by_place = name.startswith("transformers") and rounds_by_place(LENGTH, 576, 4096, torch.bfloat16)
     for window in measured.windows:
         scores = measured.scores[name, name, window.index]

@@ -43,7 +43,7 @@ def sizes_of(engine: TransformersEngine) -> list[int]:
 
 
 def checked(step: int) -> list[int]:
-    """Return the tokens per forward pass of the check, before scoring, that decode equals prefill."""
+    """Return the tokens per forward pass of the check before scoring; it compares decode with prefill."""
     return [step] * (TOKENS // step) + [TOKENS]
 
 
@@ -114,8 +114,8 @@ def test_decode_behind_prompts(
     toy_model: Path, store: Path, monkeypatch: pytest.MonkeyPatch, step: int, sizes: list[int]
 ) -> None:
     """Positions 30 to 35 and 58 to 60 of 61 tokens are scored.  Positions 29 to 34 and 57 to 59 are computed in steps,
-    and the positions before them as prompts of at most 20 tokens.  The windows of the store have no prompts, because
-    all their positions are scored."""
+    and the positions before them as prompts of at most 20 tokens.  The reference's
+    windows were scored at all positions, so that it has no prompts."""
     monkeypatch.setattr(hf, "PROMPT", 20)
     engine = loaded(toy_model, dtype="float32", decode=Decode(step, behind_prompts=True))
     assert kld(engine, store) < 1e-5

@@ -55,7 +55,7 @@ def rows(
 ) -> Callable[..., Rows]:  # fmt: skip
     """Run models, each in its own worker, and return their rows by label.
 
-    One more model is in the cache beforehand, so that the text is tokenized, and results exist if all models fail.
+    One more model is scored beforehand: then the text is tokenized, and there are results even if all models fail.
     """
 
     def run(*models: dict[str, Any]) -> Rows:
@@ -76,7 +76,7 @@ def rows(
 
 
 def assert_right(found: Rows, *labels: str) -> None:
-    """Assert that these models have the perplexity of a uniform model, and that no import for one model is reported."""
+    """Assert that these models have a uniform model's perplexity, and that no worker reports an import of its own."""
     assert "imported" not in found.err
     for label in labels:
         row = found[label]
@@ -106,7 +106,7 @@ def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Ro
 def test_a_worker_ends_with_what_its_engine_has_left(
     rows: Callable[..., Rows], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process of an engine is ended, and its threads are not waited for, so that the driver kills no worker."""
+    """Processes that an engine started are ended, and its threads are not waited for.  The driver kills no worker."""
     killed: list[Path | None] = []  # only workers of models have a log file
     monkeypatch.setattr(WorkerProcess, "kill", lambda worker: killed.append(worker.log_file))
     assert_right(rows(fake("child"), fake("thread", seconds=1e-6)), "child", "thread")

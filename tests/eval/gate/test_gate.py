@@ -214,7 +214,7 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
 
 
 def test_the_arbiter_says_which_is_nearer_or_why_that_is_not_known(gate: Any) -> None:
-    """The text has 396 tokens, too few to decide which variant is nearer; the arbiter prefers the full batch."""
+    """The text has 396 tokens, too few to decide which variant is nearer; the arbiter compares on the full batch."""
     _, _, found = gate(*VARIANTS, "new:engine.shift=0.5", "--variant", "same:", "--arbiter", "fake")
     (line,) = found["nearer"]
     assert all(part in line for part in ("fake", "old | prefill 0,", "new | ", "too short"))

@@ -172,7 +172,7 @@ def test_a_worker_that_dies_between_texts_is_replaced(start: Start, monkeypatch:
 
 
 def test_texts_on_both_sides_of_a_change_of_rope_are_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest text sets a model's context, and therefore its rotary factors; a shorter text alone has others."""
+    """The longest text sets a model's context, and so its rotary factors; a shorter text alone has other factors."""
     edge = 61
 
     def facts(files: ModelFiles) -> ModelFacts:

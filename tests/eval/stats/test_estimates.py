@@ -19,7 +19,7 @@ QUARTERS = np.arange(1, 5)
 """Positions of four tokens in the text.  They form three blocks, {1, 2}, {3}, {4}, and therefore two cosines.
 
 If the blocks' sums deviate from their mean by u, v, w, the first cosine is cos 30° (u - w), and the second is
-u / 2 - v + w / 2 = -3/2 v.  Their weights are 1 + 0.6 and 1 + 0.6 * 4 (12,000 / 20,000):
+u / 2 - v + w / 2 = -3/2 v.  With 0.6 = 12,000 / 20,000, their weights are 1 + 0.6 and 1 + 0.6 * 4:
 error^2 = 1/2 (2 * 3/4 (u - w)^2 * 1.6 + 2 * 9/4 v^2 * 3.4) / 4^2 = (1.2 (u - w)^2 + 7.65 v^2) / 16."""
 
 
@@ -84,8 +84,9 @@ def test_kld(four: Estimates) -> None:
 
 def test_difference_of_two_models() -> None:
     """Blocks of 2 and 3 entries have the KLD sums 2, 6 in one model and 1, 2 in the other.  The sums differ by 1 and 4,
-    the mean difference is 1, and the deviations are 1 - 2 and 4 - 3.  The only cosine is cos 45° * -2, and the error is
-    root(2 * 2 * 1.6) / 5.  With the models exchanged, the difference has the other sign."""
+    the mean difference is 1, and the deviations are 1 - 2 and 4 - 3.  The only cosine is cos 45° * (-1 - 1); its
+    square is 2, so that the error is root(2 * 2 * 1.6) / 5.  If the models are exchanged, the difference has the other
+    sign."""
     a = BlockSums((2, 3), (0.0, 0.0), kld=(2.0, 6.0), whole=("nll", "kld"))
     b = BlockSums((2, 3), (0.0, 0.0), kld=(1.0, 2.0), whole=("nll", "kld"))
     error = pytest.approx(math.sqrt(6.4) / 5)
