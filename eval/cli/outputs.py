@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FILES = ("--output", "--csv", "--markdown", "--model-card", "--junit", "--html", "--plot_file", "--card")
 SPECS = ("data.json", "models.json")
-"""The files of ``--save-specs``, which replace none."""
+"""The files that ``--save-specs`` writes: data specs and model specs.  No existing file is replaced."""
 FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 
 
@@ -144,7 +144,7 @@ def write_run(
         from compare_q.eval.cli import shorthand
 
         with outputs.writing(args.save_specs):
-            command = shorthand.save(args.save_specs, list(texts.values()), models, done)
+            command = shorthand.save(args.save_specs, SPECS, list(texts.values()), models, done)
             flags = ["--divergences"] * args.divergences + ["--verify-weights"] * args.verify_weights
             flags += [f"--python={shlex.quote(f'{engine}={python}')}" for engine, python in args.python]
             print(" ".join([command, *flags]), file=sys.stderr)  # not broken, so that it can be pasted

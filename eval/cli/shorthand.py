@@ -239,10 +239,13 @@ def common(named: Sequence[Named], word: str, tokenizer: str | None, windows: Ma
     return {"tokenizer_dir": tokenizer, "eval_len": length, **strides, **windows}
 
 
-def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], done: RunOutcome) -> str:
-    """Write ``data.json`` and ``models.json``, which repeat a run, and return the command that runs them.
+def save(
+    folder: Path, names: Sequence[str], data: Sequence[DataSpec], specs: Sequence[ModelSpec], done: RunOutcome
+) -> str:  # fmt: skip
+    """Write the data specs and the model specs that repeat a run, and return the command that runs them.
 
-    The command sets environment variables that scores depend on, which have no place in specs.
+    ``names``: of the two files in ``folder``.  The command sets environment variables that change scores, because specs
+    cannot contain them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = [
@@ -251,7 +254,7 @@ def save(folder: Path, data: Sequence[DataSpec], specs: Sequence[ModelSpec], don
     ]
     words = []
     models = [keys_of(spec, "model_dir") for spec in specs]
-    for flag, name, content in (("-d", "data.json", texts), ("-m", "models.json", models)):
+    for flag, name, content in zip(("-d", "-m"), names, (texts, models), strict=True):
         (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
         words += [flag, shlex.quote(printable(folder / name))]
     ran = {name: value for text in done.results.texts for m in text.models for name, value in m.provenance.items()}

@@ -61,11 +61,15 @@ def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:
     """Yield lines about the noise floors: their limits, their parts, and what the gate would have found."""
     for text, floor in floors.items():
         yield (f"noise floor at {text}: {floor.limit:.4g} nats; {len(floor.klds)} copies of {first.label} with other "
-               f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}; faults are found that add at least "
-               f"{floor.limit - min(floor.klds):.2g}")  # fmt: skip
-    own = [f"{row.kld:.4g} ({shape_of(row)})" for row in first.rows if row.kld is not None and not row.reference]
-    if own:
-        yield f"KLD of {first.label} from itself: {', '.join(own)}"
+               f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}; faults that add "
+               f"{floor.limit - min(floor.klds):.2g} or more are found")  # fmt: skip
+    if own := klds_of(first):
+        yield f"KLD of {first.label} from itself: {', '.join(f'{kld:.4g} ({shape})' for kld, shape in own)}"
+
+
+def klds_of(verdict: Verdict) -> list[tuple[float, str]]:
+    """Return the KLDs of a variant, each with what distinguishes its row; without the reference and failed rows."""
+    return [(row.kld, shape_of(row)) for row in verdict.rows if row.kld is not None and not row.reference]
 
 
 def shape_of(row: ModelResult) -> str:
@@ -98,9 +102,7 @@ def terminal(result: GateResult) -> list[str]:
     found = [result.text, *result.floor, ""]
     for verdict in result.variants:
         found += [f"{verdict.label}: {verdict.words}", *(f"    {line}" for line in lines(verdict))]
-        if others := [row for row in verdict.rows if row.kld is not None and not row.reference]:
-            most = max(others, key=lambda row: row.kld or 0.0)
-            found.append(f"    largest KLD {most.kld:.4g} ({shape_of(most)})")
+        found += [f"    largest KLD {kld:.4g} ({shape})" for kld, shape in sorted(klds_of(verdict))[-1:]]
     return [*found, *result.nearer, *(f"failed: {line}" for line in result.conditions)]
 
 
