@@ -12,7 +12,7 @@ import asyncio
 import html
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -25,6 +25,8 @@ from compare_q.backends.common.messages import bytes_in_words
 from compare_q.backends.common.options import describe
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     import httpx2
 
 CONNECT_S = 5.0
@@ -75,7 +77,7 @@ def without_key(text: str, key: str | None) -> str:
     return text
 
 
-@dataclass
+@dataclass(frozen=True)
 class Server:
     """A server's address, key and time limits."""
 
@@ -83,19 +85,39 @@ class Server:
     key: str | None  # only used in a header
     timeout_s: float
     retries: int
-    retried: int = 0  # requests that had to be sent again
-    http: httpx2.AsyncClient = field(init=False)
 
-    def client(self, connections: int = 1) -> httpx2.AsyncClient:
-        """Return the client for the following requests, in one event loop; the caller closes it."""
+
+class Connection:
+    """Open connections to one server, in one event loop: ``async with Connection(server) as connection``.
+
+    Whoever opens it closes it, and nobody else holds it, so that two users of a server cannot close each other's.
+    """
+
+    def __init__(self, server: Server, connections: int = 1) -> None:
         import httpx2
 
+        self.server = server
+        self.retried = 0  # requests that had to be sent again
+        headers = {"Accept-Encoding": "identity"}
+        if server.key:
+            headers["Authorization"] = f"Bearer {server.key}"
         self.http = httpx2.AsyncClient(
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
-            timeout=httpx2.Timeout(None, connect=min(CONNECT_S, self.timeout_s)),  # ``ask`` limits the rest
+            headers=headers,
+            timeout=httpx2.Timeout(None, connect=min(CONNECT_S, server.timeout_s)),  # ``ask`` limits the rest
             limits=httpx2.Limits(max_connections=connections),
         )
-        return self.http
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; requests that are still running fail."""
+        await self.http.aclose()
 
     async def ask(self, path: str, shape: type[Shape], body: Any, within: float, largest: int = SMALL) -> Shape:
         """The answer to a GET, or to a POST of ``body``, as a ``shape``; ServerError.
@@ -105,12 +127,12 @@ class Server:
         """
         import httpx2
 
-        seconds, before = min(within, self.timeout_s), ""
+        seconds, before = min(within, self.server.timeout_s), ""
         try:
             async with asyncio.timeout(seconds):
                 for attempt in count():
                     wait = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1)
-                    last = attempt == self.retries
+                    last = attempt == self.server.retries
                     try:
                         response, content = await self.exchange(path, body, largest)
                         if response.status_code == 200:
@@ -129,14 +151,14 @@ class Server:
                     self.retried += 1
                     await asyncio.sleep(wait)
         except TimeoutError:
-            more = "; engine.timeout_s allows more" if seconds == self.timeout_s else ""
+            more = "; engine.timeout_s allows more" if seconds == self.server.timeout_s else ""
             raise ServerError(f"no answer from {path} within {seconds:g} s{more}{before}") from None
         raise AssertionError("the loop above ends by an answer or an error")
 
     async def exchange(self, path: str, body: Any, largest: int) -> tuple[httpx2.Response, bytes]:
         """(status and headers, body) of one answer, or the start of a refusal's body; ServerError if it is too long."""
         content = bytearray()
-        async with self.http.stream("GET" if body is None else "POST", self.url + path, json=body) as response:
+        async with self.http.stream("GET" if body is None else "POST", self.server.url + path, json=body) as response:
             async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > largest:
@@ -155,14 +177,14 @@ class Server:
         for name in ("error", "message", "detail"):
             found = found.get(name, found) if isinstance(found, dict) else found
         text = self.quoted(str(found)) or response.reason_phrase
-        hint = "; give engine.api_key_env" if response.status_code == 401 and self.key is None else ""
+        hint = "; give engine.api_key_env" if response.status_code == 401 and self.server.key is None else ""
         if response.has_redirect_location:
             hint = f"; give its target: {self.quoted(response.headers['Location'])}"
         return f"HTTP {response.status_code} from {path}: {text}{hint}"
 
     def quoted(self, text: str) -> str:
         """The beginning of a server's own words, on one line and without the key."""
-        return " ".join(without_key(text, self.key).split())[:MESSAGE]
+        return " ".join(without_key(text, self.server.key).split())[:MESSAGE]
 
 
 def shaped(shape: type[Shape], content: bytes, path: str) -> Shape:

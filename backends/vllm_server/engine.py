@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +52,11 @@ from compare_q.backends.vllm_server.client import (
     PER_TOKEN,
     SHORT_S,
     SMALL,
+    Connection,
     Server,
     ServerError,
     base_url,
 )
-
-if TYPE_CHECKING:
-    import httpx2
 
 SAMPLE_IDS = tuple(range(33, 65))
 """Ordinary tokens in every vocabulary: single bytes or characters."""
@@ -157,19 +155,27 @@ class Sample(NamedTuple):
         return close and self.fingerprint == other.fingerprint
 
 
+class Served(NamedTuple):
+    """The model that a spec names; ``names``: all names under which the server has it."""
+
+    card: Card
+    names: frozenset[str]
+
+
 class Seen(NamedTuple):
     """A server's answers before any window; ``tokens``: id -> token of ``WORDS``, or why they are missing."""
 
-    card: Card
+    served: Served
     sample: Sample
     tokens: dict[int, str] | str
 
 
 class ServedModel(ModelFiles):
-    """One model of a server, without files on this machine; ``names``: all names of the model, set by ``card``.
+    """One model of a server, without files on this machine.
 
-    Coroutines raise ServerError.  The other methods raise ModelError if the server is silent or answers something
-    unexpected, and InputError if the spec is wrong.
+    Coroutines ask over the connection that they are given, and raise ServerError.  The other methods open a connection
+    of their own; they raise ModelError if the server is silent or answers something unexpected, and InputError if the
+    spec is wrong.
     """
 
     @cached_property
@@ -180,22 +186,23 @@ class ServedModel(ModelFiles):
     @cached_property
     def server(self) -> Server:
         """The server that the spec names; InputError."""
-        variable, key = self.options.api_key_env, None
+        variable = self.options.api_key_env
+        key = None
         if variable is not None:
             key = os.environ.get(variable, "").strip()
             if not (key.isascii() and key.isprintable() and key):  # no name in the message: it may be the key itself
                 raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
         return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 
-    def connected(self, question: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer to a question, over a new connection; ModelError."""
+    def connected(self, question: Callable[[Connection], Awaitable[T]]) -> T:
+        """Return the answer to a question, over a connection that is opened and closed here; ModelError."""
 
-        async def asked() -> T:
-            async with self.server.client():
-                return await question()
+        async def answered() -> T:
+            async with Connection(self.server) as connection:
+                return await question(connection)
 
         try:
-            return asyncio.run(asked())
+            return asyncio.run(answered())
         except ServerError as error:
             raise ModelError(f"{self.server.url}: {error}") from None
 
@@ -203,15 +210,17 @@ class ServedModel(ModelFiles):
     def seen(self) -> Seen:
         """Card, sample and tokens of the model; ModelError, or InputError if the server does not have it."""
 
-        async def question() -> Seen:
-            card = await self.card()
-            return Seen(card, await self.sample(card.model), await self.vocabulary(card.model))
+        async def question(connection: Connection) -> Seen:
+            served = await self.lookup(connection)
+            sample = await self.sample(connection, served)
+            return Seen(served, sample, await self.vocabulary(connection, served.card.model))
 
         return self.connected(question)
 
-    async def card(self) -> Card:
-        """The card of the model that the spec names, or of the server's only model; InputError if it does not exist."""
-        cards = {card.model: card for card in (await self.server.ask("/v1/models", Answer, None, CONNECT_S)).data}
+    async def lookup(self, connection: Connection) -> Served:
+        """The model that the spec names, or the server's only model; InputError if it does not exist."""
+        answer = await connection.ask("/v1/models", Answer, None, CONNECT_S)
+        cards = {card.model: card for card in answer.data}
         if not cards:
             raise ServerError(f"/v1/models names no model; {OURS}")
         wanted = self.options.model
@@ -220,37 +229,31 @@ class ServedModel(ModelFiles):
             raise InputError(f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}")
         chosen = cards[wanted or next(iter(cards))]
         # vLLM answers with the first of several names of a model; these names have the same root.
-        own = (chosen.root or chosen.model, chosen.parent)
-        self.names = {name for name, card in cards.items() if (card.root or name, card.parent) == own}
-        found = await self.answer_or_refusal("/version")
-        version = None if isinstance(found, str) else found.version
-        return chosen.model_copy(update={"version": version})
+        origin = (chosen.root or chosen.model, chosen.parent)
+        same = frozenset(name for name, card in cards.items() if (card.root or name, card.parent) == origin)
+        answer_or_reason = await answer_or_refusal(connection, "/version")
+        version = None if isinstance(answer_or_reason, str) else answer_or_reason.version
+        return Served(chosen.model_copy(update={"version": version}), same)
 
-    async def answer_or_refusal(self, path: str, body: Any = None) -> Answer | str:
-        """Return the answer, or the reason of a refusal: a proxy may forward only /v1."""
-        try:
-            return await self.server.ask(path, Answer, body, SHORT_S)
-        except ServerError as error:
-            if error.status in (None, 200):
-                raise
-            return str(error)
-
-    async def completion(self, model: str, ids: Sequence[int], top: int, within: float = inf) -> Completion:
+    async def completion(
+        self, connection: Connection, served: Served, ids: Sequence[int], top: int, within: float = inf
+    ) -> Completion:
         """The answer to a prompt of token ids.  One token is generated, because servers refuse to generate 0 tokens.
 
         ServerError if another model answers, for example a router's fallback.
         """
+        model = served.card.model
         body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
         largest = SMALL + PER_TOKEN * len(ids) * (top + 1)
-        answer = await self.server.ask("/v1/completions", Completion, body, within, largest)
-        if answer.model is not None and answer.model not in self.names:
-            raise ServerError(f"{self.server.quoted(answer.model)} answers in place of {model}; {OURS}")
+        answer = await connection.ask("/v1/completions", Completion, body, within, largest)
+        if answer.model is not None and answer.model not in served.names:
+            raise ServerError(f"{connection.quoted(answer.model)} answers in place of {model}; {OURS}")
         return answer
 
-    async def sample(self, model: str) -> Sample:
+    async def sample(self, connection: Connection, served: Served) -> Sample:
         """The sample, after a check that its values are log-probabilities."""
         try:
-            answer = await self.completion(model, SAMPLE_IDS, TOP, SHORT_S)
+            answer = await self.completion(connection, served, SAMPLE_IDS, TOP, SHORT_S)
         except ServerError as error:
             more = f"; {MORE_LOGPROBS}" if error.status == 400 and "logprobs" in str(error) else ""
             raise ServerError(f"{error}{more}", error.status) from None
@@ -258,23 +261,23 @@ class ServedModel(ModelFiles):
         check_normalized(answer)
         return Sample(logprob, answer.system_fingerprint)
 
-    async def vocabulary(self, model: str) -> dict[int, str] | str:
+    async def vocabulary(self, connection: Connection, model: str) -> dict[int, str] | str:
         """Id -> token of ``WORDS``, or why the server does not return them."""
         body = {"model": model, "prompt": WORDS, "add_special_tokens": False, "return_token_strs": True}
-        found = await self.answer_or_refusal("/tokenize", body)
-        if isinstance(found, str):
-            return found
-        pairs = zip(found.tokens or (), found.token_strs or (), strict=False)
+        answer = await answer_or_refusal(connection, "/tokenize", body)
+        if isinstance(answer, str):
+            return answer
+        pairs = zip(answer.tokens or (), answer.token_strs or (), strict=False)
         words = {number: token for number, token in pairs if token.isascii() and token.isalnum()}
         return words or "/tokenize shows no tokens"
 
     def facts(self) -> ModelFacts:
-        longest, tokens = self.seen.card.max_model_len, self.seen.tokens
+        longest, tokens = self.seen.served.card.max_model_len, self.seen.tokens
         context = None if longest is None else longest - 1
         return ModelFacts(context=context, tokenizer=None if isinstance(tokens, str) else tokens)
 
     def stamp(self) -> str:
-        card, sample = self.seen.card, self.seen.sample
+        card, sample = self.seen.served.card, self.seen.sample
         return json.dumps([self.server.url, card.model_dump(), sample.fingerprint, sample.rounded], sort_keys=True)
 
     def content(self) -> str:
@@ -290,6 +293,16 @@ class ServedModel(ModelFiles):
             return storage_of(hub.resolve(weights, None, download=False))
         except InputError as error:
             raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
+
+
+async def answer_or_refusal(connection: Connection, path: str, body: Any = None) -> Answer | str:
+    """Return the answer, or the reason of a refusal: a proxy may forward only /v1."""
+    try:
+        return await connection.ask(path, Answer, body, SHORT_S)
+    except ServerError as error:
+        if error.status in (None, 200):
+            raise
+        return str(error)
 
 
 def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:
@@ -350,12 +363,13 @@ class VllmServerEngine(Engine):
         super().__init__(model)
         self.served = ServedModel(model)
         self.options = self.served.options
+        self.retries = 0  # requests of the last run that had to be sent again
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
         served = ServedModel(model)
         served.storage()
-        longest = served.seen.card.max_model_len
+        longest = served.seen.served.card.max_model_len
         if longest is not None and longest <= model.max_tokens:
             raise InputError(
                 f"model_dir: {served.server.url}: takes {longest} tokens, windows of {model.max_tokens} and one more "
@@ -371,39 +385,46 @@ class VllmServerEngine(Engine):
         if self.planned.stamp:  # part of the scores' key
             _, card, fingerprint, rounded = json.loads(self.planned.stamp)
             stamped = Sample(np.array(rounded, np.float32), fingerprint)
-            if self.seen.card.model_dump() != card or not self.seen.sample.agrees(stamped):
+            if self.seen.served.card.model_dump() != card or not self.seen.sample.agrees(stamped):
                 url = self.served.server.url
                 raise ModelError(f"{url}: the server's model changed before it was scored; run again")
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield scores as windows finish; a failure cancels all requests.  ModelError also if the model changed."""
-        server, queue, most = self.served.server, iter(windows), self.options.concurrency
-        server.retried = 0
+        queue = iter(windows)
+        most = self.options.concurrency
+        connection = Connection(self.served.server, most)
         flying: set[asyncio.Task[TokenScores]] = set()
         with asyncio.Runner() as runner:
-            client = server.client(most)
             try:
                 while True:
                     loop = runner.get_loop()
-                    flying |= {loop.create_task(self.window(one)) for one in islice(queue, most - len(flying))}
+                    for window in islice(queue, most - len(flying)):
+                        flying.add(loop.create_task(self.window(connection, window)))
                     if not flying:
                         return
-                    for landed in runner.run(asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED))[0]:
-                        flying.remove(landed)
-                        yield landed.result()
+                    landed, _ = runner.run(asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED))
+                    for task in landed:
+                        flying.remove(task)
+                        yield task.result()
             finally:
-                runner.run(abandon(flying, client))  # vLLM drops the requests of cancelled tasks
+                self.retries = connection.retried
+                runner.run(abandon(flying, connection))  # vLLM drops the requests of cancelled tasks
 
     def check_unchanged(self) -> None:
-        """ModelError if the server's model is no longer the one that was loaded."""
-        if not self.seen.sample.agrees(self.served.connected(lambda: self.served.sample(self.seen.card.model))):
+        """ModelError if the server's model is no longer the one that was loaded.
+
+        It is called between two windows of ``score``, which has a connection of its own.
+        """
+        sample = self.served.connected(lambda connection: self.served.sample(connection, self.seen.served))
+        if not self.seen.sample.agrees(sample):
             raise ModelError(f"{self.served.server.url}: the server's model changed while it was scored; run again")
 
-    async def window(self, window: Window) -> TokenScores:
+    async def window(self, connection: Connection, window: Window) -> TokenScores:
         """Scores of one window; ModelError with the index of the window."""
         ids = window.token_ids.tolist()
         try:
-            answer = await self.served.completion(self.seen.card.model, ids, 0)
+            answer = await self.served.completion(connection, self.seen.served, ids, 0)
             logprob, fingerprint = real_logprobs(ids, answer), answer.system_fingerprint
             if fingerprint != self.seen.sample.fingerprint:
                 raise ServerError(
@@ -417,20 +438,20 @@ class VllmServerEngine(Engine):
         tokens = self.seen.tokens
         return {
             "url": self.served.server.url,
-            "server": self.seen.card.model_dump(),
+            "server": self.seen.served.card.model_dump(),
             "system_fingerprint": self.seen.sample.fingerprint,
             "probe": self.seen.sample.rounded,  # results.json has always called the sample "probe"
             "batch": f"up to {self.options.concurrency} windows in flight",
-            "retries": self.served.server.retried,
+            "retries": self.retries,
             "tokenizer": f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared",
             "hardware": "unknown: a server does not report it",
             "kernels": "unknown: a server does not report its kernels",
         }
 
 
-async def abandon(tasks: set[asyncio.Task[TokenScores]], client: httpx2.AsyncClient) -> None:
+async def abandon(tasks: set[asyncio.Task[TokenScores]], connection: Connection) -> None:
     """Cancel the tasks and close the connections."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await client.aclose()
+    await connection.close()

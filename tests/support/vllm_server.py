@@ -143,10 +143,12 @@ def described(stub: Stub, **options: Any) -> EngineInfo:
 
 
 def scores_of(engine: VllmServerEngine, windows: list[Window]) -> dict[int, TokenScores]:
-    """Return window -> scores, as a worker keeps them: after a check that the model has not changed."""
-    found = {scores.window: scores for scores in engine.score(windows, ScoreRequest())}
-    engine.check_unchanged()
-    return found
+    """Return window -> scores, as a worker keeps them: each commit checks that the model has not changed."""
+    by_window = {}
+    for scores in engine.score(windows, ScoreRequest()):
+        by_window[scores.window] = scores
+        engine.check_unchanged()
+    return by_window
 
 
 def choice(answer: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
+from compare_q.backends.worker import worker
 from tests.support.toy import Run, Specs
 from tests.support.vllm_server import VOCAB, Stub, another, gold, moved, request_for
 
@@ -38,6 +39,23 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     stub.model = 1
     assert compare_q("-d", data, "-m", models).status == 0
     assert stub.windows  # other weights
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 32])
+def test_commits_between_windows(
+    stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    """A run that commits after every window, as a run does every two seconds, asks the server about its model again."""
+    monkeypatch.setattr(worker, "COMMIT_S", 0.0)
+    served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
+    data, models = write_specs([{**served, "engine": {"concurrency": concurrency}}], eval_len=40, eval_stride=10)
+    out = tmp_path / "out.json"
+    ran = compare_q("-d", data, "-m", models, "-o", out)
+    assert ran.status == 0, ran.err
+    assert len(stub.windows) > 32
+    sent = [gold(ids[at], ids[at - 1]) for ids in stub.windows for at in range(1, 40)]
+    row = json.loads(out.read_text())["texts"][0]["models"][0]
+    assert row["ppl"] == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
 
 
 def new_weights(stub: Stub) -> None:
